@@ -1,0 +1,47 @@
+"""The file that the engine's command line writes for one worker process, and the worker reads once."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a rank is told before it dials; the same for all ranks of a replica.
+
+    Its bytes are part of the handshake (``proto/README.md``), so a stranger's worker is refused.
+    """
+
+    model: str
+    """Folder with config.json and safetensors, or one GGUF file; an absolute path."""
+    run_dir: str
+    """Directory of mode 0700 that holds the ipc socket and the ranks' rendezvous file."""
+    world: int
+    """Ranks of this replica (tensor parallelism)."""
+    dtype: str
+    """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    page_size: int
+    """Tokens in a page."""
+    num_pages: int | None
+    """Pages asked for; None lets the worker measure."""
+    memory_fraction: float | None
+    """Share of the free memory for weights and pages; None takes the device's own rule."""
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    max_batch_tokens: int
+    """Tokens in one step at most."""
+    max_seqs: int
+    """Slots."""
+    threads: int | None
+    """Threads of a CPU rank; None takes the cores that this process may use, shared among the ranks."""
+    log_level: str
+    """``debug``, ``info``, ``warning`` or ``error``."""
+
+
+def encode_config(config: WorkerConfig) -> bytes:
+    """The file's bytes."""
+    return msgspec.json.format(msgspec.json.encode(config))
+
+
+def decode_config(raw: bytes) -> WorkerConfig:
+    """The configuration in a file's bytes; raises ``msgspec.ValidationError`` that names the field."""
+    return msgspec.json.decode(raw, type=WorkerConfig)

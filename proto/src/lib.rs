@@ -1,0 +1,1 @@
+//! Plait's wire.

@@ -1,0 +1,24 @@
+//! Names for numbers that must not be mixed up.
+
+/// A token of the model's vocabulary.
+pub type TokenId = u32;
+
+/// A request, numbered in the order of arrival; the number is given at submit and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// A request's place in the worker's device tables, from admission to its end or preemption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// One page of the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageId(pub u32);
+
+/// One forward of the replica. Step 0 is the warm-up, which the scheduler never plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepId(pub u64);
+
+/// A point on the caller's monotonic clock, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub u64);

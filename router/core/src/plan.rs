@@ -1,0 +1,84 @@
+//! The scheduler's decision for one step, as a value.
+
+use crate::ids::{PageId, RequestId, SlotId, StepId, TokenId};
+use crate::request::Sampling;
+
+/// One step: rows, and what changed on the device since the last one.
+///
+/// A worker applies the parts in the order freed, new, appended, rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Which step this is; steps count up by one from 1.
+    pub step: StepId,
+    /// Slots whose request ended, was aborted or preempted.
+    pub freed_slots: Vec<SlotId>,
+    /// Slots that take a request in this plan; each has a prefill row below.
+    pub new_slots: Vec<NewSlot>,
+    /// Pages that slots gain, in the order of their positions.
+    pub appended_pages: Vec<(SlotId, PageId)>,
+    /// Prefill rows, in the scheduler's order.
+    pub prefill: Vec<PrefillRow>,
+    /// Decode rows, in the scheduler's order; they follow the prefill rows in the batch.
+    pub decode: Vec<DecodeRow>,
+    /// The tokens of the prefill rows, one row after the other (see [`PrefillRow::lookahead`]).
+    pub token_ids: Vec<TokenId>,
+}
+
+impl Plan {
+    /// Tokens that the step computes.
+    pub fn num_tokens(&self) -> u32 {
+        self.num_prefill_tokens() + self.num_decode_rows()
+    }
+
+    /// Tokens of the prefill rows.
+    pub fn num_prefill_tokens(&self) -> u32 {
+        self.prefill.iter().map(|row| row.length).sum()
+    }
+
+    /// Rows that decode.
+    pub fn num_decode_rows(&self) -> u32 {
+        u32::try_from(self.decode.len()).expect("rows are bounded by max_rows")
+    }
+}
+
+/// A request that enters a slot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewSlot {
+    /// The slot; whatever it held before is forgotten.
+    pub slot: SlotId,
+    /// Who takes it.
+    pub request: RequestId,
+    /// How its tokens are picked.
+    pub sampling: Sampling,
+    /// Index of the next output token: 0, or more after a preemption.
+    pub next_output: u32,
+}
+
+/// A chunk of a request's prompt (and, after a preemption, of its output so far).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefillRow {
+    /// Whose row it is.
+    pub request: RequestId,
+    /// Where the worker finds its pages.
+    pub slot: SlotId,
+    /// Position of the chunk's first token.
+    pub start: u32,
+    /// Tokens in the chunk, at least 1.
+    pub length: u32,
+    /// Nothing of the prompt is left after this chunk; only then is a token sampled.
+    pub is_last_chunk: bool,
+    /// The row's `token_ids` hold one more token, which is not computed: the one that follows the
+    /// chunk. It is there for middle chunks of requests that want prompt log-probabilities.
+    pub lookahead: bool,
+}
+
+/// One token of a request whose prompt has been computed; the worker holds the token itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeRow {
+    /// Whose row it is.
+    pub request: RequestId,
+    /// Where the worker finds its pages and its last token.
+    pub slot: SlotId,
+    /// Position of the token.
+    pub start: u32,
+}

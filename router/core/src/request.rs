@@ -1,0 +1,82 @@
+//! What the user asked for, in tokens.
+
+use std::sync::Arc;
+
+use crate::ids::TokenId;
+
+/// How the worker picks this request's tokens. The scheduler carries it and never reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 keeps the whole vocabulary.
+    pub top_k: u32,
+    /// 1 keeps the whole vocabulary.
+    pub top_p: f32,
+    /// 0 keeps the whole vocabulary.
+    pub min_p: f32,
+    /// The random number of output token i is Philox(seed, i).
+    pub seed: u64,
+    /// Log-probabilities wanted for each output token: the token's own and this many of the best.
+    pub logprobs: Option<u8>,
+    /// The same for each prompt token but the first.
+    pub prompt_logprobs: Option<u8>,
+}
+
+/// A request as the scheduler sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// At least one token.
+    pub prompt: Arc<[TokenId]>,
+    /// Output tokens asked for; the scheduler caps them by the model's length and the pool.
+    pub max_tokens: u32,
+    /// Tokens that end the output with [`crate::FinishReason::Stop`]: end tokens and stop ids.
+    pub stop_ids: Arc<[TokenId]>,
+    /// How tokens are picked.
+    pub sampling: Sampling,
+    /// Smaller goes first; arrival decides between equals.
+    pub priority: i32,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The prompt is empty.
+    #[error("the prompt has no tokens; at least one is needed")]
+    EmptyPrompt,
+    /// The prompt leaves no room for one output token in the model's context.
+    #[error("the prompt has {prompt} tokens, the context holds {limit}, and at least one is for the answer; shorten the prompt")]
+    TooLongForModel {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// The model's length.
+        limit: u32,
+    },
+    /// The prompt leaves no room for one output token in the KV pool.
+    #[error("the prompt has {prompt} tokens, the KV pool holds {limit}, and at least one is for the answer; shorten the prompt or start the server with more pages (--num-pages)")]
+    TooLongForPool {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens that the whole pool holds.
+        limit: u64,
+    },
+    /// As many requests wait as may.
+    #[error("the queue is full: {waiting} requests wait, {limit} may; try again later")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: u32,
+        /// `max_queue`.
+        limit: u32,
+    },
+    /// As many prompt tokens wait as may.
+    #[error("the queue is full: {waiting} prompt tokens wait, {limit} may; try again later")]
+    QueueTokensFull {
+        /// Tokens waiting.
+        waiting: u64,
+        /// `max_queue_tokens`.
+        limit: u64,
+    },
+    /// The replica is draining.
+    #[error("the server is shutting down and takes no new requests")]
+    Draining,
+}

@@ -1,0 +1,1 @@
+//! Text, link and driver around Plait's scheduler.

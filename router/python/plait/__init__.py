@@ -1,0 +1,1 @@
+"""Plait: a server for large language models."""

@@ -1,0 +1,67 @@
+"""The engine: scheduler, link and text, on Rust threads that never enter the interpreter."""
+
+from typing import final
+
+class ModelFilesError(ValueError):
+    """The model's files are missing, broken or of a kind that is not supported (exit code 4)."""
+
+@final
+class Engine:
+    """One replica. Everything is non-blocking; what happens is told through `event_fd` and `take`."""
+
+    def __new__(cls, settings: bytes) -> Engine:
+        """Read the model's text side (tokenizer, template, end tokens), bind the link, start the threads.
+
+        `settings` is the JSON of `plait.settings.EngineSettings`. Raises `ModelFilesError`, or
+        `ValueError` for settings that cannot work.
+        """
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers dial, for example `ipc:///tmp/plait-x/link`."""
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when `take` has something; owned by the engine."""
+
+    def set_config_fingerprint(self, fingerprint: bytes) -> None:
+        """The 16 bytes that a worker's Hello must carry. Called before workers start."""
+
+    def submit(self, stream: int, request: bytes) -> None:
+        """Queue a request; `request` is the JSON of `plait.http.api.GenerateRequest`.
+
+        Never raises for what the request holds: refusals come as the stream's error record.
+        """
+
+    def abort(self, stream: int) -> None:
+        """The client is gone. Unknown or ended streams are fine."""
+
+    def take(self) -> bytes:
+        """Everything that streams have to write, as little-endian records, and resets `event_fd`.
+
+        A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream,
+        2 error: the payload is then u16 HTTP status, u16 Retry-After in seconds (0: none), and a
+        JSON body. Otherwise the payload is ready SSE bytes, or one whole JSON body.
+        """
+
+    def describe(self) -> bytes:
+        """JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids, generation_defaults}`."""
+
+    def status(self) -> bytes:
+        """JSON: `{phase, reason, exit_code, step, idle, ranks, num_pages, page_bytes, weight_bytes, device, dtype}`.
+
+        `phase` is `loading`, `ready`, `draining`, `stopped` or `failed`; `event_fd` becomes readable
+        when it changes. `stuck` tells whether a step is overdue.
+        """
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+
+    def worker_lost(self, rank: int, reason: str) -> None:
+        """The launcher saw rank's process end: all streams end with an error, the phase is `failed`."""
+
+    def drain(self) -> None:
+        """Take no new request, finish those under way, then tell the workers to leave; ends in `stopped`."""
+
+    def close(self) -> None:
+        """Stop the threads now. Streams still open end with an error. Idempotent."""

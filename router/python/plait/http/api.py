@@ -1,0 +1,47 @@
+"""What the front door hands to the engine: a request that has been checked, one field a meaning."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `/v1/chat/completions` or `/v1/completions`; mirrored by serde in `engine::text`.
+
+    None means "not given": the model's generation_config.json decides, then OpenAI's default.
+    """
+
+    kind: Literal["chat", "completion"]
+    id: str
+    """`chatcmpl-...` or `cmpl-...`, repeated in every chunk."""
+    created: int
+    """Seconds since the epoch."""
+    model: str
+    """The name to repeat in the answer."""
+    stream: bool
+    include_usage: bool
+    """A last chunk with the usage (streams); whole answers always have it."""
+    messages: list[dict[str, Any]] = []
+    """Chat only: at least one, as the template wants them."""
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    prompts: list[str | list[int]] = []
+    """Completions only: at least one; each becomes the choice of its index."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 keeps the whole vocabulary."""
+    min_p: float | None = None
+    seed: int | None = None
+    """0 to 2**64 - 1."""
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many of the best to list beside each output token (0: the token's own only)."""
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    """vLLM's field: `token_ids` in each choice or chunk, `prompt_token_ids` in the answer."""

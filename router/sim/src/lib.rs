@@ -1,0 +1,1 @@
+//! Plait's scheduler driven by traces in virtual time.
