@@ -1,0 +1,51 @@
+"""The paged key-value cache of one rank.
+
+Shapes: N pages and one dummy page, 2 for key and value, G key-value heads of this rank, P tokens in a
+page, D numbers in a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What a model keeps of each token on one rank."""
+
+    num_layers: int
+    """Layers that keep keys and values."""
+    num_kv_heads: int
+    """G: heads of this rank."""
+    head_dim: int
+    """D."""
+    dtype: torch.dtype
+    """Of keys and values."""
+
+
+def bytes_per_page(spec: CacheSpec, page_size: int) -> int:
+    """Bytes of one page over all layers; ``page_size`` in tokens."""
+    return spec.num_layers * 2 * spec.num_kv_heads * page_size * spec.head_dim * spec.dtype.itemsize
+
+
+class KVCache:
+    """The pages of every layer; page ``num_pages`` is the dummy that padded tables point at."""
+
+    def __init__(self, spec: CacheSpec, num_pages: int, page_size: int, device: torch.device) -> None:
+        """Allocate the pool, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
+        self.spec = spec
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shape = (num_pages + 1, 2, spec.num_kv_heads, page_size, spec.head_dim)
+        self.layers: list[Tensor] = [
+            torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)
+        ]
+        """One tensor ``[N + 1, 2, G, P, D]`` a layer."""
+
+    @property
+    def dummy_page(self) -> int:
+        """Index of the page outside the pool."""
+        return self.num_pages

@@ -1,0 +1,50 @@
+"""The rows of one step, as the models and the attention backends see them.
+
+Shapes: T tokens of the step, R rows, S rows that sample, W pages in the widest row's table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in batch order ``[prefill | decode]``; their tokens lie one row after the other.
+
+    The lists live on the host and have one entry a row. A decode row is a row of length 1.
+    """
+
+    num_prefill: int
+    """Prefill rows; the others decode."""
+    slots: list[int]
+    """Slot of each row."""
+    starts: list[int]
+    """Position of each row's first token: what lies before it is in the cache."""
+    lengths: list[int]
+    """Tokens of each row in this step, at least 1."""
+    token_ids_T: Tensor
+    """int64 ``[T]``."""
+    positions_T: Tensor
+    """int64 ``[T]``, the position of each token in its request."""
+    page_table_RW: Tensor
+    """int32 ``[R, W]``, padded with the dummy page; W is a multiple of 4 and covers ``start + length``."""
+    sample_index_S: Tensor
+    """int64 ``[S]``: where in T the last token of each sampling row lies; empty if none samples."""
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids_T.shape[0]
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of the prefill rows: the first ones of T."""
+        return sum(self.lengths[: self.num_prefill])
