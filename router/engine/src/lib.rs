@@ -1,1 +1,3 @@
 //! Text, link and driver around Plait's scheduler.
+
+pub mod text;

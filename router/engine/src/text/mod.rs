@@ -1,0 +1,17 @@
+//! Text on its way in (template, tokens) and on its way out (detokenising, stop strings, JSON).
+//!
+//! [`ModelText`] holds what a model's files say about text and is shared by all threads.
+//! [`ModelText::prepare`] turns a request into what the scheduler takes and a [`StreamText`],
+//! which then turns that request's tokens into the bytes that its client reads.
+
+mod error;
+mod logprobs;
+mod model;
+mod request;
+mod stream;
+
+pub use error::{ApiError, ModelFilesError, RequestError};
+pub use logprobs::TokenLogprobs;
+pub use model::{GenerationDefaults, ModelText};
+pub use request::{EndFields, GenerateRequest, Input, Prepared, Prompt, ReportFields, SamplingFields};
+pub use stream::{Pushed, StreamState, StreamText};

@@ -1,0 +1,123 @@
+//! What the front door hands over, and what becomes of it.
+
+use plait_core::TokenId;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::stream::StreamText;
+
+/// One call of the API: the mirror of `plait.http.api.GenerateRequest`, whose docstrings hold.
+///
+/// `None` means "not given": the model's generation defaults decide, then OpenAI's.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct GenerateRequest {
+    /// Repeated in every chunk.
+    pub id: String,
+    /// Seconds since the epoch.
+    pub created: u64,
+    /// The name to repeat in the answer.
+    pub model: String,
+    /// Server-sent events rather than one body.
+    pub stream: bool,
+    /// A last chunk with the usage (streams); whole answers always have it.
+    pub include_usage: bool,
+    /// What to answer.
+    #[serde(flatten)]
+    pub input: Input,
+    /// How tokens are picked.
+    #[serde(flatten)]
+    pub sampling: SamplingFields,
+    /// When the answer ends.
+    #[serde(flatten)]
+    pub end: EndFields,
+    /// What is told beside the text.
+    #[serde(flatten)]
+    pub report: ReportFields,
+}
+
+/// What is to be answered or continued.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Input {
+    /// `/v1/chat/completions`.
+    Chat {
+        /// At least one, as the template wants them.
+        messages: Vec<Map<String, Value>>,
+        /// More variables for the template.
+        #[serde(default)]
+        chat_template_kwargs: Map<String, Value>,
+        /// End the prompt where the assistant's turn begins.
+        #[serde(default = "yes")]
+        add_generation_prompt: bool,
+    },
+    /// `/v1/completions`.
+    Completion {
+        /// At least one; each becomes the choice of its index.
+        prompts: Vec<Prompt>,
+    },
+}
+
+/// One prompt of `/v1/completions`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Text, to be tokenised with the tokenizer's own special tokens around it.
+    Text(String),
+    /// Tokens, taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// How tokens are picked.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct SamplingFields {
+    /// 0 is greedy.
+    pub temperature: Option<f32>,
+    /// 1 keeps the whole vocabulary.
+    pub top_p: Option<f32>,
+    /// 0 keeps the whole vocabulary.
+    pub top_k: Option<u32>,
+    /// 0 keeps the whole vocabulary.
+    pub min_p: Option<f32>,
+    /// Drawn by the engine where it is not given.
+    pub seed: Option<u64>,
+}
+
+/// When the answer ends.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct EndFields {
+    /// Chat fills the context by default, a completion has 16.
+    pub max_tokens: Option<u32>,
+    /// Texts that end the answer and are not shown.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer and are not shown.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The model's own end tokens do not end the answer.
+    pub ignore_eos: bool,
+}
+
+/// What is told beside the text.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct ReportFields {
+    /// How many of the best to list beside each output token (0: the token's own only).
+    pub logprobs: Option<u8>,
+    /// The same for each prompt token but the first.
+    pub prompt_logprobs: Option<u8>,
+    /// The ids of the prompt's and the answer's tokens.
+    pub return_token_ids: bool,
+}
+
+/// A request ready for the scheduler, and what will write its answer.
+#[derive(Debug)]
+pub struct Prepared {
+    /// One for each choice of the answer, in order.
+    pub choices: Vec<plait_core::Request>,
+    /// Turns the choices' tokens into bytes.
+    pub stream: StreamText,
+}
+
+fn yes() -> bool {
+    true
+}
