@@ -140,7 +140,9 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let message = refusal.to_string();
         match refusal {
-            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::overloaded(message),
+            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => {
+                Self::overloaded(message)
+            }
             Refusal::Draining => Self::unavailable(message),
             Refusal::EmptyPrompt => RequestError::invalid("prompt", message).into(),
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => {

@@ -13,5 +13,7 @@ mod stream;
 pub use error::{ApiError, ModelFilesError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use model::{GenerationDefaults, ModelText};
-pub use request::{EndFields, GenerateRequest, Input, Prepared, Prompt, ReportFields, SamplingFields};
+pub use request::{
+    EndFields, GenerateRequest, Input, Prepared, Prompt, ReportFields, SamplingFields,
+};
 pub use stream::{Pushed, StreamState, StreamText};

@@ -49,13 +49,23 @@ impl StreamText {
     }
 
     /// Takes the records of prompt positions `first_position ..`; repeated ones (after a preemption) are fine.
-    pub fn push_prompt_logprobs(&mut self, choice: usize, first_position: u32, records: &[TokenLogprobs]) {
+    pub fn push_prompt_logprobs(
+        &mut self,
+        choice: usize,
+        first_position: u32,
+        records: &[TokenLogprobs],
+    ) {
         let _ = (choice, first_position, records);
         todo!()
     }
 
     /// Ends one choice and appends what is left of its text, or the whole answer, to `out`.
-    pub fn finish(&mut self, choice: usize, reason: FinishReason, out: &mut Vec<u8>) -> StreamState {
+    pub fn finish(
+        &mut self,
+        choice: usize,
+        reason: FinishReason,
+        out: &mut Vec<u8>,
+    ) -> StreamState {
         let _ = (choice, reason, out);
         todo!()
     }
