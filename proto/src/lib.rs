@@ -1,1 +1,27 @@
-//! Plait's wire.
+//! The wire between Plait's engine and its workers: typed messages, and frames of bytes.
+//!
+//! The contract, frame by frame, is `proto/README.md`; the Python package `plait_proto` is the other
+//! half. [`encode`] and [`decode`] are the two ways through; [`PlanEncoder`] is the first one for the
+//! step path, where buffers are kept from plan to plan.
+//!
+//! The messages' serde names and JSON form serve the golden files only; the wire has no names.
+
+mod codec;
+mod fingerprint;
+mod malformed;
+mod message;
+mod open;
+mod plan;
+mod result;
+mod text;
+mod words;
+
+pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
+pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
+pub use malformed::Malformed;
+pub use message::{
+    Beat, Bye, Drain, ExitCode, Fail, Hello, Kind, Message, Mode, PROTOCOL, Verdict, Vote, Welcome,
+};
+pub use plan::{AppendedPage, DecodeRow, NewSlot, Plan, PlanEncoder, PrefillRow};
+pub use result::{LogprobRecord, LogprobRecords, StepResult};
+pub use text::MAX_TEXT_BYTES;

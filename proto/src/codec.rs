@@ -1,0 +1,165 @@
+//! Messages to frames and back; every cap is checked before anything is decoded.
+
+use std::io::Cursor;
+
+use rmp_serde::Deserializer;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::malformed::Malformed;
+use crate::message::{Kind, Message};
+use crate::open::Open;
+use crate::plan::{PlanEncoder, decode_plan};
+use crate::result::{decode_result, encode_result};
+
+/// A message as ZeroMQ carries it.
+pub type Frames = Vec<Vec<u8>>;
+
+/// Frames that a message may have.
+pub const MAX_FRAMES: usize = 8;
+/// Bytes that frame 1 may have.
+pub const MAX_HEADER_BYTES: usize = 1 << 20;
+/// Bytes that each later frame may have.
+pub const MAX_FRAME_BYTES: usize = 16 << 20;
+
+/// Arrays in arrays that frame 1 may have, fields that are not known yet included.
+const MAX_DEPTH: usize = 32;
+
+/// The frames of `message`. Strings are cut to [`crate::MAX_TEXT_BYTES`].
+pub fn encode(message: &Message) -> Frames {
+    let kind = vec![message.kind() as u8];
+    let rest = match message {
+        Message::Hello(hello) => vec![packed(hello)],
+        Message::Welcome(welcome) => vec![packed(welcome)],
+        Message::Plan(plan) => {
+            let mut encoder = PlanEncoder::default();
+            encoder.encode(plan);
+            return encoder.into_frames();
+        }
+        Message::StepResult(result) => encode_result(result),
+        Message::Vote(vote) => vec![packed(vote)],
+        Message::Verdict(verdict) => vec![packed(verdict)],
+        Message::Drain(drain) => vec![packed(drain)],
+        Message::Beat(beat) => vec![packed(beat)],
+        Message::Fail(fail) => vec![packed(fail)],
+        Message::Bye(bye) => vec![packed(bye)],
+    };
+    std::iter::once(kind).chain(rest).collect()
+}
+
+/// The message in `frames`.
+///
+/// # Errors
+///
+/// [`Malformed`] names the first rule that the frames break.
+pub fn decode<F: AsRef<[u8]>>(frames: &[F]) -> Result<Message, Malformed> {
+    check_caps(frames)?;
+    let [kind, header, arrays @ ..] = frames else {
+        return Err(Malformed::TooFewFrames {
+            given: frames.len(),
+        });
+    };
+    let kind = read_kind(kind.as_ref())?;
+    if frames.len() != kind.num_frames() {
+        return Err(Malformed::FrameCount {
+            kind,
+            given: frames.len(),
+            expected: kind.num_frames(),
+        });
+    }
+    decode_kind(kind, header.as_ref(), arrays)
+}
+
+fn decode_kind<F: AsRef<[u8]>>(
+    kind: Kind,
+    header: &[u8],
+    arrays: &[F],
+) -> Result<Message, Malformed> {
+    Ok(match kind {
+        Kind::Hello => Message::Hello(unpack_open(kind, header)?),
+        Kind::Welcome => Message::Welcome(unpack_open(kind, header)?),
+        Kind::Plan => Message::Plan(decode_plan(header, four(arrays))?),
+        Kind::StepResult => Message::StepResult(decode_result(header, four(arrays))?),
+        Kind::Vote => Message::Vote(unpack_open(kind, header)?),
+        Kind::Verdict => Message::Verdict(unpack_open(kind, header)?),
+        Kind::Drain => Message::Drain(unpack_open(kind, header)?),
+        Kind::Beat => Message::Beat(unpack_open(kind, header)?),
+        Kind::Fail => Message::Fail(unpack_open(kind, header)?),
+        Kind::Bye => Message::Bye(unpack_open(kind, header)?),
+    })
+}
+
+/// The arrays of a kind that has four.
+fn four<F: AsRef<[u8]>>(arrays: &[F]) -> [&[u8]; 4] {
+    std::array::from_fn(|index| arrays[index].as_ref())
+}
+
+fn check_caps<F: AsRef<[u8]>>(frames: &[F]) -> Result<(), Malformed> {
+    if frames.len() > MAX_FRAMES {
+        return Err(Malformed::TooManyFrames {
+            given: frames.len(),
+            limit: MAX_FRAMES,
+        });
+    }
+    for (frame, bytes) in frames.iter().enumerate().skip(1) {
+        let bytes = bytes.as_ref().len();
+        let limit = if frame == 1 {
+            MAX_HEADER_BYTES
+        } else {
+            MAX_FRAME_BYTES
+        };
+        if bytes > limit {
+            return Err(Malformed::FrameTooLarge {
+                frame,
+                bytes,
+                limit,
+            });
+        }
+        if frame > 1 && bytes % 4 != 0 {
+            return Err(Malformed::NotWords { frame, bytes });
+        }
+    }
+    Ok(())
+}
+
+fn read_kind(frame: &[u8]) -> Result<Kind, Malformed> {
+    match frame {
+        [byte] => Kind::try_from(*byte),
+        _ => Err(Malformed::KindSize { bytes: frame.len() }),
+    }
+}
+
+fn packed(fields: &impl Serialize) -> Vec<u8> {
+    let mut frame = Vec::new();
+    pack(&mut frame, fields);
+    frame
+}
+
+/// `fields` as a positional array, in place of what `frame` held.
+pub fn pack(frame: &mut Vec<u8>, fields: &impl Serialize) {
+    frame.clear();
+    rmp_serde::encode::write(frame, fields)
+        .expect("a vector takes every byte, and lengths are known");
+}
+
+fn unpack_open<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
+    unpack(kind, frame).map(|Open(fields)| fields)
+}
+
+/// The fields in a frame that holds them and nothing behind them.
+pub fn unpack<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
+    let mut reader = Deserializer::new(Cursor::new(frame));
+    reader.set_max_depth(MAX_DEPTH);
+    let fields = T::deserialize(&mut reader).map_err(|error| Malformed::Header {
+        kind,
+        reason: error.to_string(),
+    })?;
+    let num_behind = frame.len() as u64 - reader.position();
+    if num_behind > 0 {
+        return Err(Malformed::Header {
+            kind,
+            reason: format!("{num_behind} bytes follow the array"),
+        });
+    }
+    Ok(fields)
+}

@@ -1,0 +1,122 @@
+//! Why frames are not a message.
+
+use crate::message::Kind;
+
+/// A peer broke a rule of the wire; it is dropped and counted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// More frames than any message has.
+    #[error("{given} frames; a message has at most {limit}")]
+    TooManyFrames {
+        /// Frames that came.
+        given: usize,
+        /// Frames that may come.
+        limit: usize,
+    },
+    /// Not even kind and header.
+    #[error("{given} frames; a message has at least 2")]
+    TooFewFrames {
+        /// Frames that came.
+        given: usize,
+    },
+    /// Frame 0 is not one byte.
+    #[error("frame 0 has {bytes} bytes; the kind is one byte")]
+    KindSize {
+        /// Bytes in the frame.
+        bytes: usize,
+    },
+    /// A kind that this protocol lacks.
+    #[error("kind {byte} is unknown; kinds go from 1 to 10")]
+    UnknownKind {
+        /// Frame 0.
+        byte: u8,
+    },
+    /// A frame over its cap.
+    #[error("frame {frame} has {bytes} bytes; {limit} are allowed")]
+    FrameTooLarge {
+        /// Which frame.
+        frame: usize,
+        /// Bytes in it.
+        bytes: usize,
+        /// Bytes that it may have.
+        limit: usize,
+    },
+    /// An array that is not whole words.
+    #[error("frame {frame} has {bytes} bytes, which is no whole number of 4-byte words")]
+    NotWords {
+        /// Which frame.
+        frame: usize,
+        /// Bytes in it.
+        bytes: usize,
+    },
+    /// A message without an array that its kind needs, or with one that it lacks.
+    #[error("{kind:?} came in {given} frames; it has {expected}")]
+    FrameCount {
+        /// Which kind.
+        kind: Kind,
+        /// Frames that came.
+        given: usize,
+        /// Frames of that kind.
+        expected: usize,
+    },
+    /// Frame 1 is not the MessagePack array of its kind.
+    #[error("frame 1 of {kind:?}: {reason}")]
+    Header {
+        /// Which kind.
+        kind: Kind,
+        /// What was wrong with it.
+        reason: String,
+    },
+    /// Arrays and header disagree.
+    #[error("frame {frame} of {kind:?} has {given} words; the rest of the message says {expected}")]
+    WordCount {
+        /// Which kind.
+        kind: Kind,
+        /// Which frame.
+        frame: usize,
+        /// Words in it.
+        given: usize,
+        /// Words that it should have.
+        expected: u64,
+    },
+    /// Pairs of which one lacks its second word.
+    #[error("frame {frame} of {kind:?} has {given} words; pairs are even")]
+    HalfPair {
+        /// Which kind.
+        kind: Kind,
+        /// Which frame.
+        frame: usize,
+        /// Words in it.
+        given: usize,
+    },
+    /// A prefill row without tokens.
+    #[error("prefill row {row} has no tokens; a chunk has at least one")]
+    EmptyChunk {
+        /// Which row.
+        row: usize,
+    },
+    /// A prefill row with flags that this protocol lacks.
+    #[error("prefill row {row} has flags {flags:#x}; bits 0 and 1 are known")]
+    UnknownFlags {
+        /// Which row.
+        row: usize,
+        /// Its flags.
+        flags: u32,
+    },
+    /// A sampling parameter that is no number.
+    #[error("slot {slot}: {field} is {value}; a finite number is needed")]
+    NotFinite {
+        /// Whose sampling.
+        slot: u32,
+        /// Which parameter.
+        field: &'static str,
+        /// What was given, in words.
+        value: String,
+    },
+    /// A row that sampled and accepted nothing.
+    #[error("sampled row {row} accepted no token; each accepts at least one")]
+    NothingAccepted {
+        /// Which of the rows that sampled.
+        row: usize,
+    },
+}

@@ -1,0 +1,277 @@
+//! A step, as the engine sends it to every rank.
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{pack, unpack};
+use crate::malformed::Malformed;
+use crate::message::{Kind, Verdict};
+use crate::open::Open;
+use crate::words;
+
+const IS_LAST_CHUNK: u32 = 1;
+const LOOKAHEAD: u32 = 2;
+
+/// One step; its parts are applied in the order freed, new, appended, rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Which step; 0 is the warm-up.
+    pub step: u64,
+    /// Slots that take a request.
+    pub new_slots: Vec<NewSlot>,
+    /// What the group decided, where there is one.
+    pub verdict: Option<Verdict>,
+    /// The first rows of the batch.
+    pub prefill: Vec<PrefillRow>,
+    /// The rows after them.
+    pub decode: Vec<DecodeRow>,
+    /// Tokens of the prefill rows, one row after the other: [`PrefillRow::num_token_ids`] of each.
+    pub token_ids: Vec<u32>,
+    /// Pages that slots gain, in the order of their positions.
+    pub appended_pages: Vec<AppendedPage>,
+    /// Slots that hold nothing any more.
+    pub freed_slots: Vec<u32>,
+}
+
+/// A request enters a slot; what the slot held is forgotten.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NewSlot {
+    /// Which slot.
+    pub slot: u32,
+    /// Index of the next output token.
+    pub next_output: u32,
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// 0 keeps the whole vocabulary.
+    pub top_k: u32,
+    /// 1 keeps the whole vocabulary.
+    pub top_p: f64,
+    /// 0 keeps the whole vocabulary.
+    pub min_p: f64,
+    /// The random number of output token i is Philox(seed, i).
+    pub seed: u64,
+    /// K of the records that each output token gets.
+    pub logprobs: Option<u32>,
+    /// K of the records that each prompt token but the first gets.
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// A chunk of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefillRow {
+    /// Whose row.
+    pub slot: u32,
+    /// Position of its first token.
+    pub start: u32,
+    /// Tokens computed, at least 1.
+    pub length: u32,
+    /// A token is sampled after it.
+    pub is_last_chunk: bool,
+    /// One more token id follows the chunk's, which is not computed.
+    pub lookahead: bool,
+}
+
+impl PrefillRow {
+    /// Token ids that the row has in the plan.
+    pub fn num_token_ids(&self) -> u64 {
+        u64::from(self.length) + u64::from(self.lookahead)
+    }
+
+    fn words(&self) -> [u32; 4] {
+        let flags =
+            u32::from(self.is_last_chunk) * IS_LAST_CHUNK + u32::from(self.lookahead) * LOOKAHEAD;
+        [self.slot, self.start, self.length, flags]
+    }
+
+    fn read(row: usize, &[slot, start, length, flags]: &[u32; 4]) -> Result<Self, Malformed> {
+        if length == 0 {
+            return Err(Malformed::EmptyChunk { row });
+        }
+        if flags & !(IS_LAST_CHUNK | LOOKAHEAD) != 0 {
+            return Err(Malformed::UnknownFlags { row, flags });
+        }
+        let is_last_chunk = flags & IS_LAST_CHUNK != 0;
+        let lookahead = flags & LOOKAHEAD != 0;
+        Ok(Self {
+            slot,
+            start,
+            length,
+            is_last_chunk,
+            lookahead,
+        })
+    }
+}
+
+/// One token of a request whose prompt is computed; the worker holds the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecodeRow {
+    /// Whose row.
+    pub slot: u32,
+    /// Position of the token.
+    pub start: u32,
+}
+
+/// A page at the end of a slot's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendedPage {
+    /// Whose table.
+    pub slot: u32,
+    /// Which page of the pool.
+    pub page: u32,
+}
+
+/// Frame 1 of a plan, written from borrowed parts and read into open ones.
+#[derive(Serialize, Deserialize)]
+pub struct PlanHeader<NewSlots, Verdict> {
+    step: u64,
+    num_prefill: u32,
+    num_decode: u32,
+    new_slots: NewSlots,
+    verdict: Verdict,
+}
+
+impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Verdict>> {
+    fn of(plan: &'plan Plan) -> Self {
+        Self {
+            step: plan.step,
+            num_prefill: num_rows(&plan.prefill),
+            num_decode: num_rows(&plan.decode),
+            new_slots: &plan.new_slots,
+            verdict: &plan.verdict,
+        }
+    }
+}
+
+/// A header whose every array may have grown.
+type OpenHeader = PlanHeader<Vec<Open<NewSlot>>, Option<Open<Verdict>>>;
+
+fn num_rows<Row>(rows: &[Row]) -> u32 {
+    u32::try_from(rows.len()).expect("a plan has at most max_rows rows, which is a u32")
+}
+
+/// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
+#[derive(Debug, Default)]
+pub struct PlanEncoder {
+    frames: [Vec<u8>; 6],
+}
+
+impl PlanEncoder {
+    /// The frames of `plan`, the same for every rank.
+    pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>; 6] {
+        let [kind, header, rows, token_ids, appended_pages, freed_slots] = &mut self.frames;
+        kind.clear();
+        kind.push(Kind::Plan as u8);
+        pack(header, &PlanHeader::of(plan));
+        words::fill_records(rows, &plan.prefill, PrefillRow::words);
+        words::push_records(rows, &plan.decode, |row| [row.slot, row.start]);
+        words::fill(token_ids, &plan.token_ids);
+        words::fill_records(appended_pages, &plan.appended_pages, |pair| {
+            [pair.slot, pair.page]
+        });
+        words::fill(freed_slots, &plan.freed_slots);
+        &self.frames
+    }
+
+    /// The buffers themselves.
+    pub(crate) fn into_frames(self) -> Vec<Vec<u8>> {
+        self.frames.into()
+    }
+}
+
+/// The plan in frame 1 and the arrays after it, which are whole words.
+pub fn decode_plan(
+    header: &[u8],
+    [rows, token_ids, appended_pages, freed_slots]: [&[u8]; 4],
+) -> Result<Plan, Malformed> {
+    let Open(header): Open<OpenHeader> = unpack(Kind::Plan, header)?;
+    let (prefill, decode) = read_rows(&words::read(rows), header.num_prefill, header.num_decode)?;
+    let plan = Plan {
+        step: header.step,
+        new_slots: header
+            .new_slots
+            .into_iter()
+            .map(|Open(new_slot)| new_slot)
+            .collect(),
+        verdict: header.verdict.map(|Open(verdict)| verdict),
+        prefill,
+        decode,
+        token_ids: words::read(token_ids),
+        appended_pages: read_pairs(&words::read(appended_pages))?,
+        freed_slots: words::read(freed_slots),
+    };
+    check_token_ids(&plan)?;
+    plan.new_slots.iter().try_for_each(check_finite)?;
+    Ok(plan)
+}
+
+fn read_rows(
+    words: &[u32],
+    num_prefill: u32,
+    num_decode: u32,
+) -> Result<(Vec<PrefillRow>, Vec<DecodeRow>), Malformed> {
+    let expected = 4 * u64::from(num_prefill) + 2 * u64::from(num_decode);
+    if words.len() as u64 != expected {
+        return Err(Malformed::WordCount {
+            kind: Kind::Plan,
+            frame: 2,
+            given: words.len(),
+            expected,
+        });
+    }
+    let (prefill, decode) = words.split_at(4 * num_prefill as usize);
+    let prefill = prefill.as_chunks::<4>().0.iter().enumerate();
+    let decode = decode.as_chunks::<2>().0.iter();
+    let prefill = prefill
+        .map(|(row, words)| PrefillRow::read(row, words))
+        .collect::<Result<_, _>>()?;
+    Ok((
+        prefill,
+        decode
+            .map(|&[slot, start]| DecodeRow { slot, start })
+            .collect(),
+    ))
+}
+
+fn read_pairs(words: &[u32]) -> Result<Vec<AppendedPage>, Malformed> {
+    let (pairs, half) = words.as_chunks::<2>();
+    if !half.is_empty() {
+        return Err(Malformed::HalfPair {
+            kind: Kind::Plan,
+            frame: 4,
+            given: words.len(),
+        });
+    }
+    Ok(pairs
+        .iter()
+        .map(|&[slot, page]| AppendedPage { slot, page })
+        .collect())
+}
+
+fn check_token_ids(plan: &Plan) -> Result<(), Malformed> {
+    let expected = plan.prefill.iter().map(PrefillRow::num_token_ids).sum();
+    let given = plan.token_ids.len();
+    if given as u64 != expected {
+        return Err(Malformed::WordCount {
+            kind: Kind::Plan,
+            frame: 3,
+            given,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+fn check_finite(new_slot: &NewSlot) -> Result<(), Malformed> {
+    let parameters = [
+        ("temperature", new_slot.temperature),
+        ("top_p", new_slot.top_p),
+        ("min_p", new_slot.min_p),
+    ];
+    match parameters.into_iter().find(|(_, value)| !value.is_finite()) {
+        Some((field, value)) => Err(Malformed::NotFinite {
+            slot: new_slot.slot,
+            field,
+            value: value.to_string(),
+        }),
+        None => Ok(()),
+    }
+}

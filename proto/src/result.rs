@@ -1,0 +1,144 @@
+//! What rank 0 sampled in a step.
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{pack, unpack};
+use crate::malformed::Malformed;
+use crate::message::Kind;
+use crate::open::Open;
+use crate::words;
+
+/// The tokens of one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepResult {
+    /// Which step.
+    pub step: u64,
+    /// From taking the plan to having the tokens.
+    pub elapsed_us: u64,
+    /// Tokens accepted of each row that sampled, in row order; at least 1 each.
+    pub num_accepted: Vec<u32>,
+    /// Their ids, one row after the other.
+    pub token_ids: Vec<u32>,
+    /// Records of the accepted tokens whose request asked for some; read them by [`LogprobRecords`].
+    pub logprobs: Vec<u32>,
+    /// Records of the prompt tokens that this step's prefill rows predicted.
+    pub prompt_logprobs: Vec<u32>,
+}
+
+/// Frame 1 of a step's result.
+#[derive(Serialize, Deserialize)]
+pub struct ResultHeader {
+    step: u64,
+    elapsed_us: u64,
+}
+
+/// The frames of a result after its kind.
+pub fn encode_result(result: &StepResult) -> Vec<Vec<u8>> {
+    let StepResult {
+        step,
+        elapsed_us,
+        num_accepted,
+        token_ids,
+        logprobs,
+        prompt_logprobs,
+    } = result;
+    let mut header = Vec::new();
+    pack(
+        &mut header,
+        &ResultHeader {
+            step: *step,
+            elapsed_us: *elapsed_us,
+        },
+    );
+    let arrays = [num_accepted, token_ids, logprobs, prompt_logprobs].map(|array| {
+        let mut frame = Vec::new();
+        words::fill(&mut frame, array);
+        frame
+    });
+    std::iter::once(header).chain(arrays).collect()
+}
+
+/// The result in frame 1 and the arrays after it, which are whole words.
+pub fn decode_result(header: &[u8], arrays: [&[u8]; 4]) -> Result<StepResult, Malformed> {
+    let Open(ResultHeader { step, elapsed_us }) = unpack(Kind::StepResult, header)?;
+    let [num_accepted, token_ids, logprobs, prompt_logprobs] = arrays.map(words::read);
+    check_accepted(&num_accepted, token_ids.len())?;
+    Ok(StepResult {
+        step,
+        elapsed_us,
+        num_accepted,
+        token_ids,
+        logprobs,
+        prompt_logprobs,
+    })
+}
+
+fn check_accepted(num_accepted: &[u32], num_token_ids: usize) -> Result<(), Malformed> {
+    if let Some(row) = num_accepted.iter().position(|&accepted| accepted == 0) {
+        return Err(Malformed::NothingAccepted { row });
+    }
+    let expected = num_accepted
+        .iter()
+        .map(|&accepted| u64::from(accepted))
+        .sum();
+    if num_token_ids as u64 != expected {
+        return Err(Malformed::WordCount {
+            kind: Kind::StepResult,
+            frame: 3,
+            given: num_token_ids,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+/// One token's log-probability and the best of its position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogprobRecord<'a> {
+    /// The token's own, in nats.
+    pub logprob: f32,
+    /// Its place among all tokens; the most probable one has 1.
+    pub rank: u32,
+    /// The K most probable tokens, best first.
+    pub top_ids: &'a [u32],
+    top_bits: &'a [u32],
+}
+
+impl LogprobRecord<'_> {
+    /// Log-probabilities of `top_ids`, in nats.
+    pub fn top_logprobs(&self) -> impl Iterator<Item = f32> {
+        self.top_bits.iter().map(|&bits| f32::from_bits(bits))
+    }
+}
+
+/// Takes records from a result's frame, front to back; each request's K says how long its own are.
+#[derive(Clone, Copy, Debug)]
+pub struct LogprobRecords<'a> {
+    words: &'a [u32],
+}
+
+impl<'a> LogprobRecords<'a> {
+    /// The records of `StepResult::logprobs` or `StepResult::prompt_logprobs`.
+    pub fn new(words: &'a [u32]) -> Self {
+        Self { words }
+    }
+
+    /// The next record, of `num_top` best tokens; None where the frame has less than that.
+    pub fn take(&mut self, num_top: u32) -> Option<LogprobRecord<'a>> {
+        let num_top = num_top as usize;
+        let (record, rest) = self.words.split_at_checked(2 + 2 * num_top)?;
+        self.words = rest;
+        let (top_ids, top_bits) = record[2..].split_at(num_top);
+        Some(LogprobRecord {
+            logprob: f32::from_bits(record[0]),
+            rank: record[1],
+            top_ids,
+            top_bits,
+        })
+    }
+
+    /// All records are taken.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+}

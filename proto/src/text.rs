@@ -1,0 +1,44 @@
+//! Strings on the wire: the sender cuts them, the receiver refuses longer ones.
+
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::Serializer;
+
+/// Bytes that a string may have.
+pub const MAX_TEXT_BYTES: usize = 4096;
+
+pub fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cut(text))
+}
+
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.len() > MAX_TEXT_BYTES {
+        let reason = format!(
+            "a string of {} bytes; {MAX_TEXT_BYTES} are allowed",
+            text.len()
+        );
+        return Err(D::Error::custom(reason));
+    }
+    Ok(text)
+}
+
+/// As many whole characters as fit.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let text = "a".repeat(MAX_TEXT_BYTES - 1) + "é";
+        assert_eq!(cut(&text), &text[..MAX_TEXT_BYTES - 1]);
+        assert_eq!(cut("é"), "é");
+    }
+}

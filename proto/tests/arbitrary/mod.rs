@@ -1,0 +1,213 @@
+//! Any well-formed message.
+
+use plait_proto::{
+    AppendedPage, Beat, Bye, DecodeRow, Drain, ExitCode, Fail, Hello, Message, Mode, NewSlot, Plan,
+    PrefillRow, StepResult, Verdict, Vote, Welcome,
+};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+pub fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        hello().prop_map(Message::Hello),
+        welcome().prop_map(Message::Welcome),
+        plan().prop_map(Message::Plan),
+        step_result().prop_map(Message::StepResult),
+        vote().prop_map(Message::Vote),
+        verdict().prop_map(Message::Verdict),
+        Just(Message::Drain(Drain {})),
+        (any::<u32>(), any::<u64>()).prop_map(|(rank, step)| Beat { rank, step }.into()),
+        fail().prop_map(Message::Fail),
+        (any::<u32>(), any::<u64>()).prop_map(|(rank, num_steps)| Bye { rank, num_steps }.into()),
+    ]
+}
+
+fn hello() -> impl Strategy<Value = Hello> {
+    let fingerprints = (any::<u32>(), any::<[u8; 16]>(), any::<[u8; 16]>());
+    let place = (any::<u32>(), any::<u32>(), any::<u32>());
+    let device = (
+        ".{0,40}",
+        ".{0,40}",
+        any::<u32>(),
+        any::<u64>(),
+        any::<u64>(),
+    );
+    (fingerprints, place, device).prop_map(|(fingerprints, place, device)| {
+        let (protocol, schema, config) = fingerprints;
+        let (rank, world, pid) = place;
+        let (device, dtype, num_pages, page_bytes, weight_bytes) = device;
+        Hello {
+            protocol,
+            schema,
+            config,
+            rank,
+            world,
+            pid,
+            device,
+            dtype,
+            num_pages,
+            page_bytes,
+            weight_bytes,
+        }
+    })
+}
+
+fn welcome() -> impl Strategy<Value = Welcome> {
+    any::<[u32; 7]>().prop_map(
+        |[
+            num_slots,
+            num_pages,
+            max_batch_tokens,
+            max_rows,
+            replica,
+            num_replicas,
+            credit,
+        ]| Welcome {
+            num_slots,
+            num_pages,
+            max_batch_tokens,
+            max_rows,
+            replica,
+            num_replicas,
+            credit,
+        },
+    )
+}
+
+fn vote() -> impl Strategy<Value = Vote> {
+    (any::<[u32; 4]>(), any::<u64>(), any::<[bool; 4]>()).prop_map(|(counts, step, bits)| {
+        let [replica, num_prefill_tokens, num_decode_rows, num_tokens] = counts;
+        let [wants_mixed, can_graph, idle, draining] = bits;
+        Vote {
+            replica,
+            step,
+            num_prefill_tokens,
+            num_decode_rows,
+            num_tokens,
+            wants_mixed,
+            can_graph,
+            idle,
+            draining,
+        }
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    let mode = select(vec![Mode::Idle, Mode::Prefill, Mode::Decode, Mode::Mixed]);
+    let bucket = option::of(any::<u32>());
+    (
+        any::<u64>(),
+        mode,
+        any::<u32>(),
+        bucket,
+        vec(any::<u8>(), 0..20),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, stop)| Verdict {
+                step,
+                mode,
+                pad_tokens,
+                graph_bucket,
+                dummy_replicas,
+                stop,
+            },
+        )
+}
+
+fn fail() -> impl Strategy<Value = Fail> {
+    let code = select(vec![
+        ExitCode::Bug,
+        ExitCode::Settings,
+        ExitCode::Hardware,
+        ExitCode::ModelFiles,
+        ExitCode::RankLost,
+    ]);
+    (any::<u32>(), code, ".{0,300}").prop_map(|(rank, code, reason)| Fail { rank, code, reason })
+}
+
+pub fn plan() -> impl Strategy<Value = Plan> {
+    let header = (any::<u64>(), vec(new_slot(), 0..5), option::of(verdict()));
+    let rows = (vec(prefill_row(), 0..5), vec(decode_row(), 0..20));
+    let changes = (vec(appended_page(), 0..10), vec(any::<u32>(), 0..5));
+    (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
+        let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
+        let num_token_ids = usize::try_from(num_token_ids).expect("five short chunks");
+        vec(any::<u32>(), num_token_ids).prop_map(move |token_ids| Plan {
+            step: header.0,
+            new_slots: header.1.clone(),
+            verdict: header.2.clone(),
+            prefill: rows.0.clone(),
+            decode: rows.1.clone(),
+            token_ids,
+            appended_pages: changes.0.clone(),
+            freed_slots: changes.1.clone(),
+        })
+    })
+}
+
+fn new_slot() -> impl Strategy<Value = NewSlot> {
+    let finite = || -1e300..1e300;
+    let records = (option::of(any::<u32>()), option::of(any::<u32>()));
+    (
+        any::<[u32; 3]>(),
+        finite(),
+        finite(),
+        finite(),
+        any::<u64>(),
+        records,
+    )
+        .prop_map(
+            |([slot, next_output, top_k], temperature, top_p, min_p, seed, records)| NewSlot {
+                slot,
+                next_output,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                seed,
+                logprobs: records.0,
+                prompt_logprobs: records.1,
+            },
+        )
+}
+
+fn prefill_row() -> impl Strategy<Value = PrefillRow> {
+    (any::<[u32; 2]>(), 1..40u32, any::<[bool; 2]>()).prop_map(
+        |([slot, start], length, [is_last_chunk, lookahead])| PrefillRow {
+            slot,
+            start,
+            length,
+            is_last_chunk,
+            lookahead,
+        },
+    )
+}
+
+fn decode_row() -> impl Strategy<Value = DecodeRow> {
+    any::<[u32; 2]>().prop_map(|[slot, start]| DecodeRow { slot, start })
+}
+
+fn appended_page() -> impl Strategy<Value = AppendedPage> {
+    any::<[u32; 2]>().prop_map(|[slot, page]| AppendedPage { slot, page })
+}
+
+fn step_result() -> impl Strategy<Value = StepResult> {
+    let accepted = vec(vec(any::<u32>(), 1..4), 0..20);
+    let records = || vec(any::<u32>(), 0..50);
+    (any::<[u64; 2]>(), accepted, records(), records()).prop_map(
+        |([step, elapsed_us], accepted, logprobs, prompt_logprobs)| StepResult {
+            step,
+            elapsed_us,
+            num_accepted: accepted
+                .iter()
+                .map(|ids| u32::try_from(ids.len()).expect("at most 3"))
+                .collect(),
+            token_ids: accepted.concat(),
+            logprobs,
+            prompt_logprobs,
+        },
+    )
+}
