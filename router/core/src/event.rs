@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 use crate::ids::{RequestId, StepId, TokenId};
 
 /// What the scheduler is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A step's result came in; results come in the order of their steps.
     Result(StepResult<'a>),
-    /// The client is gone: nothing more is emitted for this request.
+    /// The client is gone: of this request only [`Output::Finished`] is still emitted.
     Abort(RequestId),
     /// A stop string was found in the request's text: it has all it needs.
     Stop(RequestId),
@@ -25,6 +25,57 @@ pub struct StepResult<'a> {
     pub num_accepted: &'a [u32],
     /// Their tokens, one row after the other.
     pub token_ids: &'a [TokenId],
+}
+
+/// A result that fits no step on the wire: the worker and the scheduler disagree, so the worker cannot
+/// be used any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnexpectedResult {
+    /// Results come in the order of their steps, one for each.
+    #[error("a result of step {} came in while {} was due", .given.0, next_step(*.expected))]
+    Step {
+        /// The result's step.
+        given: StepId,
+        /// The oldest step on the wire.
+        expected: Option<StepId>,
+    },
+    /// Not as many rows sampled as the plan said.
+    #[error("the result of step {} has {given} sampled rows, its plan has {expected}", .step.0)]
+    Rows {
+        /// Which step.
+        step: StepId,
+        /// Rows in the result.
+        given: usize,
+        /// Rows of the plan that sample.
+        expected: usize,
+    },
+    /// A row accepted other than one token.
+    #[error("the result of step {} accepts {given} tokens in sampled row {row}; 1 was planned", .step.0)]
+    Accepted {
+        /// Which step.
+        step: StepId,
+        /// Which of the rows that sample.
+        row: usize,
+        /// Tokens accepted.
+        given: u32,
+    },
+    /// Not as many tokens as were accepted.
+    #[error("the result of step {} has {given} tokens, its rows accepted {expected}", .step.0)]
+    Tokens {
+        /// Which step.
+        step: StepId,
+        /// Tokens in the result.
+        given: usize,
+        /// The sum of the accepted counts.
+        expected: usize,
+    },
+}
+
+fn next_step(expected: Option<StepId>) -> String {
+    expected.map_or_else(
+        || "none".to_owned(),
+        |step| format!("that of step {}", step.0),
+    )
 }
 
 /// What the caller is told.

@@ -1,6 +1,8 @@
 //! The scheduler's decision for one step, as a value.
 
-use crate::ids::{PageId, RequestId, SlotId, StepId, TokenId};
+use std::ops::Range;
+
+use crate::ids::{Micros, PageId, RequestId, SlotId, StepId, TokenId};
 use crate::request::Sampling;
 
 /// One step: rows, and what changed on the device since the last one.
@@ -10,7 +12,9 @@ use crate::request::Sampling;
 pub struct Plan {
     /// Which step this is; steps count up by one from 1.
     pub step: StepId,
-    /// Slots whose request ended, was aborted or preempted.
+    /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has
+    /// rows: nothing on the device depends on them until then. One that is taken again at once is
+    /// here and in `new_slots`.
     pub freed_slots: Vec<SlotId>,
     /// Slots that take a request in this plan; each has a prefill row below.
     pub new_slots: Vec<NewSlot>,
@@ -52,6 +56,8 @@ pub struct NewSlot {
     pub sampling: Sampling,
     /// Index of the next output token: 0, or more after a preemption.
     pub next_output: u32,
+    /// How long the request waited from its submit; nothing where it comes back from a preemption.
+    pub waited: Option<Micros>,
 }
 
 /// A chunk of a request's prompt (and, after a preemption, of its output so far).
@@ -70,6 +76,10 @@ pub struct PrefillRow {
     /// The row's `token_ids` hold one more token, which is not computed: the one that follows the
     /// chunk. It is there for middle chunks of requests that want prompt log-probabilities.
     pub lookahead: bool,
+    /// Positions of the prompt tokens whose log-probabilities this row reports: no position comes
+    /// twice, though the worker computes a preempted prompt twice. Its records begin with the one of
+    /// `start + 1`; those outside the range are to be ignored. Empty where nobody asked.
+    pub prompt_logprobs: Range<u32>,
 }
 
 /// One token of a request whose prompt has been computed; the worker holds the token itself.

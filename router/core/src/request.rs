@@ -44,8 +44,13 @@ pub enum Refusal {
     /// The prompt is empty.
     #[error("the prompt has no tokens; at least one is needed")]
     EmptyPrompt,
+    /// No output token is asked for.
+    #[error("max_tokens is 0; at least 1 is needed")]
+    NoOutput,
     /// The prompt leaves no room for one output token in the model's context.
-    #[error("the prompt has {prompt} tokens, the context holds {limit}, and at least one is for the answer; shorten the prompt")]
+    #[error(
+        "the prompt has {prompt} tokens, the context holds {limit}, and at least one is for the answer; shorten the prompt"
+    )]
     TooLongForModel {
         /// Tokens in the prompt.
         prompt: usize,
@@ -53,7 +58,9 @@ pub enum Refusal {
         limit: u32,
     },
     /// The prompt leaves no room for one output token in the KV pool.
-    #[error("the prompt has {prompt} tokens, the KV pool holds {limit}, and at least one is for the answer; shorten the prompt or start the server with more pages (--num-pages)")]
+    #[error(
+        "the prompt has {prompt} tokens, the KV pool holds {limit}, and at least one is for the answer; shorten the prompt or start the server with more pages (--num-pages)"
+    )]
     TooLongForPool {
         /// Tokens in the prompt.
         prompt: usize,

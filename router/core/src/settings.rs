@@ -40,3 +40,88 @@ pub struct SettingsError {
     /// What is allowed, and why.
     pub allowed: String,
 }
+
+impl Settings {
+    /// Tokens that the whole pool holds.
+    pub(crate) fn pool_tokens(&self) -> u64 {
+        u64::from(self.num_pages) * u64::from(self.page_size)
+    }
+
+    /// Finds the first setting with which no request could ever run.
+    pub(crate) fn check(&self) -> Result<(), SettingsError> {
+        self.check_at_least_one()?;
+        at_least(
+            "max-model-len",
+            self.max_model_len,
+            2,
+            "one prompt token and one for the answer",
+        )?;
+        if self.pool_tokens() < 2 {
+            let allowed = "at least 2 tokens must fit the pool".to_owned();
+            return Err(SettingsError {
+                setting: "num-pages",
+                given: self.num_pages.into(),
+                allowed,
+            });
+        }
+        if self.watermark >= self.num_pages {
+            let allowed = format!(
+                "it must leave a page of the pool's {} to admit requests",
+                self.num_pages
+            );
+            return Err(SettingsError {
+                setting: "watermark",
+                given: self.watermark.into(),
+                allowed,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_at_least_one(&self) -> Result<(), SettingsError> {
+        at_least(
+            "max-batch-tokens",
+            self.max_batch_tokens,
+            1,
+            "a step computes at least one token",
+        )?;
+        at_least("max-rows", self.max_rows, 1, "a step has at least one row")?;
+        at_least("max-seqs", self.max_seqs, 1, "a request needs a slot")?;
+        at_least(
+            "long-prefill",
+            self.long_prefill,
+            1,
+            "a chunk has at least one token",
+        )?;
+        at_least(
+            "page-size",
+            self.page_size,
+            1,
+            "a page holds at least one token",
+        )?;
+        at_least("num-pages", self.num_pages, 1, "a request needs a page")?;
+        at_least(
+            "starvation-steps",
+            self.starvation_steps,
+            1,
+            "0 would put every prefill before the decoders",
+        )?;
+        at_least(
+            "max-queue",
+            self.max_queue,
+            1,
+            "a request waits until the next plan",
+        )
+    }
+}
+
+fn at_least(setting: &'static str, given: u32, least: u32, why: &str) -> Result<(), SettingsError> {
+    if given >= least {
+        return Ok(());
+    }
+    Err(SettingsError {
+        setting,
+        given: given.into(),
+        allowed: format!("at least {least} is needed: {why}"),
+    })
+}

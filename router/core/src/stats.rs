@@ -1,0 +1,40 @@
+//! What the scheduler counts.
+
+use crate::pages::PageCounts;
+
+/// The state of now, and what happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that wait for a slot, preempted ones too.
+    pub num_waiting: u32,
+    /// Requests that hold pages.
+    pub num_running: u32,
+    /// Steps on the wire.
+    pub num_in_flight: usize,
+    /// The pool by state.
+    pub pages: PageCounts,
+    /// Since the start.
+    pub counts: Counts,
+}
+
+/// Counts since the start; they only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that gave their pages up and went back to the queue.
+    pub num_preemptions: u64,
+    /// Turns to decode that were put off, by cause.
+    pub carryover: Carryover,
+    /// Prefills that were served first because they had waited too long.
+    pub num_starvation_grants: u64,
+}
+
+/// Turns to decode that were put off to a later plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carryover {
+    /// The plan had no token left.
+    pub tokens: u64,
+    /// The plan had no row left.
+    pub rows: u64,
+    /// No page was free.
+    pub pages: u64,
+}
