@@ -1,1 +1,56 @@
-"""Plait."""
+"""The wire between Plait's engine and its workers: typed messages, and frames of bytes."""
+
+from plait_proto.codec import Malformed, decode, encode
+from plait_proto.config import WorkerConfig, decode_config, encode_config
+from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
+from plait_proto.messages import (
+    IS_LAST_CHUNK,
+    LOOKAHEAD,
+    PROTOCOL,
+    Beat,
+    Bye,
+    Drain,
+    ExitCode,
+    Fail,
+    Hello,
+    Kind,
+    Message,
+    Mode,
+    NewSlot,
+    Plan,
+    StepResult,
+    Verdict,
+    Vote,
+    Welcome,
+    Words,
+)
+
+__all__ = [
+    "IS_LAST_CHUNK",
+    "LOOKAHEAD",
+    "PROTOCOL",
+    "SCHEMA_FINGERPRINT",
+    "Beat",
+    "Bye",
+    "Drain",
+    "ExitCode",
+    "Fail",
+    "Hello",
+    "Kind",
+    "Malformed",
+    "Message",
+    "Mode",
+    "NewSlot",
+    "Plan",
+    "StepResult",
+    "Verdict",
+    "Vote",
+    "Welcome",
+    "Words",
+    "WorkerConfig",
+    "config_fingerprint",
+    "decode",
+    "decode_config",
+    "encode",
+    "encode_config",
+]

@@ -1,0 +1,237 @@
+"""Messages to frames and back; every cap is checked before anything is decoded."""
+
+from __future__ import annotations
+
+import array
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from plait_proto.messages import (
+    IS_LAST_CHUNK,
+    LOOKAHEAD,
+    Beat,
+    Bye,
+    Drain,
+    Fail,
+    Fields,
+    Hello,
+    Kind,
+    Message,
+    NewSlot,
+    Plan,
+    PlanHeader,
+    ResultHeader,
+    StepResult,
+    Verdict,
+    Vote,
+    Welcome,
+    Words,
+)
+
+MAX_FRAMES = 8
+"""Frames that a message may have."""
+MAX_HEADER_BYTES = 1 << 20
+"""Bytes that frame 1 may have."""
+MAX_FRAME_BYTES = 16 << 20
+"""Bytes that each later frame may have."""
+MAX_TEXT_BYTES = 4096
+"""Bytes of UTF-8 that a string may have; the sender cuts longer ones."""
+
+Frame = bytes | memoryview
+
+_T = TypeVar("_T", bound=Fields)
+_ENCODER = msgspec.msgpack.Encoder()
+_PLAN_HEADER = msgspec.msgpack.Decoder(PlanHeader)
+_RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_FAIL = msgspec.msgpack.Decoder(Fail)
+_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Verdict | Drain | Beat | Bye]] = {
+    Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
+    Kind.VOTE: msgspec.msgpack.Decoder(Vote),
+    Kind.VERDICT: msgspec.msgpack.Decoder(Verdict),
+    Kind.DRAIN: msgspec.msgpack.Decoder(Drain),
+    Kind.BEAT: msgspec.msgpack.Decoder(Beat),
+    Kind.BYE: msgspec.msgpack.Decoder(Bye),
+}
+_KINDS: dict[type[Message], Kind] = {
+    Hello: Kind.HELLO,
+    Welcome: Kind.WELCOME,
+    Plan: Kind.PLAN,
+    StepResult: Kind.STEP_RESULT,
+    Vote: Kind.VOTE,
+    Verdict: Kind.VERDICT,
+    Drain: Kind.DRAIN,
+    Beat: Kind.BEAT,
+    Fail: Kind.FAIL,
+    Bye: Kind.BYE,
+}
+_NUM_FRAMES = {kind: 6 if kind in (Kind.PLAN, Kind.STEP_RESULT) else 2 for kind in Kind}
+# A cast refuses a buffer of no bytes.
+_NO_WORDS = memoryview(array.array("I"))
+
+
+class Malformed(ValueError):
+    """The peer broke a rule of the wire; the message says which."""
+
+
+def encode(message: Message) -> list[bytes]:
+    """The frames of ``message``, the kind first."""
+    kind = bytes([_KINDS[type(message)]])
+    match message:
+        case Plan():
+            return [kind, *_encode_plan(message)]
+        case StepResult():
+            return [kind, *_encode_result(message)]
+        case Hello():
+            message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
+        case Fail():
+            message = msgspec.structs.replace(message, reason=_cut(message.reason))
+    return [kind, _ENCODER.encode(message)]
+
+
+def decode(frames: Sequence[Frame]) -> Message:
+    """The message in ``frames``; its arrays are views of them.
+
+    Raises:
+        Malformed: the frames break a rule of the wire; it names the first one.
+    """
+    kind = _check_caps(frames)
+    header = frames[1]
+    match kind:
+        case Kind.PLAN:
+            return _decode_plan(frames)
+        case Kind.STEP_RESULT:
+            return _decode_result(frames)
+        case Kind.HELLO:
+            hello = _unpack(kind, _HELLO, header)
+            _check_texts(kind, hello.device, hello.dtype)
+            return hello
+        case Kind.FAIL:
+            fail = _unpack(kind, _FAIL, header)
+            _check_texts(kind, fail.reason)
+            return fail
+        case _:
+            return _unpack(kind, _PLAIN[kind], header)
+
+
+def _check_caps(frames: Sequence[Frame]) -> Kind:
+    if not 2 <= len(frames) <= MAX_FRAMES:
+        raise Malformed(f"{len(frames)} frames; a message has 2 to {MAX_FRAMES}")
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    if sizes[1] > MAX_HEADER_BYTES:
+        raise Malformed(f"frame 1 has {sizes[1]} bytes; {MAX_HEADER_BYTES} are allowed")
+    for index, size in enumerate(sizes[2:], start=2):
+        if size > MAX_FRAME_BYTES:
+            raise Malformed(f"frame {index} has {size} bytes; {MAX_FRAME_BYTES} are allowed")
+        if size % 4:
+            raise Malformed(f"frame {index} has {size} bytes, which is no whole number of 4-byte words")
+    kind = _read_kind(frames[0], sizes[0])
+    if len(frames) != _NUM_FRAMES[kind]:
+        raise Malformed(f"{kind.name} came in {len(frames)} frames; it has {_NUM_FRAMES[kind]}")
+    return kind
+
+
+def _read_kind(frame: Frame, num_bytes: int) -> Kind:
+    if num_bytes != 1:
+        raise Malformed(f"frame 0 has {num_bytes} bytes; the kind is one byte")
+    try:
+        return Kind(frame[0])
+    except ValueError:
+        raise Malformed(f"kind {frame[0]} is unknown; kinds go from 1 to {len(Kind)}") from None
+
+
+def _encode_plan(plan: Plan) -> list[bytes]:
+    header = PlanHeader(plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, plan.verdict)
+    arrays = (plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots)
+    return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
+
+
+def _encode_result(result: StepResult) -> list[bytes]:
+    header = ResultHeader(result.step, result.elapsed_us)
+    arrays = (result.num_accepted, result.token_ids, result.logprobs, result.prompt_logprobs)
+    return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
+
+
+def _decode_plan(frames: Sequence[Frame]) -> Plan:
+    header = _unpack(Kind.PLAN, _PLAN_HEADER, frames[1])
+    rows, token_ids, appended_pages, freed_slots = map(_words, frames[2:])
+    _check_words(Kind.PLAN, 2, rows, 4 * header.num_prefill + 2 * header.num_decode)
+    _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
+    if len(appended_pages) % 2:
+        raise Malformed(f"frame 4 of PLAN has {len(appended_pages)} words; pairs are even")
+    for new_slot in header.new_slots:
+        _check_finite(new_slot)
+    return Plan(
+        step=header.step,
+        num_prefill=header.num_prefill,
+        num_decode=header.num_decode,
+        new_slots=header.new_slots,
+        verdict=header.verdict,
+        rows=rows,
+        token_ids=token_ids,
+        appended_pages=appended_pages,
+        freed_slots=freed_slots,
+    )
+
+
+def _num_token_ids(prefill_rows: memoryview) -> int:
+    """Token ids that the prefill rows need, lookaheads included."""
+    lengths, flags = prefill_rows[2::4].tolist(), prefill_rows[3::4].tolist()
+    if 0 in lengths:
+        raise Malformed(f"prefill row {lengths.index(0)} has no tokens; a chunk has at least one")
+    for row, bits in enumerate(flags):
+        if bits & ~(IS_LAST_CHUNK | LOOKAHEAD):
+            raise Malformed(f"prefill row {row} has flags {bits:#x}; bits 0 and 1 are known")
+    return sum(lengths) + sum(bits & LOOKAHEAD != 0 for bits in flags)
+
+
+def _check_finite(new_slot: NewSlot) -> None:
+    parameters = {"temperature": new_slot.temperature, "top_p": new_slot.top_p, "min_p": new_slot.min_p}
+    for field, value in parameters.items():
+        if not math.isfinite(value):
+            raise Malformed(f"slot {new_slot.slot}: {field} is {value}; a finite number is needed")
+
+
+def _decode_result(frames: Sequence[Frame]) -> StepResult:
+    header = _unpack(Kind.STEP_RESULT, _RESULT_HEADER, frames[1])
+    num_accepted, token_ids, logprobs, prompt_logprobs = map(_words, frames[2:])
+    counts = num_accepted.tolist()
+    if 0 in counts:
+        raise Malformed(f"sampled row {counts.index(0)} accepted no token; each accepts at least one")
+    _check_words(Kind.STEP_RESULT, 3, token_ids, sum(counts))
+    return StepResult(header.step, header.elapsed_us, num_accepted, token_ids, logprobs, prompt_logprobs)
+
+
+def _unpack(kind: Kind, decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"frame 1 of {kind.name}: {error}") from None
+
+
+def _words(frame: Frame) -> memoryview:
+    view = memoryview(frame)
+    return view.cast("B").cast("I") if view.nbytes else _NO_WORDS
+
+
+def _array_bytes(words: Words) -> bytes:
+    return memoryview(words).tobytes()
+
+
+def _check_words(kind: Kind, frame: int, words: memoryview, expected: int) -> None:
+    if len(words) != expected:
+        raise Malformed(f"frame {frame} of {kind.name} has {len(words)} words; the rest of it says {expected}")
+
+
+def _check_texts(kind: Kind, *texts: str) -> None:
+    for text in texts:
+        if (num_bytes := len(text.encode())) > MAX_TEXT_BYTES:
+            raise Malformed(f"frame 1 of {kind.name}: a string of {num_bytes} bytes; {MAX_TEXT_BYTES} are allowed")
+
+
+def _cut(text: str) -> str:
+    """As many whole characters as fit; what UTF-8 cannot say (lone surrogates) becomes ``?``."""
+    return text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")

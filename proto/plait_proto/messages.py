@@ -1,0 +1,234 @@
+"""The messages between engine and worker; ``proto/README.md`` is the contract.
+
+The fields of a message that is one array stand in the wire's order. ``u32`` and ``u64`` are checked
+when a message is decoded, not when it is made.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL = 1
+"""The protocol that this package speaks."""
+
+U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+Bin16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+Words = bytes | memoryview
+"""Little-endian 4-byte words. A decoded message holds views of format ``I``, one int an element, over
+the frames it came in; a message to be encoded may hold any C-contiguous buffer of such words."""
+
+
+class Kind(enum.IntEnum):
+    """Frame 0: which message follows."""
+
+    HELLO = 1
+    WELCOME = 2
+    PLAN = 3
+    STEP_RESULT = 4
+    VOTE = 5
+    VERDICT = 6
+    DRAIN = 7
+    BEAT = 8
+    FAIL = 9
+    BYE = 10
+
+
+class Mode(enum.IntEnum):
+    """Row kinds of a group's step."""
+
+    IDLE = 0
+    PREFILL = 1
+    DECODE = 2
+    MIXED = 3
+
+
+class ExitCode(enum.IntEnum):
+    """What a process ends with when it fails."""
+
+    BUG = 1
+    SETTINGS = 2
+    HARDWARE = 3
+    MODEL_FILES = 4
+    RANK_LOST = 5
+
+
+class Fields(msgspec.Struct, array_like=True, frozen=True):
+    """Base of what travels as one positional array."""
+
+
+class Hello(Fields, frozen=True):
+    """A worker has its weights and wants to serve."""
+
+    protocol: U32
+    schema: Bin16
+    """``SCHEMA_FINGERPRINT`` of the worker."""
+    config: Bin16
+    """``config_fingerprint`` of the configuration file that the worker was given."""
+    rank: U32
+    world: U32
+    pid: U32
+    device: str
+    """What it computes on, in words."""
+    dtype: str
+    """What it computes in, such as ``bfloat16``."""
+    num_pages: U32
+    """Pages that the device has room for, or as many as the settings asked for."""
+    page_bytes: U64
+    """One page over all layers of this rank."""
+    weight_bytes: U64
+
+
+class Welcome(Fields, frozen=True):
+    """All ranks said Hello: what the worker must allocate."""
+
+    num_slots: U32
+    num_pages: U32
+    """The least that any rank has room for."""
+    max_batch_tokens: U32
+    max_rows: U32
+    replica: U32
+    num_replicas: U32
+    credit: U32
+    """Plans that may be in flight."""
+
+
+class Vote(Fields, frozen=True):
+    """What a replica would do in a step of its group."""
+
+    replica: U32
+    step: U64
+    num_prefill_tokens: U32
+    num_decode_rows: U32
+    num_tokens: U32
+    wants_mixed: bool
+    can_graph: bool
+    idle: bool
+    draining: bool
+
+
+class Verdict(Fields, frozen=True):
+    """What the group does in a step: a pure function of its votes."""
+
+    step: U64
+    mode: Mode
+    pad_tokens: U32
+    """Tokens that every replica pads to."""
+    graph_bucket: U32 | None
+    """Batch size of the captured graph that all run, if one fits."""
+    dummy_replicas: bytes
+    """Bitmap: replica i, bit ``i % 8`` of byte ``i // 8``, has nothing to do and runs a dummy row."""
+    stop: bool
+
+
+class Drain(Fields, frozen=True):
+    """No plan follows: finish, say Bye, exit."""
+
+
+class Beat(Fields, frozen=True):
+    """The worker's link is alive; ``step`` is the last step finished."""
+
+    rank: U32
+    step: U64
+
+
+class Fail(Fields, frozen=True):
+    """The sender gives up (a worker), or refuses the receiver (the engine)."""
+
+    rank: U32
+    code: ExitCode
+    reason: str
+    """What went wrong and what to do, for people."""
+
+
+class Bye(Fields, frozen=True):
+    """The worker has drained and exits."""
+
+    rank: U32
+    num_steps: U64
+
+
+class NewSlot(Fields, frozen=True):
+    """A request enters a slot; what the slot held is forgotten."""
+
+    slot: U32
+    next_output: U32
+    """Index of the next output token: more than 0 after a preemption."""
+    temperature: float
+    """0 is greedy."""
+    top_k: U32
+    """0 keeps the whole vocabulary."""
+    top_p: float
+    """1 keeps the whole vocabulary."""
+    min_p: float
+    """0 keeps the whole vocabulary."""
+    seed: U64
+    """The random number of output token i is Philox(seed, i)."""
+    logprobs: U32 | None
+    """K of the records that each output token gets."""
+    prompt_logprobs: U32 | None
+    """K of the records that each prompt token but the first gets."""
+
+
+class PlanHeader(Fields, frozen=True):
+    """Frame 1 of a plan."""
+
+    step: U64
+    num_prefill: U32
+    num_decode: U32
+    new_slots: tuple[NewSlot, ...]
+    verdict: Verdict | None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One step; its parts are applied in the order freed, new, appended, rows."""
+
+    step: int
+    """0 is the warm-up."""
+    num_prefill: int
+    num_decode: int
+    new_slots: tuple[NewSlot, ...]
+    verdict: Verdict | None
+    rows: Words
+    """``slot, start, length, flags`` of each prefill row, then ``slot, start`` of each decode row."""
+    token_ids: Words
+    """Of the prefill rows, one row after the other; one more than its length for a row with lookahead."""
+    appended_pages: Words
+    """``slot, page`` each; a slot's pages fill its table in this order."""
+    freed_slots: Words
+
+
+IS_LAST_CHUNK = 1
+"""Flag of a prefill row: a token is sampled after it."""
+LOOKAHEAD = 2
+"""Flag of a prefill row: one more token id follows the chunk's, which is not computed."""
+
+
+class ResultHeader(Fields, frozen=True):
+    """Frame 1 of a step's result."""
+
+    step: U64
+    elapsed_us: U64
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What rank 0 sampled in a step."""
+
+    step: int
+    elapsed_us: int
+    """From taking the plan to having the tokens."""
+    num_accepted: Words
+    """Tokens accepted of each row that sampled, in row order; at least 1 each."""
+    token_ids: Words
+    """Their ids, one row after the other."""
+    logprobs: Words
+    """``logprob f32, rank, K ids, K logprobs f32`` of each accepted token whose request asked for it."""
+    prompt_logprobs: Words
+    """The same for the prompt tokens that this step's prefill rows predicted."""
+
+
+Message = Hello | Welcome | Plan | StepResult | Vote | Verdict | Drain | Beat | Fail | Bye
