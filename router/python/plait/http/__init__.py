@@ -1,0 +1,1 @@
+"""The front door: HTTP in OpenAI's words."""

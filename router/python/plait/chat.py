@@ -1,0 +1,138 @@
+"""`plait chat`: talk to a running server in the terminal."""
+
+from __future__ import annotations
+
+import readline
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+
+from plait.errors import ExitCode, StartError
+
+Message = dict[str, str]
+TIMEOUT = httpx.Timeout(10.0, read=600.0)
+"""An answer may wait its turn in the server's queue."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str
+
+
+class _Event(msgspec.Struct):
+    """A chunk of a streamed chat, or the error that ends it."""
+
+    choices: list[_Choice] = []
+    error: _ErrorBody | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class AnswerError(Exception):
+    """The server refused, or broke off; the message is its own."""
+
+
+class Server:
+    """A running server as a chat needs it."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        self._client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT)
+
+    def model(self) -> str:
+        """The id of the model that it serves; raises `AnswerError` or `httpx.HTTPError`."""
+        response = self._client.get("/v1/models")
+        if response.status_code != 200:
+            raise AnswerError(_message(response.content))
+        return msgspec.json.decode(response.content, type=_Models).data[0].id
+
+    def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
+        """The pieces of the next answer, as they come; raises `AnswerError` or `httpx.HTTPError`."""
+        body = {"model": model, "messages": messages, "stream": True}
+        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                raise AnswerError(_message(response.read()))
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield _piece(line.removeprefix("data: "))
+
+
+def _piece(data: str) -> str:
+    event = msgspec.json.decode(data, type=_Event)
+    if event.error is not None:
+        raise AnswerError(event.error.message)
+    return "".join(choice.delta.content or "" for choice in event.choices)
+
+
+def _message(body: bytes) -> str:
+    try:
+        error = msgspec.json.decode(body, type=_Event).error
+    except msgspec.DecodeError:
+        error = None
+    return error.message if error is not None else "the server's answer is not one of an OpenAI server; check --url"
+
+
+def chat(url: str, key: str | None) -> int:
+    """Talk until Ctrl-D; the exit code. Raises `StartError` where no server answers."""
+    server = Server(url, key)
+    try:
+        model = server.model()
+    except (httpx.HTTPError, httpx.InvalidURL, AnswerError) as error:
+        advice = "start one with `plait serve`, or name another with --url"
+        raise StartError(f"no server to talk to at {url}: {error}; {advice}", ExitCode.SETTINGS) from error
+    print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")
+    _converse(server, model)
+    return ExitCode.DONE
+
+
+def _converse(server: Server, model: str) -> None:
+    readline.set_auto_history(True)
+    messages: list[Message] = []
+    while (said := _ask()) is not None:
+        if said:
+            messages.append({"role": "user", "content": said})
+            _reply(server, model, messages)
+
+
+def _ask() -> str | None:
+    """The next line, an empty one after Ctrl-C, None after Ctrl-D."""
+    try:
+        return input("> ").strip()
+    except KeyboardInterrupt:
+        print()
+        return ""
+    except EOFError:
+        print()
+        return None
+
+
+def _reply(server: Server, model: str, messages: list[Message]) -> None:
+    """Print the answer and remember what was said of it; a question without an answer is forgotten."""
+    said = ""
+    try:
+        for piece in server.answer(model, messages):
+            print(piece, end="", flush=True)
+            said += piece
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    except (AnswerError, httpx.HTTPError) as error:
+        print(f"[the answer failed: {error}]", end="")
+    print()
+    if said:
+        messages.append({"role": "assistant", "content": said})
+    else:
+        messages.pop()

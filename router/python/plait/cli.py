@@ -1,0 +1,87 @@
+"""The command `plait`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from plait.errors import ADVICE, ExitCode, SettingsError, StartError
+from plait.flags import Parser, add_flags, read_settings, refuse_unknown
+from plait.settings import ServeSettings
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def main() -> NoReturn:
+    """Run the command line of this process; exits with `ExitCode`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Run one command; the exit code. The last line on standard error says what was wrong and what to do."""
+    try:
+        return _run(words)
+    except StartError as error:
+        print(_last_line(error), file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _last_line(error: StartError) -> str:
+    kind = error.exit_code.name.lower().replace("_", " ")
+    advice = ADVICE.get(error.exit_code, "")
+    return f"plait: {kind} error (exit code {error.exit_code}): {error.message}" + (f". {advice}" if advice else "")
+
+
+def _run(words: list[str]) -> int:
+    parser, commands = _parsers()
+    typed, unknown = parser.parse_known_args(words)
+    if typed.command is None:
+        raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
+    refuse_unknown(commands[typed.command], unknown)
+    return _serve(typed) if typed.command == "serve" else _chat(typed)
+
+
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(prog="plait", description="A server for large language models.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"plait {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over HTTP on this machine", allow_abbrev=False)
+    serve.add_argument(
+        "model", metavar="MODEL", nargs="?", help="folder, GGUF file or hub id (default: the demo model)"
+    )
+    add_flags(serve, ServeSettings)
+    chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
+    chat.add_argument("--url", default=DEFAULT_URL, help=f"the server's address (default: {DEFAULT_URL})")
+    chat.add_argument("--api-key-file", help="file whose first line is a key (default: no key is sent)")
+    return parser, {"serve": serve, "chat": chat}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("plait")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a source tree"
+
+
+def _serve(typed: argparse.Namespace) -> int:
+    settings = read_settings(typed, ServeSettings)
+    if settings.pages.page_size.bit_count() != 1:
+        raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
+    from plait.launch.serve import serve
+
+    return serve(typed.model, settings)
+
+
+def _chat(typed: argparse.Namespace) -> int:
+    from plait.chat import chat
+    from plait.http.auth import read_keys
+
+    keys = read_keys(Path(typed.api_key_file)) if typed.api_key_file is not None else [None]
+    return chat(typed.url, keys[0])
+
+
+if __name__ == "__main__":
+    main()

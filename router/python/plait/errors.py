@@ -1,0 +1,47 @@
+"""What ends the command line early: one sentence for the user and the exit code that scripts read."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends."""
+
+    DONE = 0
+    BUG = 1
+    SETTINGS = 2
+    HARDWARE = 3
+    MODEL_FILES = 4
+    RANK_LOST = 5
+
+
+ADVICE = {
+    ExitCode.BUG: "this is a bug in Plait: please report it with the lines above",
+    ExitCode.HARDWARE: "free memory, or ask for less with --num-pages, --max-model-len or --memory-fraction",
+    ExitCode.RANK_LOST: "start the server again; the worker's own lines are above",
+}
+"""What to do, for the kinds of failure whose message cannot know it."""
+
+
+class StartError(Exception):
+    """Plait cannot start or go on; the message says what was given, what is allowed and what to do."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = exit_code
+
+
+class SettingsError(StartError):
+    """A setting that cannot work (exit code 2)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.SETTINGS)
+
+
+class ModelNotFoundError(StartError):
+    """The model's files are not there (exit code 4)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.MODEL_FILES)

@@ -1,0 +1,138 @@
+"""The command line of a settings struct: its flags, their help, and the way back from typed words to values."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from plait.errors import SettingsError
+from plait.settings import Setting
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One setting as the command line sees it."""
+
+    field: str
+    target: object
+    """As msgspec converts to it: with its range, and with None where it may be unset."""
+    choices: tuple[str, ...]
+    """The words that it takes, where it takes only some."""
+    scalar: type
+    """Class of its values."""
+    bounds: Meta
+    default: object
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        """`--max-seqs` for `max_seqs`."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """One line with the default."""
+        if self.scalar is bool:
+            default = self.name if self.default else f"--no-{self.name[2:]}"
+        else:
+            default = self.setting.unset if self.default is None else str(self.default)
+        return f"{self.setting.meaning} (default: {default})".replace("%", "%%")
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in the help."""
+        return "{" + ",".join(self.choices) + "}" if self.choices else self.field.upper()
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that takes no abbreviations and raises `SettingsError` where it would print its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong."""
+        raise SettingsError(f"{message}; see `{self.prog} --help`")
+
+
+def flags(component: type[msgspec.Struct]) -> Iterator[Flag]:
+    """The flags of one component's settings, in the order of its fields."""
+    for field in msgspec.structs.fields(component):
+        (setting,) = (part for part in get_args(field.type) if isinstance(part, Setting))
+        bare, bounds = _unwrap(field.type)
+        choices = get_args(bare) if get_origin(bare) is Literal else ()
+        scalar = str if choices else bare
+        yield Flag(field.name, field.type, choices, scalar, bounds, field.default, setting)
+
+
+def _unwrap(annotated: Any) -> tuple[Any, Meta]:
+    """The class or Literal inside annotations and `| None`, and its range."""
+    bounds = Meta()
+    while get_origin(annotated) in (Annotated, Union, types.UnionType):
+        bounds = next((part for part in get_args(annotated) if isinstance(part, Meta)), bounds)
+        annotated = get_args(annotated)[0]
+    return annotated, bounds
+
+
+def add_flags(parser: argparse.ArgumentParser, components: type[msgspec.Struct]) -> None:
+    """Give `parser` a group of flags for each component of the settings struct `components`."""
+    for field in msgspec.structs.fields(components):
+        group = parser.add_argument_group((field.type.__doc__ or field.name).rstrip("."))
+        for flag in flags(field.type):
+            _add(group, flag)
+
+
+def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    names = (flag.name, *flag.setting.aliases)
+    if flag.scalar is bool:
+        group.add_argument(
+            *names, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, dest=flag.field, help=flag.help
+        )
+    else:
+        group.add_argument(*names, default=argparse.SUPPRESS, dest=flag.field, help=flag.help, metavar=flag.metavar)
+
+
+def read_settings(typed: argparse.Namespace, components: type[S]) -> S:
+    """The settings that the typed words mean; raises `SettingsError` naming the flag that cannot be used."""
+    given = vars(typed)
+    values = {field.name: _read_component(given, field.type) for field in msgspec.structs.fields(components)}
+    return components(**values)
+
+
+def _read_component(given: dict[str, object], component: type[S]) -> S:
+    named = [flag for flag in flags(component) if flag.field in given]
+    return component(**{flag.field: _convert(flag, given[flag.field]) for flag in named})
+
+
+def _convert(flag: Flag, typed: object) -> object:
+    try:
+        return msgspec.convert(typed, type=flag.target, strict=False)
+    except msgspec.ValidationError:
+        message = f"{flag.name} is {typed!r}; allowed: {_allowed(flag)} ({flag.setting.meaning})"
+        raise SettingsError(message) from None
+
+
+def _allowed(flag: Flag) -> str:
+    if flag.choices:
+        return "one of " + ", ".join(flag.choices)
+    noun = "a whole number" if flag.scalar is int else "a number"
+    if flag.bounds.gt is not None:
+        return f"{noun} over {flag.bounds.gt:g} and up to {flag.bounds.le:g}"
+    return f"{noun} from {flag.bounds.ge} to {flag.bounds.le}"
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+    """Raise `SettingsError` for words that no flag took, with the nearest name that exists."""
+    if not unknown:
+        return
+    word = unknown[0].split("=")[0]
+    known = sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"see `{parser.prog} --help`"
+    what = "setting" if word.startswith("-") else "argument"
+    raise SettingsError(f"unknown {what} {word!r}; {hint}")

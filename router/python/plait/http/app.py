@@ -1,0 +1,120 @@
+"""The FastAPI app: routes, the door's lock, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from plait._router import Engine
+from plait.http.auth import ApiKeys, RequireKey
+from plait.http.errors import ApiError, path_error
+from plait.http.generate import GenerateRoute
+from plait.http.openapi import add_generate_routes
+from plait.http.status import Description, Status, read_status
+from plait.http.streams import Streams
+from plait.http.validate import read_chat, read_completion
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model as `/v1/models` lists it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Seconds since the epoch."""
+    owned_by: str = "plait"
+    max_model_len: int
+    """Tokens (vLLM's field)."""
+
+
+def build_app(engine: Engine, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
+    """The app in front of `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
+    lock = [Middleware(RequireKey, keys=keys)] if keys is not None else []
+    app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=lock, redirect_slashes=False)
+    name = description.model_id
+    app.router.routes += [
+        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name), methods=["POST"]),
+        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name), methods=["POST"]),
+    ]
+    card = ModelCard(id=name, created=int(time.time()), max_model_len=description.max_model_len)
+    _add_model_routes(app, card)
+    _add_state_routes(app, engine)
+    _add_error_shapes(app)
+    add_generate_routes(app)
+    return app
+
+
+def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
+    @app.get("/v1/models", summary="List the served model")
+    async def list_models() -> Response:
+        return _json(200, msgspec.json.encode({"object": "list", "data": [card]}))
+
+    @app.get("/v1/models/{model:path}", summary="Describe a served model")
+    async def get_model(model: str) -> Response:
+        if model != card.id:
+            message = f"the model {model[:256]!r} is not served here; this server serves {card.id!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return _json(200, msgspec.json.encode(card))
+
+
+def _add_state_routes(app: FastAPI, engine: Engine) -> None:
+    @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
+    async def health() -> Response:
+        return _state(sickness(read_status(engine)))
+
+    @app.get("/ready", summary="Requests are taken now")
+    async def ready() -> Response:
+        return _state(unreadiness(read_status(engine)))
+
+    @app.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        return Response(engine.metrics(), media_type=METRICS_TYPE)
+
+
+def sickness(status: Status) -> str | None:
+    """Why `/health` is red, or None."""
+    if status.stuck:
+        return f"step {status.step} is overdue"
+    if status.phase in ("ready", "draining"):
+        return None
+    return status.reason or f"the engine is {status.phase}"
+
+
+def unreadiness(status: Status) -> str | None:
+    """Why `/ready` is red, or None."""
+    return f"the engine is {status.phase}" if status.phase == "draining" else sickness(status)
+
+
+def _state(problem: str | None) -> Response:
+    if problem is not None:
+        raise ApiError(503, problem)
+    return _json(200, b'{"status":"ok"}')
+
+
+def _add_error_shapes(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return _json(error.status, error.body())
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        body = path_error(error.status_code, request.method, request.url.path).body()
+        return _json(error.status_code, body, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> Response:
+        return _json(500, ApiError(500, "a bug in the server; its log has the details").body())
+
+
+def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,89 @@
+"""Who may enter: `Authorization: Bearer KEY` on every path but the two that probes ask."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from plait.errors import SettingsError
+from plait.http.errors import ApiError, send_error
+
+OPEN_PATHS = frozenset({b"/health", b"/ready"})
+MAX_KEY_FILE_BYTES = 65_536
+
+
+class ApiKeys:
+    """The keys that are let in, kept as SHA-256 digests."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def admit(self, key: bytes) -> bool:
+        """Whether `key` is one of ours, in a time that does not tell which or how much of it fits."""
+        digest = hashlib.sha256(key).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys in a file, one a line; raises `SettingsError` where it cannot be used.
+
+    A file that all users of the machine may read is refused.
+    """
+    try:
+        mode = path.stat().st_mode
+        raw = path.read_bytes() if path.stat().st_size <= MAX_KEY_FILE_BYTES else None
+    except OSError as error:
+        raise SettingsError(f"--api-key-file {path} cannot be read: {error.strerror}") from error
+    if mode & stat.S_IROTH:
+        raise SettingsError(f"--api-key-file {path} is readable by every user; run `chmod 600 {path}`")
+    if raw is None:
+        raise SettingsError(f"--api-key-file {path} has over {MAX_KEY_FILE_BYTES} bytes; it holds one key a line")
+    return _keys(path, raw)
+
+
+def _keys(path: Path, raw: bytes) -> list[str]:
+    if not raw.isascii():
+        raise SettingsError(f"--api-key-file {path} has bytes that are not ASCII; a key travels in an HTTP header")
+    keys = [line.strip() for line in raw.decode("ascii").splitlines() if line.strip()]
+    if not keys:
+        raise SettingsError(f"--api-key-file {path} holds no key; write one a line, say from `openssl rand -hex 32`")
+    return keys
+
+
+class RequireKey:
+    """ASGI middleware that lets a request through when its key fits; by default nothing is open.
+
+    It looks at the path's raw bytes, as they were sent: another spelling of an open path needs the key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or go on."""
+        if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS and not self._fits(scope):
+            await send_error(send, _refusal(scope), [(b"www-authenticate", b"Bearer")])
+            return
+        await self._app(scope, receive, send)
+
+    def _fits(self, scope: Scope) -> bool:
+        given = _authorization(scope)
+        scheme, _, key = given.partition(b" ")
+        return len(given) <= MAX_KEY_FILE_BYTES and scheme.lower() == b"bearer" and self._keys.admit(key.strip())
+
+
+def _authorization(scope: Scope) -> bytes:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for name, value in headers if name == b"authorization"), b"")
+
+
+def _refusal(scope: Scope) -> ApiError:
+    what = "the API key does not fit" if _authorization(scope) else "no API key was given"
+    advice = "send one from the server's key file as `Authorization: Bearer KEY`"
+    return ApiError(401, f"{what}; {advice}", code="invalid_api_key")

@@ -1,0 +1,90 @@
+"""The two routes that generate, as raw ASGI: the engine's bytes go to the client as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from plait.http.api import GenerateRequest
+from plait.http.errors import ApiError, Headers, send_error, send_json
+from plait.http.limits import ClientGoneError, read_json_body
+from plait.http.streams import Data, Failure, Gone, Stream, Streams
+
+Reader = Callable[[bytes, str], GenerateRequest]
+
+_STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerateRoute:
+    """ASGI app of one route: reads a body with `reader`, submits it, writes what the engine sends."""
+
+    def __init__(self, reader: Reader, streams: Streams, served_model: str) -> None:
+        self._reader = reader
+        self._streams = streams
+        self._served_model = served_model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            request = self._reader(await read_json_body(scope, receive), self._served_model)
+        except ApiError as error:
+            await send_error(send, error, [(b"connection", b"close")] if error.status in (408, 413) else None)
+            return
+        except ClientGoneError:
+            return
+        stream = self._streams.open(msgspec.json.encode(request))
+        watch = asyncio.create_task(_leave_with_client(receive, stream))
+        try:
+            await (_write_events(stream, send) if request.stream else _write_whole(stream, send))
+        finally:
+            watch.cancel()
+            stream.close()
+
+
+async def _leave_with_client(receive: Receive, stream: Stream) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.leave()
+
+
+async def _write_events(stream: Stream, send: Send) -> None:
+    """An event stream; a failure before its first byte still has its own status."""
+    part = await stream.next()
+    if isinstance(part, Failure):
+        await _write_failure(part, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    while isinstance(part, Data):
+        await send({"type": "http.response.body", "body": part.payload, "more_body": not part.last})
+        if part.last:
+            return
+        part = await stream.next()
+    if isinstance(part, Failure):
+        await send({"type": "http.response.body", "body": b"data: " + part.body + b"\n\n"})
+
+
+async def _write_whole(stream: Stream, send: Send) -> None:
+    body = bytearray()
+    while True:
+        part = await stream.next()
+        if isinstance(part, Gone):
+            return
+        if isinstance(part, Failure):
+            await _write_failure(part, send)
+            return
+        body += part.payload
+        if part.last:
+            await send_json(send, 200, bytes(body))
+            return
+
+
+async def _write_failure(failure: Failure, send: Send) -> None:
+    retry = failure.retry_after_seconds
+    await send_json(send, failure.status, failure.body, [(b"retry-after", b"%d" % retry)] if retry else None)

@@ -1,0 +1,118 @@
+"""Fields of OpenAI's and vLLM's API that Plait lacks, with the values at which they change nothing.
+
+Any other value is refused by name, so that nobody believes it was heeded. Fields that never change an answer
+(`user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`) are not listed: they are
+ignored, as unknown names are. null is neutral everywhere.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from plait.http.bodies import Json
+from plait.http.errors import ApiError
+
+Neutral = dict[str, tuple[Json, ...]]
+
+_BOTH: Neutral = {
+    "n": (1,),
+    "best_of": (1,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "min_tokens": (0,),
+    "echo": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "priority": (0,),
+    "request_id": (),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "service_tier": ("auto", "default"),
+}
+
+_CHAT: Neutral = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "store": (False,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+}
+
+_COMPLETION: Neutral = {
+    "suffix": ("",),
+    "add_special_tokens": (True,),
+    "prompt_embeds": (),
+}
+
+LACKING_CHAT = _BOTH | _CHAT
+LACKING_COMPLETION = _BOTH | _COMPLETION
+
+_MAX_SHOWN_BYTES = 64
+
+
+def refuse_lacking(fields: dict[str, msgspec.Raw], lacking: Neutral) -> None:
+    """Raise `ApiError` for the first of `fields` that is in `lacking` with other than a neutral value."""
+    for name, raw in fields.items():
+        if name in lacking and not _is_neutral(raw, lacking[name]):
+            raise _refusal(name, raw, lacking[name])
+
+
+def _is_neutral(raw: msgspec.Raw, neutral: tuple[Json, ...]) -> bool:
+    if bytes(raw) == b"null":
+        return True
+    given: Json = msgspec.json.decode(raw)
+    return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in neutral)
+
+
+def _refusal(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiError:
+    given = shown(raw)
+    allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
+    advice = f"leave it out or send {allowed}" if neutral else "leave it out"
+    return ApiError(
+        400, f"`{name}` is {given}: this server does not have `{name}`; {advice}", param=name, code="unsupported_value"
+    )
+
+
+def shown(raw: msgspec.Raw) -> str:
+    """A value as the client wrote it, cut where it is long."""
+    text = bytes(raw).decode(errors="replace")
+    return text if len(text) <= _MAX_SHOWN_BYTES else text[:_MAX_SHOWN_BYTES] + "..."

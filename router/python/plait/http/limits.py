@@ -1,0 +1,163 @@
+"""What a client may make the server hold: connections, headers, body, and for how long.
+
+uvicorn's httptools protocol bounds none of these: a header block of any size is kept, and a half-sent one for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from plait.http.errors import ApiError, error_body
+
+MAX_CONNECTIONS = 4096
+MAX_HEADER_BYTES = 65_536
+"""Request line and headers together."""
+MAX_BODY_BYTES = 8 << 20
+"""Room for a million token ids or two million words."""
+HEADER_SECONDS = 10.0
+BODY_SECONDS = 60.0
+WRITE_SECONDS = 30.0
+"""How long a client may leave the socket's buffer full."""
+KEEP_ALIVE_SECONDS = 30
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's protocol with limits on connections, header bytes, header time and idle writes."""
+
+    _header_bytes = 0
+    _in_headers = False
+    _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or say at once that there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(503, f"{MAX_CONNECTIONS} connections are open, which is the limit; try again later")
+            return
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and bound the headers that are not complete yet, in bytes and in time."""
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            self._bound_headers()
+        elif self.cycle is not None and self.cycle.response_complete:
+            self._rearm_keep_alive()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._in_headers = True
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The request goes to the app, unless its headers came in one piece that is too large."""
+        self._in_headers = False
+        self._stop_header_timer()
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
+            raise ValueError("headers too large")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refuses."""
+        self._refuse(400, f"{msg} It must be HTTP/1.1 with headers of at most {MAX_HEADER_BYTES} bytes.")
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write: it has `WRITE_SECONDS` to catch up."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = error_body(status, message)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+    def _bound_headers(self) -> None:
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
+        elif self._header_timer is None:
+            self._start_header_timer()
+
+    def _rearm_keep_alive(self) -> None:
+        """Line ends between two requests stop uvicorn's clock and begin no message: start it again."""
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._headers_late)
+
+    def _headers_late(self) -> None:
+        if not self.transport.is_closing():
+            self._refuse(408, f"the headers did not come within {HEADER_SECONDS:.0f} s")
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection."""
+
+
+async def read_json_body(scope: Scope, receive: Receive) -> bytes:
+    """The request's body; raises `ApiError` where it is too large, too slow or said not to be JSON."""
+    headers = dict(scope["headers"])
+    _check_type(headers.get(b"content-type", b""))
+    if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(receive)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_SECONDS:.0f} s") from None
+
+
+async def _read(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body += message["body"]
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        if not message["more_body"]:
+            return bytes(body)
+
+
+def _check_type(content_type: bytes) -> None:
+    """A web page can send any other type to this machine without asking (CORS), so JSON must be said."""
+    kind = content_type.partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        given = kind.decode("latin-1") or "missing"
+        raise ApiError(400, f"the Content-Type is {given}; send JSON with `Content-Type: application/json`")
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body has over {MAX_BODY_BYTES} bytes, which is the limit; shorten the prompt")

@@ -1,0 +1,48 @@
+"""The two raw ASGI routes in the app's OpenAPI document, their schemas taken from the bodies that are decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from plait.http.bodies import ChatBody, CompletionBody
+
+_TEMPLATE = "#/components/schemas/{name}"
+_BODIES: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+_ANSWERS = {
+    "200": {
+        "description": "The answer, or with `stream` its events",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+    "400": {"description": "A field is malformed or out of range"},
+    "404": {"description": "The model is not served here"},
+    "413": {"description": "The body is too large"},
+    "429": {"description": "The queue is full; Retry-After says when to come back"},
+    "503": {"description": "The server is loading, draining or broken"},
+}
+
+
+def add_generate_routes(app: FastAPI) -> None:
+    """Let `app.openapi()` tell of the generating routes too."""
+    rest = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = rest()
+        for path, body in _BODIES.items():
+            document["paths"].setdefault(path, {"post": _operation(body)})
+        _, schemas = msgspec.json.schema_components(tuple(_BODIES.values()), ref_template=_TEMPLATE)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operation(body: type[msgspec.Struct]) -> dict[str, Any]:
+    (reference,), _ = msgspec.json.schema_components((body,), ref_template=_TEMPLATE)
+    return {
+        "summary": body.__doc__,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        "responses": _ANSWERS,
+    }

@@ -1,0 +1,192 @@
+"""From the engine's records to the streams that clients read.
+
+The engine makes `event_fd` readable when it has something; one `take` then brings everything for all streams, as
+records of u64 stream, u8 flags, u32 length and payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from plait.http.errors import error_body
+
+MAX_BACKLOG_BYTES = 1 << 20
+"""What a stream may hold for a client that reads slowly; then it is cut off."""
+
+_RECORD = struct.Struct("<QBI")
+_FAILURE = struct.Struct("<HH")
+_LAST = 1
+_ERROR = 2
+
+
+class EngineDoor(Protocol):
+    """The engine's side of a stream (`plait._router.Engine` has it)."""
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when `take` has something."""
+
+    def submit(self, stream: int, request: bytes) -> None:
+        """Queue a request."""
+
+    def abort(self, stream: int) -> None:
+        """Nobody reads this stream any more."""
+
+    def take(self) -> bytes:
+        """Everything that streams have to write."""
+
+
+class Data(msgspec.Struct, frozen=True):
+    """Bytes to write; `last` when none follow."""
+
+    payload: bytes
+    last: bool
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The request ended with an error."""
+
+    status: int
+    retry_after_seconds: int
+    """0: no advice."""
+    body: bytes
+    """OpenAI's error body, one line of JSON."""
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """The client has left."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One of the engine's records."""
+
+    stream: int
+    part: Data | Failure
+
+
+def parse_records(packed: bytes) -> Iterator[Record]:
+    """The records in what `take` gave."""
+    offset = 0
+    while offset < len(packed):
+        stream, flags, length = _RECORD.unpack_from(packed, offset)
+        offset += _RECORD.size
+        yield Record(stream, _part(flags, packed[offset : offset + length]))
+        offset += length
+
+
+def _part(flags: int, payload: bytes) -> Data | Failure:
+    if flags & _ERROR:
+        status, retry_after_seconds = _FAILURE.unpack_from(payload)
+        return Failure(status, retry_after_seconds, payload[_FAILURE.size :])
+    return Data(payload, bool(flags & _LAST))
+
+
+_TOO_SLOW = Failure(503, 0, error_body(503, "the answer was cut off: it was read too slowly", code="slow_client"))
+
+
+class Stream:
+    """One request's way back to its client: written by the engine's records, read by one task."""
+
+    __slots__ = ("_backlog_bytes", "_chunks", "_end", "_last", "_streams", "_waiter", "id")
+
+    def __init__(self, number: int, streams: Streams) -> None:
+        self.id = number
+        self._streams = streams
+        self._chunks: list[bytes] = []
+        self._backlog_bytes = 0
+        self._last = False
+        self._end: Failure | Gone | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> Data | Failure | Gone:
+        """What came since the last call, joined; waits where nothing did. Bytes come before the end."""
+        while not self._chunks and self._end is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if isinstance(self._end, Gone) or not self._chunks:
+            return self._end or Gone()
+        payload = b"".join(self._chunks)
+        self._chunks.clear()
+        self._backlog_bytes = 0
+        return Data(payload, self._last)
+
+    def push(self, part: Data | Failure) -> bool:
+        """Take one record; false when the stream is over for the engine's side."""
+        if isinstance(part, Failure):
+            return self._finish(part)
+        if self._backlog_bytes > MAX_BACKLOG_BYTES:
+            self._streams.abort(self.id)
+            return self._finish(_TOO_SLOW)
+        self._chunks.append(part.payload)
+        self._backlog_bytes += len(part.payload)
+        self._last = part.last
+        self._wake()
+        return not part.last
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._finish(Gone())
+
+    def close(self) -> None:
+        """The task is done with it; the engine is told where it is not."""
+        self._streams.close(self.id)
+
+    def _finish(self, end: Failure | Gone) -> bool:
+        if self._end is None:
+            self._end = end
+        self._wake()
+        return False
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Streams:
+    """All streams that the engine still writes to."""
+
+    def __init__(self, engine: EngineDoor) -> None:
+        self._engine = engine
+        self._open: dict[int, Stream] = {}
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        """Streams that the engine has not ended."""
+        return len(self._open)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let `loop` bring the engine's records."""
+        loop.add_reader(self._engine.event_fd, self.dispatch)
+
+    def detach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The engine is closing."""
+        loop.remove_reader(self._engine.event_fd)
+
+    def open(self, request: bytes) -> Stream:
+        """Submit a request (`GenerateRequest` as JSON)."""
+        stream = Stream(self._next_id, self)
+        self._next_id += 1
+        self._open[stream.id] = stream
+        self._engine.submit(stream.id, request)
+        return stream
+
+    def dispatch(self) -> None:
+        """Hand out everything that the engine has; records of streams that were closed are dropped."""
+        for record in parse_records(self._engine.take()):
+            stream = self._open.get(record.stream)
+            if stream is not None and not stream.push(record.part):
+                self._open.pop(record.stream, None)
+
+    def abort(self, stream: int) -> None:
+        """Stop the engine's work for a stream."""
+        self._engine.abort(stream)
+
+    def close(self, stream: int) -> None:
+        """Forget a stream; the engine stops where it has not ended it."""
+        if self._open.pop(stream, None) is not None:
+            self._engine.abort(stream)

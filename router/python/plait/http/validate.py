@@ -1,0 +1,240 @@
+"""From a request's bytes to a `GenerateRequest`, or to an error that names the field."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Literal, TypeVar
+
+import msgspec
+
+from plait.http.api import GenerateRequest
+from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message
+from plait.http.errors import ApiError
+from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION, Neutral, refuse_lacking, shown
+
+MAX_PROMPTS = 128
+MAX_DEPTH = 16
+"""Nesting of free-form values: tool calls and template arguments."""
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        *("messages", "tools", "documents", "tokenize", "chat_template", "raise_exception", "strftime_now"),
+        *("add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token", "unk_token"),
+    }
+)
+"""Names of the template's context that a client may not replace."""
+
+_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+
+Body = TypeVar("Body", bound=AnswerFields)
+_Fields = dict[str, msgspec.Raw]
+
+
+class _Asked(msgspec.Struct, kw_only=True):
+    """What the two routes say in different ways."""
+
+    kind: Literal["chat", "completion"]
+    id_prefix: str
+    max_tokens: int | None
+    logprobs: int | None
+    messages: list[dict[str, Json]] = []
+    chat_template_kwargs: dict[str, Json] = {}
+    add_generation_prompt: bool = True
+    prompts: list[str | list[int]] = []
+
+
+def read_chat(raw: bytes, served_model: str) -> GenerateRequest:
+    """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
+    body = _decode(raw, ChatBody, LACKING_CHAT)
+    if body.top_logprobs and not body.logprobs:
+        raise _bad("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
+    asked = _Asked(
+        kind="chat",
+        id_prefix="chatcmpl",
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        messages=[_message(index, message) for index, message in enumerate(body.messages)],
+        chat_template_kwargs=_template_arguments(body.chat_template_kwargs or {}),
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+    return _request(asked, body, served_model)
+
+
+def read_completion(raw: bytes, served_model: str) -> GenerateRequest:
+    """The request in the body of `POST /v1/completions`; raises `ApiError`."""
+    body = _decode(raw, CompletionBody, LACKING_COMPLETION)
+    asked = _Asked(
+        kind="completion",
+        id_prefix="cmpl",
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompts=_prompts(body.prompt),
+    )
+    return _request(asked, body, served_model)
+
+
+def _request(asked: _Asked, body: AnswerFields, served_model: str) -> GenerateRequest:
+    _check_model(body.model, served_model)
+    stream = bool(body.stream)
+    _check_stream(stream, body)
+    return GenerateRequest(
+        kind=asked.kind,
+        id=f"{asked.id_prefix}-{os.urandom(12).hex()}",
+        created=int(time.time()),
+        model=served_model,
+        stream=stream,
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        messages=asked.messages,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        add_generation_prompt=asked.add_generation_prompt,
+        prompts=asked.prompts,
+        max_tokens=asked.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        min_p=body.min_p,
+        seed=None if body.seed is None else body.seed % (1 << 64),
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=asked.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _check_model(asked: str | None, served: str) -> None:
+    """A body without `model` is taken, as vLLM does: there is only one to mean."""
+    if asked is not None and asked != served:
+        raise ApiError(
+            404,
+            f"the model {asked[:256]!r} is not served here; this server serves {served!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _check_stream(stream: bool, body: AnswerFields) -> None:
+    options = body.stream_options
+    if options is not None and not stream:
+        raise _bad("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
+    if options is not None and options.continuous_usage_stats:
+        raise _bad("stream_options.continuous_usage_stats", "is true: this server does not have it; leave it out")
+    if options is not None and options.include_obfuscation:
+        raise _bad("stream_options.include_obfuscation", "is true: this server does not have it; leave it out")
+    if stream and body.prompt_logprobs is not None:
+        raise _bad("prompt_logprobs", "is not available in a stream; send `stream`: false, or leave it out")
+
+
+def _message(index: int, message: Message) -> dict[str, Json]:
+    """The message as templates want it: text content, and only the fields that were given."""
+    turned: dict[str, Json] = {
+        # Open models' templates know no developer; it is OpenAI's newer name for the system's instructions.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(f"messages[{index}].content", message),
+    }
+    if message.tool_calls is not None:
+        _check_depth(f"messages[{index}].tool_calls", message.tool_calls)
+        turned["tool_calls"] = [*message.tool_calls]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            turned[name] = value
+    return turned
+
+
+def _text(param: str, message: Message) -> str:
+    if message.content is None:
+        if message.role != "assistant":
+            raise _bad(param, f"is missing; a {message.role} message needs a text")
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(_part(f"{param}[{index}]", part) for index, part in enumerate(message.content))
+
+
+def _part(param: str, part: ContentPart) -> str:
+    if part.type != "text":
+        raise _bad(f"{param}.type", f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'")
+    if part.text is None:
+        raise _bad(f"{param}.text", "is missing; a part of type 'text' needs it")
+    return part.text
+
+
+def _template_arguments(arguments: dict[str, Json]) -> dict[str, Json]:
+    for name, value in arguments.items():
+        if name in RESERVED_TEMPLATE_NAMES:
+            raise _bad(f"chat_template_kwargs.{name}", "is a name that the server gives to the template; leave it out")
+        _check_depth(f"chat_template_kwargs.{name}", value)
+    return arguments
+
+
+def _check_depth(param: str, value: object, depth: int = MAX_DEPTH) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if depth == 0:
+        raise _bad(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
+    for inner in value.values() if isinstance(value, dict) else value:
+        _check_depth(param, inner, depth - 1)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """OpenAI's four forms as a list of prompts, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise _bad("prompt", "is an empty list; send a text or at least one token id")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if ids:
+        raise _bad("prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists")
+    if len(prompt) > MAX_PROMPTS:
+        raise _bad("prompt", f"has {len(prompt)} prompts; {MAX_PROMPTS} is the limit; send several requests")
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def _decode(raw: bytes, kind: type[Body], lacking: Neutral) -> Body:
+    """The typed body, after its top-level names were held against those that Plait lacks."""
+    try:
+        fields = _fields(raw)
+        refuse_lacking(fields, lacking)
+        return _typed(raw, fields, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply; send plain messages or prompts") from None
+
+
+def _fields(raw: bytes) -> _Fields:
+    try:
+        return msgspec.json.decode(raw, type=_Fields)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"the body must be a JSON object: {error}") from None
+
+
+def _typed(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), fields) from None
+
+
+def _explain(message: str, fields: _Fields) -> ApiError:
+    """msgspec's sentence, with the field in front and the value that was given."""
+    match = _MESSAGE.fullmatch(message)
+    what, path = (match["what"], match["path"]) if match else (message, None)
+    if path is None:
+        return ApiError(400, what[0].lower() + what[1:] + "; send it", param=_missing_field(what))
+    name = re.split(r"[.\[]", path)[0]
+    given = f" is {shown(fields[name])}" if path == name and name in fields else ""
+    return ApiError(400, f"`{path}`{given}: {what[0].lower() + what[1:]}", param=path)
+
+
+def _missing_field(what: str) -> str | None:
+    match = re.search(r"required field `([^`]+)`", what)
+    return match[1] if match else None
+
+
+def _bad(param: str, problem: str) -> ApiError:
+    return ApiError(400, f"`{param}` {problem}", param=param)

@@ -1,0 +1,211 @@
+"""`plait serve`: one engine, its worker and the HTTP server, from the first line to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+import uvloop
+from plait_proto.config import WorkerConfig, encode_config
+
+from plait._router import Engine, ModelFilesError
+from plait.errors import ExitCode, StartError
+from plait.http.app import build_app
+from plait.http.auth import ApiKeys, read_keys
+from plait.http.limits import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS, BoundedHttp
+from plait.http.status import Description, Phase, Status, read_description, read_status
+from plait.http.streams import Streams
+from plait.launch.announce import announce, say
+from plait.launch.listen import BACKLOG, listen, url
+from plait.launch.run_dir import run_directory
+from plait.launch.worker import TERM_SECONDS, Worker
+from plait.model_files import LocalModel, find_model
+from plait.settings import ServeSettings, engine_settings
+
+POLL_SECONDS = 0.1
+CLOSE_SECONDS = 5
+"""For clients to read the end of their streams when the server stops."""
+
+
+def serve(model: str | None, settings: ServeSettings) -> int:
+    """Serve `model` until a signal or a failure ends it; the process's exit code.
+
+    What is cheap to find wrong is found first: keys, address, files. Raises `StartError`.
+    """
+    key_file = settings.http.api_key_file
+    keys = ApiKeys(read_keys(Path(key_file))) if key_file is not None else None
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
+        local = find_model(model)
+        run_dir = stack.enter_context(run_directory())
+        say(f"Loading {local.path}")
+        engine = stack.enter_context(_engine(local, settings, run_dir))
+        description = read_description(engine)
+        config = _write_config(engine, local, settings, description, run_dir)
+        _allow_connections()
+        return uvloop.run(_Service(engine, description, settings, keys, listener).run(config))
+
+
+@contextlib.contextmanager
+def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path) -> Iterator[Engine]:
+    told = engine_settings(settings, str(local.path), local.name, str(run_dir))
+    try:
+        engine = Engine(msgspec.json.encode(told))
+    except ModelFilesError as error:
+        raise StartError(str(error), ExitCode.MODEL_FILES) from error
+    except ValueError as error:
+        raise StartError(str(error), ExitCode.SETTINGS) from error
+    with contextlib.closing(engine):
+        yield engine
+
+
+def _write_config(
+    engine: Engine, local: LocalModel, settings: ServeSettings, description: Description, run_dir: Path
+) -> Path:
+    """Write the worker's configuration and tell the engine its fingerprint; the file."""
+    raw = encode_config(
+        WorkerConfig(
+            model=str(local.path),
+            run_dir=str(run_dir),
+            world=1,
+            dtype=settings.model.dtype,
+            page_size=settings.pages.page_size,
+            num_pages=settings.pages.num_pages,
+            memory_fraction=settings.pages.memory_fraction,
+            max_model_len=description.max_model_len,
+            max_batch_tokens=settings.scheduler.max_batch_tokens,
+            max_seqs=settings.scheduler.max_seqs,
+            threads=settings.process.threads,
+            log_level=settings.process.log_level,
+        )
+    )
+    engine.set_config_fingerprint(hashlib.sha256(raw).digest()[:16])
+    path = run_dir / "worker.json"
+    path.write_bytes(raw)
+    return path
+
+
+def _allow_connections() -> None:
+    """Raise the soft limit on open files to what our own limit on connections needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + 256
+    if soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, which leaves the signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class _Service:
+    """Engine, worker and HTTP server while they run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        description: Description,
+        settings: ServeSettings,
+        keys: ApiKeys | None,
+        listener: socket.socket,
+    ) -> None:
+        self._engine = engine
+        self._description = description
+        self._settings = settings
+        self._listener = listener
+        self._streams = Streams(engine)
+        self._http = _http_server(build_app(engine, self._streams, description, keys))
+        self._num_signals = 0
+
+    async def run(self, config: Path) -> int:
+        """Until the engine has stopped or failed; the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        self._streams.attach(loop)
+        worker = Worker(0, self._engine.endpoint, config)
+        worker.watch(loop, self._on_worker_exit)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        try:
+            status = await self._live()
+        finally:
+            await self._end(worker, http)
+        return _verdict(status, worker)
+
+    async def _live(self) -> Status:
+        status = await self._until("ready", "draining", "stopped", "failed")
+        if status.phase == "ready":
+            announce(self._description, status, self._settings, url(self._listener))
+        return await self._until("stopped", "failed")
+
+    async def _until(self, *phases: Phase) -> Status:
+        while (status := read_status(self._engine)).phase not in phases:
+            await asyncio.sleep(POLL_SECONDS)
+        return status
+
+    async def _end(self, worker: Worker, http: asyncio.Task[None]) -> None:
+        """Write what the engine still has for clients, then close the door and the worker."""
+        self._engine.close()
+        self._streams.dispatch()
+        self._http.should_exit = True
+        await asyncio.gather(http, worker.leave(TERM_SECONDS))
+        self._streams.detach(asyncio.get_running_loop())
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        phase = read_status(self._engine).phase
+        if self._num_signals == 1 and phase == "ready":
+            say(f"Draining: {len(self._streams)} requests are under way (Ctrl-C again stops at once)")
+            self._engine.drain()
+        else:
+            say("Stopping")
+            self._engine.close()
+
+    def _on_worker_exit(self, worker: Worker) -> None:
+        if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
+            self._engine.worker_lost(worker.rank, worker.reason)
+
+
+def _http_server(app: uvicorn._types.ASGIApplication) -> _HttpServer:
+    return _HttpServer(
+        uvicorn.Config(
+            app,
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )
+
+
+def _verdict(status: Status, worker: Worker) -> int:
+    """The exit code; raises `StartError` for a failure.
+
+    A worker's own exit code says more than that it is lost.
+    """
+    if status.phase == "stopped":
+        say("Stopped")
+        return ExitCode.DONE
+    own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
+    code = worker.exit_code if worker.exit_code in own else status.exit_code
+    raise StartError(status.reason or worker.reason, ExitCode(ExitCode.BUG if code is None else code))

@@ -1,0 +1,116 @@
+"""One worker process: started, watched, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.errors import ExitCode
+
+TERM_SECONDS = 5.0
+"""From SIGTERM to SIGKILL."""
+_MAX_LINE_BYTES = 4096
+
+OnExit = Callable[["Worker"], None]
+
+
+class Worker:
+    """A rank's process, in a session of its own so that Ctrl-C reaches only the engine."""
+
+    def __init__(self, rank: int, endpoint: str, config: Path) -> None:
+        self.rank = rank
+        words = ["--connect", endpoint, "--rank", str(rank), "--config", str(config)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "plait_worker", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._last_line = b""
+        self._exited = asyncio.Event()
+
+    @property
+    def exit_code(self) -> int | None:
+        """As `subprocess` counts: negative for a signal, None while it runs."""
+        return self._process.returncode
+
+    @property
+    def reason(self) -> str:
+        """How it ended, with the last line it wrote."""
+        last = self._last_line.decode(errors="replace").strip()
+        return f"worker {self.rank} {_ending(self._process.returncode)}" + (f": {last}" if last else "")
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
+        """Pass its lines on to our standard error, and call `on_exit` once when it is gone."""
+        os.set_blocking(self._stderr, False)
+        loop.add_reader(self._stderr, self._forward, loop)
+        loop.add_reader(self._pidfd, self._reap, loop, on_exit)
+
+    async def stop(self) -> None:
+        """End it: SIGTERM, then SIGKILL. Returns when it is gone."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._exited.wait(), TERM_SECONDS)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._exited.wait()
+
+    async def leave(self, seconds: float) -> None:
+        """Give it time to end by itself, then end it."""
+        try:
+            await asyncio.wait_for(self._exited.wait(), seconds)
+        except TimeoutError:
+            await self.stop()
+
+    @property
+    def _stderr(self) -> int:
+        pipe = self._process.stderr
+        if pipe is None:
+            raise RuntimeError("the process was started with a pipe")
+        return pipe.fileno()
+
+    def _signal(self, number: signal.Signals) -> None:
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def _forward(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._copy_lines():
+            loop.remove_reader(self._stderr)
+
+    def _copy_lines(self) -> bool:
+        """Pass on what the pipe holds; false at its end."""
+        try:
+            text = os.read(self._stderr, 65_536)
+        except BlockingIOError:
+            return True
+        os.write(sys.stderr.fileno(), text)
+        if lines := text.split(b"\n"):
+            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)[
+                :_MAX_LINE_BYTES
+            ]
+        return bool(text)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
+        loop.remove_reader(self._pidfd)
+        loop.remove_reader(self._stderr)
+        self._process.wait()
+        self._copy_lines()
+        os.close(self._pidfd)
+        self._exited.set()
+        on_exit(self)
+
+
+def _ending(returncode: int) -> str:
+    if returncode < 0:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    named = {code.value for code in ExitCode}
+    return f"ended with exit code {returncode}" + (
+        f" ({ExitCode(returncode).name.lower()})" if returncode in named else ""
+    )

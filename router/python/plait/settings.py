@@ -1,0 +1,178 @@
+"""Settings of `plait serve`: each component's in one struct, the default beside its meaning.
+
+The command line is generated from these structs (`plait.flags`); nothing repeats a default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Setting(NamedTuple):
+    """What the command line says of a setting beside its type, range and default."""
+
+    meaning: str
+    aliases: tuple[str, ...] = ()
+    """Names that other engines use for the same."""
+    unset: str = ""
+    """What None stands for."""
+
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+TokenLimit = Annotated[int, Meta(ge=1, le=1_048_576)]
+ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
+SlotCount = Annotated[int, Meta(ge=1, le=4096)]
+QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
+PageSize = Annotated[int, Meta(ge=1, le=1024)]
+PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """HTTP server."""
+
+    host: Annotated[str, Setting("address to listen on; one that is not loopback needs --api-key-file")] = "127.0.0.1"
+    port: Annotated[Port, Setting("TCP port; 0 takes a free one and the ready line prints it")] = 8000
+    api_key_file: Annotated[
+        str | None, Setting("file with one key a line, readable by its owner only", unset="no key is asked for")
+    ] = None
+    served_model_name: Annotated[
+        str | None, Setting("model id that clients send", unset="the folder's or file's name")
+    ] = None
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Model."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Setting("number format of weights and KV; auto takes bfloat16 where the processor has it, else float32"),
+    ] = "auto"
+    max_model_len: Annotated[
+        ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
+    ] = None
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Scheduler."""
+
+    max_batch_tokens: Annotated[
+        TokenLimit,
+        Setting("tokens that one step computes at most", ("--max-num-batched-tokens", "--chunked-prefill-size")),
+    ] = 2048
+    max_seqs: Annotated[
+        SlotCount, Setting("requests that run at a time; more wait", ("--max-num-seqs", "--max-running-requests"))
+    ] = 64
+    """Beyond 64 rows a CPU makes hardly more tokens in all, while each request waits longer for its own."""
+    long_prefill: Annotated[
+        TokenLimit | None,
+        Setting(
+            "tokens of one prompt in one step at most", ("--long-prefill-token-threshold",), unset="--max-batch-tokens"
+        ),
+    ] = None
+    mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
+    overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
+    max_queue: Annotated[QueueLength, Setting("requests that may wait; more get 429")] = 1024
+
+
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """KV pages."""
+
+    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = 64
+    num_pages: Annotated[
+        PageCount | None,
+        Setting("pages in the pool", ("--num-gpu-blocks-override",), unset="what the device has room for"),
+    ] = None
+    memory_fraction: Annotated[
+        Share | None,
+        Setting(
+            "share of the free memory for weights and pages",
+            ("--gpu-memory-utilization", "--mem-fraction-static"),
+            unset="on a CPU min(4 GiB, a quarter of free memory) for pages",
+        ),
+    ] = None
+
+
+class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes."""
+
+    threads: Annotated[
+        ThreadCount | None, Setting("threads of a CPU worker", unset="the cores that this process may use")
+    ] = None
+    seed: Annotated[Seed | None, Setting("seeds the draws for requests that bring no seed", unset="drawn at start")] = (
+        None
+    )
+    log_level: Annotated[LogLevel, Setting("least severe log line that is written to standard error")] = "info"
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `plait serve` is told."""
+
+    http: HttpSettings = HttpSettings()
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    pages: PageSettings = PageSettings()
+    process: ProcessSettings = ProcessSettings()
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirrors the engine's serde struct
+    """What the engine is given as JSON; mirrored by serde in `engine::settings`."""
+
+    model: str
+    """Folder or GGUF file; an absolute path."""
+    served_model_name: str | None
+    run_dir: str
+    """Where the ipc socket is bound; mode 0700."""
+    num_ranks: int
+    max_model_len: int | None
+    """None: the model's context."""
+    max_batch_tokens: int
+    max_seqs: int
+    long_prefill: int
+    mixed: bool
+    page_size: int
+    watermark: int | None
+    """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
+    starvation_steps: int
+    """Plans without a row after which the oldest prefill is served first."""
+    max_queue: int
+    max_queue_tokens: int
+    """Prompt tokens that may wait."""
+    overlap: bool
+    seed: int | None
+    log_level: LogLevel
+
+
+STARVATION_STEPS = 8
+MAX_QUEUE_TOKENS = 1 << 22
+
+
+def engine_settings(settings: ServeSettings, model: str, name: str | None, run_dir: str) -> EngineSettings:
+    """What the engine needs of `settings`, for a single rank."""
+    scheduler = settings.scheduler
+    return EngineSettings(
+        model=model,
+        served_model_name=settings.http.served_model_name or name,
+        run_dir=run_dir,
+        num_ranks=1,
+        max_model_len=settings.model.max_model_len,
+        max_batch_tokens=scheduler.max_batch_tokens,
+        max_seqs=scheduler.max_seqs,
+        long_prefill=scheduler.long_prefill or scheduler.max_batch_tokens,
+        mixed=scheduler.mixed,
+        page_size=settings.pages.page_size,
+        watermark=None,
+        starvation_steps=STARVATION_STEPS,
+        max_queue=scheduler.max_queue,
+        max_queue_tokens=MAX_QUEUE_TOKENS,
+        overlap=scheduler.overlap,
+        seed=settings.process.seed,
+        log_level=settings.process.log_level,
+    )
