@@ -59,3 +59,9 @@ class Parallel:
         parts = [torch.empty_like(part) for _ in range(self.world)]
         dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Rank 0's tensor on every rank, in place and returned; all give one of the same shape."""
+        if self.world > 1:
+            dist.broadcast(values, group=self.group, group_src=0)
+        return values

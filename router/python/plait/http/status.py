@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    from plait._router import Engine
+from plait._router import Engine
 
 Phase = Literal["loading", "ready", "draining", "stopped", "failed"]
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.errors import ExitCode
+
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 _MAX_LINE_BYTES = 4096
@@ -89,8 +91,10 @@ class Worker:
         except BlockingIOError:
             return True
         os.write(sys.stderr.fileno(), text)
-        lines = [line for line in text.split(b"\n") if line.strip()]
-        self._last_line = lines[-1][:_MAX_LINE_BYTES] if lines else self._last_line
+        if lines := text.split(b"\n"):
+            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)[
+                :_MAX_LINE_BYTES
+            ]
         return bool(text)
 
     def _reap(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
@@ -106,4 +110,7 @@ class Worker:
 def _ending(returncode: int) -> str:
     if returncode < 0:
         return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit code {returncode}"
+    named = {code.value for code in ExitCode}
+    return f"ended with exit code {returncode}" + (
+        f" ({ExitCode(returncode).name.lower()})" if returncode in named else ""
+    )

@@ -1,0 +1,21 @@
+"""Picking tokens from logits, many rows at once, each with its own parameters.
+
+The filters apply in the order temperature, top-k, top-p, min-p, as in Hugging Face's generate. (vLLM applies
+min-p before top-k and top-p, which gives a smaller nucleus where all three are set.) Everything that depends on
+order, greedy choice and ranks too, breaks ties by the lower token id, so that a row gives the same token in any batch.
+"""
+
+from plait_kernels.sampling.philox import philox4x32, uniform
+from plait_kernels.sampling.reference import Filters, pick_filtered, pick_greedy, pick_random
+from plait_kernels.sampling.scores import TokenScores, score_tokens
+
+__all__ = [
+    "Filters",
+    "TokenScores",
+    "philox4x32",
+    "pick_filtered",
+    "pick_greedy",
+    "pick_random",
+    "score_tokens",
+    "uniform",
+]

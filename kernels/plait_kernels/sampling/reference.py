@@ -1,0 +1,137 @@
+"""Picking one token a row, in torch.
+
+Shapes: S rows, V vocabulary, C candidates (the best tokens of a row, best first), B blocks, K tokens in a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from plait_kernels.sampling.order import best_tokens
+
+_BLOCK = 256
+# Wide enough for most nuclei; a row that needs more has its whole vocabulary sorted.
+_NUCLEUS_CANDIDATES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What each row keeps of its vocabulary.
+
+    ``top_k_S`` int64, 0 keeps all; ``top_p_S`` float32, 1 keeps all; ``min_p_S`` float32, 0 keeps all.
+    """
+
+    top_k_S: Tensor
+    top_p_S: Tensor
+    min_p_S: Tensor
+
+
+def pick_greedy(logits_SV: Tensor) -> Tensor:
+    """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
+    return torch.argmax(logits_SV, dim=-1)
+
+
+def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """One token a row from softmax(logits / temperature) after min-p; no row is sorted.
+
+    ``logits_SV`` and ``min_p_S`` float32, ``temperature_S`` float32 above 0, ``uniform_S`` float64 in [0, 1).
+    Returns int64 ``[S]``. The token is the first, in vocabulary order, whose cumulative probability exceeds the
+    random number.
+    """
+    weights_SV = _weights(logits_SV, temperature_S)
+    return _invert_cdf(_keep_min_p(weights_SV, min_p_S), uniform_S)
+
+
+def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst.
+
+    What a row keeps is the beginning of its own order, so how many candidates other rows need does not touch it.
+    """
+    weights_SV = _weights(logits_SV, temperature_S)
+    ids_SC, weights_SC = _candidates(logits_SV, weights_SV, filters)
+    chosen_S = _invert_cdf(weights_SC, uniform_S)
+    return ids_SC.gather(1, chosen_S[:, None]).squeeze(1)
+
+
+def _weights(logits_SV: Tensor, temperature_S: Tensor) -> Tensor:
+    """Probabilities up to a factor: the best token has weight 1."""
+    best_S1 = logits_SV.max(dim=-1, keepdim=True).values
+    return ((logits_SV - best_S1) / temperature_S[:, None]).exp_()
+
+
+def _keep_min_p(weights_SC: Tensor, min_p_S: Tensor) -> Tensor:
+    return weights_SC.masked_fill(weights_SC < min_p_S[:, None], 0.0)
+
+
+def _candidates(logits_SV: Tensor, weights_SV: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """Ids and weights of the tokens that may be kept, best first; a weight is 0 where a filter drops its token."""
+    vocab = logits_SV.shape[1]
+    top_k_S = torch.where(filters.top_k_S == 0, vocab, filters.top_k_S.clamp(max=vocab))
+    total_S = _block_mass(_blocks(weights_SV)).sum(dim=-1)
+    width = _width(top_k_S, vocab)
+    ids_SC, weights_SC, is_whole = _nucleus(logits_SV, weights_SV, top_k_S, total_S, filters.top_p_S, width)
+    if not is_whole:
+        ids_SC, weights_SC, _ = _nucleus(logits_SV, weights_SV, top_k_S, total_S, filters.top_p_S, vocab)
+    return ids_SC, _keep_min_p(weights_SC, filters.min_p_S)
+
+
+def _width(top_k_S: Tensor, vocab: int) -> int:
+    """Candidates that cover every row's top-k, and most nuclei of the rows without one."""
+    limited_S = torch.where(top_k_S < vocab, top_k_S, min(_NUCLEUS_CANDIDATES, vocab))
+    return int(limited_S.max())
+
+
+def _nucleus(
+    logits_SV: Tensor, weights_SV: Tensor, top_k_S: Tensor, total_S: Tensor, top_p_S: Tensor, width: int
+) -> tuple[Tensor, Tensor, bool]:
+    """Top-k and top-p over the ``width`` best tokens; the last value says whether they hold all that any row keeps.
+
+    Top-p keeps a token while the probability of those before it is below p, of what top-k kept.
+    """
+    ids_SC = best_tokens(logits_SV, width)
+    in_top_k_SC = torch.arange(width, device=logits_SV.device) < top_k_S[:, None]
+    weights_SC = weights_SV.gather(1, ids_SC) * in_top_k_SC
+    cumulative_SC = weights_SC.cumsum(dim=-1, dtype=torch.float64)
+    mass_S = torch.where(top_k_S <= width, cumulative_SC[:, -1], total_S)
+    needed_S = top_p_S.to(torch.float64) * mass_S
+    is_whole = (top_k_S <= width) | ((top_p_S < 1) & (cumulative_SC[:, -1] >= needed_S))
+    keep_SC = ((cumulative_SC - weights_SC) < needed_S[:, None]) | (top_p_S >= 1)[:, None]
+    keep_SC[:, 0] = True
+    return ids_SC, weights_SC * keep_SC, bool(is_whole.all())
+
+
+def _invert_cdf(weights_SV: Tensor, uniform_S: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds ``uniform_S`` of the whole; never one of weight 0.
+
+    In two levels, blocks and then the tokens of one block, because a cumulative sum over the vocabulary is slow.
+    """
+    blocks_SBK = _blocks(weights_SV)
+    cumulative_SB = _block_mass(blocks_SBK).cumsum(dim=-1)
+    target_S1 = uniform_S[:, None] * cumulative_SB[:, -1:]
+    block_S1 = _first_above(cumulative_SB, target_S1)
+    before_S1 = torch.where(block_S1 > 0, cumulative_SB.gather(1, (block_S1 - 1).clamp(min=0)), 0.0)
+    rows_S = torch.arange(weights_SV.shape[0], device=weights_SV.device)
+    cumulative_SK = blocks_SBK[rows_S, block_S1.squeeze(1)].cumsum(dim=-1, dtype=torch.float64)
+    inside_S1 = _first_above(cumulative_SK, target_S1 - before_S1)
+    return (block_S1 * _BLOCK + inside_S1).squeeze(1)
+
+
+def _first_above(cumulative_SN: Tensor, target_S1: Tensor) -> Tensor:
+    """The first index above the target, or the last that adds anything where rounding leaves none above."""
+    last_S1 = (cumulative_SN < cumulative_SN[:, -1:]).sum(dim=-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(cumulative_SN, target_S1, right=True), last_S1)
+
+
+def _blocks(weights_SV: Tensor) -> Tensor:
+    num_rows, vocab = weights_SV.shape
+    padded_SV = functional.pad(weights_SV, (0, -vocab % _BLOCK))
+    return padded_SV.view(num_rows, -1, _BLOCK)
+
+
+def _block_mass(blocks_SBK: Tensor) -> Tensor:
+    # Sums over blocks, unlike one sum over a row, do not depend on how many rows share the call.
+    return blocks_SBK.sum(dim=-1, dtype=torch.float64)

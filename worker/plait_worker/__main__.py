@@ -1,0 +1,91 @@
+"""``python -m plait_worker --connect ENDPOINT --rank R --config FILE``: one rank, started by the engine's side."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import zmq
+from plait_proto import ExitCode, Fail, WorkerConfig, decode_config, encode
+
+from plait_worker.failure import EngineFailure, Failure
+from plait_worker.link import Link
+from plait_worker.loop import run
+from plait_worker.machine import die_with_parent
+from plait_worker.start import start
+
+_log = logging.getLogger("plait_worker")
+
+
+def main() -> int:
+    """Serve until the engine drains; the exit code says how it ended."""
+    arguments = _arguments()
+    # Ctrl-C reaches the whole terminal; when to stop is the engine's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    logging.basicConfig(
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s rank {arguments.rank}: %(message)s",
+        level=logging.INFO,
+    )
+    try:
+        link = Link(arguments.connect, arguments.rank)
+    except zmq.ZMQError as error:
+        return _end(
+            ExitCode.SETTINGS, f"--connect {arguments.connect}: {error}; give a ZeroMQ address such as ipc:///run/x"
+        )
+    code = _serve(link, arguments.config, arguments.rank)
+    link.close()
+    return code
+
+
+def _serve(link: Link, config_path: Path, rank: int) -> int:
+    try:
+        config, raw = _read_config(config_path)
+        logging.getLogger().setLevel(config.log_level.upper())
+        run(link, start(link, config, raw, rank))
+    except EngineFailure as failure:
+        return _end(failure.code, failure.reason)
+    except Failure as failure:
+        return _fail(link, rank, failure.code, failure.reason)
+    except MemoryError as error:
+        return _fail(link, rank, ExitCode.HARDWARE, f"out of memory: {error}; lower --num-pages or --max-batch-tokens")
+    except Exception as error:  # noqa: BLE001 (the process ends here, and says why)
+        # The process's edge: whatever went wrong, the engine learns it before the process is gone.
+        _log.exception("a bug ended this rank")
+        return _fail(link, rank, ExitCode.BUG, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _read_config(path: Path) -> tuple[WorkerConfig, bytes]:
+    try:
+        raw = path.read_bytes()
+        return decode_config(raw), raw
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Failure(ExitCode.SETTINGS, f"--config {path}: {error}; give the file that the engine wrote") from error
+
+
+def _fail(link: Link, rank: int, code: ExitCode, reason: str) -> int:
+    link.send(encode(Fail(rank=rank, code=code, reason=reason)))
+    return _end(code, reason)
+
+
+def _end(code: ExitCode, reason: str) -> int:
+    _log.error("%s (exit code %d)", reason, code)
+    return int(code)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m plait_worker", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--connect", required=True, metavar="ENDPOINT", help="address that the engine listens on")
+    parser.add_argument("--rank", required=True, type=int, metavar="R", help="this worker's place in the replica")
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration, as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A plan as integer arrays on the host.
+
+Shapes: P prefill rows, D decode rows, R = P + D rows, T tokens computed, A appended pages, F freed slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from plait_proto import NewSlot, Plan
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_IS_LAST_CHUNK = 1
+_LOOKAHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step computes, and what changes on the device before it."""
+
+    freed_F: Ints
+    """Slots that hold nothing any more."""
+    new_slots: Sequence[NewSlot]
+    """Slots that take a request."""
+    appended_A2: Ints
+    """(slot, page): the page goes to the end of the slot's table."""
+    num_prefill: int
+    """P."""
+    slots_R: Ints
+    """Slot of each row, prefill rows first."""
+    starts_R: Ints
+    """Position of each row's first token."""
+    lengths_R: Ints
+    """Tokens of each row; 1 for decode rows."""
+    samples_R: Bools
+    """Rows that sample a token: last chunks and decode rows."""
+    has_lookahead_P: Bools
+    """Rows whose token ids hold one more, which is not computed."""
+    token_ids: Ints
+    """Tokens of the prefill rows, one row after the other, lookaheads included."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.lengths_R.sum())
+
+
+def read_plan(plan: Plan) -> Delta:
+    """The arrays of a decoded plan, whose frames the decoder has found whole."""
+    rows = _words(plan.rows)
+    prefill_P4 = rows[: 4 * plan.num_prefill].reshape(-1, 4)
+    decode_D2 = rows[4 * plan.num_prefill :].reshape(-1, 2)
+    flags_P = prefill_P4[:, 3]
+    ones_D = np.ones(len(decode_D2), dtype=np.int64)
+    return Delta(
+        freed_F=_words(plan.freed_slots),
+        new_slots=plan.new_slots,
+        appended_A2=_words(plan.appended_pages).reshape(-1, 2),
+        num_prefill=plan.num_prefill,
+        slots_R=np.concatenate((prefill_P4[:, 0], decode_D2[:, 0])),
+        starts_R=np.concatenate((prefill_P4[:, 1], decode_D2[:, 1])),
+        lengths_R=np.concatenate((prefill_P4[:, 2], ones_D)),
+        samples_R=np.concatenate(((flags_P & _IS_LAST_CHUNK) != 0, ones_D != 0)),
+        has_lookahead_P=(flags_P & _LOOKAHEAD) != 0,
+        token_ids=_words(plan.token_ids),
+    )
+
+
+def _words(frame: bytes | memoryview) -> Ints:
+    return np.frombuffer(frame, dtype="<u4").astype(np.int64)

@@ -1,0 +1,206 @@
+"""The worker's end of the wire: one thread that owns the socket and never runs torch.
+
+The loop talks to it through an in-process socket pair (what is to be sent) and a queue (what came in). The engine
+never has more plans in flight than its credit, so the queue is short; an engine that breaks this is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+import zmq
+from plait_proto import Beat, Drain, ExitCode, Fail, Kind, Malformed, Plan, Welcome, decode, encode
+from plait_proto.codec import MAX_FRAME_BYTES
+
+from plait_worker.failure import EngineFailure, Failure
+
+_log = logging.getLogger(__name__)
+
+FromEngine = Welcome | Plan | Drain
+"""What the loop is given."""
+
+_OUTBOX = "inproc://outbox"
+_CLOSE = b""
+_BEAT_SECONDS = 0.5
+_FLUSH_MILLISECONDS = 2000
+_HIGH_WATER_MARK = 64
+# Two plans of credit and a Drain wait at most; a Welcome came before them.
+_MAX_WAITING = 4
+# Without one of these the worker's state and the engine's differ; any other message can be missed.
+_ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
+
+
+class Link:
+    """One DEALER socket; made, used and closed by the thread that runs the loop."""
+
+    def __init__(self, endpoint: str, rank: int) -> None:
+        """Dial ``endpoint`` (a ZeroMQ address) as ``rank-RANK``; returns before anything is connected.
+
+        Raises ``zmq.ZMQError`` where the address is none.
+        """
+        self._inbox: SimpleQueue[FromEngine | Failure] = SimpleQueue()
+        self._context = zmq.Context()
+        self._outbox = self._context.socket(zmq.PAIR)
+        self._outbox.bind(_OUTBOX)
+        self._wire = _Wire(self._context, endpoint, rank, self._inbox)
+        self._thread = threading.Thread(target=self._wire.run, name="link", daemon=True)
+        self._thread.start()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Hand a message over; the link's thread sends it at once."""
+        self._outbox.send_multipart(frames)
+
+    def welcome(self) -> Welcome:
+        """The engine's answer to Hello; blocks. Raises ``Failure`` where it is another, or none will come."""
+        answer = self._receive()
+        if not isinstance(answer, Welcome):
+            raise Failure(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
+        return answer
+
+    def plans(self) -> Iterator[Plan]:
+        """Plans as they come in, until Drain. Raises ``Failure`` where the link ends or the protocol is broken."""
+        while not isinstance(message := self._receive(), Drain):
+            if not isinstance(message, Plan):
+                raise Failure(ExitCode.BUG, f"the engine sent {type(message).__name__} where a plan was due")
+            yield message
+
+    def finished(self, step: int) -> None:
+        """Beats report this step from now on."""
+        self._wire.last_step = step
+
+    def close(self) -> None:
+        """Send what was handed over, for two seconds at most, and end the thread."""
+        self._outbox.send(_CLOSE)
+        self._thread.join()
+        self._outbox.close(linger=0)
+        self._context.term()
+
+    def _receive(self) -> FromEngine:
+        received = self._inbox.get()
+        if isinstance(received, Failure):
+            raise received
+        return received
+
+
+class _Wire:
+    """The sockets and the state of the link's thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        rank: int,
+        inbox: SimpleQueue[FromEngine | Failure],
+    ) -> None:
+        self.last_step = 0
+        self._rank = rank
+        self._inbox = inbox
+        self._num_malformed = 0
+        self._is_greeted = False
+        self._is_over = False
+        self._parent = os.getppid()
+        self._dealer = _dealer(context, rank)
+        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._dealer.connect(endpoint)
+        self._outbox = context.socket(zmq.PAIR)
+        self._outbox.connect(_OUTBOX)
+        self._poller = zmq.Poller()
+        for socket in (self._outbox, self._dealer, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        next_beat = time.monotonic()
+        is_open = True
+        while is_open:
+            ready = dict(self._poller.poll(max(0, math.ceil((next_beat - time.monotonic()) * 1000))))
+            if self._outbox in ready:
+                is_open = self._forward()
+            if self._dealer in ready:
+                self._take_all()
+            if self._monitor in ready:
+                self._lose("the engine closed the link")
+            if time.monotonic() >= next_beat:
+                self._beat()
+                next_beat = time.monotonic() + _BEAT_SECONDS
+        self._close()
+
+    def _forward(self) -> bool:
+        """Send one message of the loop's; False when it was the last."""
+        frames = self._outbox.recv_multipart()
+        if frames == [_CLOSE]:
+            return False
+        self._dealer.send_multipart(frames)
+        self._is_greeted = True
+        return True
+
+    def _take_all(self) -> None:
+        while not self._is_over and self._dealer.poll(0):
+            self._take(self._dealer.recv_multipart())
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except Malformed as malformed:
+            self._refuse(frames, str(malformed))
+            return
+        if isinstance(message, Fail):
+            self._end(EngineFailure(message.code, message.reason))
+        elif not isinstance(message, FromEngine):
+            self._refuse(frames, f"{type(message).__name__} is not for workers")
+        elif self._inbox.qsize() < _MAX_WAITING:
+            self._inbox.put(message)
+        else:
+            self._end(Failure(ExitCode.BUG, f"the engine sent more than {_MAX_WAITING} messages ahead of its credit"))
+
+    def _refuse(self, frames: list[bytes], reason: str) -> None:
+        """Count and drop what cannot be read; end where the worker cannot do without it."""
+        self._num_malformed += 1
+        _log.warning("malformed message %d from the engine: %s", self._num_malformed, reason)
+        if frames and frames[0] in {bytes([kind]) for kind in _ESSENTIAL}:
+            kind = Kind(frames[0][0]).name.capitalize()
+            self._end(Failure(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
+
+    def _beat(self) -> None:
+        if os.getppid() != self._parent:
+            self._lose("the engine's process is gone")
+        if self._is_greeted:
+            # A beat that finds the queue full is late already.
+            with contextlib.suppress(zmq.Again):
+                self._dealer.send_multipart(encode(Beat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
+
+    def _lose(self, reason: str) -> None:
+        # What came in before the end goes first: it may say why.
+        self._take_all()
+        self._end(EngineFailure(ExitCode.RANK_LOST, reason))
+
+    def _end(self, failure: Failure) -> None:
+        """Hear nothing more; the loop learns the first reason and closes the link."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._inbox.put(failure)
+        self._poller.unregister(self._dealer)
+        self._poller.unregister(self._monitor)
+
+    def _close(self) -> None:
+        self._dealer.disable_monitor()
+        self._monitor.close(linger=0)
+        self._outbox.close(linger=0)
+        self._dealer.close(linger=_FLUSH_MILLISECONDS)
+
+
+def _dealer(context: zmq.Context[zmq.Socket[bytes]], rank: int) -> zmq.Socket[bytes]:
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.ROUTING_ID, f"rank-{rank}".encode())
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+    dealer.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    return dealer

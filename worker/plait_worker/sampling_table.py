@@ -1,0 +1,89 @@
+"""How each slot's tokens are picked, on the device by slot, with what the host must know to choose the way.
+
+Shapes: N slots, S rows that sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from plait_kernels.sampling import Filters
+from plait_proto import NewSlot
+from torch import Tensor
+
+# Below this, softmax(logits / temperature) is the best token's alone, and the division loses its meaning.
+_COLDEST = 1e-5
+
+
+class Way(IntEnum):
+    """What picking a token takes."""
+
+    GREEDY = 0
+    """An argmax."""
+    RANDOM = 1
+    """A random number and the weights in vocabulary order."""
+    FILTERED = 2
+    """The best tokens in order too."""
+
+
+class SamplingTable:
+    """Sampling parameters of every slot."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        """Every slot greedy until a request takes it."""
+        self.way_N: NDArray[np.int8] = np.full(num_slots, Way.GREEDY, dtype=np.int8)
+        self.num_logprobs: list[int | None] = [None] * num_slots
+        """Best tokens that a slot wants with each output token; None: no log-probabilities at all."""
+        self.num_prompt_logprobs: list[int | None] = [None] * num_slots
+        """The same with each prompt token."""
+        self._device = device
+        # temperature, top_p, min_p
+        self._floats_N3 = torch.zeros((num_slots, 3), dtype=torch.float32, device=device)
+        # top_k, seed, index of the next output token
+        self._ints_N3 = torch.zeros((num_slots, 3), dtype=torch.int64, device=device)
+
+    def assign(self, new_slots: Sequence[NewSlot]) -> None:
+        """Set what the new slots' requests ask for."""
+        slots = [new.slot for new in new_slots]
+        self.way_N[slots] = [_way(new) for new in new_slots]
+        for new in new_slots:
+            self.num_logprobs[new.slot] = new.logprobs
+            self.num_prompt_logprobs[new.slot] = new.prompt_logprobs
+        index = torch.tensor(slots, device=self._device)
+        floats = [(new.temperature, new.top_p, new.min_p) for new in new_slots]
+        ints = [(new.top_k, _signed(new.seed), new.next_output) for new in new_slots]
+        self._floats_N3[index] = torch.tensor(floats, dtype=torch.float32, device=self._device)
+        self._ints_N3[index] = torch.tensor(ints, dtype=torch.int64, device=self._device)
+
+    def temperature(self, slots_S: Tensor) -> Tensor:
+        """float32 ``[S]``."""
+        return self._floats_N3[slots_S, 0]
+
+    def filters(self, slots_S: Tensor) -> Filters:
+        """Top-k, top-p and min-p of the rows."""
+        floats_S3 = self._floats_N3[slots_S]
+        return Filters(top_k_S=self._ints_N3[slots_S, 0], top_p_S=floats_S3[:, 1], min_p_S=floats_S3[:, 2])
+
+    def seeds_and_indices(self, slots_S: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 ``[S]`` each: the seed's bits and the index of the next output token."""
+        ints_S3 = self._ints_N3[slots_S]
+        return ints_S3[:, 1], ints_S3[:, 2]
+
+    def count_output(self, slots_S: Tensor) -> None:
+        """The slots have sampled one more token."""
+        self._ints_N3[slots_S, 2] += 1
+
+
+def _way(new: NewSlot) -> Way:
+    if new.temperature < _COLDEST:
+        return Way.GREEDY
+    return Way.FILTERED if new.top_k > 0 or new.top_p < 1 else Way.RANDOM
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as torch's signed integer."""
+    return seed - 2**64 if seed >= 2**63 else seed

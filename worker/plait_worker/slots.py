@@ -1,0 +1,131 @@
+"""What the device keeps of every request that runs: its pages, its last token, how its tokens are picked.
+
+Shapes: N slots, M pages in the longest table, R rows of a step, S rows that sample. All work is by array: a step's
+cost follows what changed, not the slots or their context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from plait_proto import NewSlot
+from torch import Tensor
+
+from plait_worker.delta import Delta, Ints
+from plait_worker.failure import ensure
+from plait_worker.sampling_table import SamplingTable
+
+# Attention kernels take tables whose width is a multiple of this.
+_TABLE_STEP = 4
+
+
+class Slots:
+    """The slot tables of one rank: tensors on the device, progress on the host."""
+
+    def __init__(
+        self, num_slots: int, num_pages: int, page_size: int, max_model_len: int, device: torch.device
+    ) -> None:
+        """``page_size`` and ``max_model_len`` in tokens; page ``num_pages`` is the dummy that pads the tables."""
+        max_pages = -(-max_model_len // page_size)
+        self.num_slots = num_slots
+        self.sampling = SamplingTable(num_slots, device)
+        self._device = device
+        self._page_size = page_size
+        self._num_pages = num_pages
+        self._max_pages = max_pages
+        self._page_table_NM = torch.full(
+            (num_slots, max_pages + -max_pages % _TABLE_STEP), num_pages, dtype=torch.int32, device=device
+        )
+        self._last_token_N = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._num_held_N = np.zeros(num_slots, dtype=np.int64)
+        self._num_computed_N = np.zeros(num_slots, dtype=np.int64)
+        self._is_live_N = np.zeros(num_slots, dtype=np.bool_)
+        self._is_fresh_N = np.zeros(num_slots, dtype=np.bool_)
+        self._has_token_N = np.zeros(num_slots, dtype=np.bool_)
+
+    def apply(self, delta: Delta) -> None:
+        """Free, take and extend slots, in this order. Raises ``Failure`` where the plan does not fit the slots."""
+        self._free(delta.freed_F)
+        self._take(delta.new_slots)
+        self._append(delta.appended_A2)
+
+    def advance(self, delta: Delta) -> None:
+        """Check that the step's rows continue what the slots hold, and count them as computed."""
+        self._check(delta)
+        slots_R = delta.slots_R
+        self._num_computed_N[slots_R] = delta.starts_R + delta.lengths_R
+        self._is_fresh_N[slots_R] = False
+        self._has_token_N[slots_R[delta.samples_R]] = True
+
+    def page_table(self, slots_R: Tensor, num_tokens: int) -> Tensor:
+        """int32 ``[R, W]``, wide enough for ``num_tokens`` of context, W a multiple of 4."""
+        num_pages = -(-num_tokens // self._page_size)
+        width = num_pages + -num_pages % _TABLE_STEP
+        return self._page_table_NM[:, :width].index_select(0, slots_R)
+
+    def last_tokens(self, slots_R: Tensor) -> Tensor:
+        """int64 ``[R]``: the token that each slot sampled last."""
+        return self._last_token_N[slots_R]
+
+    def keep_tokens(self, slots_S: Tensor, ids_S: Tensor) -> None:
+        """Remember what was sampled, as the input of each slot's next row."""
+        self._last_token_N[slots_S] = ids_S
+        self.sampling.count_output(slots_S)
+
+    def to_device(self, values: Ints) -> Tensor:
+        """The values as int64 on the slots' device."""
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+    def _free(self, freed_F: Ints) -> None:
+        if len(freed_F) == 0:
+            return
+        self._check_slots(freed_F)
+        ensure(bool(self._is_live_N[freed_F].all()), "the plan frees a slot that holds nothing")
+        self._is_live_N[freed_F] = False
+
+    def _take(self, new_slots: Sequence[NewSlot]) -> None:
+        if not new_slots:
+            return
+        slots = np.array([new.slot for new in new_slots], dtype=np.int64)
+        self._check_slots(slots)
+        self._num_held_N[slots] = 0
+        self._num_computed_N[slots] = 0
+        self._is_live_N[slots] = True
+        self._is_fresh_N[slots] = True
+        self._has_token_N[slots] = False
+        self._page_table_NM[self.to_device(slots)] = self._num_pages
+        self.sampling.assign(new_slots)
+
+    def _append(self, appended_A2: Ints) -> None:
+        if len(appended_A2) == 0:
+            return
+        ordered_A2 = appended_A2[np.argsort(appended_A2[:, 0], kind="stable")]
+        slots_A, pages_A = ordered_A2[:, 0], ordered_A2[:, 1]
+        self._check_slots(slots_A)
+        ensure(int(pages_A.max()) < self._num_pages, f"the plan names page {pages_A.max()} of {self._num_pages}")
+        ensure(bool(self._is_live_N[slots_A].all()), "the plan gives a page to a slot that holds nothing")
+        # The rank of each pair among those of its slot, which lie together now.
+        first_A = np.searchsorted(slots_A, slots_A, side="left")
+        places_A = self._num_held_N[slots_A] + np.arange(len(slots_A)) - first_A
+        ensure(int(places_A.max()) < self._max_pages, f"a slot gets more than the {self._max_pages} pages of a context")
+        np.add.at(self._num_held_N, slots_A, 1)
+        index = (self.to_device(slots_A), self.to_device(places_A))
+        self._page_table_NM[index] = self.to_device(pages_A).to(torch.int32)
+
+    def _check(self, delta: Delta) -> None:
+        slots_R, starts_R = delta.slots_R, delta.starts_R
+        self._check_slots(slots_R)
+        ensure(len(set(slots_R.tolist())) == len(slots_R), "two rows of the plan have the same slot")
+        ensure(bool(self._is_live_N[slots_R].all()), "a row's slot holds nothing")
+        room_R = self._num_held_N[slots_R] * self._page_size
+        ensure(bool((starts_R + delta.lengths_R <= room_R).all()), "a row's slot lacks a page for the row's tokens")
+        continues_R = (starts_R == self._num_computed_N[slots_R]) | self._is_fresh_N[slots_R]
+        ensure(bool(continues_R.all()), "a row does not start where its slot's computed tokens end")
+        decoding = slots_R[delta.num_prefill :]
+        ensure(bool(self._has_token_N[decoding].all()), "a decode row's slot has not sampled a token")
+
+    def _check_slots(self, slots: Ints) -> None:
+        if len(slots):
+            ensure(int(slots.max()) < self.num_slots, f"the plan names slot {slots.max()} of {self.num_slots}")

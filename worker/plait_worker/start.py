@@ -1,0 +1,72 @@
+"""From a configuration to a rank that is ready for plans."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
+
+from plait_worker.attention.torch import TorchAttention
+from plait_worker.cache import KVCache, bytes_per_page
+from plait_worker.capacity import choose_num_pages
+from plait_worker.device import open_device
+from plait_worker.failure import Failure
+from plait_worker.link import Link
+from plait_worker.loop import Rank
+from plait_worker.machine import free_memory_bytes
+from plait_worker.models import Model, load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rendezvous import meet
+from plait_worker.slots import Slots
+from plait_worker.weights import ModelFilesError
+
+_log = logging.getLogger(__name__)
+
+
+def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank:
+    """Load the model, say Hello, and allocate what Welcome says. Raises ``Failure`` where one of these cannot be."""
+    device, device_name = open_device(config)
+    parallel = meet(config, rank)
+    model = _load(config, device, parallel)
+    link.send(encode(_hello(config, config_bytes, model, parallel, device_name)))
+    welcome = link.welcome()
+    _log.info("rank %d of %d on %s: %d pages", rank, config.world, device_name, welcome.num_pages)
+    return _allocate(config, welcome, model, parallel, device)
+
+
+def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model:
+    try:
+        return load_model(Path(config.model), config.dtype, device, parallel)
+    except ModelFilesError as error:
+        raise Failure(ExitCode.MODEL_FILES, str(error)) from error
+
+
+def _hello(config: WorkerConfig, config_bytes: bytes, model: Model, parallel: Parallel, device_name: str) -> Hello:
+    page_bytes = bytes_per_page(model.cache_spec, config.page_size)
+    return Hello(
+        protocol=PROTOCOL,
+        schema=SCHEMA_FINGERPRINT,
+        config=config_fingerprint(config_bytes),
+        rank=parallel.rank,
+        world=parallel.world,
+        pid=os.getpid(),
+        device=device_name,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_pages=choose_num_pages(config, page_bytes, model.weight_bytes, free_memory_bytes()),
+        page_bytes=page_bytes,
+        weight_bytes=model.weight_bytes,
+    )
+
+
+def _allocate(config: WorkerConfig, welcome: Welcome, model: Model, parallel: Parallel, device: torch.device) -> Rank:
+    num_pages, page_size = welcome.num_pages, config.page_size
+    return Rank(
+        model=model,
+        cache=KVCache(model.cache_spec, num_pages, page_size, device),
+        attention=TorchAttention(model.attention_shape, page_size),
+        slots=Slots(welcome.num_slots, num_pages, page_size, config.max_model_len, device),
+        parallel=parallel,
+    )
