@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from plait.errors import ADVICE, ExitCode, SettingsError, StartError
+from plait.errors import ADVICE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
 from plait.settings import ServeSettings
 
@@ -31,8 +31,8 @@ def run(words: list[str]) -> int:
 
 def _last_line(error: StartError) -> str:
     kind = error.exit_code.name.lower().replace("_", " ")
-    advice = ADVICE.get(error.exit_code, "")
-    return f"plait: {kind} error (exit code {error.exit_code}): {error.message}" + (f". {advice}" if advice else "")
+    advice = ADVICE.get(error.exit_code)
+    return f"plait: {kind} error (exit code {error.exit_code}): {error.message}" + (f"; {advice}" if advice else "")
 
 
 def _run(words: list[str]) -> int:

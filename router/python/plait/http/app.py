@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from plait._router import Engine
 from plait.http.auth import ApiKeys, RequireKey
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
@@ -19,6 +18,9 @@ from plait.http.openapi import add_generate_routes
 from plait.http.status import Description, Status, read_status
 from plait.http.streams import Streams
 from plait.http.validate import read_chat, read_completion
+
+if TYPE_CHECKING:
+    from plait._router import Engine
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from plait._router import Engine
+if TYPE_CHECKING:
+    from plait._router import Engine
 
 Phase = Literal["loading", "ready", "draining", "stopped", "failed"]
 

@@ -10,10 +10,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from plait_proto.config import WorkerConfig, encode_config
 
 from plait._router import Engine, ModelFilesError
@@ -29,6 +31,9 @@ from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
 from plait.settings import ServeSettings, engine_settings
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
 
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 5
@@ -180,10 +185,10 @@ class _Service:
             self._engine.worker_lost(worker.rank, worker.reason)
 
 
-def _http_server(app: uvicorn._types.ASGIApplication) -> _HttpServer:
+def _http_server(app: FastAPI) -> _HttpServer:
     return _HttpServer(
         uvicorn.Config(
-            app,
+            cast("ASGIApplication", app),
             http=BoundedHttp,
             ws="none",
             lifespan="off",

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.errors import ExitCode
-
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 _MAX_LINE_BYTES = 4096
@@ -91,10 +89,8 @@ class Worker:
         except BlockingIOError:
             return True
         os.write(sys.stderr.fileno(), text)
-        if lines := text.split(b"\n"):
-            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)[
-                :_MAX_LINE_BYTES
-            ]
+        lines = [line for line in text.split(b"\n") if line.strip()]
+        self._last_line = lines[-1][:_MAX_LINE_BYTES] if lines else self._last_line
         return bool(text)
 
     def _reap(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
@@ -110,7 +106,4 @@ class Worker:
 def _ending(returncode: int) -> str:
     if returncode < 0:
         return f"was killed by {signal.Signals(-returncode).name}"
-    named = {code.value for code in ExitCode}
-    return f"ended with exit code {returncode}" + (
-        f" ({ExitCode(returncode).name.lower()})" if returncode in named else ""
-    )
+    return f"ended with exit code {returncode}"
