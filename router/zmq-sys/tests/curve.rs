@@ -1,5 +1,7 @@
 //! Crate `zmq` over this crate's libzmq: CURVE is there, encrypts, and shuts out a client with the wrong key.
 
+#![allow(clippy::unwrap_used, reason = "a test ends with the error")]
+
 use zmq::{Context, CurveKeyPair, Socket, SocketType};
 
 const WAIT_MS: i32 = 5_000;
