@@ -41,7 +41,9 @@ def check_models(request: pytest.FixtureRequest) -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs more GPUs than there are; torch is loaded only where a test asks for one."""
-    asking = [(item, num) for marker, num in NUM_GPUS_NEEDED.items() for item in items if item.get_closest_marker(marker)]
+    asking = [
+        (item, num) for marker, num in NUM_GPUS_NEEDED.items() for item in items if item.get_closest_marker(marker)
+    ]
     if not asking:
         return
     import torch

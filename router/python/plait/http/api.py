@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 
+# budget: one field per field of the API
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of `/v1/chat/completions` or `/v1/completions`; mirrored by serde in `engine::text`.
 

@@ -1,0 +1,119 @@
+"""What the source never does: load code from data, read the environment, name the place it was written in."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import measure
+import pytest
+
+ROOMS = ("router/python/plait", "worker/plait_worker", "kernels/plait_kernels", "proto/plait_proto")
+PRODUCT = [path for path in measure.tracked(".py") if str(path.relative_to(measure.ROOT)).startswith(ROOMS)]
+COMMAND_LINE = measure.ROOT / "router/python/plait/cli.py"
+
+CODE_FROM_DATA_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+CODE_FROM_DATA_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "torch.jit.load",
+    "numpy.load",
+    "np.load",
+    "yaml.load",
+    "os.system",
+}
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
+WORKPLACE = re.compile(r"/(?:work|root|tmp/brief|tmp/target|opt/wheels)/|crates-mirror|\bissues show\b")
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name or an attribute; empty for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute):
+            return f"{dotted(value)}.{attribute}"
+    return ""
+
+
+def imported(node: ast.AST) -> set[str]:
+    """The packages that a statement imports, and the names that it takes from them."""
+    match node:
+        case ast.Import(names=names):
+            return {alias.name.split(".")[0] for alias in names}
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            return {module.split(".")[0], *(f"{module}.{alias.name}" for alias in names)}
+    return set()
+
+
+def forbidden(tree: ast.AST) -> Iterator[str]:
+    """Each place of a file that could run code from data or through a shell."""
+    for node in ast.walk(tree):
+        for name in imported(node) & (CODE_FROM_DATA_MODULES | CODE_FROM_DATA_CALLS):
+            yield name
+        if isinstance(node, ast.Call):
+            if (name := dotted(node.func)) in CODE_FROM_DATA_CALLS:
+                yield name
+            for keyword in node.keywords:
+                if keyword.arg in {"shell", "trust_remote_code"} and getattr(keyword.value, "value", True) is not False:
+                    yield f"{keyword.arg}=True"
+
+
+def environment_reads(tree: ast.AST) -> set[str]:
+    """The ways in which a file reads environment variables."""
+    return {name for node in ast.walk(tree) for name in {dotted(node), *imported(node)} & ENVIRONMENT}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "from torch import load",
+        "x = torch.load(path)",
+        "eval('1')",
+        "subprocess.run('ls', shell=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+    ],
+)
+def test_code_from_data_is_found(code: str) -> None:
+    assert list(forbidden(ast.parse(code)))
+
+
+@pytest.mark.parametrize("code", ["model.eval()", "import msgspec", "run(command, shell=False)", "tokens.load(path)"])
+def test_innocent_code_passes(code: str) -> None:
+    assert not list(forbidden(ast.parse(code)))
+
+
+@pytest.mark.parametrize("code", ["os.environ['A']", "from os import environ", "os.getenv('A')"])
+def test_a_read_of_the_environment_is_found(code: str) -> None:
+    assert environment_reads(ast.parse(code))
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(measure.ROOT)))
+def test_no_data_becomes_code(path: Path) -> None:
+    assert list(forbidden(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(measure.ROOT)))
+def test_only_the_command_line_reads_the_environment(path: Path) -> None:
+    if path != COMMAND_LINE:
+        assert environment_reads(ast.parse(path.read_text())) == set()
+
+
+@pytest.mark.parametrize("room", ["worker", "kernels", "proto", "tests"])
+def test_a_room_is_not_itself_a_package(room: str) -> None:
+    """`kernels` and `proto` are names of other projects' packages."""
+    assert not (measure.ROOT / room / "__init__.py").exists()
+
+
+def test_no_test_folder_is_a_package() -> None:
+    assert not list((measure.ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_file_names_the_place_it_was_written_in() -> None:
+    """A clone anywhere else must find all that a file names."""
+    texts = measure.tracked(".py", ".rs", ".toml", ".md", ".pyi", ".sh", "Makefile", ".ci/run", ".json", ".yaml")
+    named = [path for path in texts if path != Path(__file__) and WORKPLACE.search(path.read_text())]
+    assert named == []
