@@ -145,6 +145,7 @@ impl From<Refusal> for ApiError {
             }
             Refusal::Draining => Self::unavailable(message),
             Refusal::EmptyPrompt => RequestError::invalid("prompt", message).into(),
+            Refusal::NoOutput => RequestError::invalid("max_tokens", message).into(),
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => {
                 RequestError::new("prompt", "context_length_exceeded", message).into()
             }
