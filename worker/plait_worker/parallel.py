@@ -27,6 +27,7 @@ class Parallel:
     """How the ranks talk; needed where there are several."""
 
     def __post_init__(self) -> None:
+        """Check that the parts fit together."""
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank {self.rank} of {self.world}: a rank lies between 0 and the world's size")
         if self.world > 1 and self.group is None:

@@ -1,19 +1,212 @@
-"""Attention with plain torch operations: the CPU's backend and the oracle of every other one."""
+"""Attention with plain torch operations: the CPU's backend and the oracle of every other one.
+
+``scaled_dot_product_attention`` on a CPU keeps scores, softmax and sums in float32; with bfloat16
+inputs it rounds the softmax's weights once, to bfloat16 (measured against float64 in the tests).
+
+Shapes: T tokens of the step, B decode rows of one batch, C new tokens of one prefill row, L positions
+of context, W pages of the widest table, H query heads in G groups of M (one group a key-value head),
+D numbers in a head, P tokens in a page, N pages, I flat indices.
+"""
 
 from __future__ import annotations
 
-from plait_worker.attention import AttentionShape, StepAttention
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait_worker.attention import AttentionShape
 from plait_worker.rows import Rows
+
+QUERY_BLOCK = 128
+"""New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
+MAX_GATHERED = 1 << 25
+"""Numbers of keys and values that one batch of decode rows may copy out of the pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Which slices of the flat cache ``[N 2 G, P D]`` hold the keys, then the values, of some rows."""
+
+    index_I: Tensor
+    num_rows: int
+
+    def gather(self, pages: Tensor) -> Tensor:
+        """``[2, rows, G, L, D]``, with the whole width of the table as L."""
+        _, _, num_kv_heads, page_size, head_dim = pages.shape
+        flat = pages.view(-1, page_size * head_dim).index_select(0, self.index_I)
+        return flat.view(2, self.num_rows, num_kv_heads, -1, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeBatch:
+    """Decode rows of similar length, one query token each."""
+
+    tokens: slice | Tensor
+    pages: _Pages
+    visible_B11L: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """A chunk of a prompt."""
+
+    first_token: int
+    start: int
+    length: int
+    pages: _Pages
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Offsets in the chunk where each block of queries begins and ends."""
+        for begin in range(0, self.length, QUERY_BLOCK):
+            yield begin, min(begin + QUERY_BLOCK, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """``StepAttention`` of the torch backend."""
+
+    shape: AttentionShape
+    key_index_I: Tensor
+    """Rows of the flat cache ``[N 2 G P, D]`` for the step's keys, token after token."""
+    value_index_I: Tensor
+    prefill: list[_PrefillRow]
+    decode: list[_DecodeBatch]
+    causal: Tensor
+    """bool ``[QUERY_BLOCK, longest + QUERY_BLOCK]``: query j sees column m where ``m <= longest + j``."""
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        head_dim = self.shape.head_dim
+        flat = pages.view(-1, head_dim)
+        flat.index_copy_(0, self.key_index_I, k_TGD.reshape(-1, head_dim))
+        flat.index_copy_(0, self.value_index_I, v_TGD.reshape(-1, head_dim))
+        q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
+        out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
+        for row in self.prefill:
+            self._attend_prefill(row, q_TGMD, pages, out_TGMD)
+        for batch in self.decode:
+            self._attend_decode(batch, q_TGMD, pages, out_TGMD)
+        return out_TGMD.flatten(1, 2)
+
+    def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+        """The M queries of a key-value head see the same keys, so they stand where a sequence would."""
+        k_BGLD, v_BGLD = batch.pages.gather(pages)
+        out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
+            q_TGMD[batch.tokens], k_BGLD, v_BGLD, attn_mask=batch.visible_B11L, scale=self.shape.scale
+        )
+
+    def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+        k_GLD, v_GLD = batch_of_one(row.pages.gather(pages))
+        q_GMCD = q_TGMD[row.first_token : row.first_token + row.length].permute(1, 2, 0, 3)
+        heads = q_GMCD.shape[1]
+        for begin, end in row.blocks():
+            num_seen = row.start + end
+            out_GMCD = F.scaled_dot_product_attention(
+                q_GMCD[:, :, begin:end],
+                k_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
+                v_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
+                attn_mask=self._causal_mask(row.start + begin, end - begin),
+                scale=self.shape.scale,
+            )
+            out_TGMD[row.first_token + begin : row.first_token + end] = out_GMCD.permute(2, 0, 1, 3)
+
+    def _causal_mask(self, position: int, num_queries: int) -> Tensor:
+        """What queries at ``position`` and after see: the big mask, shifted so that its diagonal meets them."""
+        shift = self.causal.shape[1] - QUERY_BLOCK - position
+        return self.causal[:num_queries, shift : shift + position + num_queries]
+
+
+def batch_of_one(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[G, L, D]`` of the only row in ``[2, 1, G, L, D]``."""
+    return kv[0, 0], kv[1, 0]
 
 
 class TorchAttention:
-    """``AttentionBackend`` for any device; scores, softmax and sums are float32."""
+    """``AttentionBackend`` for any device."""
 
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         """``page_size`` in tokens."""
         self.shape = shape
         self.page_size = page_size
 
-    def prepare(self, rows: Rows) -> StepAttention:
+    def prepare(self, rows: Rows) -> TorchStep:
         """The page indices and the order of work of one step."""
-        raise NotImplementedError
+        key_index_TG = self._key_index(rows)
+        prefill = self._prefill_rows(rows)
+        return TorchStep(
+            shape=self.shape,
+            key_index_I=key_index_TG.flatten(),
+            value_index_I=key_index_TG.flatten() + self.shape.num_kv_heads * self.page_size,
+            prefill=prefill,
+            decode=[self._decode_batch(rows, members) for members in self._similar_rows(rows)],
+            causal=_causal(max((row.start + row.length for row in prefill), default=0), rows.page_table_RW.device),
+        )
+
+    def _key_index(self, rows: Rows) -> Tensor:
+        """Where the flat cache ``[N 2 G P, D]`` takes each token's key of each head: ``[T, G]``."""
+        device = rows.positions_T.device
+        lengths_R = torch.tensor(rows.lengths, device=device)
+        row_T = torch.arange(rows.num_rows, device=device).repeat_interleave(lengths_R, output_size=rows.num_tokens)
+        page_T = rows.page_table_RW[row_T, rows.positions_T // self.page_size].long()
+        slice_TG = self._first_slice(page_T)[:, None] + torch.arange(self.shape.num_kv_heads, device=device)
+        return slice_TG * self.page_size + (rows.positions_T % self.page_size)[:, None]
+
+    def _first_slice(self, page: Tensor) -> Tensor:
+        """Index in ``[N 2 G]`` of a page's first key head."""
+        return page * (2 * self.shape.num_kv_heads)
+
+    def _pages(self, table_BW: Tensor) -> _Pages:
+        """The slices of a table's pages in the order that ``gather`` wants: key or value, row, head, page."""
+        heads = torch.arange(2 * self.shape.num_kv_heads, device=table_BW.device).view(2, 1, -1, 1)
+        index_2BGW = self._first_slice(table_BW.long())[None, :, None, :] + heads
+        return _Pages(index_2BGW.flatten(), table_BW.shape[0])
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def _prefill_rows(self, rows: Rows) -> list[_PrefillRow]:
+        prefill, first_token = [], 0
+        for row in range(rows.num_prefill):
+            start, length = rows.starts[row], rows.lengths[row]
+            width = self._num_pages(start + length)
+            prefill.append(_PrefillRow(first_token, start, length, self._pages(rows.page_table_RW[row, None, :width])))
+            first_token += length
+        return prefill
+
+    def _similar_rows(self, rows: Rows) -> Iterator[list[int]]:
+        """Decode rows whose contexts are within a factor of two, in batches that bound what is gathered."""
+        by_size: dict[int, list[int]] = {}
+        for row in range(rows.num_prefill, rows.num_rows):
+            by_size.setdefault((self._num_pages(rows.starts[row] + 1) - 1).bit_length(), []).append(row)
+        per_page = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
+        for size, members in by_size.items():
+            limit = max(1, MAX_GATHERED // (per_page << size))
+            yield from (members[i : i + limit] for i in range(0, len(members), limit))
+
+    def _decode_batch(self, rows: Rows, members: list[int]) -> _DecodeBatch:
+        device = rows.page_table_RW.device
+        first_token = rows.num_prefill_tokens
+        consecutive = members[-1] - members[0] + 1 == len(members)
+        chosen = slice(members[0], members[-1] + 1) if consecutive else torch.tensor(members, device=device)
+        ends_B = torch.tensor([rows.starts[row] + 1 for row in members], device=device)
+        width = self._num_pages(max(rows.starts[row] for row in members) + 1)
+        positions_L = torch.arange(width * self.page_size, device=device)
+        return _DecodeBatch(
+            tokens=_shifted(chosen, first_token - rows.num_prefill),
+            pages=self._pages(rows.page_table_RW[chosen, :width]),
+            visible_B11L=(positions_L < ends_B[:, None])[:, None, None, :],
+        )
+
+
+def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
+    """A decode row's token lies as far behind its row as the prefill rows have more tokens than rows."""
+    return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
+
+
+def _causal(longest: int, device: torch.device) -> Tensor:
+    """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
+    columns = torch.arange(longest + QUERY_BLOCK, device=device)
+    return columns <= longest + torch.arange(QUERY_BLOCK, device=device)[:, None]

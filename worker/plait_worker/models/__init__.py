@@ -14,8 +14,21 @@ from torch import Tensor
 from plait_worker.attention import AttentionShape, StepAttention
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.model_config import ModelConfig
+from plait_worker.models import llama, qwen3, qwen3_moe
+from plait_worker.models.decoder import BlockReader, Decoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
+from plait_worker.weights import Weights, open_checkpoint
+
+BLOCKS: dict[str, BlockReader] = {
+    "LlamaForCausalLM": llama.read_block,
+    "Qwen3ForCausalLM": qwen3.read_block,
+    "Qwen3MoeForCausalLM": qwen3_moe.read_block,
+}
+"""How each architecture's blocks are read."""
+NOT_LOADED = ("rotary_emb.inv_freq",)
+"""Endings of tensors that old files hold and that follow from the configuration."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Model(Protocol):
@@ -60,4 +73,26 @@ def load_model(path: Path, dtype: str, device: torch.device, parallel: Parallel)
 
     Raises ``ModelFilesError`` where the files are missing, broken or not supported.
     """
-    raise NotImplementedError
+    checkpoint = open_checkpoint(path)
+    weights = Weights(checkpoint, choose_dtype(dtype, device), device)
+    with torch.inference_mode():
+        model = Decoder(checkpoint.config, weights, parallel, BLOCKS[checkpoint.config.architecture])
+    unused_head = ("lm_head.weight",) if checkpoint.config.tie_embeddings else ()
+    weights.refuse_leftovers(NOT_LOADED + unused_head)
+    return model
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type that a setting means; auto is bfloat16 where the device multiplies it natively, else float32.
+
+    Raises ``ValueError`` for another name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} must be auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cpu":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else:
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float32

@@ -1,5 +1,21 @@
 """Model files, read with limits; nothing in them is ever executed."""
 
-from plait_worker.weights.errors import ModelFilesError
+from __future__ import annotations
 
-__all__ = ["ModelFilesError"]
+from pathlib import Path
+
+from plait_worker.weights.errors import ModelFilesError
+from plait_worker.weights.folder import Folder
+from plait_worker.weights.reader import Weights
+
+__all__ = ["Folder", "ModelFilesError", "Weights", "open_checkpoint"]
+
+
+def open_checkpoint(path: Path) -> Folder:
+    """The model files at a path: a folder, or one GGUF file.
+
+    Raises ``ModelFilesError`` where they are missing, broken or not supported.
+    """
+    if path.is_dir():
+        return Folder(path)
+    raise ModelFilesError(f"{path} is neither a model's folder nor a GGUF file")

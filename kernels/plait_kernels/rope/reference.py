@@ -1,0 +1,24 @@
+"""Rope in torch. Shapes: T tokens, H heads, D numbers in a head, F = D / 2 frequencies.
+
+With ``x = [a, b]`` in halves the result is ``[a cos - b sin, b cos + a sin]``, which is
+``x [cos, cos] + [b, a] [-sin, sin]``: the tables hold the bracketed factors, so that a layer needs
+one roll and two multiplications.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), both times ``scale``; made once a step."""
+    angles_TF = positions_T[:, None].float() * frequencies_F
+    cos_TF, sin_TF = angles_TF.cos() * scale, angles_TF.sin() * scale
+    return torch.cat((cos_TF, cos_TF), dim=-1)[:, None], torch.cat((-sin_TF, sin_TF), dim=-1)[:, None]
+
+
+def apply_rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    """``x`` rotated, computed in float32 and given back in the dtype of ``x``."""
+    swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_THD * cos_T1D, swapped_THD, sin_T1D).to(x_THD.dtype)

@@ -1,0 +1,1 @@
+"""The parts that model families are made of, divided among the ranks."""

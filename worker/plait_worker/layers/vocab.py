@@ -1,0 +1,62 @@
+"""The two ends of a model, divided among the ranks by vocabulary.
+
+Shapes: T tokens, S rows that sample, D the hidden size, V the vocabulary, U its share of one rank (the
+last rank's is filled up with zeros).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait_worker.parallel import Parallel
+from plait_worker.weights.reader import Weights
+
+
+def _vocab_share(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Tensor:
+    """This rank's rows of ``[V, D]``: ``[U, D]``."""
+    vocab_size, hidden_size = shape
+    size = -(-vocab_size // parallel.world)
+    rows = range(min(parallel.rank * size, vocab_size), min((parallel.rank + 1) * size, vocab_size))
+    weight = weights.take(name, shape, rows=rows)
+    return torch.cat((weight, weight.new_zeros(size - len(rows), hidden_size))) if len(rows) < size else weight
+
+
+class VocabEmbedding:
+    """Token ids to vectors; a rank looks up its own tokens and the others' come out of the sum."""
+
+    def __init__(self, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> None:
+        """Read ``NAME.weight`` of shape ``[V, D]``."""
+        self.parallel = parallel
+        self.weight_UD = _vocab_share(weights, f"{name}.weight", shape, parallel)
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """``[T, D]``."""
+        if self.parallel.world == 1:
+            return F.embedding(token_ids_T, self.weight_UD)
+        size = self.weight_UD.shape[0]
+        local_T = token_ids_T - self.parallel.rank * size
+        own_T = (local_T >= 0) & (local_T < size)
+        found_TD = F.embedding(local_T.where(own_T, 0), self.weight_UD) * own_T[:, None]
+        return self.parallel.all_reduce(found_TD)
+
+
+class VocabHead:
+    """Hidden states to logits over the gathered vocabulary."""
+
+    def __init__(self, weight_UD: Tensor, vocab_size: int, parallel: Parallel) -> None:
+        """Use a rank's share of the matrix: the embedding's own where they are tied."""
+        self.parallel = parallel
+        self.vocab_size = vocab_size
+        self.weight_UD = weight_UD
+
+    @classmethod
+    def read(cls, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> VocabHead:
+        """A head with a matrix of its own, ``NAME.weight`` of shape ``[V, D]``."""
+        return cls(_vocab_share(weights, f"{name}.weight", shape, parallel), shape[0], parallel)
+
+    def __call__(self, hidden_SD: Tensor) -> Tensor:
+        """float32 ``[S, V]``."""
+        logits_SU = F.linear(hidden_SD, self.weight_UD)
+        return self.parallel.all_gather(logits_SU)[:, : self.vocab_size].float()

@@ -1,0 +1,117 @@
+"""What the decoder-only families share: a stack of blocks between an embedding and a head.
+
+Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary; cosine and sine
+tables are ``[T, 1, head_dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait_worker.attention import AttentionShape, StepAttention
+from plait_worker.cache import CacheSpec, KVCache
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.rope import Rope
+from plait_worker.layers.vocab import VocabEmbedding, VocabHead
+from plait_worker.model_config import ModelConfig
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from plait_worker.weights.reader import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What every layer of one step shares."""
+
+    cos_T1D: Tensor
+    sin_T1D: Tensor
+    attention: StepAttention
+
+
+class Attention(Protocol):
+    """A family's attention: projections, rotation, cache."""
+
+    def __call__(self, x_TD: Tensor, step: Step, pages: Tensor) -> Tensor:
+        """``[T, D]``; writes the step's keys and values into the layer's pages."""
+        ...
+
+
+class Block:
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is made together with the norm after it."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, attention: Attention, mlp: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Read the two norms."""
+        self.attention_norm = RmsNorm(weights, "input_layernorm", config.hidden_size, config.norm_eps)
+        self.attention = attention
+        self.mlp_norm = RmsNorm(weights, "post_attention_layernorm", config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """The block's last summand and the residual stream that it is still to be added to."""
+        x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
+        x_TD = self.attention(x_TD, step, pages)
+        x_TD, residual_TD = self.mlp_norm.add(x_TD, residual_TD)
+        return self.mlp(x_TD), residual_TD
+
+
+BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block]
+"""Reads the block of the given layer from the tensors below ``model.layers.N``."""
+
+
+class Decoder:
+    """``plait_worker.models.Model`` of every family whose blocks attend to a key-value cache."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader) -> None:
+        """Read the whole model."""
+        self.config = config
+        self.dtype = weights.dtype
+        self.parallel = parallel
+        below = weights.at("model")
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = VocabEmbedding(below, "embed_tokens", shape, parallel)
+        self.blocks = [
+            read_block(config, layer, below.at(f"layers.{layer}"), parallel) for layer in range(config.num_layers)
+        ]
+        self.norm = RmsNorm(below, "norm", config.hidden_size, config.norm_eps)
+        self.head = (
+            VocabHead(self.embedding.weight_UD, config.vocab_size, parallel)
+            if config.tie_embeddings
+            else VocabHead.read(weights, "lm_head", shape, parallel)
+        )
+        self.rope = Rope(config.rope, config.head_dim, weights.device)
+        self.weight_bytes = weights.num_bytes
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """Keys and values of this rank's heads in every layer."""
+        config = self.config
+        return CacheSpec(config.num_layers, len(self.parallel.share(config.num_kv_heads)), config.head_dim, self.dtype)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """This rank's heads."""
+        config, share = self.config, self.parallel.share
+        num_heads, num_kv_heads = len(share(config.num_heads)), len(share(config.num_kv_heads))
+        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``."""
+        step = Step(*self.rope.tables(rows.positions_T), attention)
+        x_TD = self.embedding(rows.token_ids_T)
+        residual_TD = torch.zeros_like(x_TD)
+        for block, pages in zip(self.blocks, cache.layers, strict=True):
+            x_TD, residual_TD = block(x_TD, residual_TD, step, pages)
+        return self.norm.add(x_TD, residual_TD)[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """float32 ``[S, V]``."""
+        return self.head(hidden_SD)

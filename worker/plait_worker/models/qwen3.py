@@ -1,0 +1,50 @@
+"""Qwen3 (arXiv 2505.09388): Llama's block, with each head of query and key normalised before rope.
+
+Shapes: T tokens, D the hidden size, H query heads and G key-value heads of this rank, E a head's width.
+"""
+
+from __future__ import annotations
+
+import torch
+from plait_kernels.rope import apply_rope
+from torch import Tensor
+
+from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.mlp import GatedMlp
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.model_config import ModelConfig
+from plait_worker.models.decoder import Block, Step
+from plait_worker.parallel import Parallel
+from plait_worker.weights.reader import Weights
+
+
+class Qwen3Attention:
+    """Query, key and value in one matrix; query and key normalised head by head, then rotated."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
+        """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""
+        self.num_heads = len(parallel.share(config.num_heads))
+        self.num_kv_heads = len(parallel.share(config.num_kv_heads))
+        self.head_dim = config.head_dim
+        q = Part("q_proj", config.num_heads, config.head_dim)
+        k = Part("k_proj", config.num_kv_heads, config.head_dim)
+        v = Part("v_proj", config.num_kv_heads, config.head_dim)
+        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias)
+        self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
+        self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)
+        self.k_norm = RmsNorm(weights, "k_norm", config.head_dim, config.norm_eps)
+
+    def __call__(self, x_TD: Tensor, step: Step, pages: Tensor) -> Tensor:
+        """``[T, D]``."""
+        qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
+        q_THE, k_TGE, v_TGE = torch.split(qkv_THE, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        q_THE = apply_rope(self.q_norm(q_THE), step.cos_T1D, step.sin_T1D)
+        k_TGE = apply_rope(self.k_norm(k_TGE), step.cos_T1D, step.sin_T1D)
+        out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages)
+        return self.output(out_THE.flatten(1))
+
+
+def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block:
+    """One block from the tensors below ``model.layers.N``."""
+    attention = Qwen3Attention(config, weights.at("self_attn"), parallel)
+    return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))

@@ -1,0 +1,101 @@
+"""A Hugging Face folder: ``config.json`` and safetensors, in one file or in shards named by an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol, cast
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from plait_worker.model_config import ModelConfig
+from plait_worker.weights.errors import ModelFilesError
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.json_config import read_config
+
+MAX_JSON_BYTES = 64 << 20
+MAX_SHARDS = 4096
+FLOATING = ("F64", "F32", "F16", "BF16")
+"""What safetensors calls the types that can be loaded."""
+
+
+class _Slice(Protocol):
+    """What safetensors tells of one tensor; the library carries no types."""
+
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+
+
+class _Shard(Protocol):
+    """An open safetensors file."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> _Slice: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class Folder:
+    """``TensorSource`` of a folder; its files stay open, mapped, as long as it lives."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the configuration and the headers; raises ``ModelFilesError``."""
+        self.config: ModelConfig = read_config(read_json(path / "config.json"))
+        self._files = [_open_shard(file) for file in _shards(path)]
+        named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
+        self._by_name = dict(named)
+        if len(self._by_name) < len(named):
+            raise ModelFilesError(f"{path} holds some tensors in more than one shard: download it again")
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every tensor of every shard."""
+        return self._by_name.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header."""
+        return tuple(self._by_name[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor over the mapped file, in the file's own type."""
+        dtype = self._by_name[name].get_slice(name).get_dtype()
+        if dtype not in FLOATING:
+            raise ModelFilesError(f"tensor {name} is {dtype}; quantised safetensors are not supported, use a GGUF")
+        return self._by_name[name].get_tensor(name)
+
+
+def read_json(path: Path) -> Fields:
+    """The object in a JSON file of at most 64 MiB; raises ``ModelFilesError`` naming the file."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFilesError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB: not a model's configuration")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelFilesError(f"cannot read {path}: {error.strerror}; is this a model's folder?") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFilesError(f"{path} is not valid JSON ({error}): download it again") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{path} holds no JSON object: download it again")
+    return Fields(value, str(path))
+
+
+def _shards(path: Path) -> list[Path]:
+    """The files that hold the tensors."""
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        return [path / "model.safetensors"]
+    listed = read_json(index).below("weight_map").values.values()
+    names = sorted({name for name in listed if isinstance(name, str)})
+    if not 0 < len(names) <= MAX_SHARDS or any(Path(name).name != name for name in names):
+        raise ModelFilesError(f"{index}: weight_map must name 1 to {MAX_SHARDS} files of the same folder")
+    return [path / name for name in names]
+
+
+def _open_shard(path: Path) -> _Shard:
+    if not path.exists():
+        raise ModelFilesError(f"{path} is missing: download the model again (weights must be safetensors or GGUF)")
+    try:
+        return cast(_Shard, safe_open(path, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        raise ModelFilesError(f"{path} is broken or truncated ({error}): download it again") from error

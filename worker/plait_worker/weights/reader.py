@@ -1,0 +1,103 @@
+"""Hands a model its tensors, by Hugging Face's names, and notices what is missing, misshapen or left over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait_worker.weights.errors import ModelFilesError
+
+NUM_NAMED = 5
+"""Names that an error message lists at most."""
+
+
+class TensorSource(Protocol):
+    """Opened model files."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every tensor's name, as Hugging Face spells it."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
+        ...
+
+
+class Weights:
+    """The tensors below one prefix, cut to a rank's share and moved to its device."""
+
+    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
+        """Nothing is read yet."""
+        self.source = source
+        self.dtype = dtype
+        self.device = device
+        self.prefix = ""
+        self.taken: dict[str, int] = {}
+        """Bytes that each tensor takes on this rank."""
+
+    def at(self, prefix: str) -> Weights:
+        """The tensors whose names go on with ``prefix`` and a dot."""
+        below = Weights(self.source, self.dtype, self.device)
+        below.prefix = f"{self.prefix}{prefix}."
+        below.taken = self.taken
+        return below
+
+    def has(self, name: str) -> bool:
+        """Whether the files hold a tensor."""
+        return self.prefix + name in self.source.names
+
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> Tensor:
+        """A tensor of the given shape (the whole one), or the rows or columns of it that this rank holds.
+
+        Raises ``ModelFilesError`` where the files lack it or give it another shape.
+        """
+        full_name = self.prefix + name
+        if full_name not in self.source.names:
+            raise ModelFilesError(f"the model files lack the tensor {full_name}: download them again")
+        found = self.source.shape(full_name)
+        if found != shape:
+            raise ModelFilesError(
+                f"tensor {full_name} has shape {list(found)}, but the configuration asks for {list(shape)}: "
+                "the files do not belong together"
+            )
+        tensor = self._own(self._cut(self.source.read(full_name), rows, columns))
+        self.taken[full_name] = tensor.nbytes
+        return tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of everything taken so far, over all prefixes."""
+        return sum(self.taken.values())
+
+    def _cut(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
+        if rows is not None:
+            tensor = tensor[rows.start : rows.stop]
+        if columns is not None:
+            tensor = tensor[:, columns.start : columns.stop]
+        return tensor
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A copy of its own: the source may lie in a mapped file."""
+        return torch.empty(tensor.shape, dtype=self.dtype, device=self.device).copy_(tensor)
+
+    def refuse_leftovers(self, allowed: Collection[str]) -> None:
+        """Raise ``ModelFilesError`` where tensors were not taken, except those whose names end as ``allowed`` says."""
+        left = sorted(
+            name for name in self.source.names if name not in self.taken and not name.endswith(tuple(allowed))
+        )
+        if left:
+            named = ", ".join(left[:NUM_NAMED]) + (" and more" if len(left) > NUM_NAMED else "")
+            raise ModelFilesError(
+                f"the model files hold {len(left)} tensors that this architecture has no place for ({named}): "
+                "the model is of another kind than its configuration says, or a variant that is not supported"
+            )

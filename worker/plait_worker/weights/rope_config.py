@@ -1,0 +1,71 @@
+"""The rotary embedding of ``config.json``, in its new spelling (``rope_parameters``) and its old one."""
+
+from __future__ import annotations
+
+import math
+
+from plait_worker.model_config import LinearRope, Llama3Rope, RopeConfig, RopeScaling, YarnRope
+from plait_worker.weights.errors import ModelFilesError
+from plait_worker.weights.fields import Fields
+
+DEFAULT_THETA = 10000.0
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def read_rope(fields: Fields) -> tuple[RopeConfig, int]:
+    """The embedding, and the longest context that it was made for.
+
+    Raises ``ModelFilesError`` for a type that is not supported.
+    """
+    rope = fields.below("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
+    max_positions = fields.integer("max_position_embeddings", 2048)
+    for where in (rope, fields):
+        if where.number("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelFilesError(f"{where.where}: rope over a part of each head is not supported")
+    scaling = _read_scaling(rope, fields.integer("original_max_position_embeddings", max_positions))
+    if isinstance(scaling, YarnRope):
+        max_positions = max(max_positions, int(scaling.original_max_positions * scaling.factor))
+    return RopeConfig(theta, scaling), max_positions
+
+
+def _read_scaling(rope: Fields, original_default: int) -> RopeScaling | None:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    original = rope.integer("original_max_position_embeddings", original_default)
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearRope(rope.number("factor"))
+        case "llama3":
+            low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+            if low >= high:
+                raise rope.wrong("high_freq_factor", f"more than low_freq_factor, {low:g}")
+            return Llama3Rope(rope.number("factor"), low, high, original)
+        case "yarn":
+            return _read_yarn(rope, original)
+    raise ModelFilesError(f"{rope.where}: rope type {kind} is not supported; these are: {', '.join(ROPE_TYPES)}")
+
+
+def _read_yarn(rope: Fields, original: int) -> YarnRope:
+    factor = rope.number("factor")
+    return YarnRope(
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
+    )
+
+
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    """The paper's temperature, or the ratio of two where the file states both."""
+    if rope.has("mscale") and rope.has("mscale_all_dim"):
+        return yarn_temperature(factor, rope.number("mscale")) / yarn_temperature(factor, rope.number("mscale_all_dim"))
+    return yarn_temperature(factor)
+
+
+def yarn_temperature(factor: float, strength: float = 1.0) -> float:
+    """``0.1 strength ln(factor) + 1`` (arXiv 2309.00071, equation 22); 1 where nothing is stretched."""
+    return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0
