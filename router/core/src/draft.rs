@@ -6,7 +6,7 @@ use crate::settings::Settings;
 use crate::state::Order;
 
 /// What the rules have given out so far, and what is left.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) step: StepId,
     pub(crate) num_tokens_left: u32,

@@ -7,14 +7,14 @@ use crate::ids::{SlotId, StepId};
 use crate::pages::ParkedPages;
 
 /// A slot and its pages whose request is gone while steps on the wire still name them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Parked {
     pub(crate) slot: SlotId,
     pub(crate) pages: ParkedPages,
 }
 
 /// One step on the wire.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Flight {
     pub(crate) step: StepId,
     /// Slots of the rows that sample nothing.
@@ -26,7 +26,7 @@ pub(crate) struct Flight {
 }
 
 /// All steps on the wire.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Flights {
     steps: VecDeque<Flight>,
 }

@@ -7,6 +7,8 @@ mod draft;
 mod event;
 mod flight;
 mod ids;
+mod landing;
+mod launch;
 mod pages;
 mod plan;
 mod queue;

@@ -5,7 +5,7 @@ use crate::ids::PageId;
 /// Pages that one request holds, in the order of the positions that they cover.
 ///
 /// One list, because there is one kind of cache today; a model with several kinds has one list each.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "a lease that is dropped loses its pages"]
 pub(crate) struct Lease {
     pages: Vec<PageId>,
@@ -18,7 +18,7 @@ impl Lease {
 }
 
 /// Pages whose request is gone while steps on the wire still name them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "parked pages that are dropped are lost"]
 pub(crate) struct ParkedPages(Vec<PageId>);
 
@@ -36,7 +36,7 @@ pub struct PageCounts {
 }
 
 /// All pages of a replica. No operation looks at more pages than it moves.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PagePool {
     free: Vec<PageId>,
     num_leased: u32,

@@ -7,7 +7,7 @@ use crate::settings::Settings;
 use crate::state::{Order, Queued};
 
 /// The waiting and the preempted requests.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     by_order: BTreeMap<Order, Queued>,
     num_tokens: u64,

@@ -9,7 +9,7 @@ use crate::state::{Order, Phase, Running};
 use crate::turns::Turns;
 
 /// The requests that run. Every index follows from their phases and leases.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Roster {
     seats: Vec<Option<Running>>,
     free_slots: Vec<SlotId>,

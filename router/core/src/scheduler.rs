@@ -3,16 +3,16 @@
 use rustc_hash::FxHashMap;
 
 use crate::draft::Draft;
-use crate::event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
-use crate::flight::{Flight, Flights, Parked};
-use crate::ids::{Micros, RequestId, SlotId, StepId, TokenId};
+use crate::event::{Event, FinishReason, Output, UnexpectedResult};
+use crate::flight::Flights;
+use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::pages::PagePool;
 use crate::plan::{DecodeRow, Plan, PrefillRow};
 use crate::queue::Queue;
 use crate::request::{Refusal, Request};
 use crate::roster::Roster;
 use crate::settings::{Settings, SettingsError};
-use crate::state::{Job, Order, Phase, Queued, Running};
+use crate::state::{Job, Order, Phase, Queued};
 use crate::stats::{Counts, Stats};
 
 /// A chunk is not cut shorter than this for lack of tokens: a remainder of 3 in every plan would
@@ -21,13 +21,13 @@ const MIN_CHUNK: u32 = 16;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(crate) enum Place {
     Queue(Order),
     Slot(SlotId),
 }
 
-/// One replica's scheduler.
-#[derive(Debug)]
+/// One replica's scheduler. It is a value: a clone goes on as the original would.
+#[derive(Clone, Debug)]
 pub struct Scheduler {
     pub(crate) settings: Settings,
     pub(crate) queue: Queue,
@@ -35,11 +35,11 @@ pub struct Scheduler {
     pub(crate) pages: PagePool,
     pub(crate) flights: Flights,
     pub(crate) counts: Counts,
-    places: FxHashMap<RequestId, Place>,
+    pub(crate) places: FxHashMap<RequestId, Place>,
     /// Slots that the worker has not been told of yet.
-    freed_slots: Vec<SlotId>,
+    pub(crate) freed_slots: Vec<SlotId>,
     num_submitted: u64,
-    last_step: StepId,
+    pub(crate) last_step: StepId,
     is_draining: bool,
 }
 
@@ -148,6 +148,12 @@ impl Scheduler {
             pages: self.pages.counts(),
             counts: self.counts,
         }
+    }
+
+    pub(crate) fn enqueue(&mut self, queued: Queued) {
+        let order = queued.job().order;
+        self.places.insert(queued.job().id(), Place::Queue(order));
+        self.queue.push(queued);
     }
 
     /// Rule 1: a prefill that had no row for too long comes before the decoders, with a page at most.
@@ -310,150 +316,6 @@ impl Scheduler {
             &mut carryover.rows
         };
         *cause += num_left;
-    }
-
-    /// Puts the draft on the wire.
-    fn launch(&mut self, mut draft: Draft) -> Plan {
-        draft.prefill.sort_by_key(|(order, _)| *order);
-        draft.decode.sort_by_key(|(order, _)| *order);
-        let prefill: Vec<PrefillRow> = draft.prefill.into_iter().map(|(_, row)| row).collect();
-        let decode: Vec<DecodeRow> = draft.decode.into_iter().map(|(_, row)| row).collect();
-        let (last, middle): (Vec<_>, Vec<_>) = prefill.iter().partition(|row| row.is_last_chunk);
-        let samples = last
-            .iter()
-            .map(|row| row.slot)
-            .chain(decode.iter().map(|row| row.slot))
-            .collect();
-        let chunks = middle.iter().map(|row| row.slot).collect();
-        self.flights.launch(Flight {
-            step: draft.step,
-            chunks,
-            samples,
-            parked: Vec::new(),
-        });
-        self.last_step = draft.step;
-        Plan {
-            step: draft.step,
-            freed_slots: std::mem::take(&mut self.freed_slots),
-            new_slots: draft.new_slots,
-            appended_pages: draft.appended_pages,
-            token_ids: self.tokens_of(&prefill),
-            prefill,
-            decode,
-        }
-    }
-
-    fn tokens_of(&self, rows: &[PrefillRow]) -> Vec<TokenId> {
-        let mut tokens = Vec::new();
-        for row in rows {
-            let end = row.start + row.length + u32::from(row.lookahead);
-            self.roster
-                .seated(row.slot)
-                .job
-                .extend_with_tokens(&mut tokens, row.start, end);
-        }
-        tokens
-    }
-
-    /// Takes in the result of the oldest step on the wire; rows of requests that ended are dropped.
-    fn land(
-        &mut self,
-        result: &StepResult<'_>,
-        outputs: &mut Vec<Output>,
-    ) -> Result<(), UnexpectedResult> {
-        let flight = self.flights.land(result)?;
-        for slot in flight.chunks {
-            if let Some(running) = self.roster.get_mut(slot) {
-                running.land_chunk();
-                self.preempt_if_due(slot);
-            }
-        }
-        for (sampled_row, (slot, token)) in
-            (0..).zip(flight.samples.into_iter().zip(result.token_ids))
-        {
-            self.land_sample(slot, *token, sampled_row, outputs);
-        }
-        for parked in flight.parked {
-            self.pages.unpark(parked.pages);
-            self.roster.release_slot(parked.slot);
-        }
-        Ok(())
-    }
-
-    fn land_sample(
-        &mut self,
-        slot: SlotId,
-        token: TokenId,
-        sampled_row: u32,
-        outputs: &mut Vec<Output>,
-    ) {
-        let Some(running) = self.roster.get_mut(slot) else {
-            return;
-        };
-        let (tokens, end) = running.land_sample(token, sampled_row);
-        outputs.push(tokens);
-        match end {
-            Some(reason) => self.finish(slot, reason, outputs),
-            None => self.preempt_if_due(slot),
-        }
-    }
-
-    /// Ends a request wherever it is.
-    fn end(&mut self, request: RequestId, reason: FinishReason, outputs: &mut Vec<Output>) {
-        match self.places.get(&request) {
-            Some(Place::Slot(slot)) => self.finish(*slot, reason, outputs),
-            Some(Place::Queue(order)) => {
-                self.queue.remove(*order);
-                self.places.remove(&request);
-                outputs.push(Output::Finished { request, reason });
-            }
-            None => {}
-        }
-    }
-
-    fn finish(&mut self, slot: SlotId, reason: FinishReason, outputs: &mut Vec<Output>) {
-        let running = self.roster.unseat(slot);
-        let request = running.job.id();
-        self.places.remove(&request);
-        self.free_or_park(running);
-        outputs.push(Output::Finished { request, reason });
-    }
-
-    fn free_or_park(&mut self, running: Running) {
-        self.freed_slots.push(running.slot);
-        if running.is_in_flight() {
-            let parked = Parked {
-                slot: running.slot,
-                pages: self.pages.park(running.lease),
-            };
-            self.flights.park(running.last_step, parked);
-        } else {
-            self.pages.release(running.lease);
-            self.roster.release_slot(running.slot);
-        }
-    }
-
-    /// Takes a request with nothing in flight out of its slot and back to the queue.
-    pub(crate) fn preempt(&mut self, slot: SlotId) {
-        let (queued, lease, slot) = self.roster.unseat(slot).preempt();
-        self.pages.release(lease);
-        self.roster.release_slot(slot);
-        self.freed_slots.push(slot);
-        self.counts.num_preemptions += 1;
-        self.enqueue(queued);
-    }
-
-    fn preempt_if_due(&mut self, slot: SlotId) {
-        let running = self.roster.seated(slot);
-        if running.phase == Phase::Held && !running.is_in_flight() {
-            self.preempt(slot);
-        }
-    }
-
-    fn enqueue(&mut self, queued: Queued) {
-        let order = queued.job().order;
-        self.places.insert(queued.job().id(), Place::Queue(order));
-        self.queue.push(queued);
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Order {
 }
 
 /// What stays with a request in every state.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) order: Order,
     request: Request,
@@ -99,7 +99,7 @@ impl Job {
 }
 
 /// A request that holds nothing on the device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Queued {
     /// Never admitted so far.
     Waiting {
@@ -153,7 +153,7 @@ pub(crate) enum Phase {
 }
 
 /// A request that owns a lease and a slot.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Running {
     pub(crate) job: Box<Job>,
     pub(crate) slot: SlotId,

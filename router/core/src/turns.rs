@@ -12,7 +12,7 @@ struct Link {
 ///
 /// A ring with one link per slot, closed by a link of its own that stands before the first and
 /// after the last.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turns {
     links: Vec<Link>,
     len: u32,
