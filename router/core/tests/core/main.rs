@@ -1,0 +1,10 @@
+//! The scheduler against a device that computes what its plans say.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod device;
+mod explorer;
+mod oracle;
+mod pages;
+mod properties;
+mod rules;
+mod world;

@@ -1,0 +1,116 @@
+//! The invariants under random settings, arrivals, delays, aborts and stops.
+
+use plait_core::{Plan, Settings};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::world::{Spec, World};
+
+#[derive(Clone, Debug)]
+enum Action {
+    Submit(Spec),
+    Plan,
+    Land,
+    Abort(usize),
+    Stop(usize),
+}
+
+prop_compose! {
+    /// Pools of a few pages, where nearly every case preempts, to pools where none does.
+    fn any_settings()(
+        (max_batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
+        (page_size, num_pages) in (1..6u32, 2..14u32),
+        (max_model_len, mixed, watermark) in (12..60u32, any::<bool>(), 0..2u32),
+        (starvation_steps, max_queue) in (1..5u32, 4..12u32),
+    ) -> Settings {
+        Settings {
+            max_batch_tokens, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, mixed,
+            watermark, starvation_steps, max_queue, max_queue_tokens: 200,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_spec()(
+        prompt in prop_oneof![vec(0..61u32, 1..8), vec(0..61u32, 1..40)],
+        max_tokens in 1..24u32,
+        stop_ids in vec(0..61u32, 0..4),
+        priority in -1..2i32,
+        prompt_logprobs in any::<bool>(),
+    ) -> Spec {
+        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs }
+    }
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        8 => any_spec().prop_map(Action::Submit),
+        24 => Just(Action::Plan),
+        14 => Just(Action::Land),
+        1 => any::<usize>().prop_map(Action::Abort),
+        1 => any::<usize>().prop_map(Action::Stop),
+    ]
+}
+
+/// Does what the actions say; gives the plans.
+fn run(world: &mut World, actions: &[Action], depth: usize) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for action in actions {
+        match action {
+            Action::Submit(spec) => drop(world.submit(spec.clone())),
+            Action::Plan if world.num_on_the_wire() < depth => plans.extend(world.plan()),
+            Action::Land if world.num_on_the_wire() > 0 => drop(world.land()),
+            Action::Abort(index) => drop(pick(world, *index).map(|request| world.abort(request))),
+            Action::Stop(index) => drop(pick(world, *index).map(|request| world.stop(request))),
+            Action::Plan | Action::Land => {}
+        }
+    }
+    plans
+}
+
+fn pick(world: &World, index: usize) -> Option<plait_core::RequestId> {
+    world
+        .clients
+        .keys()
+        .nth(index % world.clients.len().max(1))
+        .copied()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_once_with_its_own_tokens_and_all_pages_come_back(
+        settings in any_settings(),
+        depth in 1..4usize,
+        actions in vec(any_action(), 1..120),
+    ) {
+        let mut world = World::new(settings);
+        run(&mut world, &actions, depth);
+        world.run_to_the_end(depth);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_calls_give_the_same_plans(
+        settings in any_settings(),
+        actions in vec(any_action(), 1..120),
+    ) {
+        let plans = || run(&mut World::new(settings.clone()), &actions, 2);
+        prop_assert_eq!(plans(), plans());
+    }
+
+    #[test]
+    fn a_clone_goes_on_as_the_original(
+        settings in any_settings(),
+        (before, after) in (vec(any_action(), 1..60), vec(any_action(), 1..60)),
+    ) {
+        let mut world = World::new(settings);
+        run(&mut world, &before, 2);
+        let mut other = world.clone();
+        prop_assert_eq!(run(&mut world, &after, 2), run(&mut other, &after, 2));
+    }
+}

@@ -1,0 +1,427 @@
+//! Scheduler, device and clients together; every call is checked against the invariants.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use plait_core::{
+    Event, FinishReason, Micros, Output, PageId, Plan, PrefillRow, Refusal, Request, RequestId,
+    Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TokenId,
+};
+
+use crate::device::Device;
+use crate::oracle;
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub prompt: Vec<TokenId>,
+    pub max_tokens: u32,
+    pub stop_ids: Vec<TokenId>,
+    pub priority: i32,
+    pub prompt_logprobs: bool,
+}
+
+impl Spec {
+    pub fn new(num_prompt: u32, max_tokens: u32) -> Self {
+        let prompt = (0..num_prompt).map(|i| i % 7).collect();
+        Self {
+            prompt,
+            max_tokens,
+            stop_ids: Vec::new(),
+            priority: 0,
+            prompt_logprobs: false,
+        }
+    }
+
+    fn request(&self, seed: u64) -> Request {
+        let prompt_logprobs = self.prompt_logprobs.then_some(0);
+        let sampling = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed,
+            logprobs: None,
+            prompt_logprobs,
+        };
+        Request {
+            prompt: self.prompt.clone().into(),
+            max_tokens: self.max_tokens,
+            stop_ids: self.stop_ids.clone().into(),
+            sampling,
+            priority: self.priority,
+        }
+    }
+}
+
+/// What a client saw so far, and what it must see in the end.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub spec: Spec,
+    pub expected: (Vec<TokenId>, FinishReason),
+    pub emitted: Vec<TokenId>,
+    pub ended: Option<FinishReason>,
+    /// Prompt positions whose log-probabilities were reported: `1..` this.
+    num_reported: u32,
+}
+
+/// A step whose result is not in.
+#[derive(Clone, Debug)]
+struct OnTheWire {
+    step: StepId,
+    tokens: Vec<TokenId>,
+    sampling: Vec<RequestId>,
+    /// Pages that its rows read or write, with whose they are.
+    named: BTreeMap<PageId, RequestId>,
+}
+
+#[derive(Clone, Debug)]
+pub struct World {
+    pub scheduler: Scheduler,
+    pub settings: Settings,
+    pub clients: BTreeMap<RequestId, Client>,
+    device: Device,
+    on_the_wire: VecDeque<OnTheWire>,
+    slots: BTreeMap<SlotId, RequestId>,
+    now: u64,
+}
+
+impl World {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            scheduler: Scheduler::new(settings.clone()).unwrap(),
+            device: Device::new(settings.num_pages, settings.page_size, settings.max_seqs),
+            clients: BTreeMap::new(),
+            on_the_wire: VecDeque::new(),
+            slots: BTreeMap::new(),
+            now: 0,
+            settings,
+        }
+    }
+
+    pub fn submit(&mut self, spec: Spec) -> Result<RequestId, Refusal> {
+        self.now += 1;
+        let seed = self.clients.len() as u64;
+        let id = self
+            .scheduler
+            .submit(spec.request(seed), Micros(self.now))?;
+        let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
+        let room = settings
+            .max_model_len
+            .min(settings.num_pages * settings.page_size)
+            - num_prompt;
+        let expected = oracle::generate(
+            &spec.prompt,
+            spec.max_tokens.min(room),
+            &spec.stop_ids,
+            seed,
+        );
+        let client = Client {
+            spec,
+            expected,
+            emitted: Vec::new(),
+            ended: None,
+            num_reported: 1,
+        };
+        assert!(
+            self.clients.insert(id, client).is_none(),
+            "{id:?} is given out twice"
+        );
+        Ok(id)
+    }
+
+    /// Plans one step and runs it on the device; its result waits until it is landed.
+    pub fn plan(&mut self) -> Option<Plan> {
+        self.now += 1;
+        let plan = self.scheduler.plan(Micros(self.now))?;
+        self.check_limits(&plan);
+        self.check_deltas(&plan);
+        let tokens = self.device.step(&plan);
+        self.check_prompt_positions(&plan);
+        let last_chunks = plan
+            .prefill
+            .iter()
+            .filter(|row| row.is_last_chunk)
+            .map(|row| row.request);
+        let sampling = last_chunks
+            .chain(plan.decode.iter().map(|row| row.request))
+            .collect();
+        let named = self.pages_named_by(&plan);
+        self.on_the_wire.push_back(OnTheWire {
+            step: plan.step,
+            tokens,
+            sampling,
+            named,
+        });
+        self.check_pool();
+        Some(plan)
+    }
+
+    pub fn num_on_the_wire(&self) -> usize {
+        self.on_the_wire.len()
+    }
+
+    /// Hands the oldest result in.
+    pub fn land(&mut self) -> Vec<Output> {
+        let landed = self.on_the_wire.pop_front().expect("a step is on the wire");
+        let accepted = vec![1; landed.tokens.len()];
+        let result = StepResult {
+            step: landed.step,
+            num_accepted: &accepted,
+            token_ids: &landed.tokens,
+        };
+        let outputs = self.advance(Event::Result(result));
+        for output in &outputs {
+            if let Output::Tokens {
+                request,
+                sampled_row,
+                ..
+            } = output
+            {
+                assert_eq!(
+                    landed.sampling[*sampled_row as usize], *request,
+                    "the row of another request"
+                );
+            }
+        }
+        outputs
+    }
+
+    pub fn abort(&mut self, request: RequestId) -> Vec<Output> {
+        self.end(Event::Abort(request), request, FinishReason::Abort)
+    }
+
+    pub fn stop(&mut self, request: RequestId) -> Vec<Output> {
+        self.end(Event::Stop(request), request, FinishReason::Stop)
+    }
+
+    /// Goes on, with up to `depth` steps on the wire, until nothing is left to do.
+    pub fn run_to_the_end(&mut self, depth: usize) {
+        let due: usize = self
+            .clients
+            .values()
+            .map(|client| client.spec.prompt.len() + client.expected.0.len())
+            .sum();
+        let mut num_plans_left = 1_000 + 200 * due;
+        while !self.scheduler.is_idle() {
+            while self.num_on_the_wire() < depth && self.plan().is_some() {
+                num_plans_left = num_plans_left.checked_sub(1).expect("no livelock");
+            }
+            assert!(self.num_on_the_wire() > 0, "stuck: {:#?}", self.scheduler);
+            self.land();
+        }
+        self.check_the_end();
+    }
+
+    fn end(&mut self, event: Event<'_>, request: RequestId, reason: FinishReason) -> Vec<Output> {
+        let has_ended = self.clients[&request].ended.is_some();
+        let outputs = self.advance(event);
+        let expected = if has_ended {
+            vec![]
+        } else {
+            vec![Output::Finished { request, reason }]
+        };
+        assert_eq!(outputs, expected);
+        outputs
+    }
+
+    fn advance(&mut self, event: Event<'_>) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        self.scheduler.advance(event, &mut outputs).unwrap();
+        let is_asked = !matches!(event, Event::Result(_));
+        for output in &outputs {
+            self.check_output(output, is_asked);
+        }
+        self.check_pool();
+        outputs
+    }
+
+    fn check_output(&mut self, output: &Output, is_asked: bool) {
+        let (Output::Tokens { request, .. } | Output::Finished { request, .. }) = output;
+        let client = self.clients.get_mut(request).unwrap();
+        assert_eq!(client.ended, None, "{request:?} goes on after its end");
+        match output {
+            Output::Tokens { first, tokens, .. } => {
+                assert_eq!(
+                    *first as usize,
+                    client.emitted.len(),
+                    "lost or repeated tokens of {request:?}"
+                );
+                client.emitted.extend(tokens);
+                assert!(
+                    client.expected.0.starts_with(&client.emitted),
+                    "other tokens for {request:?}: {client:?}"
+                );
+            }
+            Output::Finished { reason, .. } => {
+                client.ended = Some(*reason);
+                let end = (client.emitted.clone(), *reason);
+                assert!(
+                    is_asked || end == client.expected,
+                    "another end of {request:?}: {client:?}"
+                );
+            }
+        }
+    }
+
+    /// Invariant 1, and the layout of rows.
+    fn check_limits(&self, plan: &Plan) {
+        let settings = &self.settings;
+        assert!(
+            (1..=settings.max_batch_tokens).contains(&plan.num_tokens()),
+            "{plan:?}"
+        );
+        assert!(
+            plan.prefill.len() + plan.decode.len() <= settings.max_rows as usize,
+            "{plan:?}"
+        );
+        assert!(
+            plan.prefill
+                .iter()
+                .all(|row| (1..=settings.long_prefill).contains(&row.length)),
+            "{plan:?}"
+        );
+        assert!(
+            settings.mixed || plan.prefill.is_empty() || plan.decode.is_empty(),
+            "{plan:?}"
+        );
+        let prefills: Vec<RequestId> = plan.prefill.iter().map(|row| row.request).collect();
+        let decodes: Vec<RequestId> = plan.decode.iter().map(|row| row.request).collect();
+        let order = |request: &RequestId| (self.clients[request].spec.priority, *request);
+        assert!(
+            prefills.is_sorted_by_key(order) && decodes.is_sorted_by_key(order),
+            "{plan:?}"
+        );
+        let distinct: BTreeSet<&RequestId> = prefills.iter().chain(&decodes).collect();
+        assert_eq!(
+            distinct.len(),
+            prefills.len() + decodes.len(),
+            "two rows of one request: {plan:?}"
+        );
+        assert!(
+            distinct
+                .iter()
+                .all(|request| self.clients[request].ended.is_none()),
+            "a row after the end"
+        );
+    }
+
+    /// Slots and pages change hands only when no step on the wire names them for another.
+    fn check_deltas(&mut self, plan: &Plan) {
+        for slot in &plan.freed_slots {
+            self.slots.remove(slot).expect("only taken slots are freed");
+        }
+        for new in &plan.new_slots {
+            assert!(
+                self.slots.insert(new.slot, new.request).is_none(),
+                "{:?} is given out twice",
+                new.slot
+            );
+            assert!(
+                plan.prefill
+                    .iter()
+                    .any(|row| row.slot == new.slot && row.start == 0),
+                "a new slot has a row"
+            );
+        }
+        let rows = plan.prefill.iter().map(|row| (row.slot, row.request));
+        for (slot, request) in rows.chain(plan.decode.iter().map(|row| (row.slot, row.request))) {
+            assert_eq!(
+                self.slots.get(&slot),
+                Some(&request),
+                "a row in another's slot"
+            );
+        }
+        let new_slots: BTreeSet<SlotId> = plan.new_slots.iter().map(|new| new.slot).collect();
+        let kept = self.slots.keys().filter(|slot| !new_slots.contains(slot));
+        let mut taken: BTreeSet<PageId> = kept
+            .flat_map(|slot| self.device.table(*slot))
+            .copied()
+            .collect();
+        for (slot, page) in &plan.appended_pages {
+            assert!(taken.insert(*page), "{page:?} is in two leases");
+            let named_for = self
+                .on_the_wire
+                .iter()
+                .filter_map(|step| step.named.get(page));
+            let owner = self.slots[slot];
+            assert!(
+                named_for.clone().all(|request| *request == owner),
+                "{page:?} is still named on the wire"
+            );
+        }
+    }
+
+    fn pages_named_by(&self, plan: &Plan) -> BTreeMap<PageId, RequestId> {
+        let prefills = plan.prefill.iter().map(|row| (row.slot, row.request));
+        let rows = prefills.chain(plan.decode.iter().map(|row| (row.slot, row.request)));
+        rows.flat_map(|(slot, request)| {
+            self.device
+                .table(slot)
+                .iter()
+                .map(move |page| (*page, request))
+        })
+        .collect()
+    }
+
+    /// Each prompt position is reported once, in order, and the lookahead token is the prompt's.
+    fn check_prompt_positions(&mut self, plan: &Plan) {
+        let mut first = 0;
+        for row in &plan.prefill {
+            let client = self.clients.get_mut(&row.request).unwrap();
+            check_prompt_row(row, &plan.token_ids[first..], client);
+            first += (row.length + u32::from(row.lookahead)) as usize;
+        }
+    }
+
+    /// Invariant 2.
+    fn check_pool(&self) {
+        let pages = self.scheduler.stats().pages;
+        let sum = pages.free + pages.leased + pages.cached + pages.parked;
+        assert_eq!(sum, self.settings.num_pages, "{pages:?}");
+    }
+
+    /// Invariant 3, and everything is given back.
+    fn check_the_end(&self) {
+        for (request, client) in &self.clients {
+            assert!(client.ended.is_some(), "{request:?} never ended");
+        }
+        let stats = self.scheduler.stats();
+        assert_eq!(
+            (stats.pages.free, stats.num_running, stats.num_waiting),
+            (self.settings.num_pages, 0, 0)
+        );
+    }
+}
+
+fn check_prompt_row(row: &PrefillRow, tokens: &[TokenId], client: &mut Client) {
+    let reported = &row.prompt_logprobs;
+    if !client.spec.prompt_logprobs {
+        assert!(reported.is_empty() && !row.lookahead);
+        return;
+    }
+    let num_prompt = u32::try_from(client.spec.prompt.len()).unwrap();
+    let end = row.start + row.length;
+    assert_eq!(row.lookahead, end < num_prompt, "{row:?}");
+    if row.lookahead {
+        assert_eq!(
+            tokens[row.length as usize],
+            client.spec.prompt[end as usize]
+        );
+    }
+    if !reported.is_empty() {
+        assert_eq!(
+            reported.start, client.num_reported,
+            "a gap or a repetition: {row:?}"
+        );
+        assert!(
+            reported.start > row.start && reported.end <= (end + 1).min(num_prompt),
+            "{row:?}"
+        );
+        client.num_reported = reported.end;
+    }
+    let is_whole = row.is_last_chunk;
+    assert!(
+        !is_whole || client.num_reported >= num_prompt,
+        "positions were left out: {row:?}"
+    );
+}
