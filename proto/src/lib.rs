@@ -13,6 +13,8 @@ mod message;
 mod open;
 mod plan;
 mod result;
+#[cfg(test)]
+mod schema;
 mod text;
 mod words;
 

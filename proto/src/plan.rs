@@ -130,7 +130,7 @@ pub struct PlanHeader<NewSlots, Verdict> {
 }
 
 impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Verdict>> {
-    fn of(plan: &'plan Plan) -> Self {
+    pub fn of(plan: &'plan Plan) -> Self {
         Self {
             step: plan.step,
             num_prefill: num_rows(&plan.prefill),

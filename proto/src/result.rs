@@ -32,30 +32,28 @@ pub struct ResultHeader {
     elapsed_us: u64,
 }
 
+impl ResultHeader {
+    pub fn of(result: &StepResult) -> Self {
+        Self {
+            step: result.step,
+            elapsed_us: result.elapsed_us,
+        }
+    }
+}
+
 /// The frames of a result after its kind.
 pub fn encode_result(result: &StepResult) -> Vec<Vec<u8>> {
-    let StepResult {
-        step,
-        elapsed_us,
-        num_accepted,
-        token_ids,
-        logprobs,
-        prompt_logprobs,
-    } = result;
     let mut header = Vec::new();
-    pack(
-        &mut header,
-        &ResultHeader {
-            step: *step,
-            elapsed_us: *elapsed_us,
-        },
-    );
-    let arrays = [num_accepted, token_ids, logprobs, prompt_logprobs].map(|array| {
-        let mut frame = Vec::new();
-        words::fill(&mut frame, array);
-        frame
-    });
-    std::iter::once(header).chain(arrays).collect()
+    pack(&mut header, &ResultHeader::of(result));
+    let arrays = [
+        &result.num_accepted,
+        &result.token_ids,
+        &result.logprobs,
+        &result.prompt_logprobs,
+    ];
+    std::iter::once(header)
+        .chain(arrays.map(|array| words::frame(array)))
+        .collect()
 }
 
 /// The result in frame 1 and the arrays after it, which are whole words.

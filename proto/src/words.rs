@@ -5,6 +5,13 @@ pub fn fill(frame: &mut Vec<u8>, words: &[u32]) {
     fill_records(frame, words, |&word| [word]);
 }
 
+/// `words` as a frame of their own.
+pub fn frame(words: &[u32]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    fill(&mut frame, words);
+    frame
+}
+
 /// `records` as `N` words each, in place of what `frame` held.
 pub fn fill_records<T, const N: usize>(
     frame: &mut Vec<u8>,

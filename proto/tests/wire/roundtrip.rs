@@ -3,7 +3,7 @@
 use plait_proto::{decode, encode};
 use proptest::prelude::*;
 
-mod arbitrary;
+use crate::arbitrary;
 
 proptest! {
     #[test]

@@ -1,0 +1,77 @@
+//! `schema.txt`, whose bytes are in the handshake, says what the structs say.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::message::{Kind, Message};
+use crate::plan::{Plan, PlanHeader};
+use crate::result::{ResultHeader, StepResult};
+
+const SCHEMA: &str = include_str!("../plait_proto/schema.txt");
+
+/// Names of the fields that `schema.txt` lists under `heading`, frames after frame 1 left out.
+fn listed(heading: &str) -> Vec<String> {
+    let lines = SCHEMA.lines().skip_while(|line| *line != heading).skip(1);
+    let fields = lines
+        .take_while(|line| line.starts_with("  "))
+        .map(str::trim);
+    let fields = fields.filter(|line| !line.starts_with("frame "));
+    fields
+        .map(|line| line.split(' ').next().unwrap().to_owned())
+        .collect()
+}
+
+fn num_listed_frames(heading: &str) -> usize {
+    let lines = SCHEMA.lines().skip_while(|line| *line != heading).skip(1);
+    let lines = lines.take_while(|line| line.starts_with("  "));
+    2 + lines.filter(|line| line.starts_with("  frame ")).count()
+}
+
+fn names(fields: &impl Serialize) -> Vec<String> {
+    let Value::Object(object) = serde_json::to_value(fields).unwrap() else {
+        panic!("a struct is an object")
+    };
+    object
+        .keys()
+        .filter(|key| *key != "kind")
+        .cloned()
+        .collect()
+}
+
+fn golden(name: &str) -> Message {
+    let path = format!("{}/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_schema_lists_every_kind_with_its_byte_and_frames() {
+    for kind in Kind::ALL {
+        let heading = format!("{kind:?} = {}", kind as u8);
+        assert!(SCHEMA.lines().any(|line| line == heading), "{heading}");
+        assert_eq!(num_listed_frames(&heading), kind.num_frames(), "{heading}");
+    }
+}
+
+#[test]
+fn the_schema_lists_the_fields_of_plain_messages() {
+    for name in [
+        "hello", "welcome", "vote", "verdict", "drain", "beat", "fail", "bye",
+    ] {
+        let message = golden(name);
+        let heading = format!("{:?} = {}", message.kind(), message.kind() as u8);
+        assert_eq!(listed(&heading), names(&message), "{heading}");
+    }
+}
+
+#[test]
+fn the_schema_lists_the_fields_of_headers_and_new_slots() {
+    let Message::Plan(plan) = golden("plan_logprobs") else {
+        panic!("a plan")
+    };
+    assert_eq!(listed("Plan = 3"), names(&PlanHeader::of(&Plan::default())));
+    assert_eq!(
+        listed("StepResult = 4"),
+        names(&ResultHeader::of(&StepResult::default()))
+    );
+    assert_eq!(listed("NewSlot"), names(&plan.new_slots[0]));
+}

@@ -1,0 +1,299 @@
+//! Each rule of the wire: what breaks it is named.
+
+use plait_proto::{
+    DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
+    MAX_TEXT_BYTES, Malformed, Message, NewSlot, Plan, PrefillRow, StepResult, decode, encode,
+};
+
+fn plan() -> Plan {
+    Plan {
+        step: 5,
+        prefill: vec![PrefillRow {
+            slot: 1,
+            start: 0,
+            length: 2,
+            is_last_chunk: false,
+            lookahead: true,
+        }],
+        decode: vec![DecodeRow { slot: 0, start: 9 }],
+        token_ids: vec![7, 8, 9],
+        ..Plan::default()
+    }
+}
+
+fn result() -> StepResult {
+    StepResult {
+        num_accepted: vec![1, 2],
+        token_ids: vec![7, 8, 9],
+        ..StepResult::default()
+    }
+}
+
+/// What the receiver says to `message` after `break_it`.
+fn refusal(message: impl Into<Message>, break_it: impl FnOnce(&mut Frames)) -> Malformed {
+    let mut frames = encode(&message.into());
+    break_it(&mut frames);
+    decode(&frames).unwrap_err()
+}
+
+#[test]
+fn the_number_of_frames_is_that_of_the_kind() {
+    assert_eq!(
+        decode::<&[u8]>(&[]),
+        Err(Malformed::TooFewFrames { given: 0 })
+    );
+    assert_eq!(
+        decode(&[[3]; 9]),
+        Err(Malformed::TooManyFrames { given: 9, limit: 8 })
+    );
+    let short = refusal(plan(), |frames| frames.truncate(5));
+    assert_eq!(
+        short,
+        Malformed::FrameCount {
+            kind: Kind::Plan,
+            given: 5,
+            expected: 6
+        }
+    );
+    let long = refusal(plan(), |frames| frames.push(Vec::new()));
+    assert_eq!(
+        long,
+        Malformed::FrameCount {
+            kind: Kind::Plan,
+            given: 7,
+            expected: 6
+        }
+    );
+}
+
+#[test]
+fn the_kind_is_one_known_byte() {
+    let kind = |bytes: &[u8]| refusal(plan(), |frames| frames[0] = bytes.to_vec());
+    assert_eq!(kind(&[]), Malformed::KindSize { bytes: 0 });
+    assert_eq!(kind(&[3, 3]), Malformed::KindSize { bytes: 2 });
+    assert_eq!(kind(&[0]), Malformed::UnknownKind { byte: 0 });
+    assert_eq!(kind(&[11]), Malformed::UnknownKind { byte: 11 });
+}
+
+#[test]
+fn frames_have_caps() {
+    let header = refusal(plan(), |frames| frames[1] = vec![0; MAX_HEADER_BYTES + 1]);
+    let too_large = |frame, bytes, limit| Malformed::FrameTooLarge {
+        frame,
+        bytes,
+        limit,
+    };
+    assert_eq!(header, too_large(1, MAX_HEADER_BYTES + 1, MAX_HEADER_BYTES));
+    let array = refusal(plan(), |frames| frames[5] = vec![0; MAX_FRAME_BYTES + 4]);
+    assert_eq!(array, too_large(5, MAX_FRAME_BYTES + 4, MAX_FRAME_BYTES));
+    let largest = Plan {
+        freed_slots: vec![1; MAX_FRAME_BYTES / 4],
+        ..plan()
+    };
+    assert_eq!(decode(&encode(&largest.clone().into())), Ok(largest.into()));
+}
+
+#[test]
+fn arrays_are_whole_words() {
+    let broken = refusal(plan(), |frames| frames[5] = vec![0; 6]);
+    assert_eq!(broken, Malformed::NotWords { frame: 5, bytes: 6 });
+}
+
+#[test]
+fn rows_are_as_many_as_the_header_says() {
+    let broken = refusal(plan(), |frames| frames[2].truncate(20));
+    let (kind, frame) = (Kind::Plan, 2);
+    assert_eq!(
+        broken,
+        Malformed::WordCount {
+            kind,
+            frame,
+            given: 5,
+            expected: 6
+        }
+    );
+}
+
+#[test]
+fn token_ids_are_those_of_the_chunks_and_lookaheads() {
+    let broken = refusal(plan(), |frames| frames[3].truncate(8));
+    let (kind, frame) = (Kind::Plan, 3);
+    assert_eq!(
+        broken,
+        Malformed::WordCount {
+            kind,
+            frame,
+            given: 2,
+            expected: 3
+        }
+    );
+}
+
+#[test]
+fn appended_pages_are_pairs() {
+    let broken = refusal(plan(), |frames| frames[4] = vec![0; 12]);
+    assert_eq!(
+        broken,
+        Malformed::HalfPair {
+            kind: Kind::Plan,
+            frame: 4,
+            given: 3
+        }
+    );
+}
+
+#[test]
+fn a_chunk_has_tokens_and_known_flags() {
+    let empty = refusal(plan(), |frames| frames[2][8] = 0);
+    assert_eq!(empty, Malformed::EmptyChunk { row: 0 });
+    let flagged = refusal(plan(), |frames| frames[2][12] = 4);
+    assert_eq!(flagged, Malformed::UnknownFlags { row: 0, flags: 4 });
+}
+
+#[test]
+fn sampling_parameters_are_finite() {
+    let sampling = |temperature, top_p| NewSlot {
+        slot: 3,
+        next_output: 0,
+        temperature,
+        top_k: 0,
+        top_p,
+        min_p: 0.0,
+        seed: 0,
+        logprobs: None,
+        prompt_logprobs: None,
+    };
+    for (new_slot, name) in [
+        (sampling(f64::NAN, 1.0), "temperature"),
+        (sampling(1.0, f64::INFINITY), "top_p"),
+    ] {
+        let broken = refusal(
+            Plan {
+                new_slots: vec![new_slot],
+                ..plan()
+            },
+            |_| (),
+        );
+        assert!(matches!(broken, Malformed::NotFinite { slot: 3, field, .. } if field == name));
+    }
+}
+
+#[test]
+fn a_row_that_sampled_accepted_something_and_sent_it() {
+    let nothing = refusal(result(), |frames| frames[2][4] = 0);
+    assert_eq!(nothing, Malformed::NothingAccepted { row: 1 });
+    let missing = refusal(result(), |frames| frames[3].truncate(4));
+    let (kind, frame) = (Kind::StepResult, 3);
+    assert_eq!(
+        missing,
+        Malformed::WordCount {
+            kind,
+            frame,
+            given: 1,
+            expected: 3
+        }
+    );
+}
+
+#[test]
+fn the_header_is_the_whole_array_and_no_more() {
+    for broken in [
+        refusal(plan(), |frames| frames[1].truncate(3)),
+        refusal(plan(), |frames| frames[1].push(0)),
+        refusal(plan(), |frames| frames[1] = vec![0x92, 1, 2]),
+        refusal(plan(), |frames| frames[1].clear()),
+    ] {
+        assert!(
+            matches!(
+                broken,
+                Malformed::Header {
+                    kind: Kind::Plan,
+                    ..
+                }
+            ),
+            "{broken}"
+        );
+    }
+}
+
+#[test]
+fn fields_that_came_later_are_ignored() {
+    let beat = vec![vec![8], vec![0x94, 1, 2, 0x91, 3, 0xa1, b'x']];
+    assert_eq!(
+        decode(&beat),
+        Ok(plait_proto::Beat { rank: 1, step: 2 }.into())
+    );
+    let verdict = [0x97, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 9];
+    let plan = [&[0x96, 1, 0, 0, 0x90][..], &verdict, &[9]].concat();
+    let empty = Vec::new;
+    let decoded = decode(&[vec![3], plan, empty(), empty(), empty(), empty()]).unwrap();
+    assert!(matches!(
+        decoded,
+        Message::Plan(Plan {
+            step: 1,
+            verdict: Some(_),
+            ..
+        })
+    ));
+}
+
+#[test]
+fn unknown_modes_and_exit_codes_are_named() {
+    let verdict = vec![vec![6], vec![0x96, 1, 4, 0, 0xc0, 0xc4, 0, 0xc2]];
+    let refused = decode(&verdict).unwrap_err().to_string();
+    assert!(refused.contains("mode is 4; 0 to 3 are known"), "{refused}");
+    let fail = vec![vec![9], vec![0x93, 0, 0, 0xa0]];
+    let refused = decode(&fail).unwrap_err().to_string();
+    assert!(refused.contains("code is 0; 1 to 5 are known"), "{refused}");
+}
+
+#[test]
+fn strings_are_cut_by_the_sender_and_refused_by_the_receiver() {
+    let reason = "ü".repeat(MAX_TEXT_BYTES);
+    let fail = Fail {
+        rank: 0,
+        code: plait_proto::ExitCode::Bug,
+        reason,
+    };
+    let Message::Fail(received) = decode(&encode(&fail.into())).unwrap() else {
+        panic!("a Fail")
+    };
+    assert_eq!(received.reason, "ü".repeat(MAX_TEXT_BYTES / 2));
+    let text = [
+        &[0x93, 0, 1, 0xda, 0x10, 0x01][..],
+        &[b'a'; MAX_TEXT_BYTES + 1],
+    ]
+    .concat();
+    let refused = decode(&[vec![9], text]).unwrap_err().to_string();
+    assert!(
+        refused.contains("4097 bytes; 4096 are allowed"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn records_are_taken_with_the_k_of_their_request() {
+    let words = [
+        (-0.5_f32).to_bits(),
+        2,
+        7,
+        8,
+        (-0.25_f32).to_bits(),
+        (-0.5_f32).to_bits(),
+        0,
+        1,
+    ];
+    let mut records = LogprobRecords::new(&words);
+    let first = records.take(2).unwrap();
+    assert_eq!(
+        (first.logprob, first.rank, first.top_ids),
+        (-0.5, 2, &[7, 8][..])
+    );
+    assert_eq!(first.top_logprobs().collect::<Vec<_>>(), [-0.25, -0.5]);
+    assert!(
+        records.take(1).is_none(),
+        "a record of one best token has four words"
+    );
+    assert_eq!(records.take(0).unwrap().rank, 1);
+    assert!(records.is_empty());
+}
