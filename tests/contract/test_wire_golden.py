@@ -1,0 +1,99 @@
+"""The golden files: what both languages must read and write alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+import pytest
+from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, decode, encode
+from wire_golden import GOLDEN, NAMES, golden_frames
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+
+def description(name: str) -> Json:
+    read: Json = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+    return read
+
+
+def described(message: Message) -> Json:
+    """What the ``.json`` says of a message."""
+    kind = type(message).__name__
+    match message:
+        case Plan():
+            return {"kind": kind, **plain(message, drop={"num_prefill", "num_decode", "rows"}), **plan_rows(message)}
+        case _:
+            return {"kind": kind, **plain(message)}
+
+
+def plain(struct: msgspec.Struct, drop: frozenset[str] | set[str] = frozenset()) -> dict[str, Json]:
+    fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in drop}
+    return {name: plain_value(value) for name, value in fields.items()}
+
+
+def plain_value(value: object) -> Json:
+    match value:
+        case msgspec.Struct():
+            return plain(value)
+        case tuple():
+            return [plain_value(item) for item in value]
+        case bytes() | memoryview():
+            return list(value)
+        case str() | int() | float() | None:
+            return value
+        case _:
+            raise TypeError(f"a message holds a {type(value)}")
+
+
+def plan_rows(plan: Plan) -> dict[str, Json]:
+    words = iter(plan.rows)
+    pages = iter(plan.appended_pages)
+    return {
+        "prefill": [prefill_row(words) for _ in range(plan.num_prefill)],
+        "decode": [{"slot": next(words), "start": next(words)} for _ in range(plan.num_decode)],
+        "appended_pages": [{"slot": slot, "page": page} for slot, page in zip(pages, pages, strict=True)],
+    }
+
+
+def prefill_row(words: Iterator[int]) -> Json:
+    slot, start, length, flags = (next(words) for _ in range(4))
+    flags_by_name: dict[str, Json] = {
+        "is_last_chunk": flags & IS_LAST_CHUNK != 0,
+        "lookahead": flags & LOOKAHEAD != 0,
+    }
+    return {"slot": slot, "start": start, "length": length, **flags_by_name}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_frames_are_what_they_are_described_as(name: str) -> None:
+    assert described(decode(golden_frames(name))) == description(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_frames_are_encoded_to_identical_bytes(name: str) -> None:
+    frames = golden_frames(name)
+    assert encode(decode(frames)) == frames
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_may_be_views_of_a_larger_buffer(name: str) -> None:
+    raw = memoryview(b"?" + b"".join(golden_frames(name)))
+    views, start = [], 1
+    for frame in golden_frames(name):
+        views.append(raw[start : start + len(frame)])
+        start += len(frame)
+    assert decode(views) == decode(golden_frames(name))
+
+
+def test_every_kind_has_a_golden_file() -> None:
+    assert {golden_frames(name)[0][0] for name in NAMES} == set(Kind)
+
+
+def test_arrays_of_a_result_are_words() -> None:
+    result = decode(golden_frames("result_decode"))
+    assert isinstance(result, StepResult)
+    assert isinstance(result.token_ids, memoryview)
+    assert (result.token_ids.format, result.token_ids.itemsize) == ("I", 4)

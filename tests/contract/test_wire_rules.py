@@ -1,0 +1,198 @@
+"""Each rule of the wire: what breaks it is named."""
+
+from __future__ import annotations
+
+import math
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from plait_proto import Beat, ExitCode, Fail, Hello, Malformed, Message, NewSlot, Plan, StepResult, decode, encode
+from plait_proto.codec import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TEXT_BYTES
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+NEW_SLOT = NewSlot(
+    slot=3, next_output=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, logprobs=None, prompt_logprobs=None
+)
+PLAN = Plan(
+    step=5,
+    num_prefill=1,
+    num_decode=1,
+    new_slots=(),
+    verdict=None,
+    rows=words(1, 0, 2, 2, 0, 9),
+    token_ids=words(7, 8, 9),
+    appended_pages=b"",
+    freed_slots=b"",
+)
+RESULT = StepResult(
+    step=5, elapsed_us=9, num_accepted=words(1, 2), token_ids=words(7, 8, 9), logprobs=b"", prompt_logprobs=b""
+)
+HELLO = Hello(
+    protocol=1,
+    schema=bytes(16),
+    config=bytes(16),
+    rank=0,
+    world=1,
+    pid=1,
+    device="cpu",
+    dtype="float32",
+    num_pages=1,
+    page_bytes=1,
+    weight_bytes=1,
+)
+
+
+def refusal(message: Message, break_frames: Callable[[list[bytes]], None] = lambda frames: None) -> str:
+    """What the receiver says to a message whose frames were broken."""
+    frames = encode(message)
+    break_frames(frames)
+    with pytest.raises(Malformed) as refused:
+        decode(frames)
+    return str(refused.value)
+
+
+def replaced(frame: int, content: bytes) -> Callable[[list[bytes]], None]:
+    def replace(frames: list[bytes]) -> None:
+        frames[frame] = content
+
+    return replace
+
+
+def test_the_unbroken_messages_pass() -> None:
+    for message in (PLAN, RESULT, HELLO):
+        assert encode(decode(encode(message))) == encode(message)
+
+
+def test_the_number_of_frames_is_that_of_the_kind() -> None:
+    assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 8"
+    assert refusal(PLAN, lambda frames: frames.extend([b""] * 3)) == "9 frames; a message has 2 to 8"
+    assert refusal(PLAN, lambda frames: frames.append(b"")) == "PLAN came in 7 frames; it has 6"
+    assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (b"", "frame 0 has 0 bytes; the kind is one byte"),
+        (b"\x03\x03", "frame 0 has 2 bytes; the kind is one byte"),
+        (b"\x00", "kind 0 is unknown; kinds go from 1 to 10"),
+        (b"\x0b", "kind 11 is unknown; kinds go from 1 to 10"),
+    ],
+)
+def test_the_kind_is_one_known_byte(kind: bytes, reason: str) -> None:
+    assert refusal(PLAN, replaced(0, kind)) == reason
+
+
+def test_frames_have_caps() -> None:
+    assert refusal(PLAN, replaced(1, bytes(MAX_HEADER_BYTES + 1))) == "frame 1 has 1048577 bytes; 1048576 are allowed"
+    assert refusal(PLAN, replaced(5, bytes(MAX_FRAME_BYTES + 4))) == "frame 5 has 16777220 bytes; 16777216 are allowed"
+    largest = msgspec.structs.replace(PLAN, freed_slots=bytes(MAX_FRAME_BYTES))
+    assert encode(decode(encode(largest))) == encode(largest)
+
+
+def test_arrays_are_whole_words() -> None:
+    assert refusal(PLAN, replaced(5, bytes(6))) == "frame 5 has 6 bytes, which is no whole number of 4-byte words"
+
+
+def test_rows_are_as_many_as_the_header_says() -> None:
+    assert refusal(PLAN, replaced(2, words(1, 0, 2, 2, 0))) == "frame 2 of PLAN has 5 words; the rest of it says 6"
+
+
+def test_token_ids_are_those_of_the_chunks_and_lookaheads() -> None:
+    assert refusal(PLAN, replaced(3, words(7, 8))) == "frame 3 of PLAN has 2 words; the rest of it says 3"
+
+
+def test_appended_pages_are_pairs() -> None:
+    assert refusal(PLAN, replaced(4, words(1, 2, 3))) == "frame 4 of PLAN has 3 words; pairs are even"
+
+
+def test_a_chunk_has_tokens_and_known_flags() -> None:
+    empty = msgspec.structs.replace(PLAN, rows=words(1, 0, 0, 2, 0, 9))
+    assert refusal(empty) == "prefill row 0 has no tokens; a chunk has at least one"
+    flagged = msgspec.structs.replace(PLAN, rows=words(1, 0, 2, 4, 0, 9))
+    assert refusal(flagged) == "prefill row 0 has flags 0x4; bits 0 and 1 are known"
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_sampling_parameters_are_finite(field: str, value: float) -> None:
+    new_slot = msgspec.structs.replace(NEW_SLOT, **{field: value})
+    refused = refusal(msgspec.structs.replace(PLAN, new_slots=(new_slot,)))
+    assert refused == f"slot 3: {field} is {value}; a finite number is needed"
+
+
+def test_a_row_that_sampled_accepted_something_and_sent_it() -> None:
+    assert refusal(RESULT, replaced(2, words(3, 0))) == "sampled row 1 accepted no token; each accepts at least one"
+    assert refusal(RESULT, replaced(3, words(7))) == "frame 3 of STEP_RESULT has 1 words; the rest of it says 3"
+
+
+@pytest.mark.parametrize("header", [b"", b"\x95\x05", b"\x92\x01\x02", b"\x95\x05\x01\x01\x90\xc0\x00", b"\xc1"])
+def test_the_header_is_the_whole_array_and_no_more(header: bytes) -> None:
+    assert refusal(PLAN, replaced(1, header)).startswith("frame 1 of PLAN: ")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        msgspec.structs.replace(HELLO, rank=2**32),
+        msgspec.structs.replace(HELLO, rank=-1),
+        msgspec.structs.replace(HELLO, page_bytes=-1),
+        msgspec.structs.replace(HELLO, schema=bytes(15)),
+        msgspec.structs.replace(HELLO, config=bytes(17)),
+    ],
+)
+def test_numbers_and_fingerprints_have_their_size(broken: Hello) -> None:
+    assert refusal(broken).startswith("frame 1 of HELLO: Expected ")
+
+
+def test_fields_that_came_later_are_ignored() -> None:
+    assert decode([b"\x08", b"\x94\x01\x02\x91\x03\xa1x"]) == Beat(rank=1, step=2)
+
+
+def test_unknown_modes_and_exit_codes_are_named() -> None:
+    assert "Invalid enum value 4" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_VERDICT))
+    assert "Invalid enum value 0" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_FAIL))
+
+
+BAD_VERDICT = [b"\x06", b"\x96\x01\x04\x00\xc0\xc4\x00\xc2"]
+BAD_FAIL = [b"\x09", b"\x93\x00\x00\xa0"]
+
+
+def test_strings_are_cut_by_the_sender_between_characters() -> None:
+    received = decode(encode(Fail(rank=0, code=ExitCode.BUG, reason="a" + "ü" * MAX_TEXT_BYTES)))
+    assert received == Fail(rank=0, code=ExitCode.BUG, reason="a" + "ü" * (MAX_TEXT_BYTES // 2 - 1))
+
+
+def test_a_string_that_is_no_text_is_sent_as_far_as_it_is() -> None:
+    received = decode(encode(msgspec.structs.replace(HELLO, device="a\udc80b")))
+    assert received == msgspec.structs.replace(HELLO, device="a?b")
+
+
+def test_strings_are_refused_by_the_receiver_beyond_the_cap() -> None:
+    reason = msgspec.msgpack.encode((0, 1, "ü" * (MAX_TEXT_BYTES // 2) + "a"))
+    with pytest.raises(Malformed, match="a string of 4097 bytes; 4096 are allowed"):
+        decode([b"\x09", reason])
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81"])
+def test_deep_nesting_is_malformed(opening: bytes) -> None:
+    with pytest.raises(Malformed, match="frame 1 of BEAT"):
+        decode([b"\x08", b"\x93\x00\x00" + opening * 1_000_000])
+
+
+@pytest.mark.parametrize("marker", [b"\xc6", b"\xc9", b"\xdb", b"\xdd", b"\xdf"])
+def test_a_huge_length_reserves_no_memory(marker: bytes) -> None:
+    frames = [b"\x03", b"\x95\x05\x00\x00" + marker + b"\xff\xff\xff\xff", b"", b"", b"", b""]
+    tracemalloc.start()
+    with pytest.raises(Malformed):
+        decode(frames)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
