@@ -34,7 +34,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     order_N = experts_TK.flatten().argsort(stable=True)
     counts = experts_TK.flatten().bincount(minlength=gate_up_EJH.shape[0]).tolist()
     out_NH = x_TH.new_empty(num_tokens * top_k, x_TH.shape[1])
-    for expert, pairs in enumerate(order_N.split(counts)):
+    for expert, pairs in enumerate(torch.split(order_N, counts)):
         if len(pairs):
             gate_up = F.linear(x_TH[pairs // top_k], gate_up_EJH[expert])
             out_NH[pairs] = F.linear(silu_mul(gate_up), down_EHI[expert])

@@ -1,0 +1,131 @@
+"""A GGUF's metadata as a ``ModelConfig``."""
+
+from __future__ import annotations
+
+from plait_worker.model_config import FactorsRope, LinearRope, ModelConfig, MoeConfig, RopeConfig, RopeScaling, YarnRope
+from plait_worker.weights.errors import ModelFilesError
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.gguf_header import GgufHeader
+from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
+from plait_worker.weights.rope_config import DEFAULT_THETA, yarn_temperature
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+"""GGUF's names of the families that can be served."""
+ROPE_TYPES = ("none", "linear", "yarn")
+
+
+def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, where: str) -> ModelConfig:
+    """The architecture that the metadata describes; ``rope_factors`` is the tensor ``rope_freqs.weight``.
+
+    Raises ``ModelFilesError`` for an architecture, rope type or variant that is not supported.
+    """
+    kind = read_kind(header, where)
+    fields = _of_family(header, kind, where)
+    _refuse_unsupported(header, fields, kind)
+    num_heads = fields.integer("attention.head_count", high=MAX_WIDTH)
+    hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
+    rope, max_positions = _read_rope(fields, rope_factors)
+    return checked(
+        ModelConfig(
+            architecture=ARCHITECTURES[kind],
+            vocab_size=_vocab_size(header, where),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("feed_forward_length", 1 if kind == "qwen3moe" else None, high=MAX_WIDTH),
+            num_layers=fields.integer("block_count", high=MAX_LAYERS),
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("attention.head_count_kv", num_heads, high=MAX_WIDTH),
+            head_dim=fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH),
+            norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
+            rope=rope,
+            max_positions=max_positions,
+            tie_embeddings="output.weight" not in header.tensors,
+            attention_bias="blk.0.attn_q.bias" in header.tensors,
+            mlp_bias=False,
+            moe=_read_moe(fields) if kind == "qwen3moe" else None,
+        ),
+        where,
+    )
+
+
+def read_kind(header: GgufHeader, where: str) -> str:
+    """GGUF's name of the family; raises ``ModelFilesError`` for one that is not supported."""
+    kind = Fields(header.fields, where).text("general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ModelFilesError(f"{where}: architecture {kind} is not supported; these are: {', '.join(ARCHITECTURES)}")
+    return kind
+
+
+def _of_family(header: GgufHeader, kind: str, where: str) -> Fields:
+    """The fields under the family's prefix, without it."""
+    prefix = f"{kind}."
+    return Fields({k.removeprefix(prefix): v for k, v in header.fields.items() if k.startswith(prefix)}, where)
+
+
+def _refuse_unsupported(header: GgufHeader, fields: Fields, kind: str) -> None:
+    """Raise for what would be computed wrongly if it were passed over."""
+    if Fields(header.fields, fields.where).integer("split.count", 0, low=0) > 1:
+        raise ModelFilesError(
+            f"{fields.where} is one part of a split GGUF: merge the parts first (llama-gguf-split --merge)"
+        )
+    if kind == "llama" and fields.integer("expert_count", 0, low=0):
+        raise ModelFilesError(f"{fields.where}: llama with experts (Mixtral) is not supported")
+    if fields.has("attention.sliding_window"):
+        raise ModelFilesError(f"{fields.where}: sliding-window attention is not supported")
+    per_layer = [
+        key
+        for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+        if f"{kind}.{key}" in header.arrays
+    ]
+    if per_layer:
+        raise ModelFilesError(f"{fields.where}: {per_layer[0]} differs from layer to layer, which is not supported")
+    key_length = fields.integer("attention.key_length", 0, low=0)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if key_length and fields.integer(name, key_length) != key_length:
+            raise ModelFilesError(f"{fields.where}: {name} differs from attention.key_length, which is not supported")
+
+
+def _vocab_size(header: GgufHeader, where: str) -> int:
+    if "token_embd.weight" not in header.tensors:
+        raise ModelFilesError(f"{where} lacks the tensor token_embd.weight: it holds no language model")
+    return header.tensors["token_embd.weight"].shape[0]
+
+
+def _read_rope(fields: Fields, factors: tuple[float, ...] | None) -> tuple[RopeConfig, int]:
+    """The embedding, and the longest context that it was made for."""
+    max_positions = fields.integer("context_length")
+    scaling = _read_scaling(fields, max_positions)
+    if factors is not None:
+        if scaling is not None:
+            raise ModelFilesError(f"{fields.where}: rope_freqs.weight beside a rope.scaling.type is not supported")
+        scaling = FactorsRope(factors)
+    if isinstance(scaling, YarnRope):
+        max_positions = max(max_positions, int(scaling.original_max_positions * scaling.factor))
+    return RopeConfig(fields.number("rope.freq_base", DEFAULT_THETA), scaling), max_positions
+
+
+def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
+    kind = fields.text("rope.scaling.type", "none")
+    if kind not in ROPE_TYPES:
+        raise ModelFilesError(f"{fields.where}: rope type {kind} is not supported; these are: {', '.join(ROPE_TYPES)}")
+    if kind == "none":
+        return None
+    factor = fields.number("rope.scaling.factor")
+    if kind == "linear":
+        return LinearRope(factor)
+    return YarnRope(
+        factor=factor,
+        original_max_positions=fields.integer("rope.scaling.original_context_length", max_positions),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=yarn_temperature(factor) * fields.number("rope.scaling.yarn_attn_factor", 1.0),
+    )
+
+
+def _read_moe(fields: Fields) -> MoeConfig:
+    """GGUF's Qwen3-MoE normalises the chosen experts' weights unless it says otherwise."""
+    return MoeConfig(
+        num_experts=fields.integer("expert_count", high=MAX_WIDTH),
+        num_experts_per_token=fields.integer("expert_used_count", high=MAX_WIDTH),
+        intermediate_size=fields.integer("expert_feed_forward_length", high=MAX_WIDTH),
+        normalise_top_k=fields.flag("expert_weights_norm", True),
+    )

@@ -1,0 +1,112 @@
+"""A GGUF file as a source of tensors, de-quantised on reading."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
+from plait_worker.weights.errors import ModelFilesError
+from plait_worker.weights.gguf_config import read_config, read_kind
+from plait_worker.weights.gguf_header import GgufHeader, GgufTensor, read_header
+from plait_worker.weights.gguf_names import hugging_face_names
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor, or one expert's share of it."""
+
+    tensor: GgufTensor
+    expert: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+
+
+class GgufFile:
+    """``TensorSource`` of a GGUF file; it stays mapped as long as this lives."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header; raises ``ModelFilesError``."""
+        self.where = str(path)
+        self._data = _map(path)
+        header = read_header(self._data, self.where)
+        self._unmixed = read_kind(header, self.where) == "llama"
+        self.config = read_config(header, self._rope_factors(header), self.where)
+        self._by_name = {
+            name: _Stored(tensor, expert)
+            for tensor in header.tensors.values()
+            if tensor.name != ROPE_FACTORS
+            for name, expert in hugging_face_names(tensor.name, tensor.shape[0])
+        }
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every tensor, in Hugging Face's spelling."""
+        return self._by_name.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """From the header."""
+        return self._by_name[name].shape
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in float32; llama's query and key rows are put back into Hugging Face's order."""
+        stored = self._by_name[name]
+        tensor = torch.from_numpy(self._dequantise(stored)).view(stored.shape)
+        if self._unmixed and (heads := self._permuted_heads(name)):
+            return unpermute(tensor, heads)
+        return tensor
+
+    def _permuted_heads(self, name: str) -> int | None:
+        if ".self_attn.q_proj." in name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".self_attn.k_proj." in name else None
+
+    def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        tensor = stored.tensor
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.begin)
+        rows = raw.reshape(tensor.shape[0], -1)
+        if stored.expert is not None:
+            rows = rows[stored.expert].reshape(tensor.shape[1], -1)
+        try:
+            return dequantize(rows, tensor.kind).astype(np.float32)
+        except NotImplementedError as error:
+            raise ModelFilesError(
+                f"{self.where}: tensor {tensor.name} has the quantisation {tensor.kind.name}, which cannot be read; "
+                "use a GGUF of another type, such as Q8_0 or Q4_K_M"
+            ) from error
+
+    def _rope_factors(self, header: GgufHeader) -> tuple[float, ...] | None:
+        """The frequencies' divisors that Llama 3.1's files carry."""
+        if ROPE_FACTORS not in header.tensors:
+            return None
+        factors = self._dequantise(_Stored(header.tensors[ROPE_FACTORS], None)).flatten()
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise ModelFilesError(
+                f"{self.where}: {ROPE_FACTORS} holds a factor that is not positive: download it again"
+            )
+        return tuple(float(factor) for factor in factors)
+
+
+def unpermute(weight: Tensor, num_heads: int) -> Tensor:
+    """Rows ``(head, pair, half)`` as rope on neighbouring numbers wants them, put into ``(head, half, pair)``."""
+    return weight.view(num_heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def _map(path: Path) -> mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    except OSError as error:
+        raise ModelFilesError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is empty: download it again") from error
