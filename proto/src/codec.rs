@@ -11,6 +11,7 @@ use crate::message::{Kind, Message};
 use crate::open::Open;
 use crate::plan::{PlanEncoder, decode_plan};
 use crate::result::{decode_result, encode_result};
+use crate::text::cut;
 
 /// A message as ZeroMQ carries it.
 pub type Frames = Vec<Vec<u8>>;
@@ -24,6 +25,9 @@ pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
 /// Arrays in arrays that frame 1 may have, fields that are not known yet included.
 const MAX_DEPTH: usize = 32;
+
+/// Bytes of a reason that may quote the peer.
+const MAX_REASON_BYTES: usize = 256;
 
 /// The frames of `message`. Strings are cut to [`crate::MAX_TEXT_BYTES`].
 pub fn encode(message: &Message) -> Frames {
@@ -150,16 +154,20 @@ fn unpack_open<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malfo
 pub fn unpack<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
     let mut reader = Deserializer::new(Cursor::new(frame));
     reader.set_max_depth(MAX_DEPTH);
-    let fields = T::deserialize(&mut reader).map_err(|error| Malformed::Header {
-        kind,
-        reason: error.to_string(),
-    })?;
-    let num_behind = frame.len() as u64 - reader.position();
-    if num_behind > 0 {
-        return Err(Malformed::Header {
+    let fields =
+        T::deserialize(&mut reader).map_err(|error| broken_header(kind, &error.to_string()))?;
+    match frame.len() as u64 - reader.position() {
+        0 => Ok(fields),
+        num_behind => Err(broken_header(
             kind,
-            reason: format!("{num_behind} bytes follow the array"),
-        });
+            &format!("{num_behind} bytes follow the array"),
+        )),
     }
-    Ok(fields)
+}
+
+fn broken_header(kind: Kind, reason: &str) -> Malformed {
+    Malformed::Header {
+        kind,
+        reason: cut(reason, MAX_REASON_BYTES).to_owned(),
+    }
 }

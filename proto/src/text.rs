@@ -7,7 +7,7 @@ use serde::ser::Serializer;
 pub const MAX_TEXT_BYTES: usize = 4096;
 
 pub fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(cut(text))
+    serializer.serialize_str(cut(text, MAX_TEXT_BYTES))
 }
 
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -22,9 +22,9 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String,
     Ok(text)
 }
 
-/// As many whole characters as fit.
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(MAX_TEXT_BYTES);
+/// As many whole characters as `max_bytes` hold.
+pub fn cut(text: &str, max_bytes: usize) -> &str {
+    let mut end = text.len().min(max_bytes);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -37,8 +37,8 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_between_characters() {
-        let text = "a".repeat(MAX_TEXT_BYTES - 1) + "é";
-        assert_eq!(cut(&text), &text[..MAX_TEXT_BYTES - 1]);
-        assert_eq!(cut("é"), "é");
+        assert_eq!(cut("aé", 2), "a");
+        assert_eq!(cut("aé", 3), "aé");
+        assert_eq!(cut("é", 0), "");
     }
 }

@@ -161,7 +161,7 @@ def results(draw: st.DrawFn) -> StepResult:
     )
 
 
-PLAIN = (Hello, Welcome, Vote, Verdict, Drain, Beat, Fail, Bye)
+PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Verdict, Drain, Beat, Fail, Bye)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -182,7 +182,7 @@ def test_noise_gives_a_message_or_malformed(kind: int, header: bytes) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.one_of(*map(structs_of, PLAIN)))
+@given(st.one_of([structs_of(kind) for kind in PLAIN]))
 def test_a_plain_message_survives_its_frames(message: Message) -> None:
     assert decode(encode(message)) == message
 

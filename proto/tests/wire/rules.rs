@@ -248,6 +248,18 @@ fn unknown_modes_and_exit_codes_are_named() {
 }
 
 #[test]
+fn a_reason_quotes_little_of_what_the_peer_sent() {
+    let text = [&[0xdb, 0, 1, 0, 0][..], &[b'a'; 1 << 16]].concat();
+    let Err(Malformed::Header { reason, .. }) = decode(&[vec![8], text]) else {
+        panic!("a text is no array")
+    };
+    assert!(
+        reason.starts_with("invalid type: string") && reason.len() <= 256,
+        "{reason}"
+    );
+}
+
+#[test]
 fn strings_are_cut_by_the_sender_and_refused_by_the_receiver() {
     let reason = "ü".repeat(MAX_TEXT_BYTES);
     let fail = Fail {
