@@ -41,7 +41,8 @@ def has_nvidia_driver() -> bool:
 def torch_requirement() -> str:
     """What the worker asks of torch."""
     manifest = tomllib.loads((ROOT / "worker/pyproject.toml").read_text())
-    return next(line for line in manifest["project"]["dependencies"] if line.startswith("torch"))
+    needed: list[str] = manifest["project"]["dependencies"]
+    return next(line for line in needed if line.startswith("torch"))
 
 
 def torch_from_find_links(requirement: str) -> bool:
