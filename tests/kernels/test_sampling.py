@@ -28,7 +28,7 @@ class Request:
 def oracle(logits: Floats, request: Request) -> Floats:
     """Probabilities over the vocabulary after every filter."""
     scaled = (logits - logits.max()) / np.float64(np.float32(request.temperature))
-    weights = np.exp(scaled)
+    weights: Floats = np.exp(scaled)
     order = np.argsort(-logits, kind="stable")
     if request.top_k:
         weights[order[request.top_k :]] = 0

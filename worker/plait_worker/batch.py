@@ -70,7 +70,8 @@ def prompt_targets(delta: Delta, slots: Slots) -> list[PromptTargets]:
 def _positions(delta: Delta, ends_R: Ints) -> Ints:
     """Row r's tokens lie at ``starts[r] ..``: their place in the batch, moved by what lies between the two."""
     shift_R = delta.starts_R - (ends_R - delta.lengths_R)
-    return np.arange(delta.num_tokens) + np.repeat(shift_R, delta.lengths_R)
+    positions_T: Ints = np.arange(delta.num_tokens) + np.repeat(shift_R, delta.lengths_R)
+    return positions_T
 
 
 def _without_lookaheads(delta: Delta) -> Ints:
