@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from plait_worker.rows import Rows
@@ -26,6 +27,8 @@ class AttentionShape:
     """D."""
     scale: float
     """Factor of the scores before the softmax."""
+    dtype: torch.dtype
+    """Of queries, keys and values."""
 
 
 class StepAttention(Protocol):

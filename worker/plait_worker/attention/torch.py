@@ -46,7 +46,8 @@ class _DecodeBatch:
 
     tokens: slice | Tensor
     pages: _Pages
-    visible_B11L: Tensor
+    mask_B11L: Tensor
+    """Added to the scores: 0 or -inf, in the dtype of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class TorchStep:
     prefill: list[_PrefillRow]
     decode: list[_DecodeBatch]
     causal: Tensor
-    """bool ``[QUERY_BLOCK, longest + QUERY_BLOCK]``: query j sees column m where ``m <= longest + j``."""
+    """``[QUERY_BLOCK, longest + QUERY_BLOCK]``: 0 where query j sees column m, ``m <= longest + j``, else -inf."""
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
@@ -95,7 +96,7 @@ class TorchStep:
         """The M queries of a key-value head see the same keys, so they stand where a sequence would."""
         k_BGLD, v_BGLD = batch.pages.gather(pages)
         out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
-            q_TGMD[batch.tokens], k_BGLD, v_BGLD, attn_mask=batch.visible_B11L, scale=self.shape.scale
+            q_TGMD[batch.tokens], k_BGLD, v_BGLD, attn_mask=batch.mask_B11L, scale=self.shape.scale
         )
 
     def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
@@ -142,7 +143,7 @@ class TorchAttention:
             value_index_I=key_index_TG.flatten() + self.shape.num_kv_heads * self.page_size,
             prefill=prefill,
             decode=[self._decode_batch(rows, members) for members in self._similar_rows(rows)],
-            causal=_causal(max((row.start + row.length for row in prefill), default=0), rows.page_table_RW.device),
+            causal=self._causal(max((row.start + row.length for row in prefill), default=0), rows.page_table_RW.device),
         )
 
     def _key_index(self, rows: Rows) -> Tensor:
@@ -197,16 +198,21 @@ class TorchAttention:
         return _DecodeBatch(
             tokens=_shifted(chosen, first_token - rows.num_prefill),
             pages=self._pages(rows.page_table_RW[chosen, :width]),
-            visible_B11L=(positions_L < ends_B[:, None])[:, None, None, :],
+            mask_B11L=self._added(positions_L < ends_B[:, None])[:, None, None, :],
+        )
+
+    def _causal(self, longest: int, device: torch.device) -> Tensor:
+        """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
+        columns = torch.arange(longest + QUERY_BLOCK, device=device)
+        return self._added(columns <= longest + torch.arange(QUERY_BLOCK, device=device)[:, None])
+
+    def _added(self, visible: Tensor) -> Tensor:
+        """What is added to the scores: a mask of booleans would be turned into this once a layer."""
+        return torch.zeros(visible.shape, dtype=self.shape.dtype, device=visible.device).masked_fill(
+            ~visible, -torch.inf
         )
 
 
 def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
     """A decode row's token lies as far behind its row as the prefill rows have more tokens than rows."""
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
-
-
-def _causal(longest: int, device: torch.device) -> Tensor:
-    """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
-    columns = torch.arange(longest + QUERY_BLOCK, device=device)
-    return columns <= longest + torch.arange(QUERY_BLOCK, device=device)[:, None]

@@ -99,7 +99,7 @@ class Decoder:
         """This rank's heads."""
         config, share = self.config, self.parallel.share
         num_heads, num_kv_heads = len(share(config.num_heads)), len(share(config.num_kv_heads))
-        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5)
+        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, self.dtype)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:

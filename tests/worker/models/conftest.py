@@ -1,0 +1,143 @@
+"""Tiny random models saved by transformers, and a driver that runs one without the step loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from plait_worker.attention.torch import TorchAttention
+from plait_worker.cache import KVCache
+from plait_worker.models import Model, load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from torch import Tensor
+
+CPU = torch.device("cpu")
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.08,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, {}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass
+class Saved:
+    """A model of transformers and the folder it was saved to."""
+
+    path: Path
+    reference: transformers.PreTrainedModel
+
+    def logprobs(self, ids: list[int]) -> Tensor:
+        with torch.no_grad():
+            return self.reference(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
+@pytest.fixture
+def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
+    """Make and save a random model; norms and biases are random too, for ones and zeros hide mistakes."""
+
+    def save(family: str, seed: int = 0, shard_size: str = "1GB", **changes: Any) -> Saved:
+        torch.manual_seed(seed)
+        kind, own = FAMILIES[family]
+        config = kind(**{**TINY, **own, **changes})
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        path = tmp_path / f"{family}-{seed}"
+        model.save_pretrained(path, max_shard_size=shard_size)
+        return Saved(path, model)
+
+    return save
+
+
+@dataclass
+class Driver:
+    """Requests by name, each with pages of its own out of a shuffled pool."""
+
+    model: Model
+    page_size: int = 16
+    num_pages: int = 64
+    pages: dict[str, list[int]] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = KVCache(self.model.cache_spec, self.num_pages, self.page_size, CPU)
+        self.attention = TorchAttention(self.model.attention_shape, self.page_size)
+        self.free = torch.randperm(self.num_pages).tolist()
+
+    def step(self, prefill: dict[str, list[int]], decode: dict[str, int] | None = None) -> dict[str, Tensor]:
+        """One forward over all rows; the log-probabilities ``[length, V]`` at each row's positions."""
+        chunks = prefill | {name: [token] for name, token in (decode or {}).items()}
+        rows = self._rows(chunks, len(prefill))
+        hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        logprobs = self.model.logits(hidden).log_softmax(-1)
+        for name, chunk in chunks.items():
+            self.lengths[name] += len(chunk)
+        return dict(zip(chunks, logprobs.split(rows.lengths), strict=True))
+
+    def _rows(self, chunks: dict[str, list[int]], num_prefill: int) -> Rows:
+        starts = [self.lengths.setdefault(name, 0) for name in chunks]
+        lengths = [len(chunk) for chunk in chunks.values()]
+        tables = [
+            self._table(name, start + length) for name, start, length in zip(chunks, starts, lengths, strict=True)
+        ]
+        width = -(-max(len(table) for table in tables) // 4) * 4
+        return Rows(
+            num_prefill=num_prefill,
+            slots=list(range(len(chunks))),
+            starts=starts,
+            lengths=lengths,
+            token_ids_T=torch.tensor([token for chunk in chunks.values() for token in chunk]),
+            positions_T=torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]),
+            page_table_RW=torch.tensor(
+                [table + [self.cache.dummy_page] * (width - len(table)) for table in tables], dtype=torch.int32
+            ),
+            sample_index_S=torch.tensor(lengths).cumsum(0) - 1,
+        )
+
+    def _table(self, name: str, num_tokens: int) -> list[int]:
+        table = self.pages.setdefault(name, [])
+        while len(table) * self.page_size < num_tokens:
+            table.append(self.free.pop())
+        return list(table)
+
+
+@pytest.fixture
+def load() -> Callable[..., Model]:
+    def load(path: Path, dtype: str = "float32") -> Model:
+        return load_model(path, dtype, CPU, Parallel())
+
+    return load
+
+
+@pytest.fixture
+def drive(load: Callable[..., Model]) -> Callable[..., Driver]:
+    def drive(path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64) -> Driver:
+        return Driver(load(path, dtype), page_size, num_pages)
+
+    return drive

@@ -1,0 +1,163 @@
+"""Every family computes what transformers computes, however a request is cut into rows and steps."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+FLOAT32 = {"atol": 2e-4, "rtol": 0}
+"""Of a log-probability: rounding gives about 1e-5, any numeric fault 0.1 and more."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with a head per kv head": ("llama", {"num_key_value_heads": 6}),
+    "llama with an odd eps": ("llama", {"rms_norm_eps": 0.01}),
+    "llama with linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 with biases": ("qwen3", {"attention_bias": True}),
+    "qwen3 with tied embeddings": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 with yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3 with untruncated yarn": ("qwen3", {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe normalised": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_moe with one dense layer": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "qwen3_moe sparse every second layer": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "qwen3_moe with all experts": ("qwen3_moe", {"num_experts_per_tok": 6}),
+    "qwen3_moe with biases": ("qwen3_moe", {"attention_bias": True}),
+}
+
+
+def random_ids(length: int, seed: int) -> list[int]:
+    return torch.randint(0, 61, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_equal_transformers(variant: str, save_tiny: Callable, drive: Callable) -> None:
+    family, changes = VARIANTS[variant]
+    saved = save_tiny(family, **changes)
+    ids = random_ids(150, 1)
+    expected = saved.logprobs(ids)
+    assert expected.std() > 0.2, "a nearly uniform model would hide mistakes"
+    driver = drive(saved.path)
+    whole = driver.step({"a": ids[:140]})["a"]
+    torch.testing.assert_close(whole, expected[:140], **FLOAT32)
+    for position in range(140, 150):
+        decoded = driver.step({}, {"a": ids[position]})["a"]
+        torch.testing.assert_close(decoded[0], expected[position], **FLOAT32)
+
+
+@pytest.fixture(params=["llama", "qwen3", "qwen3_moe"])
+def saved(request: pytest.FixtureRequest, save_tiny: Callable) -> Any:
+    return save_tiny(request.param)
+
+
+chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size=1, max_size=8)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    plans=st.lists(chunk_lengths, min_size=1, max_size=4),
+    num_decoded=st.integers(0, 3),
+    page_size=st.sampled_from([1, 4, 16, 64]),
+)
+def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
+    saved: Any, drive: Callable, plans: list[list[int]], num_decoded: int, page_size: int
+) -> None:
+    driver = drive(saved.path, page_size=page_size, num_pages=2048)
+    prompts = {str(i): random_ids(sum(lengths), i) for i, lengths in enumerate(plans)}
+    outputs = {name: random_ids(num_decoded, 100 + int(name)) for name in prompts}
+    got: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
+    chunks = {str(i): list(lengths) for i, lengths in enumerate(plans)}
+    while any(chunks.values()) or any(outputs.values()):
+        prefill, decode = {}, {}
+        for name in prompts:
+            done = driver.lengths.get(name, 0)
+            if chunks[name]:
+                prefill[name] = prompts[name][done : done + chunks[name].pop(0)]
+            elif outputs[name]:
+                decode[name] = outputs[name].pop(0)
+        for name, logprobs in driver.step(prefill, decode).items():
+            got[name].append(logprobs)
+    for name, prompt in prompts.items():
+        expected = saved.logprobs(prompt + random_ids(num_decoded, 100 + int(name)))
+        torch.testing.assert_close(torch.cat(got[name]), expected, **FLOAT32)
+
+
+def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable, drive: Callable) -> None:
+    saved = save_tiny("qwen3")
+    alone, shared = drive(saved.path, page_size=4), drive(saved.path, page_size=4)
+    ids = random_ids(30, 5)
+    for layer in shared.cache.layers:
+        layer[:-1] = 1e4  # what earlier requests left behind
+    torch.testing.assert_close(shared.step({"a": ids})["a"], alone.step({"a": ids})["a"], **FLOAT32)
+    torch.testing.assert_close(shared.step({}, {"a": 7})["a"], alone.step({}, {"a": 7})["a"], **FLOAT32)
+
+
+def test_bfloat16_stays_close_to_float32(save_tiny: Callable, drive: Callable) -> None:
+    saved = save_tiny("llama")
+    ids = random_ids(100, 3)
+    expected = saved.logprobs(ids)
+    got = drive(saved.path, dtype="bfloat16").step({"a": ids})["a"]
+    kl = (expected.exp() * (expected - got)).sum(-1)
+    assert got.dtype == torch.float32
+    assert kl.max() < 0.02
+
+
+def test_weight_bytes_count_each_number_once(save_tiny: Callable, load: Callable) -> None:
+    saved = save_tiny("llama", tie_word_embeddings=True)
+    num_parameters = sum(parameter.numel() for parameter in saved.reference.parameters())
+    assert load(saved.path).weight_bytes == 4 * num_parameters
+
+
+def test_the_longest_context_of_yarn_is_the_stretched_one(save_tiny: Callable, load: Callable) -> None:
+    rope = {**YARN, "original_max_position_embeddings": 300}
+    saved = save_tiny("qwen3", max_position_embeddings=300, rope_parameters=rope)
+    assert load(saved.path).config.max_positions == 1200
+
+
+def recall_tasks(check_models: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tasks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tasks)
+    return tasks
+
+
+def test_recall_gqa_answers_from_its_context(check_models: Path, drive: Callable) -> None:
+    tasks = recall_tasks(check_models)
+    marks = {"system": tasks.SYSTEM, "user": tasks.USER}
+    driver = drive(check_models / "recall-gqa", num_pages=1024)
+    problems = {str(i): problem for i, problem in enumerate(tasks.problems(3, 6, 700))}
+    prompts = {}
+    for name, problem in problems.items():
+        said = [[marks[message["role"]], *message["content"].encode()] for message in problem["messages"]]
+        prompts[name] = [tasks.BOS, *(token for message in said for token in message), tasks.ASSISTANT]
+    answers = {name: b"" for name in problems}
+    last = {name: int(logprobs[-1].argmax()) for name, logprobs in driver.step(prompts).items()}
+    while last := {name: token for name, token in last.items() if token != tasks.EOS}:
+        for name, token in last.items():
+            answers[name] += bytes([token])
+        last = {name: int(logprobs[-1].argmax()) for name, logprobs in driver.step({}, last).items()}
+    assert {name: answer.decode() for name, answer in answers.items()} == {
+        name: problem["answer"] for name, problem in problems.items()
+    }

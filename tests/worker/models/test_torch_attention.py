@@ -1,0 +1,110 @@
+"""The torch backend is the oracle of all others, so it is held against float64."""
+
+import plait_worker.attention.torch as backend
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plait_kernels.attention import attend
+from plait_worker.attention import AttentionShape
+from plait_worker.rows import Rows
+
+HEADS, KV_HEADS, DIM = 6, 2, 16
+SHAPE = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, torch.float32)
+
+
+class World:
+    """Rows over a pool of pages, with the contexts that were written before."""
+
+    def __init__(self, starts: list[int], lengths: list[int], num_prefill: int, page_size: int, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.starts, self.lengths, self.page_size = starts, lengths, page_size
+        self.context = [torch.randn(s + n, 2, KV_HEADS, DIM) for s, n in zip(starts, lengths, strict=True)]
+        widths = [-(-len(kv) // page_size) for kv in self.context]
+        num_pages, width = sum(widths) + 3, -(-max(widths) // 4) * 4
+        ids = torch.randperm(num_pages).tolist()
+        self.tables = [[ids.pop() for _ in range(n)] for n in widths]
+        self.pages = torch.randn(num_pages + 1, 2, KV_HEADS, page_size, DIM) * 100
+        self.rows = Rows(
+            num_prefill=num_prefill,
+            slots=list(range(len(starts))),
+            starts=starts,
+            lengths=lengths,
+            token_ids_T=torch.zeros(sum(lengths), dtype=torch.int64),
+            positions_T=torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]),
+            page_table_RW=torch.tensor(
+                [table + [num_pages] * (width - len(table)) for table in self.tables], dtype=torch.int32
+            ),
+            sample_index_S=torch.zeros(0, dtype=torch.int64),
+        )
+        self.q = torch.randn(sum(lengths), HEADS, DIM)
+
+    def run(self, dtype: torch.dtype) -> torch.Tensor:
+        pages = self.pages.to(dtype)
+        for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
+            for position in range(start):
+                page, offset = table[position // self.page_size], position % self.page_size
+                pages[page, :, :, offset] = kv[position].to(dtype)
+        new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
+        shape = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, dtype)
+        step = backend.TorchAttention(shape, self.page_size).prepare(self.rows)
+        out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages)
+        self.written = pages
+        return out
+
+    def expected(self, dtype: torch.dtype) -> torch.Tensor:
+        queries = self.q.to(dtype).double().split(self.lengths)
+        kvs = [kv.to(dtype).double() for kv in self.context]
+        return torch.cat([attend(q, kv[:, 0], kv[:, 1], 0.3) for q, kv in zip(queries, kvs, strict=True)])
+
+
+row = st.tuples(st.sampled_from([0, 1, 5, 16, 63, 64, 130, 300]), st.sampled_from([1, 2, 16, 127, 128, 129, 200]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prefill=st.lists(row, max_size=3),
+    decode=st.lists(st.integers(0, 400), max_size=6),
+    page_size=st.sampled_from([1, 4, 16, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_every_row_attends_to_its_own_past_and_itself(
+    prefill: list[tuple[int, int]], decode: list[int], page_size: int, seed: int
+) -> None:
+    if not prefill and not decode:
+        return
+    starts = [start for start, _ in prefill] + decode
+    lengths = [length for _, length in prefill] + [1] * len(decode)
+    world = World(starts, lengths, len(prefill), page_size, seed)
+    torch.testing.assert_close(world.run(torch.float32).double(), world.expected(torch.float32), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("starts", "lengths", "num_prefill"), [([700], [300], 1), ([1000, 90, 3], [1, 1, 1], 0)])
+def test_bfloat16_sums_in_float32(starts: list[int], lengths: list[int], num_prefill: int) -> None:
+    world = World(starts, lengths, num_prefill, 16)
+    error = (world.run(torch.bfloat16).double() - world.expected(torch.bfloat16)).abs()
+    rounding = world.expected(torch.bfloat16).abs().max() * 2**-8
+    assert error.max() < 1.5 * rounding, "more than rounding of the weights and of the result"
+
+
+def test_new_keys_and_values_are_written_where_the_table_says() -> None:
+    world = World([5, 9], [7, 1], 1, 4)
+    world.run(torch.float32)
+    for kv, table in zip(world.context, world.tables, strict=True):
+        stored = torch.stack([world.written[table[p // 4], :, :, p % 4] for p in range(len(kv))])
+        assert torch.equal(stored, kv)
+
+
+def test_pages_of_nobody_are_left_alone() -> None:
+    world = World([5, 9], [7, 1], 1, 4)
+    world.run(torch.float32)
+    used = {page for table in world.tables for page in table}
+    others = [page for page in range(len(world.pages)) if page not in used]
+    assert torch.equal(world.written[others], world.pages[others])
+
+
+def test_decode_batches_that_must_be_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World([100, 3, 90, 101, 120, 2, 99], [1] * 7, 0, 4)
+    whole = world.run(torch.float32)
+    monkeypatch.setattr(backend, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
+    torch.testing.assert_close(world.run(torch.float32), whole)
