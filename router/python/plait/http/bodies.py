@@ -10,8 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
-"""Anything that JSON can say."""
+Json: TypeAlias = object
+"""Anything that JSON can say: msgspec decodes no recursive type."""
 
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 TokenCount = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]

@@ -1,0 +1,57 @@
+"""The engine's side of the front door, in memory: tests say what it sends and see what it was told."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import msgspec
+
+LAST = 1
+ERROR = 2
+
+
+def record(stream: int, payload: bytes, flags: int = 0) -> bytes:
+    return struct.pack("<QBI", stream, flags, len(payload)) + payload
+
+
+def failure(stream: int, status: int, body: bytes, retry_after_seconds: int = 0) -> bytes:
+    return record(stream, struct.pack("<HH", status, retry_after_seconds) + body, LAST | ERROR)
+
+
+class InMemoryEngine:
+    """Keeps what was submitted and aborted; `send` makes records readable on a real eventfd."""
+
+    def __init__(self) -> None:
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.submitted: dict[int, dict[str, object]] = {}
+        self.aborted: list[int] = []
+        self.phase = "ready"
+        self.stuck = False
+        self.num_takes = 0
+        self._outbox = b""
+
+    def close(self) -> None:
+        os.close(self.event_fd)
+
+    def send(self, *records: bytes) -> None:
+        self._outbox += b"".join(records)
+        os.eventfd_write(self.event_fd, 1)
+
+    def submit(self, stream: int, request: bytes) -> None:
+        self.submitted[stream] = msgspec.json.decode(request)
+
+    def abort(self, stream: int) -> None:
+        self.aborted.append(stream)
+
+    def take(self) -> bytes:
+        os.eventfd_read(self.event_fd)
+        self.num_takes += 1
+        taken, self._outbox = self._outbox, b""
+        return taken
+
+    def status(self) -> bytes:
+        return msgspec.json.encode({"phase": self.phase, "reason": None, "exit_code": None, "stuck": self.stuck, "step": 9})
+
+    def metrics(self) -> bytes:
+        return b"# EOF\n"

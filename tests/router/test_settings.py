@@ -1,0 +1,197 @@
+"""The command line that is generated from the settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from plait import cli
+from plait.errors import ExitCode, SettingsError
+from plait.flags import Parser, add_flags, flags, read_settings
+from plait.settings import EngineSettings, ServeSettings, engine_settings
+
+
+def parser() -> Parser:
+    made = Parser(prog="plait serve", allow_abbrev=False)
+    add_flags(made, ServeSettings)
+    return made
+
+
+def parse(*words: str) -> ServeSettings:
+    return read_settings(parser().parse_args(words), ServeSettings)
+
+
+def all_flags() -> list[str]:
+    return [flag.name for component in msgspec.structs.fields(ServeSettings) for flag in flags(component.type)]
+
+
+def test_exactly_the_settings_of_this_issue_exist() -> None:
+    named = "host port api-key-file served-model-name dtype max-model-len max-batch-tokens max-seqs long-prefill mixed "
+    named += "page-size num-pages memory-fraction max-queue overlap threads seed log-level"
+    assert sorted(all_flags()) == sorted("--" + name for name in named.split())
+
+
+def test_without_flags_everything_has_its_default() -> None:
+    assert parse() == ServeSettings()
+
+
+def test_help_prints_each_default() -> None:
+    text = " ".join(parser().format_help().split())
+    for component in msgspec.structs.fields(ServeSettings):
+        for flag in flags(component.type):
+            assert flag.name in text
+            assert " ".join(flag.help.replace("%%", "%").split()) in text
+    assert "(default: 2048)" in text
+    assert "(default: the model's context)" in text
+
+
+def test_flags_reach_their_component() -> None:
+    settings = parse("--port", "0", "--dtype=float32", "--max-seqs", "3", "--page-size", "16", "--threads", "2")
+    assert settings.http.port == 0
+    assert settings.model.dtype == "float32"
+    assert settings.scheduler.max_seqs == 3
+    assert settings.pages.page_size == 16
+    assert settings.process.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--max-num-batched-tokens", "--max-batch-tokens"),
+        ("--chunked-prefill-size", "--max-batch-tokens"),
+        ("--max-num-seqs", "--max-seqs"),
+        ("--max-running-requests", "--max-seqs"),
+        ("--long-prefill-token-threshold", "--long-prefill"),
+        ("--block-size", "--page-size"),
+        ("--num-gpu-blocks-override", "--num-pages"),
+        ("--gpu-memory-utilization", "--memory-fraction"),
+        ("--mem-fraction-static", "--memory-fraction"),
+    ],
+)
+def test_the_names_of_other_engines_mean_the_same(theirs: str, ours: str) -> None:
+    assert parse(theirs, "1") == parse(ours, "1") != parse()
+
+
+def test_switches_have_a_no() -> None:
+    assert parse().scheduler.mixed
+    assert parse().scheduler.overlap
+    assert not parse("--no-mixed").scheduler.mixed
+    assert not parse("--no-overlap").scheduler.overlap
+    assert parse("--no-mixed", "--mixed").scheduler.mixed
+
+
+def test_long_prefill_is_the_whole_step_unless_given() -> None:
+    assert engine_settings(parse("--max-batch-tokens", "512"), "/m", None, "/r").long_prefill == 512
+    assert engine_settings(parse("--long-prefill", "64"), "/m", None, "/r").long_prefill == 64
+
+
+def test_the_engine_is_told_every_field() -> None:
+    told = engine_settings(parse("--seed", "5", "--served-model-name", "mine"), "/m", "other", "/r")
+    read = msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings)
+    assert read == told
+    assert (told.seed, told.served_model_name, told.num_ranks) == (5, "mine", 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "70000"],
+        ["--port", "-1"],
+        ["--port", "x"],
+        ["--max-seqs", "0"],
+        ["--max-batch-tokens", "1.5"],
+        ["--memory-fraction", "0"],
+        ["--memory-fraction", "1.1"],
+        ["--dtype", "int8"],
+        ["--log-level", "loud"],
+        ["--seed", "-1"],
+        ["--threads", ""],
+        ["--page-size", "48"],
+    ],
+)
+def test_a_bad_value_is_refused_with_what_was_given_and_what_is_allowed(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["serve", *words]) == ExitCode.SETTINGS
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"{words[0]} is " in last
+    assert words[1] in last
+    assert "allowed: " in last
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--max-seq", "3"], "did you mean --max-seqs?"),
+        (["--ports=1"], "did you mean --port?"),
+        (["--no-mix"], "did you mean --no-mixed?"),
+        (["--frobnicate"], "see `plait serve --help`"),
+        (["--tp", "2"], "unknown setting '--tp'"),
+        (["a", "b"], "unknown argument 'b'"),
+    ],
+)
+def test_unknown_flags_are_refused_with_the_nearest_name(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["serve", *words]) == ExitCode.SETTINGS
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["bake"], ["serve", "--port"]])
+def test_a_command_line_that_says_too_little_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == ExitCode.SETTINGS
+    assert "exit code 2" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_found_before_the_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from plait.launch.listen import listen
+
+    with listen("127.0.0.1", 0, has_keys=False) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port {port} on 127.0.0.1 is in use; choose another with --port"):
+            listen("127.0.0.1", port, has_keys=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_public_bind_without_keys_is_refused(host: str) -> None:
+    from plait.launch.listen import listen
+
+    with pytest.raises(SettingsError, match="--api-key-file"):
+        listen(host, 0, has_keys=False)
+    listen("0.0.0.0", 0, has_keys=True).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_loopback_needs_no_key(host: str) -> None:
+    from plait.launch.listen import listen, url
+
+    with listen(host, 0, has_keys=False) as listener:
+        assert url(listener).startswith("http://127.0.0.")
+
+
+def test_a_host_that_does_not_exist_is_refused() -> None:
+    from plait.launch.listen import listen
+
+    with pytest.raises(SettingsError, match="not an address of this machine"):
+        listen("no.such.host.invalid", 0, has_keys=False)
+
+
+def test_the_run_directory_is_private_short_and_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.launch.run_dir import MAX_DIR_BYTES, run_directory
+
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with run_directory() as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert len(os.fsencode(path)) <= MAX_DIR_BYTES
+        (path / "link").touch()
+    assert not path.exists()
+
+
+def test_namespace_words_that_are_not_settings_are_left_alone() -> None:
+    typed = argparse.Namespace(command="serve", model=None, port="1")
+    assert read_settings(typed, ServeSettings).http.port == 1

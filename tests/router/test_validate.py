@@ -1,0 +1,303 @@
+"""What the front door makes of OpenAI's bodies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plait.http.api import GenerateRequest
+from plait.http.errors import ApiError
+from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION
+from plait.http.validate import read_chat, read_completion
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny")
+
+
+def completion(**fields: Any) -> GenerateRequest:
+    return read_completion(json.dumps({"prompt": "once", **fields}).encode(), "tiny")
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    return caught.value
+
+
+def test_a_plain_chat_leaves_every_choice_to_the_model() -> None:
+    request = chat(model="tiny")
+    assert (request.kind, request.model, request.stream, request.include_usage) == ("chat", "tiny", False, False)
+    assert request.messages == [{"role": "user", "content": "hello"}]
+    assert request.id.startswith("chatcmpl-")
+    unset = (request.max_tokens, request.temperature, request.top_p, request.top_k, request.min_p, request.seed)
+    assert unset == (None,) * 6
+    assert request.logprobs is None
+    assert request.prompt_logprobs is None
+
+
+def test_two_requests_have_two_ids() -> None:
+    assert chat().id != chat().id
+
+
+def test_null_means_not_given_for_every_field() -> None:
+    names = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop", "stream"]
+    names += ["stop_token_ids", "ignore_eos", "logprobs", "top_logprobs", "stream_options", "model", "n", "tools"]
+    request = chat(**dict.fromkeys(names))
+    assert msgspec.structs.replace(request, id="", created=0) == msgspec.structs.replace(chat(), id="", created=0)
+
+
+def test_sampling_fields_arrive_as_they_were_sent() -> None:
+    request = chat(
+        temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop="x", stop_token_ids=[3], ignore_eos=True
+    )
+    assert (request.temperature, request.top_p, request.top_k, request.min_p) == (0.5, 0.9, 40, 0.05)
+    assert (request.seed, request.stop, request.stop_token_ids, request.ignore_eos) == (7, ["x"], [3], True)
+
+
+@pytest.mark.parametrize(("given_top_k", "meant"), [(-1, 0), (0, 0), (1, 1)])
+def test_top_k_minus_one_and_zero_keep_the_whole_vocabulary(given_top_k: int, meant: int) -> None:
+    assert chat(top_k=given_top_k).top_k == meant
+
+
+@pytest.mark.parametrize(("seed", "meant"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)])
+def test_a_negative_seed_is_its_bits_without_a_sign(seed: int, meant: int) -> None:
+    assert chat(seed=seed).seed == meant
+
+
+def test_max_completion_tokens_goes_before_max_tokens() -> None:
+    assert chat(max_tokens=5).max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=3).max_tokens == 3
+
+
+def test_chat_logprobs_are_a_switch_and_a_number_beside_it() -> None:
+    assert chat(logprobs=True).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=5).logprobs == 5
+    assert chat(logprobs=False).logprobs is None
+    assert refusal(top_logprobs=5).param == "top_logprobs"
+
+
+def test_completion_logprobs_are_a_number() -> None:
+    assert completion(logprobs=0).logprobs == 0
+    with pytest.raises(ApiError, match="logprobs"):
+        completion(logprobs=True)
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0]["content"] == "a\nb"
+
+
+def test_a_developer_speaks_as_the_system() -> None:
+    assert chat(messages=[{"role": "developer", "content": "be brief"}]).messages[0]["role"] == "system"
+
+
+def test_an_assistant_that_called_tools_needs_no_content() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    answered = {"role": "tool", "content": "42", "tool_call_id": "1"}
+    request = chat(messages=[*HELLO, {"role": "assistant", "tool_calls": calls}, answered])
+    assert request.messages[1] == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert request.messages[2] == answered
+
+
+@pytest.mark.parametrize(
+    ("prompt", "meant"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+    ],
+)
+def test_a_prompt_has_openais_four_forms(prompt: Any, meant: Any) -> None:
+    assert completion(prompt=prompt).prompts == meant
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [1.5], None, {"a": 1}, [[-1]], [[True]], ["a"] * 129])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(prompt=prompt)
+    assert caught.value.status == 400
+    assert "prompt" in (caught.value.param or "")
+
+
+def test_usage_is_asked_for_through_stream_options() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not chat(stream=True, stream_options={}).include_usage
+    assert refusal(stream_options={"include_usage": True}).param == "stream_options"
+
+
+def test_prompt_logprobs_are_for_whole_answers() -> None:
+    assert chat(prompt_logprobs=2).prompt_logprobs == 2
+    assert refusal(prompt_logprobs=2, stream=True).param == "prompt_logprobs"
+
+
+def test_another_model_is_not_found_and_the_served_one_is_named() -> None:
+    error = refusal(model="gpt-4")
+    assert (error.status, error.code) == (404, "model_not_found")
+    assert "'gpt-4'" in error.message
+    assert "'tiny'" in error.message
+
+
+BAD_VALUES: list[tuple[str, Any]] = [
+    *[("temperature", value) for value in (-0.1, 2.1, "1", True, [], {})],
+    *[("top_p", value) for value in (0, 1.1, "x")],
+    *[("min_p", value) for value in (-0.1, 1.1)],
+    *[("top_k", value) for value in (-2, 1.5, "1")],
+    *[("seed", value) for value in (2**63, 1.5, "1", 10**30)],
+    *[("max_tokens", value) for value in (0, -1, 1.5, "9", 2**31, True)],
+    *[("max_completion_tokens", value) for value in (0, "9")],
+    *[("stop", value) for value in (1, [1], "", [""], ["x"] * 17, "x" * 257)],
+    *[("stop_token_ids", value) for value in (1, [-1], ["x"], [1] * 65)],
+    *[("logprobs", value) for value in (1, "true")],
+    *[("top_logprobs", value) for value in (-1, 21, True)],
+    *[("prompt_logprobs", value) for value in (-1, 21)],
+    *[("stream", value) for value in (1, "true")],
+    ("ignore_eos", 1),
+    ("stream_options", True),
+    ("chat_template_kwargs", [1]),
+    *[("messages", value) for value in ([], "hello", None, [1], HELLO * 4097)],
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_VALUES, ids=lambda value: str(value)[:24])
+def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field: str, value: Any) -> None:
+    error = refusal(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
+    assert error.status == 400
+    assert (error.param or "").startswith(field)
+    assert f"`{field}" in error.message
+
+
+def test_an_error_says_what_was_given_and_what_is_allowed() -> None:
+    assert refusal(temperature=3).message == "`temperature` is 3: expected `float` <= 2.0"
+
+
+BAD_MESSAGES: list[Any] = [
+    {"content": "no role"},
+    {"role": "robot", "content": "x"},
+    {"role": "user"},
+    {"role": "user", "content": 5},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
+    {"role": "user", "content": [{"type": "text"}]},
+    {"role": "user", "content": [{"text": "x"}]},
+    {"role": "user", "content": ["x"]},
+]
+
+
+@pytest.mark.parametrize("message", BAD_MESSAGES, ids=str)
+def test_a_broken_message_is_a_400_that_says_where(message: Any) -> None:
+    error = refusal(messages=[*HELLO, message])
+    assert error.status == 400
+    assert "messages[1]" in error.message or "messages[...]" in error.message
+
+
+@pytest.mark.parametrize("name", sorted(LACKING_CHAT))
+def test_a_field_that_we_lack_is_refused_by_name(name: str) -> None:
+    error = refusal(**{name: {"some": "thing"}})
+    assert (error.status, error.param, error.code) == (400, name, "unsupported_value")
+    assert f"`{name}`" in error.message
+
+
+@pytest.mark.parametrize("name", sorted(LACKING_CHAT))
+def test_a_field_that_we_lack_is_taken_at_its_neutral_values(name: str) -> None:
+    for value in (None, *LACKING_CHAT[name]):
+        chat(**{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(LACKING_COMPLETION))
+def test_the_same_holds_for_completions(name: str) -> None:
+    for value in (None, *LACKING_COMPLETION[name]):
+        completion(**{name: value})
+    with pytest.raises(ApiError, match=f"`{name}`"):
+        completion(**{name: {"some": "thing"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("n", 2), ("n", True), ("best_of", 0), ("presence_penalty", 0.1), ("response_format", {"type": "json_object"})],
+)
+def test_nearly_neutral_values_are_refused(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).param == name
+
+
+def test_unknown_names_are_ignored() -> None:
+    chat(user="me", metadata={"a": "b"}, safety_identifier="x", prompt_cache_key="y", frobnicate=[1, 2], store=None)
+
+
+@pytest.mark.parametrize("name", ["messages", "bos_token", "add_generation_prompt", "tokenize"])
+def test_a_client_cannot_replace_the_templates_own_names(name: str) -> None:
+    assert refusal(chat_template_kwargs={name: 1}).param == f"chat_template_kwargs.{name}"
+
+
+def test_other_template_arguments_pass() -> None:
+    assert chat(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"null",
+        b'{"messages": NaN}',
+        b'{"model": "\xff"}',
+        b'{"messages": "\\ud800"}',
+        b"{} x",
+    ],
+)
+def test_a_body_that_is_no_json_object_is_a_400(raw: bytes) -> None:
+    with pytest.raises(ApiError, match="JSON") as caught:
+        read_chat(raw, "tiny")
+    assert caught.value.status == 400
+
+
+def test_malformed_json_is_located() -> None:
+    with pytest.raises(ApiError, match=r"byte 14"):
+        read_chat(b'{"messages": [}', "tiny")
+
+
+@pytest.mark.parametrize("where", ["messages", "frobnicate", "chat_template_kwargs", "tools"])
+@pytest.mark.parametrize("bracket", ["[", '{"a":'])
+def test_deep_nesting_is_a_400_and_does_not_exhaust_the_stack(where: str, bracket: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat(f'{{"{where}": {bracket * 100_000}'.encode(), "tiny")
+    assert caught.value.status == 400
+
+
+def test_free_form_values_are_bounded_in_depth() -> None:
+    value: Any = 1
+    for _ in range(17):
+        value = [value]
+    assert refusal(chat_template_kwargs={"x": value}).param == "chat_template_kwargs.x"
+    calls = [{"function": value}]
+    assert "nested" in refusal(messages=[*HELLO, {"role": "assistant", "tool_calls": calls}]).message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from([*LACKING_CHAT, *(field.name for field in msgspec.structs.fields(GenerateRequest)), "prompt"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=st.dictionaries(NAMES, JSON, max_size=6))
+def test_whatever_json_comes_it_is_a_request_or_an_error_for_the_client(fields: dict[str, Any]) -> None:
+    raw = json.dumps({"messages": HELLO, "prompt": "x"} | fields).encode()
+    for reader in (read_chat, read_completion):
+        try:
+            request = reader(raw, "tiny")
+        except ApiError as error:
+            assert 400 <= error.status < 500
+        else:
+            assert msgspec.json.decode(msgspec.json.encode(request), type=GenerateRequest) == request
