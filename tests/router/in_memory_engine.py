@@ -51,7 +51,9 @@ class InMemoryEngine:
         return taken
 
     def status(self) -> bytes:
-        return msgspec.json.encode({"phase": self.phase, "reason": None, "exit_code": None, "stuck": self.stuck, "step": 9})
+        return msgspec.json.encode(
+            {"phase": self.phase, "reason": None, "exit_code": None, "stuck": self.stuck, "step": 9}
+        )
 
     def metrics(self) -> bytes:
         return b"# EOF\n"

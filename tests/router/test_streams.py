@@ -3,15 +3,111 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
+from in_memory_engine import LAST, InMemoryEngine, failure, record
 from plait.http.streams import MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
 
-_spec = importlib.util.spec_from_file_location("in_memory_engine", Path(__file__).with_name("in_memory_engine.py"))
+
+@pytest.fixture
+def engine() -> Iterator[InMemoryEngine]:
+    made = InMemoryEngine()
+    yield made
+    made.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40), st.booleans()), max_size=10))
+def test_packed_records_come_apart_as_they_were_put_together(records: list[tuple[int, bytes, bool]]) -> None:
+    packed = b"".join(record(stream, payload, LAST * last) for stream, payload, last in records)
+    found = [(one.stream, one.part) for one in parse_records(packed)]
+    assert found == [(stream, Data(payload, last)) for stream, payload, last in records]
+
+
+def test_an_error_record_carries_status_advice_and_body() -> None:
+    (one,) = parse_records(failure(3, 429, b'{"error":{}}', retry_after_seconds=2))
+    assert one.part == Failure(429, 2, b'{"error":{}}')
+
+
+def test_one_wake_up_serves_all_streams_and_joins_what_is_one_streams(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        streams = Streams(engine)
+        streams.attach(loop)
+        one, two = streams.open(b'{"x":1}'), streams.open(b'{"x":2}')
+        assert engine.submitted == {one.id: {"x": 1}, two.id: {"x": 2}}
+        engine.send(record(one.id, b"a"), record(two.id, b"A"), record(one.id, b"b"))
+        assert await one.next() == Data(b"ab", False)
+        assert await two.next() == Data(b"A", False)
+        assert engine.num_takes == 1
+        engine.send(record(one.id, b"c", LAST))
+        assert await one.next() == Data(b"c", True)
+        assert len(streams) == 1
+        streams.detach(loop)
+
+    asyncio.run(story())
+
+
+def test_a_stream_that_ended_is_not_aborted_and_one_that_did_not_is(engine: InMemoryEngine) -> None:
+    streams = Streams(engine)
+    ended, under_way = streams.open(b"{}"), streams.open(b"{}")
+    engine.send(record(ended.id, b"x", LAST))
+    streams.dispatch()
+    ended.close()
+    under_way.close()
+    under_way.close()
+    assert engine.aborted == [under_way.id]
+
+
+def test_records_of_a_closed_stream_are_dropped(engine: InMemoryEngine) -> None:
+    streams = Streams(engine)
+    stream = streams.open(b"{}")
+    stream.close()
+    engine.send(record(stream.id, b"late", LAST), failure(99, 500, b"{}"))
+    streams.dispatch()
+    assert len(streams) == 0
+
+
+def test_bytes_before_a_failure_are_read_before_it(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine)
+        stream = streams.open(b"{}")
+        engine.send(record(stream.id, b"half"), failure(stream.id, 503, b"{}"))
+        streams.dispatch()
+        assert await stream.next() == Data(b"half", False)
+        assert await stream.next() == Failure(503, 0, b"{}")
+
+    asyncio.run(story())
+
+
+def test_a_client_that_leaves_ends_the_wait(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine)
+        stream = streams.open(b"{}")
+        asyncio.get_running_loop().call_soon(stream.leave)
+        assert await stream.next() == Gone()
+
+    asyncio.run(story())
+
+
+def test_a_slow_reader_holds_a_bounded_backlog_and_is_then_cut_off(engine: InMemoryEngine) -> None:
+    async def story() -> None:
+        streams = Streams(engine)
+        stream = streams.open(b"{}")
+        chunk = b"x" * 65_536
+        num_sent = 0
+        while not engine.aborted:
+            engine.send(record(stream.id, chunk))
+            streams.dispatch()
+            num_sent += 1
+        assert num_sent * len(chunk) <= MAX_BACKLOG_BYTES + 2 * len(chunk)
+        kept = await stream.next()
+        assert isinstance(kept, Data)
+        assert len(kept.payload) <= MAX_BACKLOG_BYTES + len(chunk)
+        end = await stream.next()
+        assert isinstance(end, Failure)
+        assert b"read too slowly" in end.body
+
+    asyncio.run(story())

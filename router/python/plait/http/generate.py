@@ -35,7 +35,7 @@ class GenerateRoute:
         try:
             request = self._reader(await read_json_body(scope, receive), self._served_model)
         except ApiError as error:
-            await send_error(send, error, [(b"connection", b"close")] if error.status in (408, 413) else None)
+            await send_error(send, error, [(b"connection", b"close")] if error.status == 408 else None)
             return
         except ClientGoneError:
             return

@@ -28,6 +28,9 @@ class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol with limits on connections, header bytes, header time and idle writes."""
 
     _header_bytes = 0
+    """Of this request's line and its complete headers."""
+    _partial_bytes = 0
+    """Fed since the last complete header: the parser keeps them where we cannot see them."""
     _in_headers = False
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -49,7 +52,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse, and bound the headers that are not complete yet, in bytes and in time."""
         if self._in_headers:
-            self._header_bytes += len(data)
+            self._partial_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -61,20 +64,31 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         self._in_headers = True
-        self._header_bytes = 0
+        self._header_bytes = self._partial_bytes = 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A complete header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The request goes to the app, unless its headers came in one piece that is too large."""
+        """The request goes to the app."""
         self._in_headers = False
         self._stop_header_timer()
-        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
-            raise ValueError("headers too large")
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refuses."""
-        self._refuse(400, f"{msg} It must be HTTP/1.1 with headers of at most {MAX_HEADER_BYTES} bytes.")
+        """Answer what the parser, or `_count` within it, refuses."""
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse_headers()
+        else:
+            self._refuse(400, f"{msg} Send HTTP/1.1.")
 
     def pause_writing(self) -> None:
         """The client reads slower than we write: it has `WRITE_SECONDS` to catch up."""
@@ -92,11 +106,20 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 
-    def _bound_headers(self) -> None:
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        self._partial_bytes = 0
         if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
+            raise ValueError("headers too large")  # the parser stops and calls send_400_response
+
+    def _bound_headers(self) -> None:
+        if self._partial_bytes > MAX_HEADER_BYTES:
+            self._refuse_headers()
         elif self._header_timer is None:
             self._start_header_timer()
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
 
     def _rearm_keep_alive(self) -> None:
         """Line ends between two requests stop uvicorn's clock and begin no message: start it again."""

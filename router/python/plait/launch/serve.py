@@ -10,34 +10,27 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import msgspec
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 from plait_proto.config import WorkerConfig, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.errors import ExitCode, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
-from plait.http.limits import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS, BoundedHttp
+from plait.http.limits import MAX_CONNECTIONS
+from plait.http.server import http_server
 from plait.http.status import Description, Phase, Status, read_description, read_status
 from plait.http.streams import Streams
 from plait.launch.announce import announce, say
-from plait.launch.listen import BACKLOG, listen, url
+from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
 from plait.settings import ServeSettings, engine_settings
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
-
 POLL_SECONDS = 0.1
-CLOSE_SECONDS = 5
-"""For clients to read the end of their streams when the server stops."""
 
 
 def serve(model: str | None, settings: ServeSettings) -> int:
@@ -108,15 +101,6 @@ def _allow_connections() -> None:
         )
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn, which leaves the signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
-
-
 class _Service:
     """Engine, worker and HTTP server while they run."""
 
@@ -133,7 +117,7 @@ class _Service:
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine)
-        self._http = _http_server(build_app(engine, self._streams, description, keys))
+        self._http = http_server(build_app(engine, self._streams, description, keys))
         self._num_signals = 0
 
     async def run(self, config: Path) -> int:
@@ -183,24 +167,6 @@ class _Service:
     def _on_worker_exit(self, worker: Worker) -> None:
         if worker.exit_code != 0 or read_status(self._engine).phase in ("loading", "ready"):
             self._engine.worker_lost(worker.rank, worker.reason)
-
-
-def _http_server(app: FastAPI) -> _HttpServer:
-    return _HttpServer(
-        uvicorn.Config(
-            cast("ASGIApplication", app),
-            http=BoundedHttp,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
-    )
 
 
 def _verdict(status: Status, worker: Worker) -> int:

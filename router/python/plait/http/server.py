@@ -1,0 +1,45 @@
+"""uvicorn, set up for this app: our limits, our signals, no logs of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from plait.http.limits import KEEP_ALIVE_SECONDS, BoundedHttp
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+CLOSE_SECONDS = 5
+"""For clients to read the end of their streams when the server stops."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, which leaves the signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def http_server(app: FastAPI) -> HttpServer:
+    """The server of `app`; give `serve` a socket that listens, and set `should_exit` to end it."""
+    return HttpServer(
+        uvicorn.Config(
+            cast("ASGIApplication", app),
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )

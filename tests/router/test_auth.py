@@ -1,0 +1,90 @@
+"""The key file and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plait.errors import SettingsError
+from plait.http.auth import MAX_KEY_FILE_BYTES, ApiKeys, RequireKey, read_keys
+from starlette.types import Message, Receive, Scope, Send
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("first\n\n  second  \n")
+    path.chmod(0o600)
+    return path
+
+
+def status_of(path: bytes, *headers: tuple[bytes, bytes], kind: str = "http") -> int:
+    """What a request to `path` gets from a door that `first` and `second` open."""
+    sent: list[Message] = []
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": kind, "raw_path": path, "path": "/health", "headers": list(headers)}
+    asyncio.run(RequireKey(inner, ApiKeys(["first", "second"]))(scope, receive, send))
+    status: int = sent[0]["status"]
+    return status
+
+
+def bearer(key: bytes) -> tuple[bytes, bytes]:
+    return (b"authorization", b"Bearer " + key)
+
+
+def test_keys_are_the_lines_of_the_file(key_file: Path) -> None:
+    assert read_keys(key_file) == ["first", "second"]
+
+
+def test_each_key_opens_and_nothing_else_does() -> None:
+    assert status_of(b"/v1/models", bearer(b"first")) == 200
+    assert status_of(b"/v1/models", bearer(b"second")) == 200
+    for wrong in (b"", b"firs", b"first ever", b"FIRST", b"\xff"):
+        assert status_of(b"/v1/models", bearer(wrong)) == 401
+    assert status_of(b"/v1/models") == 401
+    assert status_of(b"/v1/models", (b"authorization", b"Basic first")) == 401
+
+
+@pytest.mark.parametrize(
+    "path", [b"/metrics", b"/openapi.json", b"/nowhere", b"//health", b"/health/", b"/%68ealth", b"/READY", b""]
+)
+def test_every_other_path_is_locked_whatever_the_router_would_make_of_it(path: bytes) -> None:
+    assert status_of(path) == 401
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/ready"])
+def test_probes_need_no_key(path: bytes) -> None:
+    assert status_of(path) == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "problem"),
+    [
+        (b"key\n", 0o604, "chmod 600"),
+        (b"\n \n", 0o600, "holds no key"),
+        ("schlüssel".encode(), 0o600, "not ASCII"),
+        (b"k" * (MAX_KEY_FILE_BYTES + 1), 0o600, "over 65536 bytes"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_says_why(content: bytes, mode: int, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    path.chmod(mode)
+    with pytest.raises(SettingsError, match=problem):
+        read_keys(path)
+
+
+def test_a_missing_key_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        read_keys(tmp_path / "none")

@@ -1,0 +1,324 @@
+"""The HTTP server itself, over real sockets, with the engine's side in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from in_memory_engine import LAST, InMemoryEngine, failure, record
+from plait.http import limits
+from plait.http.app import build_app
+from plait.http.auth import ApiKeys
+from plait.http.server import http_server
+from plait.http.status import Description
+from plait.http.streams import Streams
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+ERROR = b'{"error":{"message":"no","type":"server_error","param":null,"code":null}}'
+
+
+@dataclass
+class Door:
+    """A running front door, and the engine behind it."""
+
+    url: str
+    engine: InMemoryEngine
+    port: int
+
+    def wait_for(self, num_submitted: int) -> int:
+        """The stream id of the `num_submitted`th request, once it is there."""
+        for _ in range(1000):
+            if len(self.engine.submitted) >= num_submitted:
+                return list(self.engine.submitted)[-1]
+            time.sleep(0.01)
+        raise TimeoutError
+
+    def wait_for_abort(self) -> None:
+        for _ in range(1000):
+            if self.engine.aborted:
+                return
+            time.sleep(0.01)
+        raise TimeoutError
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+
+def open_door(keys: ApiKeys | None) -> Iterator[Door]:
+    engine = InMemoryEngine()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    streams = Streams(engine)
+    description = Description(model_id="tiny", architecture="llama", max_model_len=64)
+    server = http_server(build_app(engine, streams, description, keys))
+
+    async def serve() -> None:
+        streams.attach(asyncio.get_running_loop())
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    yield Door(f"http://127.0.0.1:{port}", engine, port)
+    server.should_exit = True
+    thread.join()
+    engine.close()
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    yield from open_door(None)
+
+
+@pytest.fixture
+def locked_door() -> Iterator[Door]:
+    yield from open_door(ApiKeys(["secret"]))
+
+
+class Asking(threading.Thread):
+    """A request in a thread of its own; `answer` waits for the whole of it."""
+
+    def __init__(self, door: Door, path: str = CHAT, client: httpx.Client | None = None, **fields: object) -> None:
+        super().__init__()
+        self._url, self._client, self._body = door.url + path, client or httpx.Client(), BODY | fields
+        self.start()
+
+    def run(self) -> None:
+        self._response = self._client.post(self._url, json=self._body, timeout=20)
+
+    def answer(self) -> httpx.Response:
+        self.join()
+        return self._response
+
+
+def error_of(response: httpx.Response) -> dict[str, str]:
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, str] = response.json()["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    return error
+
+
+def test_a_stream_is_the_engines_bytes(door: Door) -> None:
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: 1\n\n"))
+    door.engine.send(record(stream, b"data: [DONE]\n\n", LAST))
+    answer = asking.answer()
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.content == b"data: 1\n\ndata: [DONE]\n\n"
+    assert door.engine.submitted[stream]["stream"] is True
+    assert door.engine.aborted == []
+
+
+def test_a_whole_answer_is_one_json_body(door: Door) -> None:
+    asking = Asking(door, "/v1/completions", prompt="x")
+    door.engine.send(record(door.wait_for(1), b'{"ok":1}', LAST))
+    answer = asking.answer()
+    assert (answer.status_code, answer.json(), answer.headers["content-length"]) == (200, {"ok": 1}, "8")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_failure_before_the_first_byte_has_its_own_status(door: Door, stream: bool) -> None:
+    asking = Asking(door, stream=stream)
+    door.engine.send(failure(door.wait_for(1), 429, ERROR, retry_after_seconds=3))
+    answer = asking.answer()
+    assert (answer.status_code, answer.content, answer.headers["retry-after"]) == (429, ERROR, "3")
+
+
+def test_a_failure_within_a_stream_is_its_last_event(door: Door) -> None:
+    asking = Asking(door, stream=True)
+    stream = door.wait_for(1)
+    door.engine.send(record(stream, b"data: 1\n\n"), failure(stream, 503, ERROR))
+    answer = asking.answer()
+    assert (answer.status_code, answer.content) == (200, b"data: 1\n\ndata: " + ERROR + b"\n\n")
+
+
+def test_a_client_that_leaves_is_told_to_the_engine(door: Door) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat())
+        stream = door.wait_for(1)
+        door.engine.send(record(stream, b"data: 1\n\n"))
+        client.recv(64)
+    door.wait_for_abort()
+    assert door.engine.aborted == [stream]
+
+
+def test_a_client_that_leaves_before_the_first_byte_is_told_too(door: Door) -> None:
+    with door.connect() as client:
+        client.sendall(raw_chat())
+        stream = door.wait_for(1)
+    door.wait_for_abort()
+    assert door.engine.aborted == [stream]
+
+
+def raw_chat(body: bytes | None = None) -> bytes:
+    body = json.dumps(BODY | {"stream": True}).encode() if body is None else body
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    return head % len(body) + body
+
+
+def test_a_client_that_never_reads_is_cut_off(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_SECONDS", 0.2)
+    with door.connect() as client:
+        client.sendall(raw_chat())
+        stream = door.wait_for(1)
+        for _ in range(100):
+            door.engine.send(record(stream, b"x" * 100_000))
+            time.sleep(0.005)
+        door.wait_for_abort()
+
+
+def test_models_are_listed_and_described(door: Door) -> None:
+    listed = httpx.get(door.url + "/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["tiny"]
+    card = httpx.get(door.url + "/v1/models/tiny").json()
+    assert card == listed["data"][0]
+    assert (card["object"], card["max_model_len"]) == ("model", 64)
+    unknown = httpx.get(door.url + "/v1/models/some/other")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+
+
+def test_health_and_readiness_follow_the_engine(door: Door) -> None:
+    expected = {"loading": (503, 503), "ready": (200, 200), "draining": (200, 503), "failed": (503, 503)}
+    for phase, statuses in expected.items():
+        door.engine.phase = phase
+        assert tuple(httpx.get(door.url + path).status_code for path in ("/health", "/ready")) == statuses
+    door.engine.phase, door.engine.stuck = "ready", True
+    stuck = httpx.get(door.url + "/health")
+    assert stuck.status_code == 503
+    assert error_of(stuck)["message"] == "step 9 is overdue"
+
+
+def test_metrics_are_the_engines(door: Door) -> None:
+    assert httpx.get(door.url + "/metrics").content == b"# EOF\n"
+
+
+def test_a_path_that_is_not_there_is_a_404_in_openais_shape(door: Door) -> None:
+    missing = httpx.get(door.url + "/v1/nowhere")
+    assert missing.status_code == 404
+    assert "'/v1/nowhere'" in error_of(missing)["message"]
+
+
+def test_a_method_that_is_not_taken_is_a_405(door: Door) -> None:
+    for method, path in (("GET", CHAT), ("DELETE", "/v1/models")):
+        refused = httpx.request(method, door.url + path)
+        assert refused.status_code == 405
+        assert method in error_of(refused)["message"]
+        assert refused.headers["allow"]
+
+
+def test_a_refused_body_keeps_the_connection(door: Door) -> None:
+    with httpx.Client(base_url=door.url) as client:
+        refused = client.post(CHAT, json=BODY | {"temperature": 9})
+        assert refused.status_code == 400
+        assert error_of(refused)["param"] == "temperature"
+        assert client.get("/health").status_code == 200
+    assert door.engine.submitted == {}
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_a_web_page_could_send_unasked_is_refused(door: Door, content_type: str) -> None:
+    refused = httpx.post(door.url + CHAT, content=json.dumps(BODY), headers={"content-type": content_type})
+    assert refused.status_code == 400
+    assert "application/json" in error_of(refused)["message"]
+
+
+def test_a_body_over_the_limit_is_a_413_whether_announced_or_not(door: Door) -> None:
+    head = {"content-type": "application/json"}
+    announced = httpx.post(door.url + CHAT, content=b" " * (limits.MAX_BODY_BYTES + 1), headers=head)
+    assert announced.status_code == 413
+    pieces = (b" " * 65_536 for _ in range(limits.MAX_BODY_BYTES // 65_536 + 2))
+    chunked = httpx.post(door.url + CHAT, content=pieces, headers=head)
+    assert chunked.status_code == 413
+
+
+def test_headers_over_the_limit_are_refused_in_one_piece_and_in_many(door: Door) -> None:
+    for num_bytes in (limits.MAX_HEADER_BYTES + 1, 4 * limits.MAX_HEADER_BYTES):
+        with door.connect() as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nx: " + b"a" * num_bytes + b"\r\n\r\n")
+            assert client.recv(32).split()[1] == b"431"
+    with door.connect() as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(2 * limits.MAX_HEADER_BYTES // 1000):
+            client.sendall(b"x: " + b"a" * 1000 + b"\r\n")
+        assert client.recv(32).split()[1] == b"431"
+
+
+def test_a_half_sent_header_is_closed_in_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.2)
+    for start in (b"", b"GET /health HTTP/1.1\r\nhost:"):
+        with door.connect() as client:
+            client.sendall(start)
+            assert b" 408 " in client.recv(4096)
+
+
+def test_a_half_sent_body_is_closed_in_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    with door.connect() as client:
+        client.sendall(raw_chat()[:-10])
+        assert b" 408 " in client.recv(4096)
+
+
+def test_an_answer_longer_than_the_header_limit_is_not_disturbed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.2)
+    with httpx.Client() as client:
+        for num in (1, 2):
+            asking = Asking(door, client=client, stream=True)
+            stream = door.wait_for(num)
+            time.sleep(0.5)
+            door.engine.send(record(stream, b"data: [DONE]\n\n", LAST))
+            assert asking.answer().content == b"data: [DONE]\n\n"
+
+
+def test_rubbish_on_the_socket_is_a_400(door: Door) -> None:
+    with door.connect() as client:
+        client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
+        assert b" 400 " in client.recv(4096)
+    assert httpx.get(door.url + "/health").status_code == 200
+
+
+def test_pipelined_requests_are_answered_in_order(door: Door) -> None:
+    with door.connect() as client:
+        client.sendall(
+            b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+        answer = b""
+        while piece := client.recv(4096):
+            answer += piece
+    assert answer.index(b" 200 ") < answer.index(b" 404 ")
+
+
+def test_too_many_connections_are_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
+    with door.connect(), door.connect() as second:
+        assert b" 503 " in second.recv(4096)
+
+
+def test_a_locked_door_asks_for_a_key_before_it_reads(locked_door: Door) -> None:
+    refused = httpx.post(locked_door.url + CHAT, content=b"rubbish")
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert error_of(refused)["code"] == "invalid_api_key"
+    assert httpx.get(locked_door.url + "/metrics").status_code == 401
+    assert httpx.get(locked_door.url + "/health").status_code == 200
+    with_key = httpx.get(locked_door.url + "/v1/models", headers={"authorization": "Bearer secret"})
+    assert with_key.status_code == 200
+
+
+def test_the_openapi_document_has_every_route_and_the_bodies_fields(door: Door) -> None:
+    document = httpx.get(door.url + "/openapi.json").json()
+    assert {CHAT, "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"} <= set(
+        document["paths"]
+    )
+    assert "temperature" in document["components"]["schemas"]["ChatBody"]["properties"]
+    assert document["paths"][CHAT]["post"]["requestBody"]["required"]
