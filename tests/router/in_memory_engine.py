@@ -28,6 +28,7 @@ class InMemoryEngine:
         self.aborted: list[int] = []
         self.phase = "ready"
         self.stuck = False
+        self.late = False
         self.num_takes = 0
         self._outbox = b""
 
@@ -51,9 +52,11 @@ class InMemoryEngine:
         return taken
 
     def status(self) -> bytes:
-        return msgspec.json.encode(
-            {"phase": self.phase, "reason": None, "exit_code": None, "stuck": self.stuck, "step": 9}
-        )
+        report = {"phase": self.phase, "reason": "", "exit_code": 0, "stuck": self.stuck, "late": self.late, "step": 9}
+        return msgspec.json.encode(report)
+
+    def describe(self) -> bytes:
+        return msgspec.json.encode({"model_id": "tiny", "architecture": "llama", "max_model_len": 64})
 
     def metrics(self) -> bytes:
         return b"# EOF\n"

@@ -16,8 +16,8 @@ from in_memory_engine import LAST, InMemoryEngine, failure, record
 from plait.http import limits
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys
+from plait.http.engine import read_description
 from plait.http.server import http_server
-from plait.http.status import Description
 from plait.http.streams import Streams
 
 CHAT = "/v1/chat/completions"
@@ -37,7 +37,7 @@ class Door:
         """The stream id of the `num_submitted`th request, once it is there."""
         for _ in range(1000):
             if len(self.engine.submitted) >= num_submitted:
-                return list(self.engine.submitted)[-1]
+                return max(self.engine.submitted)
             time.sleep(0.01)
         raise TimeoutError
 
@@ -48,6 +48,11 @@ class Door:
             time.sleep(0.01)
         raise TimeoutError
 
+    def probes(self) -> tuple[int, int]:
+        """What `/health` and `/ready` say."""
+        health, ready = (httpx.get(self.url + path).status_code for path in ("/health", "/ready"))
+        return health, ready
+
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
@@ -57,8 +62,7 @@ def open_door(keys: ApiKeys | None) -> Iterator[Door]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     streams = Streams(engine)
-    description = Description(model_id="tiny", architecture="llama", max_model_len=64)
-    server = http_server(build_app(engine, streams, description, keys))
+    server = http_server(build_app(engine, streams, read_description(engine), keys))
 
     async def serve() -> None:
         streams.attach(asyncio.get_running_loop())
@@ -192,8 +196,10 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     expected = {"loading": (503, 503), "ready": (200, 200), "draining": (200, 503), "failed": (503, 503)}
     for phase, statuses in expected.items():
         door.engine.phase = phase
-        assert tuple(httpx.get(door.url + path).status_code for path in ("/health", "/ready")) == statuses
-    door.engine.phase, door.engine.stuck = "ready", True
+        assert door.probes() == statuses
+    door.engine.phase, door.engine.late = "ready", True
+    assert door.probes() == (200, 503)
+    door.engine.stuck = True
     stuck = httpx.get(door.url + "/health")
     assert stuck.status_code == 503
     assert error_of(stuck)["message"] == "step 9 is overdue"

@@ -146,28 +146,32 @@ def test_another_model_is_not_found_and_the_served_one_is_named() -> None:
     assert "'tiny'" in error.message
 
 
-BAD_VALUES: list[tuple[str, Any]] = [
-    *[("temperature", value) for value in (-0.1, 2.1, "1", True, [], {})],
-    *[("top_p", value) for value in (0, 1.1, "x")],
-    *[("min_p", value) for value in (-0.1, 1.1)],
-    *[("top_k", value) for value in (-2, 1.5, "1")],
-    *[("seed", value) for value in (2**63, 1.5, "1", 10**30)],
-    *[("max_tokens", value) for value in (0, -1, 1.5, "9", 2**31, True)],
-    *[("max_completion_tokens", value) for value in (0, "9")],
-    *[("stop", value) for value in (1, [1], "", [""], ["x"] * 17, "x" * 257)],
-    *[("stop_token_ids", value) for value in (1, [-1], ["x"], [1] * 65)],
-    *[("logprobs", value) for value in (1, "true")],
-    *[("top_logprobs", value) for value in (-1, 21, True)],
-    *[("prompt_logprobs", value) for value in (-1, 21)],
-    *[("stream", value) for value in (1, "true")],
-    ("ignore_eos", 1),
-    ("stream_options", True),
-    ("chat_template_kwargs", [1]),
-    *[("messages", value) for value in ([], "hello", None, [1], HELLO * 4097)],
-]
+BAD_VALUES: dict[str, list[Any]] = {
+    "temperature": [-0.1, 2.1, "1", True, [], {}],
+    "top_p": [0, 1.1, "x"],
+    "min_p": [-0.1, 1.1],
+    "top_k": [-2, 1.5, "1"],
+    "seed": [2**63, 1.5, "1", 10**30],
+    "max_tokens": [0, -1, 1.5, "9", 2**31, True],
+    "max_completion_tokens": [0, "9"],
+    "stop": [1, [1], "", [""], ["x"] * 17, "x" * 257],
+    "stop_token_ids": [1, [-1], ["x"], [1] * 65],
+    "logprobs": [1, "true"],
+    "top_logprobs": [-1, 21, True],
+    "prompt_logprobs": [-1, 21],
+    "stream": [1, "true"],
+    "ignore_eos": [1],
+    "stream_options": [True],
+    "chat_template_kwargs": [[1]],
+    "messages": [[], "hello", None, [1], HELLO * 4097],
+}
 
 
-@pytest.mark.parametrize(("field", "value"), BAD_VALUES, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(field, value) for field, values in BAD_VALUES.items() for value in values],
+    ids=lambda value: str(value)[:24],
+)
 def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field: str, value: Any) -> None:
     error = refusal(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
     assert error.status == 400

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -12,15 +12,12 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from plait.http.auth import ApiKeys, RequireKey
+from plait.http.engine import Description, EngineDoor, Status, read_status
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
 from plait.http.openapi import add_generate_routes
-from plait.http.status import Description, Status, read_status
 from plait.http.streams import Streams
 from plait.http.validate import read_chat, read_completion
-
-if TYPE_CHECKING:
-    from plait._router import Engine
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -39,7 +36,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens (vLLM's field)."""
 
 
-def build_app(engine: Engine, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
+def build_app(engine: EngineDoor, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
     """The app in front of `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
     lock = [Middleware(RequireKey, keys=keys)] if keys is not None else []
     app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=lock, redirect_slashes=False)
@@ -69,7 +66,7 @@ def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
         return _json(200, msgspec.json.encode(card))
 
 
-def _add_state_routes(app: FastAPI, engine: Engine) -> None:
+def _add_state_routes(app: FastAPI, engine: EngineDoor) -> None:
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
         return _state(sickness(read_status(engine)))
@@ -94,7 +91,9 @@ def sickness(status: Status) -> str | None:
 
 def unreadiness(status: Status) -> str | None:
     """Why `/ready` is red, or None."""
-    return f"the engine is {status.phase}" if status.phase == "draining" else sickness(status)
+    if status.phase == "draining":
+        return "the engine is draining"
+    return sickness(status) or ("a worker's beat is late" if status.late else None)
 
 
 def _state(problem: str | None) -> Response:

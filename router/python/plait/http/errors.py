@@ -9,7 +9,7 @@ from starlette.types import Send
 
 Headers = list[tuple[bytes, bytes]]
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "internal_error", 503: "service_unavailable"}
 
 
 class ApiError(Exception):
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}` as JSON."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = _TYPES.get(status, "invalid_request_error")
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 
+from plait.http.engine import EngineDoor
 from plait.http.errors import error_body
 
 MAX_BACKLOG_BYTES = 1 << 20
@@ -22,23 +22,6 @@ _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
 _LAST = 1
 _ERROR = 2
-
-
-class EngineDoor(Protocol):
-    """The engine's side of a stream (`plait._router.Engine` has it)."""
-
-    @property
-    def event_fd(self) -> int:
-        """Readable when `take` has something."""
-
-    def submit(self, stream: int, request: bytes) -> None:
-        """Queue a request."""
-
-    def abort(self, stream: int) -> None:
-        """Nobody reads this stream any more."""
-
-    def take(self) -> bytes:
-        """Everything that streams have to write."""
 
 
 class Data(msgspec.Struct, frozen=True):

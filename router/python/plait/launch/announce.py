@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from plait.http.status import Description, Status
+from plait.http.engine import Description, Status
 from plait.settings import ServeSettings
 
 READY = "Plait is ready: "
@@ -30,9 +30,9 @@ def announce(description: Description, status: Status, settings: ServeSettings, 
 
 
 def _memory(status: Status, page_size: int) -> str:
-    pages, page_bytes = status.num_pages or 0, status.page_bytes or 0
+    pages = status.num_pages
     return (
-        f"weights {_bytes(status.weight_bytes or 0)}, KV {_bytes(pages * page_bytes)}: "
+        f"weights {_bytes(status.weight_bytes)}, KV {_bytes(pages * status.page_bytes)}: "
         f"{pages:,} pages of {page_size} = {pages * page_size:,} tokens"
     )
 

@@ -19,9 +19,9 @@ from plait._router import Engine, ModelFilesError
 from plait.errors import ExitCode, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
+from plait.http.engine import Description, Phase, Status, read_description, read_status
 from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
-from plait.http.status import Description, Phase, Status, read_description, read_status
 from plait.http.streams import Streams
 from plait.launch.announce import announce, say
 from plait.launch.listen import listen, url
@@ -61,6 +61,8 @@ def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path) -> Iterat
         raise StartError(str(error), ExitCode.MODEL_FILES) from error
     except ValueError as error:
         raise StartError(str(error), ExitCode.SETTINGS) from error
+    except OSError as error:
+        raise StartError(f"the engine cannot start: {error}", ExitCode.HARDWARE) from error
     with contextlib.closing(engine):
         yield engine
 
@@ -179,4 +181,4 @@ def _verdict(status: Status, worker: Worker) -> int:
         return ExitCode.DONE
     own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
     code = worker.exit_code if worker.exit_code in own else status.exit_code
-    raise StartError(status.reason or worker.reason, ExitCode(ExitCode.BUG if code is None else code))
+    raise StartError(status.reason, ExitCode(code))

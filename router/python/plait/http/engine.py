@@ -1,0 +1,73 @@
+"""The engine as the front door sees it: `plait._router.Engine`, or what a test puts in its place."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+Phase = Literal["loading", "ready", "draining", "stopped", "failed"]
+
+
+class EngineDoor(Protocol):
+    """See `_router.pyi` for what each does."""
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when `take` has something."""
+
+    def submit(self, stream: int, request: bytes) -> None:
+        """Queue a request."""
+
+    def abort(self, stream: int) -> None:
+        """Nobody reads this stream any more."""
+
+    def take(self) -> bytes:
+        """Everything that streams have to write."""
+
+    def status(self) -> bytes:
+        """`Status` as JSON."""
+
+    def describe(self) -> bytes:
+        """`Description` as JSON."""
+
+    def metrics(self) -> bytes:
+        """OpenMetrics text."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`Engine.status()`; see `_router.pyi`."""
+
+    phase: Phase
+    reason: str
+    """A sentence when `failed`."""
+    exit_code: int
+    """What fits the reason when `failed`."""
+    step: int
+    stuck: bool
+    """A step is overdue."""
+    late: bool
+    """A rank's beat is."""
+    num_pages: int = 0
+    page_bytes: int = 0
+    weight_bytes: int = 0
+    device: str = ""
+    dtype: str = ""
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """`Engine.describe()`; see `_router.pyi`."""
+
+    model_id: str
+    architecture: str
+    max_model_len: int
+
+
+def read_status(engine: EngineDoor) -> Status:
+    """Where the engine stands now."""
+    return msgspec.json.decode(engine.status(), type=Status)
+
+
+def read_description(engine: EngineDoor) -> Description:
+    """What the engine serves."""
+    return msgspec.json.decode(engine.describe(), type=Description)
