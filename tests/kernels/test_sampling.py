@@ -38,7 +38,8 @@ def oracle(logits: Floats, request: Request) -> Floats:
         dropped = before >= np.float64(np.float32(request.top_p)) * ordered.sum()
         weights[order[1:][dropped[1:]]] = 0
     weights[weights < np.float32(request.min_p)] = 0
-    return weights / weights.sum()
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
 
 
 def pick(logits_SV: torch.Tensor, requests: list[Request], uniform_S: torch.Tensor) -> torch.Tensor:
