@@ -12,6 +12,10 @@ MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/p
 RUST := $(shell find router proto -name '*.rs' -o -name Cargo.toml)
 PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels proto/plait_proto
 
+# A .venv whose Python has gone is made anew.
+VENV = set -e; python=$$(tools/preflight.sh); \
+        $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
+
 .PHONY: help install serve test acceptance lint wheel clean
 
 help:
@@ -25,11 +29,11 @@ help:
 
 # Python sources are installed in place: only Rust and the manifests ask for another build.
 .venv/.installed: $(MANIFESTS) $(RUST)
-	@set -e; python=$$(tools/preflight.sh); test -x $(BIN)/pip || $$python -m venv --clear .venv
+	@$(VENV)
 	@$(BIN)/python tools/install.py --stamp $@
 
 .venv/.tested: $(MANIFESTS) $(RUST)
-	@set -e; python=$$(tools/preflight.sh); test -x $(BIN)/pip || $$python -m venv --clear .venv
+	@$(VENV)
 	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed
 	@touch --reference .venv/.installed $@
 
