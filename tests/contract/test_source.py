@@ -102,6 +102,12 @@ def test_only_the_command_line_reads_the_environment(path: Path) -> None:
         assert environment_reads(ast.parse(path.read_text())) == set()
 
 
+def test_no_crate_reads_the_environment() -> None:
+    """Build scripts may: cargo speaks to them through it."""
+    crates = [path for path in measure.tracked(".rs") if "src" in path.parts]
+    assert [path for path in crates if re.search(r"\benv::vars?\b|\boption_env!", path.read_text())] == []
+
+
 @pytest.mark.parametrize("room", ["worker", "kernels", "proto", "tests"])
 def test_a_room_is_not_itself_a_package(room: str) -> None:
     """`kernels` and `proto` are names of other projects' packages."""
