@@ -1,0 +1,185 @@
+//! The engine's end of the wire: one ROUTER socket that the ranks of a replica dial.
+
+use std::path::Path;
+use std::time::Duration;
+
+use plait_proto::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, Malformed, Message};
+
+use crate::wakeup::Wakeup;
+
+/// Messages that wait in a socket for one peer at most. Two plans are in flight, so that only a peer
+/// that has stopped reading comes near it.
+const HIGH_WATER_MARK: i32 = 256;
+/// How long a send may wait for a peer that has stopped reading.
+const SEND_TIMEOUT_MILLIS: i32 = 1000;
+/// Longest name of a Unix socket (108 bytes with its end).
+const MAX_IPC_PATH_BYTES: usize = 107;
+
+/// What is wrong with the link itself.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The run directory's name is too long for a Unix socket.
+    #[error("the socket's path {path} has {bytes} bytes; {MAX_IPC_PATH_BYTES} are allowed: choose a shorter directory")]
+    PathTooLong {
+        /// The path.
+        path: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// ZeroMQ refused.
+    #[error("cannot listen on {endpoint}: {reason}")]
+    Bind {
+        /// Where.
+        endpoint: String,
+        /// In ZeroMQ's words.
+        reason: String,
+    },
+}
+
+/// What a peer sent.
+#[derive(Debug)]
+pub enum Received {
+    /// A message of this rank.
+    Message(u32, Message),
+    /// Frames of this rank that are no message.
+    Malformed(u32, Malformed),
+    /// Something from a peer that is no rank of this replica.
+    Stranger,
+}
+
+/// The socket that workers dial; only the driver's thread uses it once it is bound.
+pub struct Link {
+    socket: zmq::Socket,
+    endpoint: String,
+    num_ranks: u32,
+}
+
+impl Link {
+    /// Listens in `run_dir`.
+    pub fn bind(run_dir: &Path, num_ranks: u32) -> Result<Self, LinkError> {
+        let path = run_dir.join("link").display().to_string();
+        if path.len() > MAX_IPC_PATH_BYTES {
+            return Err(LinkError::PathTooLong { bytes: path.len(), path });
+        }
+        let endpoint = format!("ipc://{path}");
+        match listen(&endpoint) {
+            Ok(socket) => Ok(Self { socket, endpoint, num_ranks }),
+            Err(error) => Err(LinkError::Bind { endpoint, reason: error.to_string() }),
+        }
+    }
+
+    /// What workers dial.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Blocks until a peer sends, `wakeup` is signalled or `timeout` has passed (None: no limit).
+    pub fn wait(&self, wakeup: &Wakeup, timeout: Option<Duration>) {
+        // A timeout is rounded up, or the last millisecond would be spent spinning.
+        let millis = timeout.map_or(-1, |timeout| {
+            i64::try_from(timeout.as_micros().div_ceil(1000)).expect("deadlines are minutes away")
+        });
+        let mut items =
+            [self.socket.as_poll_item(zmq::POLLIN), zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN)];
+        match zmq::poll(&mut items, millis) {
+            Ok(_) | Err(zmq::Error::EINTR) => {}
+            Err(error) => panic!("polling two valid descriptors failed: {error}"),
+        }
+        if items[1].is_readable() {
+            wakeup.clear();
+        }
+    }
+
+    /// The next message that has come, if any; never blocks.
+    pub fn receive(&self) -> Option<Received> {
+        let peer = self.next_frame()?;
+        let frames = self.rest_of_message();
+        let Some(rank) = rank_of(&peer).filter(|rank| *rank < self.num_ranks) else {
+            return Some(Received::Stranger);
+        };
+        Some(match plait_proto::decode(&frames) {
+            Ok(message) => Received::Message(rank, message),
+            Err(malformed) => Received::Malformed(rank, malformed),
+        })
+    }
+
+    /// Sends to one rank; an error means that it is gone or has stopped reading.
+    pub fn send<F: AsRef<[u8]>>(&self, rank: u32, frames: &[F]) -> Result<(), zmq::Error> {
+        self.socket.send(routing_id(rank).as_bytes(), zmq::SNDMORE)?;
+        self.socket.send_multipart(frames.iter().map(AsRef::as_ref), 0)
+    }
+
+    /// Sends the same frames to all ranks; an error names the rank that is gone.
+    pub fn send_all<F: AsRef<[u8]>>(&self, frames: &[F]) -> Result<(), (u32, zmq::Error)> {
+        (0..self.num_ranks).try_for_each(|rank| self.send(rank, frames).map_err(|error| (rank, error)))
+    }
+
+    /// A message's first frame.
+    fn next_frame(&self) -> Option<Vec<u8>> {
+        self.socket.recv_bytes(zmq::DONTWAIT).ok()
+    }
+
+    /// The frames behind the first; of what is over the cap one frame is kept, so that decoding says so.
+    fn rest_of_message(&self) -> Frames {
+        let mut frames = Frames::new();
+        while self.socket.get_rcvmore().unwrap_or(false) {
+            let Some(frame) = self.next_frame() else { break };
+            if frames.len() <= MAX_FRAMES {
+                frames.push(frame);
+            }
+        }
+        frames
+    }
+}
+
+fn listen(endpoint: &str) -> Result<zmq::Socket, zmq::Error> {
+    let socket = zmq::Context::new().socket(zmq::ROUTER)?;
+    socket.set_linger(0)?;
+    socket.set_router_mandatory(true)?;
+    socket.set_sndtimeo(SEND_TIMEOUT_MILLIS)?;
+    socket.set_sndhwm(HIGH_WATER_MARK)?;
+    socket.set_rcvhwm(HIGH_WATER_MARK)?;
+    socket.set_maxmsgsize(i64::try_from(MAX_FRAME_BYTES).expect("the cap is 16 MiB"))?;
+    socket.bind(endpoint)?;
+    Ok(socket)
+}
+
+fn routing_id(rank: u32) -> String {
+    format!("rank-{rank}")
+}
+
+/// The rank in a routing id, written as [`routing_id`] writes it.
+fn rank_of(routing_id: &[u8]) -> Option<u32> {
+    let digits = std::str::from_utf8(routing_id).ok()?.strip_prefix("rank-")?;
+    let rank: u32 = digits.parse().ok()?;
+    (rank.to_string() == digits).then_some(rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_routing_id_names_its_rank() {
+        assert_eq!(rank_of(routing_id(12).as_bytes()), Some(12));
+    }
+
+    #[test]
+    fn other_routing_ids_name_no_rank() {
+        for id in [&b"rank-"[..], b"rank-01", b"rank-+1", b"rank-x", b"\x00\x80\x12\x34\x56", b"Rank-1"] {
+            assert_eq!(rank_of(id), None, "{id:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_run_directory_is_refused_with_its_length() {
+        let error = Link::bind(Path::new(&format!("/tmp/{}", "x".repeat(120))), 1).err().unwrap();
+        assert!(error.to_string().contains("130 bytes; 107 are allowed"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_run_directory_is_an_error_with_the_endpoint() {
+        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), 1).err().unwrap();
+        assert!(error.to_string().contains("ipc:///tmp/plait-no-such-directory/link"), "{error}");
+    }
+}

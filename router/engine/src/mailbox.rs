@@ -1,0 +1,60 @@
+//! What other threads tell the driver; none of them ever waits.
+
+use std::sync::{Mutex, PoisonError};
+use std::{io, mem};
+
+use plait_core::RequestId;
+
+use crate::outbox::StreamId;
+use crate::wakeup::Wakeup;
+
+/// One thing to tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mail {
+    /// A stream's client is gone.
+    Abort(StreamId),
+    /// A stop string was found in this request's text.
+    StopString(RequestId),
+    /// This rank's process ended.
+    RankEnded {
+        /// Which rank.
+        rank: u32,
+        /// In words.
+        reason: String,
+    },
+    /// Finish what is under way, then let the workers go.
+    Drain,
+    /// End now.
+    Close,
+}
+
+/// Mail for the driver, and the eventfd that wakes it. Its length is bounded by what can be told: one
+/// abort a stream, one stop string a request, one end a rank.
+#[derive(Debug)]
+pub struct Mailbox {
+    mail: Mutex<Vec<Mail>>,
+    wakeup: Wakeup,
+}
+
+impl Mailbox {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { mail: Mutex::default(), wakeup: Wakeup::new()? })
+    }
+
+    /// Readable when there is mail or an admission.
+    pub fn wakeup(&self) -> &Wakeup {
+        &self.wakeup
+    }
+
+    /// Leaves a piece of mail and wakes the driver.
+    pub fn put(&self, mail: Mail) {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
+        self.wakeup.signal();
+    }
+
+    /// Everything, in the order in which it came.
+    pub fn take(&self) -> Vec<Mail> {
+        mem::take(&mut *self.mail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,308 @@
+//! What operators see: Prometheus metrics, updated with atomics only.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use plait_core::FinishReason;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry};
+
+use crate::histogram::Histogram;
+
+/// A metric with one label; each of its values is looked up once, at start-up.
+type Labelled<M> = Family<[(&'static str, &'static str); 1], M>;
+
+/// Every metric of one engine.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Steps, as their results come in.
+    pub steps: StepMetrics,
+    /// Requests, from submit to their end.
+    pub requests: RequestMetrics,
+    /// What the scheduler counts.
+    pub scheduler: SchedulerMetrics,
+    /// Times that users feel.
+    pub latency: LatencyMetrics,
+    /// Messages on the link that were dropped.
+    pub num_malformed: Counter,
+}
+
+/// Which rows a step had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Prefill rows only.
+    Prefill,
+    /// Decode rows only.
+    Decode,
+    /// Both in one forward.
+    Mixed,
+}
+
+impl StepKind {
+    const LABELS: [&str; 3] = ["prefill", "decode", "mixed"];
+
+    /// The kind of a plan with these rows.
+    pub fn of(has_prefill: bool, has_decode: bool) -> Self {
+        match (has_prefill, has_decode) {
+            (true, true) => Self::Mixed,
+            (true, false) => Self::Prefill,
+            _ => Self::Decode,
+        }
+    }
+}
+
+/// By [`StepKind`].
+#[derive(Debug)]
+pub struct StepMetrics {
+    num_steps: [Counter; 3],
+    seconds: [Histogram; 3],
+    prefill_tokens: Counter,
+    decode_tokens: Counter,
+}
+
+impl StepMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let num_steps = labelled(registry, "plait_steps", "Steps by the rows they had", "kind", StepKind::LABELS);
+        let tokens = labelled(registry, "plait_step_tokens", "Tokens computed", "phase", ["prefill", "decode"]);
+        let [prefill_tokens, decode_tokens] = tokens;
+        let family = Labelled::new_with_constructor(step_seconds as fn() -> Histogram);
+        let seconds = StepKind::LABELS.map(|kind| family.get_or_create(&[("kind", kind)]).clone());
+        registry.register("plait_step_seconds", "Time of a step on the worker", family);
+        Self { num_steps, seconds, prefill_tokens, decode_tokens }
+    }
+
+    /// One step's result came in.
+    pub fn record(&self, kind: StepKind, elapsed: Duration, num_prefill_tokens: u32, num_decode_rows: u32) {
+        self.num_steps[kind as usize].inc();
+        self.seconds[kind as usize].observe(elapsed);
+        self.prefill_tokens.inc_by(num_prefill_tokens.into());
+        self.decode_tokens.inc_by(num_decode_rows.into());
+    }
+}
+
+/// Why a request never reached the scheduler's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// A queue is full (429).
+    QueueFull,
+    /// Longer than the context or the pool (400).
+    TooLong,
+    /// Anything else that the request got wrong (400).
+    Invalid,
+    /// Loading, draining or failed (503).
+    NotReady,
+}
+
+impl Rejection {
+    const LABELS: [&str; 4] = ["queue_full", "too_long", "invalid", "not_ready"];
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// A stop id or stop string.
+    Stop,
+    /// All tokens that were due.
+    Length,
+    /// The client left.
+    Abort,
+    /// The engine failed or was closed.
+    Error,
+}
+
+impl Ending {
+    const LABELS: [&str; 4] = ["stop", "length", "abort", "error"];
+}
+
+impl From<FinishReason> for Ending {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+            FinishReason::Abort => Self::Abort,
+        }
+    }
+}
+
+/// Requests and their tokens.
+#[derive(Debug)]
+pub struct RequestMetrics {
+    finished: [Counter; 4],
+    rejected: [Counter; 4],
+    /// Tokens of the prompts taken into the queue.
+    pub prompt_tokens: Counter,
+    /// Tokens sampled and kept.
+    pub generated_tokens: Counter,
+}
+
+impl RequestMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let finished = "Requests that ended, by reason";
+        let rejected = "Requests that were not taken, by reason";
+        Self {
+            finished: labelled(registry, "plait_requests_finished", finished, "reason", Ending::LABELS),
+            rejected: labelled(registry, "plait_requests_rejected", rejected, "reason", Rejection::LABELS),
+            prompt_tokens: registered(registry, "plait_prompt_tokens", "Prompt tokens of the requests taken"),
+            generated_tokens: registered(registry, "plait_generated_tokens", "Output tokens"),
+        }
+    }
+
+    /// One request ended.
+    pub fn finish(&self, ending: Ending) {
+        self.finished[ending as usize].inc();
+    }
+
+    /// One request was not taken.
+    pub fn reject(&self, rejection: Rejection) {
+        self.rejected[rejection as usize].inc();
+    }
+}
+
+/// The scheduler's own counts, copied after each step.
+#[derive(Debug)]
+pub struct SchedulerMetrics {
+    running: Gauge,
+    waiting: Gauge,
+    pages: [Gauge; 4],
+    usage: Gauge<f64, AtomicU64>,
+    preemptions: Counter,
+    carryover: [Counter; 3],
+    starvation_grants: Counter,
+}
+
+const PAGE_STATES: [&str; 4] = ["free", "leased", "cached", "parked"];
+const CARRYOVER_CAUSES: [&str; 3] = ["tokens", "rows", "pages"];
+
+impl SchedulerMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let carryover = "Rows that had to wait for a later plan, by what was lacking";
+        let grants = "Prefills that were served first because they had waited long";
+        Self {
+            running: registered(registry, "plait_requests_running", "Requests that hold pages"),
+            waiting: registered(registry, "plait_requests_waiting", "Requests that wait for admission"),
+            pages: labelled(registry, "plait_kv_pages", "Pages of the KV pool by state", "state", PAGE_STATES),
+            usage: registered(registry, "plait_kv_usage_ratio", "Share of the KV pool that is not free"),
+            preemptions: registered(registry, "plait_preemptions", "Requests that gave their pages back"),
+            carryover: labelled(registry, "plait_carryover", carryover, "cause", CARRYOVER_CAUSES),
+            starvation_grants: registered(registry, "plait_starvation_grants", grants),
+        }
+    }
+}
+
+/// Measured on the driver, where tokens come in; text and HTTP come on top.
+#[derive(Debug)]
+pub struct LatencyMetrics {
+    /// Submit to first token.
+    pub time_to_first_token: Histogram,
+    /// Token to token of one request.
+    pub inter_token: Histogram,
+    /// Submit to end.
+    pub end_to_end: Histogram,
+    /// Submit to first row in a plan.
+    pub queue: Histogram,
+}
+
+impl LatencyMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let mut seconds = |name: &str, help: &str| {
+            let histogram = Histogram::doubling(Duration::from_micros(500), 20);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        Self {
+            time_to_first_token: seconds("plait_time_to_first_token_seconds", "Submit to first token"),
+            inter_token: seconds("plait_inter_token_seconds", "Token to token of one request"),
+            end_to_end: seconds("plait_e2e_seconds", "Submit to end"),
+            queue: seconds("plait_queue_seconds", "Submit to first row in a step"),
+        }
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        Self {
+            steps: StepMetrics::register(&mut registry),
+            requests: RequestMetrics::register(&mut registry),
+            scheduler: SchedulerMetrics::register(&mut registry),
+            latency: LatencyMetrics::register(&mut registry),
+            num_malformed: registered(
+                &mut registry,
+                "plait_link_malformed",
+                "Messages on the link that broke the protocol or came from strangers",
+            ),
+            registry,
+        }
+    }
+
+    /// `OpenMetrics` text.
+    pub fn render(&self) -> String {
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry).expect("a string takes every byte");
+        page
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn step_seconds() -> Histogram {
+    Histogram::doubling(Duration::from_micros(250), 18)
+}
+
+fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// One metric for each of `values`; all are on the page from the start.
+fn labelled<M: Metric + Clone + Default + prometheus_client::encoding::EncodeMetric, const N: usize>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    label: &'static str,
+    values: [&'static str; N],
+) -> [M; N] {
+    let family = Labelled::<M>::default();
+    registry.register(name, help, family.clone());
+    values.map(|value| family.get_or_create(&[(label, value)]).clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_is_on_the_page_before_anything_happens() {
+        let page = Metrics::new().render();
+        for line in [
+            "plait_steps_total{kind=\"mixed\"} 0",
+            "plait_requests_rejected_total{reason=\"queue_full\"} 0",
+            "plait_kv_pages{state=\"parked\"} 0",
+            "plait_carryover_total{cause=\"pages\"} 0",
+            "plait_time_to_first_token_seconds_count 0",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
+    }
+
+    #[test]
+    fn a_step_counts_under_its_kind() {
+        let metrics = Metrics::new();
+        metrics.steps.record(StepKind::of(true, true), Duration::from_millis(3), 100, 7);
+        let page = metrics.render();
+        assert!(page.contains("plait_steps_total{kind=\"mixed\"} 1"));
+        assert!(page.contains("plait_step_tokens_total{phase=\"prefill\"} 100"));
+        assert!(page.contains("plait_step_tokens_total{phase=\"decode\"} 7"));
+        assert!(page.contains("plait_step_seconds_count{kind=\"mixed\"} 1"));
+    }
+}

@@ -1,0 +1,162 @@
+//! What Python takes: packed records, and the eventfd that says so.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{io, mem};
+
+use crate::text::ApiError;
+use crate::wakeup::Wakeup;
+
+/// Bytes that may lie untaken. Beyond, the output thread waits for Python, and generation with it:
+/// a pause instead of memory that grows. A slow client's own backlog is bounded in Python, which
+/// always takes everything.
+const MAX_UNTAKEN_BYTES: usize = 64 << 20;
+
+/// Record flag: the last one of its stream.
+pub const LAST: u8 = 1;
+/// Record flag: the payload is an error.
+pub const ERROR: u8 = 2;
+
+/// Bytes of a record before its payload: stream, flags, length.
+const HEADER_BYTES: usize = 8 + 1 + 4;
+
+/// Number that Python gives to one HTTP answer.
+pub type StreamId = u64;
+
+/// Records on their way to Python, filled by the engine's threads and emptied whole.
+#[derive(Debug)]
+pub struct Outbox {
+    untaken: Mutex<Untaken>,
+    taken: Condvar,
+    wakeup: Wakeup,
+}
+
+#[derive(Debug, Default)]
+struct Untaken {
+    bytes: Vec<u8>,
+    closed: bool,
+}
+
+impl Outbox {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { untaken: Mutex::default(), taken: Condvar::new(), wakeup: Wakeup::new()? })
+    }
+
+    /// What Python's event loop watches.
+    pub fn wakeup(&self) -> &Wakeup {
+        &self.wakeup
+    }
+
+    /// Everything so far; clears the eventfd first, so that nothing put afterwards goes unseen.
+    pub fn take(&self) -> Vec<u8> {
+        self.wakeup.clear();
+        let bytes = mem::take(&mut self.lock().bytes);
+        self.taken.notify_all();
+        bytes
+    }
+
+    /// Adds records and leaves `records` empty; waits while too much lies untaken.
+    pub fn put(&self, records: &mut Vec<u8>) {
+        let untaken = self.lock();
+        let mut untaken = self
+            .taken
+            .wait_while(untaken, |untaken| untaken.bytes.len() > MAX_UNTAKEN_BYTES && !untaken.closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        if untaken.bytes.is_empty() {
+            mem::swap(&mut untaken.bytes, records);
+        } else {
+            untaken.bytes.extend_from_slice(records);
+        }
+        records.clear();
+        drop(untaken);
+        self.wakeup.signal();
+    }
+
+    /// Adds one error record without ever waiting.
+    pub fn put_error(&self, stream: StreamId, error: &ApiError) {
+        append_error(&mut self.lock().bytes, stream, error);
+        self.wakeup.signal();
+    }
+
+    /// Nobody waits for Python from now on.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.taken.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Untaken> {
+        self.untaken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Appends one record whose payload `fill` writes; a record without payload is left out unless it is
+/// the last one of its stream.
+pub fn append_record<T>(records: &mut Vec<u8>, stream: StreamId, fill: impl FnOnce(&mut Vec<u8>) -> (T, u8)) -> T {
+    let header = records.len();
+    records.extend_from_slice(&stream.to_le_bytes());
+    records.extend_from_slice(&[0; 5]);
+    let payload = records.len();
+    let (value, flags) = fill(records);
+    let length = records.len() - payload;
+    if length == 0 && flags & LAST == 0 {
+        records.truncate(header);
+        return value;
+    }
+    let length = u32::try_from(length).expect("a step's text of one stream is far below 4 GiB");
+    records[header + 8] = flags;
+    records[header + 9..header + HEADER_BYTES].copy_from_slice(&length.to_le_bytes());
+    value
+}
+
+/// Appends the record that ends a stream with an error.
+pub fn append_error(records: &mut Vec<u8>, stream: StreamId, error: &ApiError) {
+    append_record(records, stream, |payload| {
+        error.write_record(payload);
+        ((), LAST | ERROR)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_stream_flags_length_payload() {
+        let mut records = Vec::new();
+        append_record(&mut records, 7, |payload| {
+            payload.extend_from_slice(b"data");
+            ((), LAST)
+        });
+        assert_eq!(records, [7, 0, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, b'd', b'a', b't', b'a']);
+    }
+
+    #[test]
+    fn an_empty_record_is_left_out_unless_it_is_the_last() {
+        let mut records = Vec::new();
+        append_record(&mut records, 7, |_| ((), 0));
+        assert!(records.is_empty());
+        append_record(&mut records, 7, |_| ((), LAST));
+        assert_eq!(records.len(), HEADER_BYTES);
+    }
+
+    #[test]
+    fn an_error_is_the_last_record_and_carries_status_and_seconds() {
+        let mut records = Vec::new();
+        append_error(&mut records, 1, &ApiError::overloaded("full"));
+        assert_eq!(records[8], LAST | ERROR);
+        assert_eq!(records[HEADER_BYTES..HEADER_BYTES + 5], [0xAD, 1, 1, 0, b'{']);
+    }
+
+    #[test]
+    fn closing_releases_a_thread_that_waits_for_python() {
+        let outbox = std::sync::Arc::new(Outbox::new().unwrap());
+        outbox.put(&mut vec![0; MAX_UNTAKEN_BYTES + 1]);
+        let waiting = std::thread::spawn({
+            let outbox = outbox.clone();
+            move || outbox.put(&mut vec![0; 1])
+        });
+        outbox.close();
+        waiting.join().unwrap();
+        assert_eq!(outbox.take().len(), MAX_UNTAKEN_BYTES + 2);
+    }
+}

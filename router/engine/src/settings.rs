@@ -1,0 +1,139 @@
+//! What the command line hands to the engine, once, at start-up.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
+// budget: mirrors the command line's flat list of settings, one field a flag
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineSettings {
+    /// Folder or GGUF file of the model.
+    pub model: PathBuf,
+    /// The name that requests give; None takes the folder's or file's.
+    pub served_model_name: Option<String>,
+    /// Directory of mode 0700 for the ipc socket.
+    pub run_dir: PathBuf,
+    /// Worker processes of the replica.
+    pub num_ranks: u32,
+    /// Longest prompt plus output in tokens; None takes the model's own.
+    pub max_model_len: Option<u32>,
+    /// Tokens that one step may compute.
+    pub max_batch_tokens: u32,
+    /// Requests that may hold pages at a time, and rows of one step.
+    pub max_seqs: u32,
+    /// Cap of one request's chunk.
+    pub long_prefill: u32,
+    /// Prefill and decode rows share a step.
+    pub mixed: bool,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Pages kept free at admission; None takes a hundredth of the pool.
+    pub watermark: Option<u32>,
+    /// Plans without a row after which the oldest prefill is served first.
+    pub starvation_steps: u32,
+    /// Requests that may wait.
+    pub max_queue: u32,
+    /// Prompt tokens that may wait.
+    pub max_queue_tokens: u64,
+    /// Plan a step while the one before it runs.
+    pub overlap: bool,
+    /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
+    pub seed: Option<u64>,
+    /// `debug`, `info`, `warning` or `error`.
+    pub log_level: LogLevel,
+}
+
+/// How much goes to stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Everything.
+    Debug,
+    /// What an operator wants to see once.
+    Info,
+    /// What an operator should look at.
+    Warning,
+    /// What ended something.
+    Error,
+}
+
+/// A setting that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsProblem {
+    /// Not the JSON that was agreed.
+    #[error("the engine's settings are not valid: {0}")]
+    Malformed(String),
+    /// One value is out of range.
+    #[error("{setting} is {given}; {allowed}")]
+    OutOfRange {
+        /// The setting's name as users write it.
+        setting: &'static str,
+        /// What was given.
+        given: u64,
+        /// What is allowed, and why.
+        allowed: String,
+    },
+}
+
+impl From<plait_core::SettingsError> for SettingsProblem {
+    fn from(error: plait_core::SettingsError) -> Self {
+        Self::OutOfRange { setting: error.setting, given: error.given, allowed: error.allowed }
+    }
+}
+
+/// Ranks of one replica at most.
+const MAX_RANKS: u32 = 64;
+
+impl EngineSettings {
+    /// Reads and checks the JSON.
+    pub fn parse(json: &[u8]) -> Result<Self, SettingsProblem> {
+        let settings: Self =
+            serde_json::from_slice(json).map_err(|error| SettingsProblem::Malformed(error.to_string()))?;
+        if !(1..=MAX_RANKS).contains(&settings.num_ranks) {
+            return Err(SettingsProblem::OutOfRange {
+                setting: "num_ranks",
+                given: settings.num_ranks.into(),
+                allowed: format!("a replica has 1 to {MAX_RANKS} ranks"),
+            });
+        }
+        Ok(settings)
+    }
+
+    /// The longest prompt plus output: the asked one where the model's context holds it.
+    pub fn model_len(&self, context_length: u32) -> Result<u32, SettingsProblem> {
+        match self.max_model_len {
+            None => Ok(context_length),
+            Some(asked) if (1..=context_length).contains(&asked) => Ok(asked),
+            Some(asked) => Err(SettingsProblem::OutOfRange {
+                setting: "max-model-len",
+                given: asked.into(),
+                allowed: format!("this model's context holds 1 to {context_length} tokens"),
+            }),
+        }
+    }
+
+    /// The scheduler's settings once the pool is known.
+    pub fn scheduler(&self, max_model_len: u32, num_pages: u32) -> plait_core::Settings {
+        plait_core::Settings {
+            max_batch_tokens: self.max_batch_tokens,
+            max_rows: self.max_seqs,
+            max_seqs: self.max_seqs,
+            long_prefill: self.long_prefill,
+            page_size: self.page_size,
+            num_pages,
+            max_model_len,
+            mixed: self.mixed,
+            watermark: self.watermark.unwrap_or_else(|| (num_pages / 100).max(1)),
+            starvation_steps: self.starvation_steps,
+            max_queue: self.max_queue,
+            max_queue_tokens: self.max_queue_tokens,
+        }
+    }
+
+    /// Plans that may be on the wire without a result.
+    pub fn credit(&self) -> usize {
+        if self.overlap { 2 } else { 1 }
+    }
+}

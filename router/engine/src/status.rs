@@ -1,0 +1,183 @@
+//! Where the engine stands, for `/health`, `/ready` and the launcher.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use plait_proto::{ExitCode, Hello};
+use serde::Serialize;
+
+use crate::outbox::Outbox;
+
+/// The engine's life, in order; `failed` may follow any but `stopped`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Ranks load, measure and warm up.
+    Loading,
+    /// Steps are made.
+    Ready,
+    /// No new requests; those under way are finished.
+    Draining,
+    /// Drained or closed.
+    Stopped,
+    /// A rank was lost or broke the rules.
+    Failed,
+}
+
+/// What the ranks said about themselves.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DeviceReport {
+    num_pages: u32,
+    page_bytes: u64,
+    weight_bytes: u64,
+    device: String,
+    dtype: String,
+}
+
+impl DeviceReport {
+    /// The replica's device as its ranks' Hellos describe it: pages are the least over the ranks, bytes
+    /// their sum.
+    pub fn new(hellos: &[Hello], num_pages: u32) -> Self {
+        let first = hellos.first().expect("a replica has at least one rank");
+        Self {
+            num_pages,
+            page_bytes: hellos.iter().map(|hello| hello.page_bytes).sum(),
+            weight_bytes: hellos.iter().map(|hello| hello.weight_bytes).sum(),
+            device: first.device.clone(),
+            dtype: first.dtype.clone(),
+        }
+    }
+}
+
+/// Written by the driver, read by everyone.
+#[derive(Debug)]
+pub struct StatusBoard {
+    outbox: Arc<Outbox>,
+    standing: Mutex<Standing>,
+    step: AtomicU64,
+    idle: AtomicBool,
+    stuck: AtomicBool,
+    late: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Standing {
+    phase: Phase,
+    reason: String,
+    exit_code: u32,
+    num_ranks_ready: u32,
+    device: DeviceReport,
+}
+
+/// The JSON of `_router.pyi`.
+#[derive(Serialize)]
+struct Report {
+    phase: Phase,
+    reason: String,
+    exit_code: u32,
+    step: u64,
+    idle: bool,
+    stuck: bool,
+    late: bool,
+    ranks: u32,
+    #[serde(flatten)]
+    device: DeviceReport,
+}
+
+impl StatusBoard {
+    /// Loading; `outbox`'s eventfd tells Python of every later phase.
+    pub fn new(outbox: Arc<Outbox>) -> Self {
+        let standing = Standing {
+            phase: Phase::Loading,
+            reason: String::new(),
+            exit_code: 0,
+            num_ranks_ready: 0,
+            device: DeviceReport::default(),
+        };
+        Self {
+            outbox,
+            standing: Mutex::new(standing),
+            step: AtomicU64::new(0),
+            idle: AtomicBool::new(true),
+            stuck: AtomicBool::new(false),
+            late: AtomicBool::new(false),
+        }
+    }
+
+    /// The phase, and its reason in words.
+    pub fn phase(&self) -> (Phase, String) {
+        let standing = self.lock();
+        (standing.phase, standing.reason.clone())
+    }
+
+    /// Enters a phase that needs no explanation.
+    pub fn enter(&self, phase: Phase) {
+        tracing::info!(?phase, "the engine enters a phase");
+        self.lock().phase = phase;
+        self.outbox.wakeup().signal();
+    }
+
+    /// Enters `failed`; the first failure is the one that is told.
+    pub fn fail(&self, code: ExitCode, reason: &str) {
+        let mut standing = self.lock();
+        if standing.phase != Phase::Failed {
+            tracing::error!(exit_code = u32::from(code), "the engine failed: {reason}");
+            reason.clone_into(&mut standing.reason);
+            standing.phase = Phase::Failed;
+            standing.exit_code = code.into();
+        }
+        drop(standing);
+        self.outbox.wakeup().signal();
+    }
+
+    /// What the ranks have, once all said Hello.
+    pub fn set_device(&self, device: DeviceReport) {
+        self.lock().device = device;
+    }
+
+    /// One more rank has answered the warm-up.
+    pub fn add_ready_rank(&self) {
+        self.lock().num_ranks_ready += 1;
+    }
+
+    /// The last step whose result came in.
+    pub fn set_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Nothing runs and nothing waits.
+    pub fn set_idle(&self, idle: bool) {
+        self.idle.store(idle, Ordering::Relaxed);
+    }
+
+    /// A step is overdue; returns whether that is news.
+    pub fn set_stuck(&self, stuck: bool) -> bool {
+        self.stuck.swap(stuck, Ordering::Relaxed) != stuck
+    }
+
+    /// A rank's beat is late; returns whether that is news.
+    pub fn set_late(&self, late: bool) -> bool {
+        self.late.swap(late, Ordering::Relaxed) != late
+    }
+
+    /// JSON of everything here.
+    pub fn report(&self) -> Vec<u8> {
+        let standing = self.lock().clone();
+        let report = Report {
+            phase: standing.phase,
+            reason: standing.reason,
+            exit_code: standing.exit_code,
+            step: self.step.load(Ordering::Relaxed),
+            idle: self.idle.load(Ordering::Relaxed),
+            stuck: self.stuck.load(Ordering::Relaxed),
+            late: self.late.load(Ordering::Relaxed),
+            ranks: standing.num_ranks_ready,
+            device: standing.device,
+        };
+        serde_json::to_vec(&report).expect("numbers and strings always encode")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,33 @@
+//! An eventfd: one thread tells another, or Python's event loop, that there is something to take.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Readable from the first [`Wakeup::signal`] to the next [`Wakeup::clear`].
+#[derive(Debug)]
+pub struct Wakeup(OwnedFd);
+
+impl Wakeup {
+    /// A new one, not readable.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// For poll; owned by this value.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Makes it readable. A full counter is readable already, so that a failed write changes nothing.
+    pub fn signal(&self) {
+        let _already_readable = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable; whatever was signalled before must be looked for after this call.
+    pub fn clear(&self) {
+        let mut count = [0; 8];
+        let _was_unreadable = rustix::io::read(&self.0, &mut count);
+    }
+}
