@@ -1,0 +1,90 @@
+//! Streams between submit and the driver: their text is being prepared.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::outbox::StreamId;
+
+/// Which streams are under way to the driver, and whether new ones may come.
+#[derive(Debug, Default)]
+pub struct Intake(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_closed: bool,
+    streams: HashMap<StreamId, Wish>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Wanted,
+    Aborted,
+}
+
+impl Intake {
+    /// A stream comes in; false where no new ones may.
+    pub fn enter(&self, stream: StreamId) -> bool {
+        let mut state = self.lock();
+        if !state.is_closed {
+            state.streams.insert(stream, Wish::Wanted);
+        }
+        !state.is_closed
+    }
+
+    /// The client is gone; false where the stream is not here (any more).
+    pub fn abort(&self, stream: StreamId) -> bool {
+        let mut state = self.lock();
+        let wish = state.streams.get_mut(&stream);
+        wish.map(|wish| *wish = Wish::Aborted).is_some()
+    }
+
+    /// Whether the client still waits for this stream, which stays.
+    pub fn is_wanted(&self, stream: StreamId) -> bool {
+        self.lock().streams.get(&stream) == Some(&Wish::Wanted)
+    }
+
+    /// The stream goes on to the driver, or ends; returns whether its client still waits.
+    pub fn leave(&self, stream: StreamId) -> bool {
+        self.lock().streams.remove(&stream) == Some(Wish::Wanted)
+    }
+
+    /// No new streams from now on.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+    }
+
+    /// Nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.lock().streams.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abort_finds_a_stream_only_while_it_is_here() {
+        let intake = Intake::default();
+        assert!(intake.enter(1) && intake.enter(2));
+        assert!(intake.abort(1));
+        assert!(!intake.leave(1), "its client is gone");
+        assert!(intake.leave(2));
+        assert!(!intake.abort(2), "the driver has it now");
+    }
+
+    #[test]
+    fn a_closed_intake_keeps_what_came_before() {
+        let intake = Intake::default();
+        assert!(intake.enter(1));
+        intake.close();
+        assert!(!intake.enter(2));
+        assert!(!intake.is_empty());
+        assert!(intake.leave(1));
+        assert!(intake.is_empty());
+    }
+}

@@ -1,0 +1,179 @@
+//! The output thread: tokens in, packed records for Python out.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+use plait_core::{FinishReason, RequestId, TokenId};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::mailbox::Mail;
+use crate::outbox::{self, LAST, StreamId};
+use crate::shared::Shared;
+use crate::text::{ApiError, Pushed, StreamState, StreamText, TokenLogprobs};
+
+/// What the driver says about a stream.
+#[derive(Debug)]
+pub enum StreamEvent {
+    /// Its requests are in the scheduler's queue.
+    Open {
+        /// Which.
+        stream: StreamId,
+        /// Writes its answer.
+        text: Box<StreamText>,
+        /// One for each choice.
+        requests: SmallVec<[RequestId; 1]>,
+    },
+    /// A request's prompt was measured.
+    PromptLogprobs {
+        /// Whose.
+        request: RequestId,
+        /// Position of the first record's token.
+        first_position: u32,
+        /// One for each position.
+        records: Vec<TokenLogprobs>,
+    },
+    /// A request's next output tokens.
+    Tokens {
+        /// Whose.
+        request: RequestId,
+        /// Which.
+        tokens: SmallVec<[TokenId; 2]>,
+        /// The last of them ends the output.
+        ends_with_stop_id: bool,
+        /// One for each token, where they were asked for.
+        logprobs: Option<Vec<TokenLogprobs>>,
+    },
+    /// A request ended.
+    Finished {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        reason: FinishReason,
+    },
+    /// The stream ends with an error, opened or not.
+    Fail {
+        /// Which.
+        stream: StreamId,
+        /// What its client reads.
+        error: ApiError,
+    },
+    /// The client is gone.
+    Forget(StreamId),
+}
+
+/// A stream whose answer is being written.
+struct Writing {
+    text: Box<StreamText>,
+    requests: SmallVec<[RequestId; 1]>,
+}
+
+/// Where a request's text goes.
+#[derive(Clone, Copy)]
+struct Place {
+    stream: StreamId,
+    choice: usize,
+}
+
+/// Owns the text of all open streams.
+pub struct Output {
+    shared: Arc<Shared>,
+    streams: FxHashMap<StreamId, Writing>,
+    places: FxHashMap<RequestId, Place>,
+    records: Vec<u8>,
+}
+
+impl Output {
+    /// No streams.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, streams: FxHashMap::default(), places: FxHashMap::default(), records: Vec::new() }
+    }
+
+    /// Writes batches until the driver has hung up; Python is woken once a batch.
+    pub fn run(mut self, batches: &Receiver<Vec<StreamEvent>>) {
+        for batch in batches {
+            for event in batch {
+                self.write(event);
+            }
+            if !self.records.is_empty() {
+                self.shared.outbox.put(&mut self.records);
+            }
+        }
+    }
+
+    fn write(&mut self, event: StreamEvent) {
+        match event {
+            StreamEvent::Open { stream, text, requests } => self.open(stream, text, requests),
+            StreamEvent::PromptLogprobs { request, first_position, records } => {
+                if let Some((place, writing)) = self.find(request) {
+                    writing.text.push_prompt_logprobs(place.choice, first_position, &records);
+                }
+            }
+            StreamEvent::Tokens { request, tokens, ends_with_stop_id, logprobs } => {
+                self.push(request, &tokens, ends_with_stop_id, logprobs.as_deref());
+            }
+            StreamEvent::Finished { request, reason } => self.finish(request, reason),
+            StreamEvent::Fail { stream, error } => {
+                self.forget(stream);
+                outbox::append_error(&mut self.records, stream, &error);
+            }
+            StreamEvent::Forget(stream) => self.forget(stream),
+        }
+    }
+
+    fn open(&mut self, stream: StreamId, text: Box<StreamText>, requests: SmallVec<[RequestId; 1]>) {
+        for (choice, request) in requests.iter().enumerate() {
+            self.places.insert(*request, Place { stream, choice });
+        }
+        self.streams.insert(stream, Writing { text, requests });
+    }
+
+    fn push(
+        &mut self,
+        request: RequestId,
+        tokens: &[TokenId],
+        ends_with_stop_id: bool,
+        logprobs: Option<&[TokenLogprobs]>,
+    ) {
+        let mut records = std::mem::take(&mut self.records);
+        let pushed = self.find(request).map(|(place, writing)| {
+            outbox::append_record(&mut records, place.stream, |payload| {
+                (writing.text.push(place.choice, tokens, ends_with_stop_id, logprobs, payload), 0)
+            })
+        });
+        self.records = records;
+        if pushed == Some(Pushed::StopString) {
+            self.shared.mailbox.put(Mail::StopString(request));
+            self.finish(request, FinishReason::Stop);
+        }
+    }
+
+    /// Ends one choice; a request that a stop string has ended already is no longer here.
+    fn finish(&mut self, request: RequestId, reason: FinishReason) {
+        let mut records = std::mem::take(&mut self.records);
+        let ended = self.find(request).map(|(place, writing)| {
+            let state = outbox::append_record(&mut records, place.stream, |payload| {
+                let state = writing.text.finish(place.choice, reason, payload);
+                (state, if state == StreamState::Ended { LAST } else { 0 })
+            });
+            (place.stream, state)
+        });
+        self.records = records;
+        self.places.remove(&request);
+        if let Some((stream, StreamState::Ended)) = ended {
+            self.streams.remove(&stream);
+        }
+    }
+
+    fn forget(&mut self, stream: StreamId) {
+        for request in self.streams.remove(&stream).into_iter().flat_map(|writing| writing.requests) {
+            self.places.remove(&request);
+        }
+    }
+
+    fn find(&mut self, request: RequestId) -> Option<(Place, &mut Writing)> {
+        let place = *self.places.get(&request)?;
+        let writing = self.streams.get_mut(&place.stream)?;
+        Some((place, writing))
+    }
+}
