@@ -1,3 +1,33 @@
 //! Text, link and driver around Plait's scheduler.
+//!
+//! [`Engine`] is the facade that Python holds. Its threads: two prepare text, one drives (scheduler
+//! and link), one writes answers. None of them ever enters the interpreter.
 
 pub mod text;
+
+mod clock;
+mod driver;
+mod engine;
+mod histogram;
+mod intake;
+mod link;
+mod logging;
+mod logprobs;
+mod mailbox;
+mod metrics;
+mod muster;
+mod outbox;
+mod output;
+mod seeds;
+mod serving;
+mod settings;
+mod shared;
+mod status;
+mod step;
+mod text_pool;
+mod wakeup;
+
+pub use engine::{Engine, StartError};
+pub use outbox::{ERROR, LAST, StreamId};
+pub use settings::{EngineSettings, LogLevel, SettingsProblem};
+pub use shared::Patience;

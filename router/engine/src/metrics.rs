@@ -1,9 +1,9 @@
 //! What operators see: Prometheus metrics, updated with atomics only.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use plait_core::FinishReason;
+use plait_core::{FinishReason, Refusal, Stats};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -101,6 +101,17 @@ impl Rejection {
     const LABELS: [&str; 4] = ["queue_full", "too_long", "invalid", "not_ready"];
 }
 
+impl From<&Refusal> for Rejection {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::QueueFull,
+            Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => Self::TooLong,
+            Refusal::EmptyPrompt | Refusal::NoOutput => Self::Invalid,
+            Refusal::Draining => Self::NotReady,
+        }
+    }
+}
+
 /// Why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -191,6 +202,25 @@ impl SchedulerMetrics {
             starvation_grants: registered(registry, "plait_starvation_grants", grants),
         }
     }
+
+    /// Shows what the scheduler counts now.
+    pub fn copy(&self, stats: &Stats) {
+        let Stats { pages, counts, .. } = stats;
+        self.running.set(stats.num_running.into());
+        self.waiting.set(stats.num_waiting.into());
+        let by_state = [pages.free, pages.leased, pages.cached, pages.parked];
+        for (gauge, num_pages) in self.pages.iter().zip(by_state) {
+            gauge.set(num_pages.into());
+        }
+        let num_pages: u32 = by_state.iter().sum();
+        self.usage.set(f64::from(num_pages - pages.free) / f64::from(num_pages.max(1)));
+        let carryover = [counts.carryover.tokens, counts.carryover.rows, counts.carryover.pages];
+        for (counter, count) in self.carryover.iter().zip(carryover) {
+            raise(counter, count);
+        }
+        raise(&self.preemptions, counts.num_preemptions);
+        raise(&self.starvation_grants, counts.num_starvation_grants);
+    }
 }
 
 /// Measured on the driver, where tokens come in; text and HTTP come on top.
@@ -252,6 +282,11 @@ impl Default for Metrics {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Brings a counter to a count that only grows.
+fn raise(counter: &Counter, count: u64) {
+    counter.inner().store(count, Ordering::Relaxed);
 }
 
 fn step_seconds() -> Histogram {

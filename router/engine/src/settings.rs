@@ -114,7 +114,7 @@ impl EngineSettings {
         }
     }
 
-    /// The scheduler's settings once the pool is known.
+    /// The scheduler's settings once the pool is known, which has at least one page.
     pub fn scheduler(&self, max_model_len: u32, num_pages: u32) -> plait_core::Settings {
         plait_core::Settings {
             max_batch_tokens: self.max_batch_tokens,
@@ -125,7 +125,7 @@ impl EngineSettings {
             num_pages,
             max_model_len,
             mixed: self.mixed,
-            watermark: self.watermark.unwrap_or_else(|| (num_pages / 100).max(1)),
+            watermark: self.watermark.unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
             starvation_steps: self.starvation_steps,
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,

@@ -7,6 +7,7 @@ use plait_proto::{ExitCode, Hello};
 use serde::Serialize;
 
 use crate::outbox::Outbox;
+use crate::text::ApiError;
 
 /// The engine's life, in order; `failed` may follow any but `stopped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -104,10 +105,19 @@ impl StatusBoard {
         }
     }
 
-    /// The phase, and its reason in words.
-    pub fn phase(&self) -> (Phase, String) {
+    /// Requests are taken in this phase.
+    pub fn is_ready(&self) -> bool {
+        self.lock().phase == Phase::Ready
+    }
+
+    /// Why no request is taken.
+    pub fn refusal(&self) -> ApiError {
         let standing = self.lock();
-        (standing.phase, standing.reason.clone())
+        ApiError::unavailable(match standing.phase {
+            Phase::Loading => "the model is being loaded; try again later".to_owned(),
+            Phase::Ready | Phase::Draining | Phase::Stopped => "the server is shutting down".to_owned(),
+            Phase::Failed => format!("the server cannot go on: {}", standing.reason),
+        })
     }
 
     /// Enters a phase that needs no explanation.
@@ -128,6 +138,13 @@ impl StatusBoard {
         }
         drop(standing);
         self.outbox.wakeup().signal();
+    }
+
+    /// The threads have ended; a failure stays one.
+    pub fn stop(&self) {
+        if self.lock().phase != Phase::Failed {
+            self.enter(Phase::Stopped);
+        }
     }
 
     /// What the ranks have, once all said Hello.

@@ -75,7 +75,7 @@ pub struct TextWorker {
     /// Longest prompt plus output.
     pub max_model_len: u32,
     /// For requests without a seed.
-    pub seeds: Arc<SeedSource>,
+    pub seeds: SeedSource,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
     /// To the driver.

@@ -1,0 +1,210 @@
+//! The engine as Python sees it: every call returns at once but [`Engine::close`].
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use plait_core::Scheduler;
+use plait_proto::Fingerprint;
+
+use crate::driver::{Driver, Outline};
+use crate::link::{Link, LinkError};
+use crate::logging;
+use crate::mailbox::Mail;
+use crate::metrics::Rejection;
+use crate::outbox::StreamId;
+use crate::output::Output;
+use crate::seeds::SeedSource;
+use crate::settings::{EngineSettings, SettingsProblem};
+use crate::shared::{Patience, Sentinel, Shared};
+use crate::text::{ApiError, ModelFilesError, ModelText};
+use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
+
+/// Prepared requests on their way to the driver, which takes all at every turn.
+const MAX_ADMISSIONS: usize = 64;
+/// Batches of events on their way to the output thread; the driver waits when it is that far behind.
+const MAX_BATCHES: usize = 64;
+/// Pages of the pool that settings are tried on before the ranks say how many there are.
+const TRIAL_PAGES: u32 = 1 << 20;
+
+/// Why an engine cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings cannot work.
+    #[error(transparent)]
+    Settings(#[from] SettingsProblem),
+    /// The model's files cannot be served.
+    #[error(transparent)]
+    Model(#[from] ModelFilesError),
+    /// The workers' socket cannot be opened.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The system lacks threads or file descriptors.
+    #[error("the system refused a thread or a file descriptor: {0}")]
+    System(#[from] io::Error),
+}
+
+/// One replica: scheduler, link and text, on threads of their own.
+pub struct Engine {
+    shared: Arc<Shared>,
+    model: Arc<ModelText>,
+    max_model_len: u32,
+    endpoint: String,
+    /// None once the engine is closed: the text threads end with the queue.
+    queue: Mutex<Option<TextQueue>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Reads the model's text side, binds the link and starts the threads; `settings` is JSON.
+    pub fn start(settings: &[u8]) -> Result<Self, StartError> {
+        Self::start_with(settings, Patience::default())
+    }
+
+    /// The same, with other limits on waiting.
+    pub fn start_with(settings: &[u8], patience: Patience) -> Result<Self, StartError> {
+        let settings = EngineSettings::parse(settings)?;
+        logging::start(settings.log_level);
+        let model = Arc::new(ModelText::load(&settings.model, settings.served_model_name.as_deref())?);
+        let max_model_len = settings.model_len(model.context_length())?;
+        Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES)).map_err(SettingsProblem::from)?;
+        let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
+        let outline = Outline { settings, max_model_len, vocab_size: model.vocab_size(), patience };
+        Ok(Self::spawn(link, model, outline)?)
+    }
+
+    fn spawn(link: Link, model: Arc<ModelText>, outline: Outline) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new()?);
+        let endpoint = link.endpoint().to_owned();
+        let max_model_len = outline.max_model_len;
+        let (queue, jobs, num_queued_bytes) = TextQueue::new(outline.settings.max_queue);
+        let (admissions, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
+        let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
+        let worker = Arc::new(TextWorker {
+            model: model.clone(),
+            max_model_len,
+            seeds: SeedSource::new(outline.settings.seed),
+            shared: shared.clone(),
+            admissions,
+            num_queued_bytes,
+        });
+        let output = Output::new(shared.clone());
+        let driver = Driver { link, admissions: admitted, batches, shared: shared.clone(), outline };
+        let mut threads = vec![
+            spawn(&shared, "plait-driver", move || driver.run())?,
+            spawn(&shared, "plait-output", move || output.run(&written))?,
+        ];
+        for _ in 0..NUM_TEXT_THREADS {
+            let (worker, jobs) = (worker.clone(), jobs.clone());
+            threads.push(spawn(&shared, "plait-text", move || worker.run(&jobs))?);
+        }
+        let (queue, threads) = (Mutex::new(Some(queue)), Mutex::new(threads));
+        Ok(Self { shared, model, max_model_len, endpoint, queue, threads })
+    }
+
+    /// Where workers dial.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Readable when [`Engine::take`] has something or the phase has changed.
+    pub fn event_fd(&self) -> RawFd {
+        self.shared.outbox.wakeup().fd()
+    }
+
+    /// What a worker's Hello must carry; the first call counts.
+    pub fn set_config_fingerprint(&self, fingerprint: Fingerprint) {
+        let _first = self.shared.config_fingerprint.set(fingerprint);
+    }
+
+    /// Queues a request, given as JSON; a refusal comes as the stream's error record.
+    pub fn submit(&self, stream: StreamId, request: &[u8]) {
+        if let Err((rejection, error)) = self.try_submit(stream, request) {
+            self.shared.metrics.requests.reject(rejection);
+            self.shared.outbox.put_error(stream, &error);
+        }
+    }
+
+    fn try_submit(&self, stream: StreamId, request: &[u8]) -> Result<(), (Rejection, ApiError)> {
+        let not_ready = || (Rejection::NotReady, self.shared.status.refusal());
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queue.as_ref().filter(|_| self.shared.status.is_ready()).ok_or_else(not_ready)?;
+        if !self.shared.intake.enter(stream) {
+            return Err(not_ready());
+        }
+        queue.put(stream, request.to_vec(), self.shared.clock.now()).map_err(|error| {
+            self.shared.intake.leave(stream);
+            (Rejection::QueueFull, error)
+        })
+    }
+
+    /// The client is gone; unknown or ended streams are fine. Records made before may still come.
+    pub fn abort(&self, stream: StreamId) {
+        if !self.shared.intake.abort(stream) {
+            self.shared.mailbox.put(Mail::Abort(stream));
+        }
+    }
+
+    /// Everything that streams have to write, as records.
+    pub fn take(&self) -> Vec<u8> {
+        self.shared.outbox.take()
+    }
+
+    /// The model in JSON.
+    pub fn describe(&self) -> String {
+        self.model.describe(self.max_model_len)
+    }
+
+    /// Where the engine stands, in JSON.
+    pub fn status(&self) -> Vec<u8> {
+        self.shared.status.report()
+    }
+
+    /// Prometheus text.
+    pub fn metrics(&self) -> String {
+        self.shared.metrics.render()
+    }
+
+    /// A rank's process ended.
+    pub fn worker_lost(&self, rank: u32, reason: &str) {
+        self.shared.mailbox.put(Mail::RankEnded { rank, reason: reason.to_owned() });
+    }
+
+    /// Takes no new request, finishes those under way, lets the workers go; ends in `stopped`.
+    pub fn drain(&self) {
+        self.shared.intake.close();
+        self.shared.mailbox.put(Mail::Drain);
+    }
+
+    /// Ends the threads now; open streams end with an error. Further calls do nothing.
+    pub fn close(&self) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_empty() {
+            return;
+        }
+        self.shared.intake.close();
+        self.shared.outbox.close();
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.shared.mailbox.put(Mail::Close);
+        for thread in threads.drain(..) {
+            // A panic was told by the thread's sentinel.
+            let _panicked = thread.join();
+        }
+        self.shared.status.stop();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn spawn(shared: &Arc<Shared>, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let sentinel = Sentinel(shared.clone());
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let _sentinel = sentinel;
+        run();
+    })
+}

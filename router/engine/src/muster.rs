@@ -1,0 +1,150 @@
+//! Before the first step: ranks say Hello, are welcomed, and warm up.
+
+use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, schema_fingerprint};
+
+/// The ranks that have said Hello so far.
+#[derive(Debug)]
+pub struct Muster {
+    hellos: Vec<Option<Hello>>,
+}
+
+/// Why a rank was not let in, and what it should exit with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranger {
+    /// The exit code that fits.
+    pub code: ExitCode,
+    /// In words.
+    pub reason: String,
+}
+
+impl Muster {
+    /// Nobody yet.
+    pub fn new(num_ranks: u32) -> Self {
+        Self { hellos: vec![None; num_ranks as usize] }
+    }
+
+    /// Whether this rank was let in.
+    pub fn has(&self, rank: u32) -> bool {
+        self.hellos.get(rank as usize).is_some_and(Option::is_some)
+    }
+
+    /// Lets `rank` in, or says why it is a stranger. `config` is what its configuration must hash to.
+    pub fn add(&mut self, rank: u32, hello: Hello, config: Option<&Fingerprint>) -> Result<(), Stranger> {
+        let world = u32::try_from(self.hellos.len()).expect("the number of ranks is a u32");
+        if let Some(reason) = mismatch(rank, world, &hello, config) {
+            return Err(Stranger { code: ExitCode::Settings, reason });
+        }
+        if hello.num_pages == 0 {
+            let reason = format!("rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model");
+            return Err(Stranger { code: ExitCode::Hardware, reason });
+        }
+        self.hellos[rank as usize] = Some(hello);
+        Ok(())
+    }
+
+    /// All Hellos by rank, once nobody is missing.
+    pub fn complete(&self) -> Option<Vec<Hello>> {
+        self.hellos.iter().cloned().collect()
+    }
+}
+
+/// In what a Hello differs from what this engine expects.
+fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) -> Option<String> {
+    if hello.protocol != PROTOCOL {
+        Some(format!("the worker speaks protocol {}, the engine {PROTOCOL}; install both from one release", hello.protocol))
+    } else if hello.schema != schema_fingerprint() {
+        Some("the worker's message schema is not the engine's; install both from one release".to_owned())
+    } else if Some(&hello.config) != config {
+        Some("the worker's configuration is not the one that the engine wrote; it belongs to another run".to_owned())
+    } else if (hello.rank, hello.world) != (rank, world) {
+        Some(format!(
+            "the worker says that it is rank {} of {}, it dialled as rank {rank} of {world}",
+            hello.rank, hello.world
+        ))
+    } else {
+        None
+    }
+}
+
+/// The least number of pages that any rank has room for.
+pub fn num_pages(hellos: &[Hello]) -> u32 {
+    hellos.iter().map(|hello| hello.num_pages).min().expect("a replica has at least one rank")
+}
+
+/// The ranks that have answered step 0.
+#[derive(Debug)]
+pub struct WarmUp {
+    answered: Vec<bool>,
+}
+
+impl WarmUp {
+    /// Nobody yet.
+    pub fn new(num_ranks: u32) -> Self {
+        Self { answered: vec![false; num_ranks as usize] }
+    }
+
+    /// One rank answered; false where it had done so before.
+    pub fn answer(&mut self, rank: u32) -> bool {
+        !std::mem::replace(&mut self.answered[rank as usize], true)
+    }
+
+    /// Everybody has.
+    pub fn is_complete(&self) -> bool {
+        self.answered.iter().all(|answered| *answered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: Fingerprint = [7; 16];
+
+    fn hello(rank: u32) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            schema: schema_fingerprint(),
+            config: CONFIG,
+            rank,
+            world: 2,
+            pid: 1,
+            device: "cpu".to_owned(),
+            dtype: "float32".to_owned(),
+            num_pages: 10 - rank,
+            page_bytes: 1,
+            weight_bytes: 1,
+        }
+    }
+
+    #[test]
+    fn the_replica_is_complete_with_its_last_rank_and_takes_the_least_pages() {
+        let mut muster = Muster::new(2);
+        muster.add(1, hello(1), Some(&CONFIG)).unwrap();
+        assert_eq!(muster.complete(), None);
+        muster.add(0, hello(0), Some(&CONFIG)).unwrap();
+        assert_eq!(num_pages(&muster.complete().unwrap()), 9);
+    }
+
+    #[test]
+    fn strangers_are_told_in_what_they_differ() {
+        let cases: [(&str, fn(&mut Hello)); 5] = [
+            ("protocol", |hello| hello.protocol = 9),
+            ("schema", |hello| hello.schema[0] ^= 1),
+            ("configuration", |hello| hello.config[0] ^= 1),
+            ("rank 1 of 2, it dialled as rank 0", |hello| hello.rank = 1),
+            ("of 3", |hello| hello.world = 3),
+        ];
+        for (word, change) in cases {
+            let mut stranger = hello(0);
+            change(&mut stranger);
+            let refused = Muster::new(2).add(0, stranger, Some(&CONFIG)).unwrap_err();
+            assert!(refused.reason.contains(word), "{}", refused.reason);
+            assert_eq!(refused.code, ExitCode::Settings);
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_before_the_configuration_is_known() {
+        assert!(Muster::new(2).add(0, hello(0), None).is_err());
+    }
+}

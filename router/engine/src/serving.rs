@@ -1,0 +1,333 @@
+//! A replica at work: the scheduler, the steps on the wire, and the requests that wait for tokens.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plait_core::{
+    Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings, SettingsError, StepId, UnexpectedResult,
+};
+use plait_proto::StepResult;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::clock::since;
+use crate::logprobs::{self, WrongRecords};
+use crate::metrics::{Ending, Rejection};
+use crate::outbox::StreamId;
+use crate::output::StreamEvent;
+use crate::shared::{Patience, Shared};
+use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
+use crate::text::{ApiError, TokenLogprobs};
+use crate::text_pool::Admission;
+
+/// A result that does not fit the plan: the rank is not to be trusted any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Breach {
+    /// Not the rows that were asked for.
+    #[error(transparent)]
+    Unexpected(#[from] UnexpectedResult),
+    /// Not the log-probabilities that were asked for.
+    #[error(transparent)]
+    Records(#[from] WrongRecords),
+    /// Not a token of the model.
+    #[error("step {step} sampled token {token}; the vocabulary has {vocab_size}")]
+    Token {
+        /// Which step.
+        step: u64,
+        /// What was sampled.
+        token: u32,
+        /// The model's tokens.
+        vocab_size: u32,
+    },
+}
+
+/// What the driver remembers of a request until it ends.
+#[derive(Debug)]
+struct LiveRequest {
+    stream: StreamId,
+    received: Micros,
+    last_token: Option<Micros>,
+    /// Best tokens wanted beside each output token, and beside each prompt token.
+    num_top: Option<u32>,
+    num_top_prompt: Option<u32>,
+}
+
+impl LiveRequest {
+    fn wants_logprobs(&self) -> bool {
+        self.num_top.is_some() || self.num_top_prompt.is_some()
+    }
+}
+
+/// What a replica is made of.
+pub struct ServingParts {
+    /// The scheduler's settings.
+    pub settings: Settings,
+    /// Plans that may be on the wire.
+    pub credit: usize,
+    /// Tokens of the model.
+    pub vocab_size: u32,
+    /// How long a step may take.
+    pub patience: Patience,
+    /// The rest of the engine.
+    pub shared: Arc<Shared>,
+}
+
+/// From its first plan to its end.
+pub struct Serving {
+    scheduler: Scheduler,
+    parts: ServingParts,
+    writer: PlanWriter,
+    in_flight: VecDeque<StepInFlight>,
+    requests: FxHashMap<RequestId, LiveRequest>,
+    streams: FxHashMap<StreamId, SmallVec<[RequestId; 1]>>,
+    /// Live requests that want log-probabilities; while there are none, no row is looked at for them.
+    num_measured: usize,
+    outputs: Vec<Output>,
+    events: Vec<StreamEvent>,
+}
+
+impl Serving {
+    /// An empty replica; fails where no request could ever run.
+    pub fn new(parts: ServingParts) -> Result<Self, SettingsError> {
+        Ok(Self {
+            scheduler: Scheduler::new(parts.settings.clone())?,
+            parts,
+            writer: PlanWriter::default(),
+            in_flight: VecDeque::new(),
+            requests: FxHashMap::default(),
+            streams: FxHashMap::default(),
+            num_measured: 0,
+            outputs: Vec::new(),
+            events: Vec::new(),
+        })
+    }
+
+    /// The settings that ranks are welcomed with.
+    pub fn settings(&self) -> &Settings {
+        &self.parts.settings
+    }
+
+    /// Plans that may be on the wire.
+    pub fn credit(&self) -> usize {
+        self.parts.credit
+    }
+
+    /// Nothing waits, runs, or is on the wire.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// When the oldest step on the wire is overdue.
+    pub fn oldest_deadline(&self) -> Option<Micros> {
+        self.in_flight.front().map(|step| step.deadline)
+    }
+
+    /// Takes all choices of a stream into the queue, or none.
+    pub fn admit(&mut self, admission: Admission, now: Micros) {
+        let Admission { stream, received, prepared } = admission;
+        let mut requests = SmallVec::new();
+        for choice in prepared.choices {
+            match self.submit(choice, stream, received, now) {
+                Ok(request) => requests.push(request),
+                Err(error) => return self.refuse(stream, &requests, error),
+            }
+        }
+        self.streams.insert(stream, requests.clone());
+        self.events.push(StreamEvent::Open { stream, text: Box::new(prepared.stream), requests });
+    }
+
+    /// The client is gone: its requests give their pages back when the steps in flight are in.
+    pub fn abort(&mut self, stream: StreamId) {
+        if let Some(requests) = self.streams.remove(&stream) {
+            self.events.push(StreamEvent::Forget(stream));
+            self.end_requests(&requests, Event::Abort);
+        }
+    }
+
+    /// The output thread found a stop string.
+    pub fn stop(&mut self, request: RequestId) {
+        self.end_requests(&[request], Event::Stop);
+    }
+
+    /// Takes in a step's result; after an error nothing may be built on this replica.
+    pub fn land(&mut self, result: &StepResult, now: Micros) -> Result<(), Breach> {
+        self.check_tokens(result)?;
+        let event = Event::Result(plait_core::StepResult {
+            step: StepId(result.step),
+            num_accepted: &result.num_accepted,
+            token_ids: &result.token_ids,
+        });
+        self.scheduler.advance(event, &mut self.outputs)?;
+        let step = self.in_flight.pop_front().expect("the scheduler knows the result's step, so it was sent");
+        self.tell_prompt_logprobs(&step, result)?;
+        let mut records = logprobs::of_samples(&step, result)?;
+        self.tell_outputs(now, &mut records);
+        self.record(&step, result);
+        Ok(())
+    }
+
+    /// The frames of the next step, where credit is left and there is something to do.
+    pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>; 6]> {
+        if self.in_flight.len() >= self.parts.credit {
+            return None;
+        }
+        let plan = self.scheduler.plan(now)?;
+        let step = self.remember(&plan, now);
+        self.in_flight.push_back(step);
+        Some(self.writer.write(&plan))
+    }
+
+    /// Ends every stream with an error.
+    pub fn fail_all(&mut self, error: &ApiError) {
+        for _ in self.requests.drain() {
+            self.parts.shared.metrics.requests.finish(Ending::Error);
+        }
+        let failed = self.streams.drain().map(|(stream, _)| StreamEvent::Fail { stream, error: error.clone() });
+        self.events.extend(failed);
+    }
+
+    /// What the output thread has to hear.
+    pub fn take_events(&mut self) -> Vec<StreamEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Copies the scheduler's counts to the metrics.
+    pub fn publish(&self) {
+        let shared = &self.parts.shared;
+        shared.metrics.scheduler.copy(&self.scheduler.stats());
+        shared.status.set_idle(self.is_idle());
+    }
+
+    fn submit(
+        &mut self,
+        choice: plait_core::Request,
+        stream: StreamId,
+        received: Micros,
+        now: Micros,
+    ) -> Result<RequestId, plait_core::Refusal> {
+        let live = LiveRequest {
+            stream,
+            received,
+            last_token: None,
+            num_top: choice.sampling.logprobs.map(u32::from),
+            num_top_prompt: choice.sampling.prompt_logprobs.map(u32::from),
+        };
+        let num_prompt_tokens = choice.prompt.len() as u64;
+        let request = self.scheduler.submit(choice, now)?;
+        self.parts.shared.metrics.requests.prompt_tokens.inc_by(num_prompt_tokens);
+        self.num_measured += usize::from(live.wants_logprobs());
+        self.requests.insert(request, live);
+        Ok(request)
+    }
+
+    fn refuse(&mut self, stream: StreamId, taken: &[RequestId], refusal: plait_core::Refusal) {
+        self.parts.shared.metrics.requests.reject(Rejection::from(&refusal));
+        self.end_requests(taken, Event::Abort);
+        self.events.push(StreamEvent::Fail { stream, error: refusal.into() });
+    }
+
+    fn end_requests(&mut self, requests: &[RequestId], event: fn(RequestId) -> Event<'static>) {
+        for request in requests {
+            let ended = self.scheduler.advance(event(*request), &mut self.outputs);
+            ended.expect("only results can be unexpected");
+        }
+        self.tell_outputs(Micros(0), &mut Vec::new());
+    }
+
+    fn check_tokens(&self, result: &StepResult) -> Result<(), Breach> {
+        let vocab_size = self.parts.vocab_size;
+        match result.token_ids.iter().find(|token| **token >= vocab_size) {
+            Some(token) => Err(Breach::Token { step: result.step, token: *token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// What must be known when the plan's result comes.
+    fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
+        let queue = &self.parts.shared.metrics.latency.queue;
+        for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
+            queue.observe(since(self.requests[&new.request].received, now));
+        }
+        let mut step = StepInFlight::new(plan, now, &self.parts.patience);
+        if self.num_measured > 0 {
+            self.mark_measured(plan, &mut step);
+        }
+        step
+    }
+
+    fn mark_measured(&self, plan: &Plan, step: &mut StepInFlight) {
+        let last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).map(|row| row.request);
+        let decoders = plan.decode.iter().map(|row| row.request);
+        step.sampled = last_chunks.chain(decoders).map(|request| self.requests[&request].num_top).collect();
+        let measured = plan.prefill.iter().filter_map(|row| {
+            let num_top = self.requests[&row.request].num_top_prompt?;
+            Some(MeasuredRow::new(row, num_top))
+        });
+        step.measured = measured.collect();
+    }
+
+    fn tell_prompt_logprobs(&mut self, step: &StepInFlight, result: &StepResult) -> Result<(), Breach> {
+        for told in logprobs::of_prompts(step, result)? {
+            if !told.records.is_empty() && self.requests.contains_key(&told.request) {
+                let logprobs::PromptRecords { request, first_position, records } = told;
+                self.events.push(StreamEvent::PromptLogprobs { request, first_position, records });
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns the scheduler's outputs into events; `records` are those of the step's sampling rows.
+    fn tell_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut rest = outputs.drain(..).peekable();
+        while let Some(output) = rest.next() {
+            match output {
+                Output::Tokens { request, tokens, sampled_row, .. } => {
+                    self.time_tokens(request, tokens.len(), now);
+                    let stops = Output::Finished { request, reason: FinishReason::Stop };
+                    let logprobs = records.get_mut(sampled_row as usize).and_then(Option::take);
+                    let ends_with_stop_id = rest.peek() == Some(&stops);
+                    self.events.push(StreamEvent::Tokens { request, tokens, ends_with_stop_id, logprobs });
+                }
+                Output::Finished { request, reason } => self.end(request, reason),
+            }
+        }
+        drop(rest);
+        self.outputs = outputs;
+    }
+
+    fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {
+        let metrics = &self.parts.shared.metrics;
+        metrics.requests.generated_tokens.inc_by(num_tokens as u64);
+        let live = self.requests.get_mut(&request).expect("the scheduler ends a request before it forgets it");
+        match live.last_token.replace(now) {
+            None => metrics.latency.time_to_first_token.observe(since(live.received, now)),
+            Some(last) => metrics.latency.inter_token.observe(since(last, now)),
+        }
+    }
+
+    fn end(&mut self, request: RequestId, reason: FinishReason) {
+        let live = self.requests.remove(&request).expect("each request ends exactly once");
+        self.num_measured -= usize::from(live.wants_logprobs());
+        let metrics = &self.parts.shared.metrics;
+        metrics.requests.finish(reason.into());
+        metrics.latency.end_to_end.observe(since(live.received, self.parts.shared.clock.now()));
+        if reason != FinishReason::Abort {
+            self.events.push(StreamEvent::Finished { request, reason });
+        }
+        if let Some(requests) = self.streams.get_mut(&live.stream) {
+            requests.retain(|other| *other != request);
+            if requests.is_empty() {
+                self.streams.remove(&live.stream);
+            }
+        }
+    }
+
+    fn record(&self, step: &StepInFlight, result: &StepResult) {
+        let shared = &self.parts.shared;
+        let elapsed = Duration::from_micros(result.elapsed_us);
+        shared.metrics.steps.record(step.kind, elapsed, step.num_prefill_tokens, step.num_decode_rows);
+        shared.status.set_step(step.step);
+    }
+}

@@ -1,0 +1,162 @@
+//! A step on its way: the scheduler's plan as frames, and what is remembered until its result is in.
+
+use std::time::Duration;
+
+use plait_core::{Micros, Plan, RequestId, TokenId};
+use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
+
+use crate::clock::micros;
+use crate::metrics::StepKind;
+use crate::shared::Patience;
+
+/// What a step's result is read with.
+#[derive(Debug)]
+pub struct StepInFlight {
+    /// Its number.
+    pub step: u64,
+    /// Which rows it has.
+    pub kind: StepKind,
+    /// Tokens of its prefill rows.
+    pub num_prefill_tokens: u32,
+    /// Its decode rows.
+    pub num_decode_rows: u32,
+    /// When its result is overdue.
+    pub deadline: Micros,
+    /// For each row that samples, how many best tokens come with its log-probabilities (None: no
+    /// record). Empty where no request asked.
+    pub sampled: Vec<Option<u32>>,
+    /// The prefill rows whose prompt log-probabilities come with the result.
+    pub measured: Vec<MeasuredRow>,
+}
+
+/// A prefill row of a request that wants prompt log-probabilities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredRow {
+    /// Whose.
+    pub request: RequestId,
+    /// Best tokens in each record.
+    pub num_top: u32,
+    /// Position of the first record's token.
+    pub first_position: u32,
+    /// Records that the worker sends.
+    pub num_records: u32,
+    /// Positions whose records are new.
+    pub wanted: std::ops::Range<u32>,
+}
+
+impl StepInFlight {
+    /// A step sent at `now`; the caller fills in who wants log-probabilities.
+    pub fn new(plan: &Plan, now: Micros, patience: &Patience) -> Self {
+        let limit = patience.step + patience.step_token * plan.num_tokens();
+        Self {
+            step: plan.step.0,
+            kind: StepKind::of(!plan.prefill.is_empty(), !plan.decode.is_empty()),
+            num_prefill_tokens: plan.num_prefill_tokens(),
+            num_decode_rows: plan.num_decode_rows(),
+            deadline: Micros(now.0 + micros(limit)),
+            sampled: Vec::new(),
+            measured: Vec::new(),
+        }
+    }
+}
+
+impl MeasuredRow {
+    /// A prefill row of a request that wants `num_top` best tokens beside each prompt token.
+    pub fn new(row: &plait_core::PrefillRow, num_top: u32) -> Self {
+        Self {
+            request: row.request,
+            num_top,
+            first_position: row.start + 1,
+            num_records: row.length - 1 + u32::from(row.lookahead),
+            wanted: row.prompt_logprobs.clone(),
+        }
+    }
+}
+
+/// Turns plans into frames, in buffers that it keeps.
+#[derive(Debug, Default)]
+pub struct PlanWriter {
+    plan: plait_proto::Plan,
+    encoder: PlanEncoder,
+}
+
+impl PlanWriter {
+    /// The plan's frames, the same for every rank.
+    pub fn write(&mut self, plan: &Plan) -> &[Vec<u8>; 6] {
+        let wire = &mut self.plan;
+        wire.step = plan.step.0;
+        refill(&mut wire.new_slots, &plan.new_slots, new_slot);
+        refill(&mut wire.prefill, &plan.prefill, prefill_row);
+        refill(&mut wire.decode, &plan.decode, |row| DecodeRow { slot: row.slot.0, start: row.start });
+        refill(&mut wire.token_ids, &plan.token_ids, TokenId::clone);
+        refill(&mut wire.appended_pages, &plan.appended_pages, |(slot, page)| AppendedPage {
+            slot: slot.0,
+            page: page.0,
+        });
+        refill(&mut wire.freed_slots, &plan.freed_slots, |slot| slot.0);
+        self.encoder.encode(wire)
+    }
+}
+
+fn refill<From, To>(to: &mut Vec<To>, from: &[From], convert: impl Fn(&From) -> To) {
+    to.clear();
+    to.extend(from.iter().map(convert));
+}
+
+fn new_slot(new: &plait_core::NewSlot) -> NewSlot {
+    let sampling = &new.sampling;
+    NewSlot {
+        slot: new.slot.0,
+        next_output: new.next_output,
+        temperature: sampling.temperature.into(),
+        top_k: sampling.top_k,
+        top_p: sampling.top_p.into(),
+        min_p: sampling.min_p.into(),
+        seed: sampling.seed,
+        logprobs: sampling.logprobs.map(u32::from),
+        prompt_logprobs: sampling.prompt_logprobs.map(u32::from),
+    }
+}
+
+fn prefill_row(row: &plait_core::PrefillRow) -> PrefillRow {
+    PrefillRow {
+        slot: row.slot.0,
+        start: row.start,
+        length: row.length,
+        is_last_chunk: row.is_last_chunk,
+        lookahead: row.lookahead,
+    }
+}
+
+/// Tokens of the warm-up's only chunk.
+const WARM_UP_TOKENS: u32 = 2;
+
+/// Step 0: one greedy slot and one chunk, so that a worker's first real step finds everything warm.
+pub fn warm_up(page_size: u32) -> plait_proto::Plan {
+    let slot = 0;
+    let num_pages = WARM_UP_TOKENS.div_ceil(page_size);
+    plait_proto::Plan {
+        step: 0,
+        new_slots: vec![NewSlot {
+            slot,
+            next_output: 0,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+        }],
+        prefill: vec![PrefillRow { slot, start: 0, length: WARM_UP_TOKENS, is_last_chunk: true, lookahead: false }],
+        token_ids: vec![0; WARM_UP_TOKENS as usize],
+        appended_pages: (0..num_pages).map(|page| AppendedPage { slot, page }).collect(),
+        ..plait_proto::Plan::default()
+    }
+}
+
+/// When the warm-up is overdue: it may compile and load whatever the worker was spared until now.
+pub fn warm_up_deadline(now: Micros, patience: &Patience) -> Micros {
+    const COMPILING: Duration = Duration::from_secs(600);
+    Micros(now.0 + micros(patience.step + COMPILING))
+}
