@@ -53,7 +53,9 @@ pub struct Outline {
 impl Driver {
     /// Drives the replica until it is closed.
     pub fn run(self) {
-        let Outline { settings, patience, .. } = &self.outline;
+        let Outline {
+            settings, patience, ..
+        } = &self.outline;
         let num_ranks = settings.num_ranks;
         let wheel = Wheel {
             heard: vec![Micros(0); num_ranks as usize],
@@ -74,11 +76,18 @@ enum Stage {
     /// Ranks load and say Hello.
     Mustering(Muster),
     /// All were welcomed and run step 0.
-    WarmingUp { warm_up: WarmUp, serving: Box<Serving>, deadline: Micros },
+    WarmingUp {
+        warm_up: WarmUp,
+        serving: Box<Serving>,
+        deadline: Micros,
+    },
     /// Steps are made.
     Serving(Box<Serving>),
     /// The ranks were told to leave.
-    Leaving { has_left: Vec<bool>, deadline: Micros },
+    Leaving {
+        has_left: Vec<bool>,
+        deadline: Micros,
+    },
     /// Drained, failed or closed.
     Over,
 }
@@ -105,8 +114,12 @@ struct Wheel {
 impl Wheel {
     fn turn_until_closed(mut self) {
         while !self.is_closed {
-            let timeout = self.next_deadline().map(|deadline| since(self.now(), deadline));
-            self.driver.link.wait(self.shared().mailbox.wakeup(), timeout);
+            let timeout = self
+                .next_deadline()
+                .map(|deadline| since(self.now(), deadline));
+            self.driver
+                .link
+                .wait(self.shared().mailbox.wakeup(), timeout);
             self.hear_ranks();
             self.take_admissions();
             self.take_mail();
@@ -154,9 +167,16 @@ impl Wheel {
             Message::Beat(_) => {}
             Message::Fail(fail) => self.fail(fail.code, &format!("rank {rank}: {}", fail.reason)),
             Message::Bye(_) => self.bye(rank),
-            Message::Welcome(_) | Message::Plan(_) | Message::Vote(_) | Message::Verdict(_) | Message::Drain(_) => {
+            Message::Welcome(_)
+            | Message::Plan(_)
+            | Message::Vote(_)
+            | Message::Verdict(_)
+            | Message::Drain(_) => {
                 let kind = message.kind();
-                self.lose_rank(rank, &format!("it sent a {kind:?}, which only the engine sends"));
+                self.lose_rank(
+                    rank,
+                    &format!("it sent a {kind:?}, which only the engine sends"),
+                );
             }
         }
     }
@@ -164,12 +184,17 @@ impl Wheel {
     fn hello(&mut self, rank: u32, hello: Hello) {
         let config = self.driver.shared.config_fingerprint.get();
         match &mut self.stage {
-            Stage::Mustering(muster) if !muster.has(rank) => match muster.add(rank, hello, config) {
-                Ok(()) => self.welcome_if_complete(),
-                Err(stranger) => self.refuse(rank, stranger),
-            },
+            Stage::Mustering(muster) if !muster.has(rank) => {
+                match muster.add(rank, hello, config) {
+                    Ok(()) => self.welcome_if_complete(),
+                    Err(stranger) => self.refuse(rank, stranger),
+                }
+            }
             Stage::Over => {}
-            _ => self.lose_rank(rank, "it said Hello a second time: its process was started again"),
+            _ => self.lose_rank(
+                rank,
+                "it said Hello a second time: its process was started again",
+            ),
         }
     }
 
@@ -183,10 +208,16 @@ impl Wheel {
     }
 
     fn welcome_if_complete(&mut self) {
-        let Stage::Mustering(muster) = &self.stage else { return };
-        let Some(hellos) = muster.complete() else { return };
+        let Stage::Mustering(muster) = &self.stage else {
+            return;
+        };
+        let Some(hellos) = muster.complete() else {
+            return;
+        };
         let num_pages = num_pages(&hellos);
-        self.shared().status.set_device(DeviceReport::new(&hellos, num_pages));
+        self.shared()
+            .status
+            .set_device(DeviceReport::new(&hellos, num_pages));
         match Serving::new(self.serving_parts(num_pages)) {
             Ok(serving) => self.welcome(Box::new(serving)),
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
@@ -194,7 +225,12 @@ impl Wheel {
     }
 
     fn serving_parts(&self, num_pages: u32) -> ServingParts {
-        let Outline { settings, max_model_len, vocab_size, .. } = &self.driver.outline;
+        let Outline {
+            settings,
+            max_model_len,
+            vocab_size,
+            ..
+        } = &self.driver.outline;
         ServingParts {
             settings: settings.scheduler(*max_model_len, num_pages),
             credit: settings.credit(),
@@ -228,22 +264,34 @@ impl Wheel {
     fn result(&mut self, rank: u32, result: &StepResult) {
         let now = self.now();
         match &mut self.stage {
-            Stage::WarmingUp { warm_up, .. } if result.step == 0 && warm_up.answer(rank) => self.warmed_up(),
+            Stage::WarmingUp { warm_up, .. } if result.step == 0 && !warm_up.has(rank) => {
+                warm_up.add(rank);
+                self.warmed_up();
+            }
             Stage::Serving(serving) if rank == 0 => {
                 if let Err(breach) = serving.land(result, now) {
                     self.lose_rank(rank, &breach.to_string());
                 }
             }
             Stage::Over | Stage::Leaving { .. } => {}
-            _ => self.lose_rank(rank, &format!("it answered step {}, which it was not asked for", result.step)),
+            _ => self.lose_rank(
+                rank,
+                &format!(
+                    "it answered step {}, which it was not asked for",
+                    result.step
+                ),
+            ),
         }
     }
 
     fn warmed_up(&mut self) {
         self.shared().status.add_ready_rank();
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::WarmingUp { warm_up, serving, .. } if warm_up.is_complete() => {
-                self.heard.fill(self.now());
+            Stage::WarmingUp {
+                warm_up, serving, ..
+            } if warm_up.is_complete() => {
+                let now = self.now();
+                self.heard.fill(now);
                 serving.publish();
                 self.shared().status.enter(Phase::Ready);
                 Stage::Serving(serving)
@@ -265,7 +313,13 @@ impl Wheel {
         let reason = format!("it sent a malformed message: {malformed}");
         match &self.stage {
             Stage::Mustering(muster) if !muster.has(rank) => {
-                self.refuse(rank, Stranger { code: ExitCode::Bug, reason });
+                self.refuse(
+                    rank,
+                    Stranger {
+                        code: ExitCode::Bug,
+                        reason,
+                    },
+                );
             }
             _ => self.lose_rank(rank, &reason),
         }
@@ -325,7 +379,10 @@ impl Wheel {
             _ if self.lost.is_some() => {}
             _ => {
                 let reason = format!("rank {rank} was lost: {reason}");
-                self.lost = Some(LostRank { reason, deadline: self.after(self.patience.last_words) });
+                self.lost = Some(LostRank {
+                    reason,
+                    deadline: self.after(self.patience.last_words),
+                });
             }
         }
     }
@@ -334,7 +391,9 @@ impl Wheel {
 
     fn send_steps(&mut self) {
         let now = self.now();
-        let Stage::Serving(serving) = &mut self.stage else { return };
+        let Stage::Serving(serving) = &mut self.stage else {
+            return;
+        };
         while let Some(frames) = serving.next_step(now) {
             if let Err((rank, error)) = self.driver.link.send_all(frames) {
                 return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
@@ -349,7 +408,9 @@ impl Wheel {
     }
 
     fn flush(&mut self) {
-        let Stage::Serving(serving) = &mut self.stage else { return };
+        let Stage::Serving(serving) = &mut self.stage else {
+            return;
+        };
         let events = serving.take_events();
         serving.publish();
         if !events.is_empty() {
@@ -359,9 +420,12 @@ impl Wheel {
     }
 
     fn leave_if_drained(&mut self) {
-        let Stage::Serving(serving) = &self.stage else { return };
-        let is_drained =
-            serving.is_idle() && self.shared().intake.is_empty() && self.driver.admissions.is_empty();
+        let Stage::Serving(serving) = &self.stage else {
+            return;
+        };
+        let is_drained = serving.is_idle()
+            && self.shared().intake.is_empty()
+            && self.driver.admissions.is_empty();
         if self.is_draining && is_drained {
             self.flush();
             self.leave();
@@ -373,7 +437,10 @@ impl Wheel {
         // A rank that cannot be told is gone, and one that has not joined has nothing to finish.
         let is_told = |rank| self.has_joined(rank) && self.driver.link.send(rank, &drain).is_ok();
         let has_left = (0..self.num_ranks).map(|rank| !is_told(rank)).collect();
-        self.stage = Stage::Leaving { has_left, deadline: self.after(self.patience.bye) };
+        self.stage = Stage::Leaving {
+            has_left,
+            deadline: self.after(self.patience.bye),
+        };
     }
 
     fn has_joined(&self, rank: u32) -> bool {
@@ -386,7 +453,10 @@ impl Wheel {
     // What goes wrong.
 
     fn lose_rank(&mut self, rank: u32, reason: &str) {
-        self.fail(ExitCode::RankLost, &format!("rank {rank} was lost: {reason}"));
+        self.fail(
+            ExitCode::RankLost,
+            &format!("rank {rank} was lost: {reason}"),
+        );
     }
 
     fn fail(&mut self, code: ExitCode, reason: &str) {
@@ -395,7 +465,9 @@ impl Wheel {
         }
         self.shared().intake.close();
         self.shared().status.fail(code, reason);
-        self.end_streams(&ApiError::unavailable(format!("the server cannot go on: {reason}")));
+        self.end_streams(&ApiError::unavailable(format!(
+            "the server cannot go on: {reason}"
+        )));
         self.flush();
         self.stage = Stage::Over;
     }
@@ -421,7 +493,11 @@ impl Wheel {
         let now = self.now();
         let stuck = serving.oldest_deadline();
         let late = self.beat_deadline();
-        stuck.into_iter().chain(late).filter(|deadline| *deadline > now).min()
+        stuck
+            .into_iter()
+            .chain(late)
+            .filter(|deadline| *deadline > now)
+            .min()
     }
 
     fn beat_deadline(&self) -> Option<Micros> {
@@ -436,9 +512,14 @@ impl Wheel {
         }
         match &self.stage {
             Stage::WarmingUp { deadline, .. } if *deadline <= now => {
-                self.fail(ExitCode::RankLost, "a rank did not answer the warm-up step in time");
+                self.fail(
+                    ExitCode::RankLost,
+                    "a rank did not answer the warm-up step in time",
+                );
             }
-            Stage::Leaving { has_left, deadline } if *deadline <= now || has_left.iter().all(|left| *left) => {
+            Stage::Leaving { has_left, deadline }
+                if *deadline <= now || has_left.iter().all(|left| *left) =>
+            {
                 self.shared().status.enter(Phase::Stopped);
                 self.stage = Stage::Over;
             }
@@ -449,7 +530,10 @@ impl Wheel {
 
     fn complain(&self, serving: &Serving, now: Micros) {
         let is_past = |deadline: Option<Micros>| deadline.is_some_and(|deadline| deadline <= now);
-        let (stuck, late) = (is_past(serving.oldest_deadline()), is_past(self.beat_deadline()));
+        let (stuck, late) = (
+            is_past(serving.oldest_deadline()),
+            is_past(self.beat_deadline()),
+        );
         if self.shared().status.set_stuck(stuck) {
             tracing::warn!(stuck, "a step is overdue, or no longer");
         }

@@ -66,11 +66,20 @@ impl Engine {
     pub fn start_with(settings: &[u8], patience: Patience) -> Result<Self, StartError> {
         let settings = EngineSettings::parse(settings)?;
         logging::start(settings.log_level);
-        let model = Arc::new(ModelText::load(&settings.model, settings.served_model_name.as_deref())?);
+        let model = Arc::new(ModelText::load(
+            &settings.model,
+            settings.served_model_name.as_deref(),
+        )?);
         let max_model_len = settings.model_len(model.context_length())?;
-        Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES)).map_err(SettingsProblem::from)?;
+        Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES))
+            .map_err(SettingsProblem::from)?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
-        let outline = Outline { settings, max_model_len, vocab_size: model.vocab_size(), patience };
+        let outline = Outline {
+            settings,
+            max_model_len,
+            vocab_size: model.vocab_size(),
+            patience,
+        };
         Ok(Self::spawn(link, model, outline)?)
     }
 
@@ -90,7 +99,13 @@ impl Engine {
             num_queued_bytes,
         });
         let output = Output::new(shared.clone());
-        let driver = Driver { link, admissions: admitted, batches, shared: shared.clone(), outline };
+        let driver = Driver {
+            link,
+            admissions: admitted,
+            batches,
+            shared: shared.clone(),
+            outline,
+        };
         let mut threads = vec![
             spawn(&shared, "plait-driver", move || driver.run())?,
             spawn(&shared, "plait-output", move || output.run(&written))?,
@@ -100,7 +115,14 @@ impl Engine {
             threads.push(spawn(&shared, "plait-text", move || worker.run(&jobs))?);
         }
         let (queue, threads) = (Mutex::new(Some(queue)), Mutex::new(threads));
-        Ok(Self { shared, model, max_model_len, endpoint, queue, threads })
+        Ok(Self {
+            shared,
+            model,
+            max_model_len,
+            endpoint,
+            queue,
+            threads,
+        })
     }
 
     /// Where workers dial.
@@ -129,14 +151,19 @@ impl Engine {
     fn try_submit(&self, stream: StreamId, request: &[u8]) -> Result<(), (Rejection, ApiError)> {
         let not_ready = || (Rejection::NotReady, self.shared.status.refusal());
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = queue.as_ref().filter(|_| self.shared.status.is_ready()).ok_or_else(not_ready)?;
+        let queue = queue
+            .as_ref()
+            .filter(|_| self.shared.status.is_ready())
+            .ok_or_else(not_ready)?;
         if !self.shared.intake.enter(stream) {
             return Err(not_ready());
         }
-        queue.put(stream, request.to_vec(), self.shared.clock.now()).map_err(|error| {
-            self.shared.intake.leave(stream);
-            (Rejection::QueueFull, error)
-        })
+        queue
+            .put(stream, request.to_vec(), self.shared.clock.now())
+            .map_err(|error| {
+                self.shared.intake.leave(stream);
+                (Rejection::QueueFull, error)
+            })
     }
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
@@ -168,7 +195,10 @@ impl Engine {
 
     /// A rank's process ended.
     pub fn worker_lost(&self, rank: u32, reason: &str) {
-        self.shared.mailbox.put(Mail::RankEnded { rank, reason: reason.to_owned() });
+        self.shared.mailbox.put(Mail::RankEnded {
+            rank,
+            reason: reason.to_owned(),
+        });
     }
 
     /// Takes no new request, finishes those under way, lets the workers go; ends in `stopped`.
@@ -185,7 +215,10 @@ impl Engine {
         }
         self.shared.intake.close();
         self.shared.outbox.close();
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         self.shared.mailbox.put(Mail::Close);
         for thread in threads.drain(..) {
             // A panic was told by the thread's sentinel.
@@ -201,7 +234,11 @@ impl Drop for Engine {
     }
 }
 
-fn spawn(shared: &Arc<Shared>, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     let sentinel = Sentinel(shared.clone());
     thread::Builder::new().name(name.to_owned()).spawn(move || {
         let _sentinel = sentinel;

@@ -28,7 +28,11 @@ impl Histogram {
     /// for what is longer still.
     pub fn doubling(first: Duration, num_bounded: usize) -> Self {
         let buckets = (0..=num_bounded).map(|_| AtomicU64::new(0)).collect();
-        Self(Arc::new(Counts { first, buckets, sum_micros: AtomicU64::new(0) }))
+        Self(Arc::new(Counts {
+            first,
+            buckets,
+            sum_micros: AtomicU64::new(0),
+        }))
     }
 
     /// Counts one duration.
@@ -38,18 +42,27 @@ impl Histogram {
         let bucket = (u64::BITS - (ratio - 1).leading_zeros()) as usize;
         let last = counts.buckets.len() - 1;
         counts.buckets[bucket.min(last)].fetch_add(1, Ordering::Relaxed);
-        counts.sum_micros.fetch_add(micros(duration), Ordering::Relaxed);
+        counts
+            .sum_micros
+            .fetch_add(micros(duration), Ordering::Relaxed);
     }
 
     /// Bucket ends in seconds, with how many lie in each.
     fn snapshot(&self) -> Vec<(f64, u64)> {
         let last = self.0.buckets.len() - 1;
         let end = |bucket: usize| match u32::try_from(bucket) {
-            Ok(doublings) if bucket < last => self.0.first.as_secs_f64() * f64::from(doublings).exp2(),
+            Ok(doublings) if bucket < last => {
+                self.0.first.as_secs_f64() * f64::from(doublings).exp2()
+            }
             _ => f64::MAX,
         };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        self.0.buckets.iter().enumerate().map(|(bucket, counter)| (end(bucket), count(counter))).collect()
+        self.0
+            .buckets
+            .iter()
+            .enumerate()
+            .map(|(bucket, counter)| (end(bucket), count(counter)))
+            .collect()
     }
 }
 
@@ -80,7 +93,11 @@ mod tests {
         for millis in [0, 1, 2, 3, 4, 5, 900] {
             histogram.observe(Duration::from_millis(millis));
         }
-        let counts: Vec<u64> = histogram.snapshot().iter().map(|(_, count)| *count).collect();
+        let counts: Vec<u64> = histogram
+            .snapshot()
+            .iter()
+            .map(|(_, count)| *count)
+            .collect();
         assert_eq!(counts, [2, 1, 2, 2]);
     }
 

@@ -19,7 +19,9 @@ const MAX_IPC_PATH_BYTES: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The run directory's name is too long for a Unix socket.
-    #[error("the socket's path {path} has {bytes} bytes; {MAX_IPC_PATH_BYTES} are allowed: choose a shorter directory")]
+    #[error(
+        "the socket's path {path} has {bytes} bytes; {MAX_IPC_PATH_BYTES} are allowed: choose a shorter directory"
+    )]
     PathTooLong {
         /// The path.
         path: String,
@@ -59,12 +61,22 @@ impl Link {
     pub fn bind(run_dir: &Path, num_ranks: u32) -> Result<Self, LinkError> {
         let path = run_dir.join("link").display().to_string();
         if path.len() > MAX_IPC_PATH_BYTES {
-            return Err(LinkError::PathTooLong { bytes: path.len(), path });
+            return Err(LinkError::PathTooLong {
+                bytes: path.len(),
+                path,
+            });
         }
         let endpoint = format!("ipc://{path}");
         match listen(&endpoint) {
-            Ok(socket) => Ok(Self { socket, endpoint, num_ranks }),
-            Err(error) => Err(LinkError::Bind { endpoint, reason: error.to_string() }),
+            Ok(socket) => Ok(Self {
+                socket,
+                endpoint,
+                num_ranks,
+            }),
+            Err(error) => Err(LinkError::Bind {
+                endpoint,
+                reason: error.to_string(),
+            }),
         }
     }
 
@@ -79,8 +91,10 @@ impl Link {
         let millis = timeout.map_or(-1, |timeout| {
             i64::try_from(timeout.as_micros().div_ceil(1000)).expect("deadlines are minutes away")
         });
-        let mut items =
-            [self.socket.as_poll_item(zmq::POLLIN), zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN)];
+        let mut items = [
+            self.socket.as_poll_item(zmq::POLLIN),
+            zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN),
+        ];
         match zmq::poll(&mut items, millis) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => panic!("polling two valid descriptors failed: {error}"),
@@ -105,13 +119,16 @@ impl Link {
 
     /// Sends to one rank; an error means that it is gone or has stopped reading.
     pub fn send<F: AsRef<[u8]>>(&self, rank: u32, frames: &[F]) -> Result<(), zmq::Error> {
-        self.socket.send(routing_id(rank).as_bytes(), zmq::SNDMORE)?;
-        self.socket.send_multipart(frames.iter().map(AsRef::as_ref), 0)
+        self.socket
+            .send(routing_id(rank).as_bytes(), zmq::SNDMORE)?;
+        self.socket
+            .send_multipart(frames.iter().map(AsRef::as_ref), 0)
     }
 
     /// Sends the same frames to all ranks; an error names the rank that is gone.
     pub fn send_all<F: AsRef<[u8]>>(&self, frames: &[F]) -> Result<(), (u32, zmq::Error)> {
-        (0..self.num_ranks).try_for_each(|rank| self.send(rank, frames).map_err(|error| (rank, error)))
+        (0..self.num_ranks)
+            .try_for_each(|rank| self.send(rank, frames).map_err(|error| (rank, error)))
     }
 
     /// A message's first frame.
@@ -123,7 +140,9 @@ impl Link {
     fn rest_of_message(&self) -> Frames {
         let mut frames = Frames::new();
         while self.socket.get_rcvmore().unwrap_or(false) {
-            let Some(frame) = self.next_frame() else { break };
+            let Some(frame) = self.next_frame() else {
+                break;
+            };
             if frames.len() <= MAX_FRAMES {
                 frames.push(frame);
             }
@@ -150,7 +169,9 @@ fn routing_id(rank: u32) -> String {
 
 /// The rank in a routing id, written as [`routing_id`] writes it.
 fn rank_of(routing_id: &[u8]) -> Option<u32> {
-    let digits = std::str::from_utf8(routing_id).ok()?.strip_prefix("rank-")?;
+    let digits = std::str::from_utf8(routing_id)
+        .ok()?
+        .strip_prefix("rank-")?;
     let rank: u32 = digits.parse().ok()?;
     (rank.to_string() == digits).then_some(rank)
 }
@@ -166,20 +187,39 @@ mod tests {
 
     #[test]
     fn other_routing_ids_name_no_rank() {
-        for id in [&b"rank-"[..], b"rank-01", b"rank-+1", b"rank-x", b"\x00\x80\x12\x34\x56", b"Rank-1"] {
+        for id in [
+            &b"rank-"[..],
+            b"rank-01",
+            b"rank-+1",
+            b"rank-x",
+            b"\x00\x80\x12\x34\x56",
+            b"Rank-1",
+        ] {
             assert_eq!(rank_of(id), None, "{id:?}");
         }
     }
 
     #[test]
     fn a_long_run_directory_is_refused_with_its_length() {
-        let error = Link::bind(Path::new(&format!("/tmp/{}", "x".repeat(120))), 1).err().unwrap();
-        assert!(error.to_string().contains("130 bytes; 107 are allowed"), "{error}");
+        let error = Link::bind(Path::new(&format!("/tmp/{}", "x".repeat(120))), 1)
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("130 bytes; 107 are allowed"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_missing_run_directory_is_an_error_with_the_endpoint() {
-        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), 1).err().unwrap();
-        assert!(error.to_string().contains("ipc:///tmp/plait-no-such-directory/link"), "{error}");
+        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), 1)
+            .err()
+            .unwrap();
+        assert!(
+            error
+                .to_string()
+                .contains("ipc:///tmp/plait-no-such-directory/link"),
+            "{error}"
+        );
     }
 }

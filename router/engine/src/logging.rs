@@ -12,7 +12,9 @@ pub fn start(level: LogLevel) {
         LogLevel::Warning => LevelFilter::WARN,
         LogLevel::Error => LevelFilter::ERROR,
     };
-    let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr);
     // Another engine of this process has started them, which is as good.
     let _started_before = subscriber.try_init();
 }

@@ -26,31 +26,62 @@ pub struct PromptRecords {
 }
 
 /// The records of the rows that sampled, in row order; empty where no request asked.
-pub fn of_samples(step: &StepInFlight, result: &StepResult) -> Result<Vec<Option<Vec<TokenLogprobs>>>, WrongRecords> {
-    let wrong = WrongRecords { frame: "log-probabilities", step: step.step };
+pub fn of_samples(
+    step: &StepInFlight,
+    result: &StepResult,
+) -> Result<Vec<Option<Vec<TokenLogprobs>>>, WrongRecords> {
+    let wrong = WrongRecords {
+        frame: "log-probabilities",
+        step: step.step,
+    };
     let mut records = LogprobRecords::new(&result.logprobs);
-    let rows = step.sampled.iter().zip(&result.num_accepted).map(|(num_top, num_accepted)| match num_top {
-        None => Ok(None),
-        Some(num_top) => take(&mut records, *num_accepted, *num_top).map(Some).ok_or(wrong),
-    });
+    let rows =
+        step.sampled.iter().zip(&result.num_accepted).map(
+            |(num_top, num_accepted)| match num_top {
+                None => Ok(None),
+                Some(num_top) => take(&mut records, *num_accepted, *num_top)
+                    .map(Some)
+                    .ok_or(wrong),
+            },
+        );
     let rows = rows.collect::<Result<_, _>>()?;
-    if records.is_empty() { Ok(rows) } else { Err(wrong) }
+    if records.is_empty() {
+        Ok(rows)
+    } else {
+        Err(wrong)
+    }
 }
 
 /// The records of prompts, without those that were told before a preemption.
-pub fn of_prompts(step: &StepInFlight, result: &StepResult) -> Result<Vec<PromptRecords>, WrongRecords> {
-    let wrong = WrongRecords { frame: "prompt log-probabilities", step: step.step };
+pub fn of_prompts(
+    step: &StepInFlight,
+    result: &StepResult,
+) -> Result<Vec<PromptRecords>, WrongRecords> {
+    let wrong = WrongRecords {
+        frame: "prompt log-probabilities",
+        step: step.step,
+    };
     let mut records = LogprobRecords::new(&result.prompt_logprobs);
     let rows = step.measured.iter().map(|row| {
         let taken = take(&mut records, row.num_records, row.num_top).ok_or(wrong)?;
         Ok(wanted(row, taken))
     });
     let rows = rows.collect::<Result<_, _>>()?;
-    if records.is_empty() { Ok(rows) } else { Err(wrong) }
+    if records.is_empty() {
+        Ok(rows)
+    } else {
+        Err(wrong)
+    }
 }
 
-fn take(records: &mut LogprobRecords<'_>, num_records: u32, num_top: u32) -> Option<Vec<TokenLogprobs>> {
-    (0..num_records).map(|_| records.take(num_top).map(|record| owned(&record))).collect()
+fn take(
+    records: &mut LogprobRecords<'_>,
+    num_records: u32,
+    num_top: u32,
+) -> Option<Vec<TokenLogprobs>> {
+    (0..num_records)
+        .map(|_| records.take(num_top).map(|record| owned(&record)))
+        .collect()
 }
 
 fn wanted(row: &MeasuredRow, records: Vec<TokenLogprobs>) -> PromptRecords {
@@ -58,14 +89,23 @@ fn wanted(row: &MeasuredRow, records: Vec<TokenLogprobs>) -> PromptRecords {
         .zip(records)
         .filter_map(|(position, record)| row.wanted.contains(&position).then_some(record))
         .collect();
-    PromptRecords { request: row.request, first_position: row.wanted.start, records }
+    PromptRecords {
+        request: row.request,
+        first_position: row.wanted.start,
+        records,
+    }
 }
 
 fn owned(record: &LogprobRecord<'_>) -> TokenLogprobs {
     TokenLogprobs {
         logprob: record.logprob,
         rank: record.rank,
-        best: record.top_ids.iter().copied().zip(record.top_logprobs()).collect(),
+        best: record
+            .top_ids
+            .iter()
+            .copied()
+            .zip(record.top_logprobs())
+            .collect(),
     }
 }
 
@@ -90,7 +130,11 @@ mod tests {
     fn record(logprob: f32, top: &[(u32, f32)]) -> Vec<u32> {
         let ids = top.iter().map(|(id, _)| *id);
         let values = top.iter().map(|(_, logprob)| logprob.to_bits());
-        [logprob.to_bits(), 1].into_iter().chain(ids).chain(values).collect()
+        [logprob.to_bits(), 1]
+            .into_iter()
+            .chain(ids)
+            .chain(values)
+            .collect()
     }
 
     #[test]
@@ -108,14 +152,24 @@ mod tests {
 
     #[test]
     fn a_missing_or_surplus_record_is_the_ranks_fault() {
-        let result = StepResult { num_accepted: vec![1], logprobs: record(-1.0, &[]), ..StepResult::default() };
+        let result = StepResult {
+            num_accepted: vec![1],
+            logprobs: record(-1.0, &[]),
+            ..StepResult::default()
+        };
         assert!(of_samples(&step(vec![Some(1)], vec![]), &result).is_err());
         assert!(of_samples(&step(vec![None], vec![]), &result).is_err());
     }
 
     #[test]
     fn prompt_records_told_before_are_left_out() {
-        let row = MeasuredRow { request: RequestId(1), num_top: 0, first_position: 1, num_records: 3, wanted: 3..4 };
+        let row = MeasuredRow {
+            request: RequestId(1),
+            num_top: 0,
+            first_position: 1,
+            num_records: 3,
+            wanted: 3..4,
+        };
         let result = StepResult {
             prompt_logprobs: [record(-1.0, &[]), record(-2.0, &[]), record(-3.0, &[])].concat(),
             ..StepResult::default()

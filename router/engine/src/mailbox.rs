@@ -39,7 +39,10 @@ pub struct Mailbox {
 impl Mailbox {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { mail: Mutex::default(), wakeup: Wakeup::new()? })
+        Ok(Self {
+            mail: Mutex::default(),
+            wakeup: Wakeup::new()?,
+        })
     }
 
     /// Readable when there is mail or an admission.
@@ -49,7 +52,10 @@ impl Mailbox {
 
     /// Leaves a piece of mail and wakes the driver.
     pub fn put(&self, mail: Mail) {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
+        self.mail
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(mail);
         self.wakeup.signal();
     }
 

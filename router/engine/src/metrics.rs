@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use plait_core::{FinishReason, Refusal, Stats};
 use prometheus_client::encoding::text;
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -66,17 +67,40 @@ pub struct StepMetrics {
 
 impl StepMetrics {
     fn register(registry: &mut Registry) -> Self {
-        let num_steps = labelled(registry, "plait_steps", "Steps by the rows they had", "kind", StepKind::LABELS);
-        let tokens = labelled(registry, "plait_step_tokens", "Tokens computed", "phase", ["prefill", "decode"]);
+        let num_steps = labelled(
+            registry,
+            "plait_steps",
+            "Steps by the rows they had",
+            "kind",
+            StepKind::LABELS,
+        );
+        let tokens = labelled(
+            registry,
+            "plait_step_tokens",
+            "Tokens computed",
+            "phase",
+            ["prefill", "decode"],
+        );
         let [prefill_tokens, decode_tokens] = tokens;
         let family = Labelled::new_with_constructor(step_seconds as fn() -> Histogram);
         let seconds = StepKind::LABELS.map(|kind| family.get_or_create(&[("kind", kind)]).clone());
         registry.register("plait_step_seconds", "Time of a step on the worker", family);
-        Self { num_steps, seconds, prefill_tokens, decode_tokens }
+        Self {
+            num_steps,
+            seconds,
+            prefill_tokens,
+            decode_tokens,
+        }
     }
 
     /// One step's result came in.
-    pub fn record(&self, kind: StepKind, elapsed: Duration, num_prefill_tokens: u32, num_decode_rows: u32) {
+    pub fn record(
+        &self,
+        kind: StepKind,
+        elapsed: Duration,
+        num_prefill_tokens: u32,
+        num_decode_rows: u32,
+    ) {
         self.num_steps[kind as usize].inc();
         self.seconds[kind as usize].observe(elapsed);
         self.prefill_tokens.inc_by(num_prefill_tokens.into());
@@ -155,9 +179,25 @@ impl RequestMetrics {
         let finished = "Requests that ended, by reason";
         let rejected = "Requests that were not taken, by reason";
         Self {
-            finished: labelled(registry, "plait_requests_finished", finished, "reason", Ending::LABELS),
-            rejected: labelled(registry, "plait_requests_rejected", rejected, "reason", Rejection::LABELS),
-            prompt_tokens: registered(registry, "plait_prompt_tokens", "Prompt tokens of the requests taken"),
+            finished: labelled(
+                registry,
+                "plait_requests_finished",
+                finished,
+                "reason",
+                Ending::LABELS,
+            ),
+            rejected: labelled(
+                registry,
+                "plait_requests_rejected",
+                rejected,
+                "reason",
+                Rejection::LABELS,
+            ),
+            prompt_tokens: registered(
+                registry,
+                "plait_prompt_tokens",
+                "Prompt tokens of the requests taken",
+            ),
             generated_tokens: registered(registry, "plait_generated_tokens", "Output tokens"),
         }
     }
@@ -193,12 +233,40 @@ impl SchedulerMetrics {
         let carryover = "Rows that had to wait for a later plan, by what was lacking";
         let grants = "Prefills that were served first because they had waited long";
         Self {
-            running: registered(registry, "plait_requests_running", "Requests that hold pages"),
-            waiting: registered(registry, "plait_requests_waiting", "Requests that wait for admission"),
-            pages: labelled(registry, "plait_kv_pages", "Pages of the KV pool by state", "state", PAGE_STATES),
-            usage: registered(registry, "plait_kv_usage_ratio", "Share of the KV pool that is not free"),
-            preemptions: registered(registry, "plait_preemptions", "Requests that gave their pages back"),
-            carryover: labelled(registry, "plait_carryover", carryover, "cause", CARRYOVER_CAUSES),
+            running: registered(
+                registry,
+                "plait_requests_running",
+                "Requests that hold pages",
+            ),
+            waiting: registered(
+                registry,
+                "plait_requests_waiting",
+                "Requests that wait for admission",
+            ),
+            pages: labelled(
+                registry,
+                "plait_kv_pages",
+                "Pages of the KV pool by state",
+                "state",
+                PAGE_STATES,
+            ),
+            usage: registered(
+                registry,
+                "plait_kv_usage_ratio",
+                "Share of the KV pool that is not free",
+            ),
+            preemptions: registered(
+                registry,
+                "plait_preemptions",
+                "Requests that gave their pages back",
+            ),
+            carryover: labelled(
+                registry,
+                "plait_carryover",
+                carryover,
+                "cause",
+                CARRYOVER_CAUSES,
+            ),
             starvation_grants: registered(registry, "plait_starvation_grants", grants),
         }
     }
@@ -213,8 +281,13 @@ impl SchedulerMetrics {
             gauge.set(num_pages.into());
         }
         let num_pages: u32 = by_state.iter().sum();
-        self.usage.set(f64::from(num_pages - pages.free) / f64::from(num_pages.max(1)));
-        let carryover = [counts.carryover.tokens, counts.carryover.rows, counts.carryover.pages];
+        self.usage
+            .set(f64::from(num_pages - pages.free) / f64::from(num_pages.max(1)));
+        let carryover = [
+            counts.carryover.tokens,
+            counts.carryover.rows,
+            counts.carryover.pages,
+        ];
         for (counter, count) in self.carryover.iter().zip(carryover) {
             raise(counter, count);
         }
@@ -244,7 +317,10 @@ impl LatencyMetrics {
             histogram
         };
         Self {
-            time_to_first_token: seconds("plait_time_to_first_token_seconds", "Submit to first token"),
+            time_to_first_token: seconds(
+                "plait_time_to_first_token_seconds",
+                "Submit to first token",
+            ),
             inter_token: seconds("plait_inter_token_seconds", "Token to token of one request"),
             end_to_end: seconds("plait_e2e_seconds", "Submit to end"),
             queue: seconds("plait_queue_seconds", "Submit to first row in a step"),
@@ -300,7 +376,7 @@ fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, 
 }
 
 /// One metric for each of `values`; all are on the page from the start.
-fn labelled<M: Metric + Clone + Default + prometheus_client::encoding::EncodeMetric, const N: usize>(
+fn labelled<M: Metric + Clone + Default + TypedMetric, const N: usize>(
     registry: &mut Registry,
     name: &str,
     help: &str,
@@ -333,7 +409,9 @@ mod tests {
     #[test]
     fn a_step_counts_under_its_kind() {
         let metrics = Metrics::new();
-        metrics.steps.record(StepKind::of(true, true), Duration::from_millis(3), 100, 7);
+        metrics
+            .steps
+            .record(StepKind::of(true, true), Duration::from_millis(3), 100, 7);
         let page = metrics.render();
         assert!(page.contains("plait_steps_total{kind=\"mixed\"} 1"));
         assert!(page.contains("plait_step_tokens_total{phase=\"prefill\"} 100"));

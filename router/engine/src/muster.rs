@@ -20,7 +20,9 @@ pub struct Stranger {
 impl Muster {
     /// Nobody yet.
     pub fn new(num_ranks: u32) -> Self {
-        Self { hellos: vec![None; num_ranks as usize] }
+        Self {
+            hellos: vec![None; num_ranks as usize],
+        }
     }
 
     /// Whether this rank was let in.
@@ -29,14 +31,27 @@ impl Muster {
     }
 
     /// Lets `rank` in, or says why it is a stranger. `config` is what its configuration must hash to.
-    pub fn add(&mut self, rank: u32, hello: Hello, config: Option<&Fingerprint>) -> Result<(), Stranger> {
+    pub fn add(
+        &mut self,
+        rank: u32,
+        hello: Hello,
+        config: Option<&Fingerprint>,
+    ) -> Result<(), Stranger> {
         let world = u32::try_from(self.hellos.len()).expect("the number of ranks is a u32");
         if let Some(reason) = mismatch(rank, world, &hello, config) {
-            return Err(Stranger { code: ExitCode::Settings, reason });
+            return Err(Stranger {
+                code: ExitCode::Settings,
+                reason,
+            });
         }
         if hello.num_pages == 0 {
-            let reason = format!("rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model");
-            return Err(Stranger { code: ExitCode::Hardware, reason });
+            let reason = format!(
+                "rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model"
+            );
+            return Err(Stranger {
+                code: ExitCode::Hardware,
+                reason,
+            });
         }
         self.hellos[rank as usize] = Some(hello);
         Ok(())
@@ -51,9 +66,15 @@ impl Muster {
 /// In what a Hello differs from what this engine expects.
 fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) -> Option<String> {
     if hello.protocol != PROTOCOL {
-        Some(format!("the worker speaks protocol {}, the engine {PROTOCOL}; install both from one release", hello.protocol))
+        Some(format!(
+            "the worker speaks protocol {}, the engine {PROTOCOL}; install both from one release",
+            hello.protocol
+        ))
     } else if hello.schema != schema_fingerprint() {
-        Some("the worker's message schema is not the engine's; install both from one release".to_owned())
+        Some(
+            "the worker's message schema is not the engine's; install both from one release"
+                .to_owned(),
+        )
     } else if Some(&hello.config) != config {
         Some("the worker's configuration is not the one that the engine wrote; it belongs to another run".to_owned())
     } else if (hello.rank, hello.world) != (rank, world) {
@@ -68,7 +89,11 @@ fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) 
 
 /// The least number of pages that any rank has room for.
 pub fn num_pages(hellos: &[Hello]) -> u32 {
-    hellos.iter().map(|hello| hello.num_pages).min().expect("a replica has at least one rank")
+    hellos
+        .iter()
+        .map(|hello| hello.num_pages)
+        .min()
+        .expect("a replica has at least one rank")
 }
 
 /// The ranks that have answered step 0.
@@ -80,12 +105,19 @@ pub struct WarmUp {
 impl WarmUp {
     /// Nobody yet.
     pub fn new(num_ranks: u32) -> Self {
-        Self { answered: vec![false; num_ranks as usize] }
+        Self {
+            answered: vec![false; num_ranks as usize],
+        }
     }
 
-    /// One rank answered; false where it had done so before.
-    pub fn answer(&mut self, rank: u32) -> bool {
-        !std::mem::replace(&mut self.answered[rank as usize], true)
+    /// Whether this rank has.
+    pub fn has(&self, rank: u32) -> bool {
+        self.answered[rank as usize]
+    }
+
+    /// This rank has.
+    pub fn add(&mut self, rank: u32) {
+        self.answered[rank as usize] = true;
     }
 
     /// Everybody has.

@@ -39,7 +39,11 @@ struct Untaken {
 impl Outbox {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { untaken: Mutex::default(), taken: Condvar::new(), wakeup: Wakeup::new()? })
+        Ok(Self {
+            untaken: Mutex::default(),
+            taken: Condvar::new(),
+            wakeup: Wakeup::new()?,
+        })
     }
 
     /// What Python's event loop watches.
@@ -60,7 +64,9 @@ impl Outbox {
         let untaken = self.lock();
         let mut untaken = self
             .taken
-            .wait_while(untaken, |untaken| untaken.bytes.len() > MAX_UNTAKEN_BYTES && !untaken.closed)
+            .wait_while(untaken, |untaken| {
+                untaken.bytes.len() > MAX_UNTAKEN_BYTES && !untaken.closed
+            })
             .unwrap_or_else(PoisonError::into_inner);
         if untaken.bytes.is_empty() {
             mem::swap(&mut untaken.bytes, records);
@@ -91,7 +97,11 @@ impl Outbox {
 
 /// Appends one record whose payload `fill` writes; a record without payload is left out unless it is
 /// the last one of its stream.
-pub fn append_record<T>(records: &mut Vec<u8>, stream: StreamId, fill: impl FnOnce(&mut Vec<u8>) -> (T, u8)) -> T {
+pub fn append_record<T>(
+    records: &mut Vec<u8>,
+    stream: StreamId,
+    fill: impl FnOnce(&mut Vec<u8>) -> (T, u8),
+) -> T {
     let header = records.len();
     records.extend_from_slice(&stream.to_le_bytes());
     records.extend_from_slice(&[0; 5]);
@@ -127,7 +137,12 @@ mod tests {
             payload.extend_from_slice(b"data");
             ((), LAST)
         });
-        assert_eq!(records, [7, 0, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, b'd', b'a', b't', b'a']);
+        assert_eq!(
+            records,
+            [
+                7, 0, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, b'd', b'a', b't', b'a'
+            ]
+        );
     }
 
     #[test]
@@ -144,7 +159,10 @@ mod tests {
         let mut records = Vec::new();
         append_error(&mut records, 1, &ApiError::overloaded("full"));
         assert_eq!(records[8], LAST | ERROR);
-        assert_eq!(records[HEADER_BYTES..HEADER_BYTES + 5], [0xAD, 1, 1, 0, b'{']);
+        assert_eq!(
+            records[HEADER_BYTES..HEADER_BYTES + 5],
+            [0xAD, 1, 1, 0, b'{']
+        );
     }
 
     #[test]

@@ -86,7 +86,12 @@ pub struct Output {
 impl Output {
     /// No streams.
     pub fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, streams: FxHashMap::default(), places: FxHashMap::default(), records: Vec::new() }
+        Self {
+            shared,
+            streams: FxHashMap::default(),
+            places: FxHashMap::default(),
+            records: Vec::new(),
+        }
     }
 
     /// Writes batches until the driver has hung up; Python is woken once a batch.
@@ -103,13 +108,28 @@ impl Output {
 
     fn write(&mut self, event: StreamEvent) {
         match event {
-            StreamEvent::Open { stream, text, requests } => self.open(stream, text, requests),
-            StreamEvent::PromptLogprobs { request, first_position, records } => {
+            StreamEvent::Open {
+                stream,
+                text,
+                requests,
+            } => self.open(stream, text, requests),
+            StreamEvent::PromptLogprobs {
+                request,
+                first_position,
+                records,
+            } => {
                 if let Some((place, writing)) = self.find(request) {
-                    writing.text.push_prompt_logprobs(place.choice, first_position, &records);
+                    writing
+                        .text
+                        .push_prompt_logprobs(place.choice, first_position, &records);
                 }
             }
-            StreamEvent::Tokens { request, tokens, ends_with_stop_id, logprobs } => {
+            StreamEvent::Tokens {
+                request,
+                tokens,
+                ends_with_stop_id,
+                logprobs,
+            } => {
                 self.push(request, &tokens, ends_with_stop_id, logprobs.as_deref());
             }
             StreamEvent::Finished { request, reason } => self.finish(request, reason),
@@ -121,7 +141,12 @@ impl Output {
         }
     }
 
-    fn open(&mut self, stream: StreamId, text: Box<StreamText>, requests: SmallVec<[RequestId; 1]>) {
+    fn open(
+        &mut self,
+        stream: StreamId,
+        text: Box<StreamText>,
+        requests: SmallVec<[RequestId; 1]>,
+    ) {
         for (choice, request) in requests.iter().enumerate() {
             self.places.insert(*request, Place { stream, choice });
         }
@@ -138,7 +163,12 @@ impl Output {
         let mut records = std::mem::take(&mut self.records);
         let pushed = self.find(request).map(|(place, writing)| {
             outbox::append_record(&mut records, place.stream, |payload| {
-                (writing.text.push(place.choice, tokens, ends_with_stop_id, logprobs, payload), 0)
+                (
+                    writing
+                        .text
+                        .push(place.choice, tokens, ends_with_stop_id, logprobs, payload),
+                    0,
+                )
             })
         });
         self.records = records;
@@ -166,7 +196,12 @@ impl Output {
     }
 
     fn forget(&mut self, stream: StreamId) {
-        for request in self.streams.remove(&stream).into_iter().flat_map(|writing| writing.requests) {
+        for request in self
+            .streams
+            .remove(&stream)
+            .into_iter()
+            .flat_map(|writing| writing.requests)
+        {
             self.places.remove(&request);
         }
     }

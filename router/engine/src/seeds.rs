@@ -18,7 +18,10 @@ impl SeedSource {
 
     /// The next seed.
     pub fn draw(&self) -> u64 {
-        let state = self.0.fetch_add(GOLDEN_STEP, Ordering::Relaxed).wrapping_add(GOLDEN_STEP);
+        let state = self
+            .0
+            .fetch_add(GOLDEN_STEP, Ordering::Relaxed)
+            .wrapping_add(GOLDEN_STEP);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^ (mixed >> 31)

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings, SettingsError, StepId, UnexpectedResult,
+    Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings, SettingsError,
+    StepId, UnexpectedResult,
 };
 use plait_proto::StepResult;
 use rustc_hash::FxHashMap;
@@ -125,7 +126,11 @@ impl Serving {
 
     /// Takes all choices of a stream into the queue, or none.
     pub fn admit(&mut self, admission: Admission, now: Micros) {
-        let Admission { stream, received, prepared } = admission;
+        let Admission {
+            stream,
+            received,
+            prepared,
+        } = admission;
         let mut requests = SmallVec::new();
         for choice in prepared.choices {
             match self.submit(choice, stream, received, now) {
@@ -134,7 +139,11 @@ impl Serving {
             }
         }
         self.streams.insert(stream, requests.clone());
-        self.events.push(StreamEvent::Open { stream, text: Box::new(prepared.stream), requests });
+        self.events.push(StreamEvent::Open {
+            stream,
+            text: Box::new(prepared.stream),
+            requests,
+        });
     }
 
     /// The client is gone: its requests give their pages back when the steps in flight are in.
@@ -159,7 +168,10 @@ impl Serving {
             token_ids: &result.token_ids,
         });
         self.scheduler.advance(event, &mut self.outputs)?;
-        let step = self.in_flight.pop_front().expect("the scheduler knows the result's step, so it was sent");
+        let step = self
+            .in_flight
+            .pop_front()
+            .expect("the scheduler knows the result's step, so it was sent");
         self.tell_prompt_logprobs(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
         self.tell_outputs(now, &mut records);
@@ -183,7 +195,10 @@ impl Serving {
         for _ in self.requests.drain() {
             self.parts.shared.metrics.requests.finish(Ending::Error);
         }
-        let failed = self.streams.drain().map(|(stream, _)| StreamEvent::Fail { stream, error: error.clone() });
+        let failed = self.streams.drain().map(|(stream, _)| StreamEvent::Fail {
+            stream,
+            error: error.clone(),
+        });
         self.events.extend(failed);
     }
 
@@ -215,16 +230,28 @@ impl Serving {
         };
         let num_prompt_tokens = choice.prompt.len() as u64;
         let request = self.scheduler.submit(choice, now)?;
-        self.parts.shared.metrics.requests.prompt_tokens.inc_by(num_prompt_tokens);
+        self.parts
+            .shared
+            .metrics
+            .requests
+            .prompt_tokens
+            .inc_by(num_prompt_tokens);
         self.num_measured += usize::from(live.wants_logprobs());
         self.requests.insert(request, live);
         Ok(request)
     }
 
     fn refuse(&mut self, stream: StreamId, taken: &[RequestId], refusal: plait_core::Refusal) {
-        self.parts.shared.metrics.requests.reject(Rejection::from(&refusal));
+        self.parts
+            .shared
+            .metrics
+            .requests
+            .reject(Rejection::from(&refusal));
         self.end_requests(taken, Event::Abort);
-        self.events.push(StreamEvent::Fail { stream, error: refusal.into() });
+        self.events.push(StreamEvent::Fail {
+            stream,
+            error: refusal.into(),
+        });
     }
 
     fn end_requests(&mut self, requests: &[RequestId], event: fn(RequestId) -> Event<'static>) {
@@ -238,7 +265,11 @@ impl Serving {
     fn check_tokens(&self, result: &StepResult) -> Result<(), Breach> {
         let vocab_size = self.parts.vocab_size;
         match result.token_ids.iter().find(|token| **token >= vocab_size) {
-            Some(token) => Err(Breach::Token { step: result.step, token: *token, vocab_size }),
+            Some(token) => Err(Breach::Token {
+                step: result.step,
+                token: *token,
+                vocab_size,
+            }),
             None => Ok(()),
         }
     }
@@ -257,9 +288,16 @@ impl Serving {
     }
 
     fn mark_measured(&self, plan: &Plan, step: &mut StepInFlight) {
-        let last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).map(|row| row.request);
+        let last_chunks = plan
+            .prefill
+            .iter()
+            .filter(|row| row.is_last_chunk)
+            .map(|row| row.request);
         let decoders = plan.decode.iter().map(|row| row.request);
-        step.sampled = last_chunks.chain(decoders).map(|request| self.requests[&request].num_top).collect();
+        step.sampled = last_chunks
+            .chain(decoders)
+            .map(|request| self.requests[&request].num_top)
+            .collect();
         let measured = plan.prefill.iter().filter_map(|row| {
             let num_top = self.requests[&row.request].num_top_prompt?;
             Some(MeasuredRow::new(row, num_top))
@@ -267,11 +305,23 @@ impl Serving {
         step.measured = measured.collect();
     }
 
-    fn tell_prompt_logprobs(&mut self, step: &StepInFlight, result: &StepResult) -> Result<(), Breach> {
+    fn tell_prompt_logprobs(
+        &mut self,
+        step: &StepInFlight,
+        result: &StepResult,
+    ) -> Result<(), Breach> {
         for told in logprobs::of_prompts(step, result)? {
             if !told.records.is_empty() && self.requests.contains_key(&told.request) {
-                let logprobs::PromptRecords { request, first_position, records } = told;
-                self.events.push(StreamEvent::PromptLogprobs { request, first_position, records });
+                let logprobs::PromptRecords {
+                    request,
+                    first_position,
+                    records,
+                } = told;
+                self.events.push(StreamEvent::PromptLogprobs {
+                    request,
+                    first_position,
+                    records,
+                });
             }
         }
         Ok(())
@@ -283,12 +333,25 @@ impl Serving {
         let mut rest = outputs.drain(..).peekable();
         while let Some(output) = rest.next() {
             match output {
-                Output::Tokens { request, tokens, sampled_row, .. } => {
+                Output::Tokens {
+                    request,
+                    tokens,
+                    sampled_row,
+                    ..
+                } => {
                     self.time_tokens(request, tokens.len(), now);
-                    let stops = Output::Finished { request, reason: FinishReason::Stop };
+                    let stops = Output::Finished {
+                        request,
+                        reason: FinishReason::Stop,
+                    };
                     let logprobs = records.get_mut(sampled_row as usize).and_then(Option::take);
                     let ends_with_stop_id = rest.peek() == Some(&stops);
-                    self.events.push(StreamEvent::Tokens { request, tokens, ends_with_stop_id, logprobs });
+                    self.events.push(StreamEvent::Tokens {
+                        request,
+                        tokens,
+                        ends_with_stop_id,
+                        logprobs,
+                    });
                 }
                 Output::Finished { request, reason } => self.end(request, reason),
             }
@@ -300,19 +363,31 @@ impl Serving {
     fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {
         let metrics = &self.parts.shared.metrics;
         metrics.requests.generated_tokens.inc_by(num_tokens as u64);
-        let live = self.requests.get_mut(&request).expect("the scheduler ends a request before it forgets it");
+        let live = self
+            .requests
+            .get_mut(&request)
+            .expect("the scheduler ends a request before it forgets it");
         match live.last_token.replace(now) {
-            None => metrics.latency.time_to_first_token.observe(since(live.received, now)),
+            None => metrics
+                .latency
+                .time_to_first_token
+                .observe(since(live.received, now)),
             Some(last) => metrics.latency.inter_token.observe(since(last, now)),
         }
     }
 
     fn end(&mut self, request: RequestId, reason: FinishReason) {
-        let live = self.requests.remove(&request).expect("each request ends exactly once");
+        let live = self
+            .requests
+            .remove(&request)
+            .expect("each request ends exactly once");
         self.num_measured -= usize::from(live.wants_logprobs());
         let metrics = &self.parts.shared.metrics;
         metrics.requests.finish(reason.into());
-        metrics.latency.end_to_end.observe(since(live.received, self.parts.shared.clock.now()));
+        metrics
+            .latency
+            .end_to_end
+            .observe(since(live.received, self.parts.shared.clock.now()));
         if reason != FinishReason::Abort {
             self.events.push(StreamEvent::Finished { request, reason });
         }
@@ -327,7 +402,12 @@ impl Serving {
     fn record(&self, step: &StepInFlight, result: &StepResult) {
         let shared = &self.parts.shared;
         let elapsed = Duration::from_micros(result.elapsed_us);
-        shared.metrics.steps.record(step.kind, elapsed, step.num_prefill_tokens, step.num_decode_rows);
+        shared.metrics.steps.record(
+            step.kind,
+            elapsed,
+            step.num_prefill_tokens,
+            step.num_decode_rows,
+        );
         shared.status.set_step(step.step);
     }
 }

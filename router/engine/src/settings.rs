@@ -79,7 +79,11 @@ pub enum SettingsProblem {
 
 impl From<plait_core::SettingsError> for SettingsProblem {
     fn from(error: plait_core::SettingsError) -> Self {
-        Self::OutOfRange { setting: error.setting, given: error.given, allowed: error.allowed }
+        Self::OutOfRange {
+            setting: error.setting,
+            given: error.given,
+            allowed: error.allowed,
+        }
     }
 }
 
@@ -89,8 +93,8 @@ const MAX_RANKS: u32 = 64;
 impl EngineSettings {
     /// Reads and checks the JSON.
     pub fn parse(json: &[u8]) -> Result<Self, SettingsProblem> {
-        let settings: Self =
-            serde_json::from_slice(json).map_err(|error| SettingsProblem::Malformed(error.to_string()))?;
+        let settings: Self = serde_json::from_slice(json)
+            .map_err(|error| SettingsProblem::Malformed(error.to_string()))?;
         if !(1..=MAX_RANKS).contains(&settings.num_ranks) {
             return Err(SettingsProblem::OutOfRange {
                 setting: "num_ranks",
@@ -125,7 +129,9 @@ impl EngineSettings {
             num_pages,
             max_model_len,
             mixed: self.mixed,
-            watermark: self.watermark.unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
+            watermark: self
+                .watermark
+                .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
             starvation_steps: self.starvation_steps,
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,

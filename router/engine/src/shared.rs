@@ -82,7 +82,9 @@ impl Drop for Sentinel {
         if std::thread::panicking() {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("unnamed");
-            let reason = format!("the engine's thread {name} panicked, which is a bug; stderr has the place");
+            let reason = format!(
+                "the engine's thread {name} panicked, which is a bug; stderr has the place"
+            );
             self.0.intake.close();
             self.0.status.fail(ExitCode::Bug, &reason);
         }

@@ -115,7 +115,9 @@ impl StatusBoard {
         let standing = self.lock();
         ApiError::unavailable(match standing.phase {
             Phase::Loading => "the model is being loaded; try again later".to_owned(),
-            Phase::Ready | Phase::Draining | Phase::Stopped => "the server is shutting down".to_owned(),
+            Phase::Ready | Phase::Draining | Phase::Stopped => {
+                "the server is shutting down".to_owned()
+            }
             Phase::Failed => format!("the server cannot go on: {}", standing.reason),
         })
     }

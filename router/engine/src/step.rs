@@ -87,12 +87,19 @@ impl PlanWriter {
         wire.step = plan.step.0;
         refill(&mut wire.new_slots, &plan.new_slots, new_slot);
         refill(&mut wire.prefill, &plan.prefill, prefill_row);
-        refill(&mut wire.decode, &plan.decode, |row| DecodeRow { slot: row.slot.0, start: row.start });
-        refill(&mut wire.token_ids, &plan.token_ids, TokenId::clone);
-        refill(&mut wire.appended_pages, &plan.appended_pages, |(slot, page)| AppendedPage {
-            slot: slot.0,
-            page: page.0,
+        refill(&mut wire.decode, &plan.decode, |row| DecodeRow {
+            slot: row.slot.0,
+            start: row.start,
         });
+        refill(&mut wire.token_ids, &plan.token_ids, TokenId::clone);
+        refill(
+            &mut wire.appended_pages,
+            &plan.appended_pages,
+            |(slot, page)| AppendedPage {
+                slot: slot.0,
+                page: page.0,
+            },
+        );
         refill(&mut wire.freed_slots, &plan.freed_slots, |slot| slot.0);
         self.encoder.encode(wire)
     }
@@ -148,9 +155,17 @@ pub fn warm_up(page_size: u32) -> plait_proto::Plan {
             logprobs: None,
             prompt_logprobs: None,
         }],
-        prefill: vec![PrefillRow { slot, start: 0, length: WARM_UP_TOKENS, is_last_chunk: true, lookahead: false }],
+        prefill: vec![PrefillRow {
+            slot,
+            start: 0,
+            length: WARM_UP_TOKENS,
+            is_last_chunk: true,
+            lookahead: false,
+        }],
         token_ids: vec![0; WARM_UP_TOKENS as usize],
-        appended_pages: (0..num_pages).map(|page| AppendedPage { slot, page }).collect(),
+        appended_pages: (0..num_pages)
+            .map(|page| AppendedPage { slot, page })
+            .collect(),
         ..plait_proto::Plan::default()
     }
 }

@@ -49,14 +49,25 @@ impl TextQueue {
     pub fn new(max_queue: u32) -> (Self, Receiver<Job>, Arc<AtomicUsize>) {
         let (jobs, receiver) = crossbeam_channel::bounded(max_queue.max(1) as usize);
         let num_bytes = Arc::new(AtomicUsize::new(0));
-        (Self { jobs, num_bytes: num_bytes.clone() }, receiver, num_bytes)
+        (
+            Self {
+                jobs,
+                num_bytes: num_bytes.clone(),
+            },
+            receiver,
+            num_bytes,
+        )
     }
 
     /// Queues a request, or says what is full; never waits.
     pub fn put(&self, stream: StreamId, json: Vec<u8>, received: Micros) -> Result<(), ApiError> {
         let num_bytes = json.len();
         let queued = self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;
-        let job = Job { stream, json, received };
+        let job = Job {
+            stream,
+            json,
+            received,
+        };
         if queued > MAX_QUEUED_BYTES || self.jobs.try_send(job).is_err() {
             self.num_bytes.fetch_sub(num_bytes, Ordering::Relaxed);
             let (waiting, limit) = (self.jobs.len(), self.jobs.capacity().unwrap_or(0));
@@ -88,7 +99,8 @@ impl TextWorker {
     /// Prepares requests until the queue's other end is gone and it is empty.
     pub fn run(&self, jobs: &Receiver<Job>) {
         for job in jobs {
-            self.num_queued_bytes.fetch_sub(job.json.len(), Ordering::Relaxed);
+            self.num_queued_bytes
+                .fetch_sub(job.json.len(), Ordering::Relaxed);
             if self.shared.intake.is_wanted(job.stream) {
                 self.handle(job);
             } else {
@@ -100,29 +112,46 @@ impl TextWorker {
     }
 
     fn handle(&self, job: Job) {
-        let Job { stream, json, received } = job;
+        let Job {
+            stream,
+            json,
+            received,
+        } = job;
         match self.prepare(&json) {
             Ok(prepared) => {
-                let admission = Admission { stream, received, prepared };
+                let admission = Admission {
+                    stream,
+                    received,
+                    prepared,
+                };
                 if self.admissions.send(admission).is_err() {
-                    self.reject(stream, Rejection::NotReady, &ApiError::unavailable("the server has stopped"));
+                    self.reject(
+                        stream,
+                        Rejection::NotReady,
+                        &ApiError::unavailable("the server has stopped"),
+                    );
                 }
             }
             Err(error) => {
-                let rejection =
-                    if error.code == "context_length_exceeded" { Rejection::TooLong } else { Rejection::Invalid };
+                let rejection = if error.code == "context_length_exceeded" {
+                    Rejection::TooLong
+                } else {
+                    Rejection::Invalid
+                };
                 self.reject(stream, rejection, &error.into());
             }
         }
     }
 
     fn prepare(&self, json: &[u8]) -> Result<Prepared, RequestError> {
-        let request: GenerateRequest = serde_json::from_slice(json).map_err(|error| RequestError {
-            param: "request",
-            code: "invalid_request",
-            message: format!("the request cannot be read: {error}"),
-        })?;
-        self.model.prepare(&request, self.max_model_len, &mut || self.seeds.draw())
+        let request: GenerateRequest =
+            serde_json::from_slice(json).map_err(|error| RequestError {
+                param: "request",
+                code: "invalid_request",
+                message: format!("the request cannot be read: {error}"),
+            })?;
+        self.model
+            .prepare(&request, self.max_model_len, &mut || self.seeds.draw())
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {

@@ -12,7 +12,10 @@ pub struct Wakeup(OwnedFd);
 impl Wakeup {
     /// A new one, not readable.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
     }
 
     /// For poll; owned by this value.

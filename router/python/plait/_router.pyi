@@ -12,8 +12,8 @@ class Engine:
     def __new__(cls, settings: bytes) -> Engine:
         """Read the model's text side (tokenizer, template, end tokens), bind the link, start the threads.
 
-        `settings` is the JSON of `plait.settings.EngineSettings`. Raises `ModelFilesError`, or
-        `ValueError` for settings that cannot work.
+        `settings` is the JSON of `plait.settings.EngineSettings`. Raises `ModelFilesError`,
+        `ValueError` for settings that cannot work, `OSError` where threads or descriptors are lacking.
         """
 
     @property
@@ -25,7 +25,7 @@ class Engine:
         """Readable when `take` has something; owned by the engine."""
 
     def set_config_fingerprint(self, fingerprint: bytes) -> None:
-        """The 16 bytes that a worker's Hello must carry. Called before workers start."""
+        """The 16 bytes that a worker's Hello must carry. Called before workers start; the first call counts."""
 
     def submit(self, stream: int, request: bytes) -> None:
         """Queue a request; `request` is the JSON of `plait.http.api.GenerateRequest`.
@@ -34,10 +34,12 @@ class Engine:
         """
 
     def abort(self, stream: int) -> None:
-        """The client is gone. Unknown or ended streams are fine."""
+        """The client is gone: nothing ends the stream's records. Unknown or ended streams are fine."""
 
     def take(self) -> bytes:
         """Everything that streams have to write, as little-endian records, and resets `event_fd`.
+
+        Over 64 MiB untaken, generation waits. A slow client's backlog is the caller's to bound.
 
         A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream,
         2 error: the payload is then u16 HTTP status, u16 Retry-After in seconds (0: none), and a
@@ -48,14 +50,17 @@ class Engine:
         """JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids, generation_defaults}`."""
 
     def status(self) -> bytes:
-        """JSON: `{phase, reason, exit_code, step, idle, ranks, num_pages, page_bytes, weight_bytes, device, dtype}`.
+        """JSON: `{phase, reason, exit_code, step, idle, stuck, late, ranks, num_pages, page_bytes, ...}`.
 
-        `phase` is `loading`, `ready`, `draining`, `stopped` or `failed`; `event_fd` becomes readable
-        when it changes. `stuck` tells whether a step is overdue.
+        Also `weight_bytes`, `device` and `dtype`. `phase` is `loading`, `ready`, `draining`, `stopped`
+        or `failed`; `event_fd` becomes readable when it changes. `stuck` tells whether a step is overdue
+        (not healthy), `late` whether a rank's beat is (not ready). `ranks` counts those that have warmed
+        up; `num_pages` is the least over the ranks, the bytes are their sum. With `failed`, `reason` is a
+        sentence and `exit_code` the code that fits it.
         """
 
     def metrics(self) -> bytes:
-        """Prometheus text."""
+        """OpenMetrics text (`application/openmetrics-text; version=1.0.0; charset=utf-8`)."""
 
     def worker_lost(self, rank: int, reason: str) -> None:
         """The launcher saw rank's process end: all streams end with an error, the phase is `failed`."""

@@ -1,1 +1,93 @@
-//! Plait.
+//! The Python face of Plait's engine: it binds, and does nothing else.
+
+use plait_engine::{Engine as CoreEngine, StartError};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+create_exception!(
+    plait._router,
+    ModelFilesError,
+    PyValueError,
+    "The model's files cannot be served (exit code 4)."
+);
+
+/// One replica; see `_router.pyi`.
+#[pyclass(frozen, module = "plait._router")]
+struct Engine(CoreEngine);
+
+#[pymethods]
+impl Engine {
+    #[new]
+    fn new(py: Python<'_>, settings: &[u8]) -> PyResult<Self> {
+        py.detach(|| CoreEngine::start(settings))
+            .map(Self)
+            .map_err(raised)
+    }
+
+    #[getter]
+    fn endpoint(&self) -> &str {
+        self.0.endpoint()
+    }
+
+    #[getter]
+    fn event_fd(&self) -> i32 {
+        self.0.event_fd()
+    }
+
+    fn set_config_fingerprint(&self, fingerprint: [u8; 16]) {
+        self.0.set_config_fingerprint(fingerprint);
+    }
+
+    fn submit(&self, stream: u64, request: &[u8]) {
+        self.0.submit(stream, request);
+    }
+
+    fn abort(&self, stream: u64) {
+        self.0.abort(stream);
+    }
+
+    fn take<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.take())
+    }
+
+    fn describe<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.0.describe().as_bytes())
+    }
+
+    fn status<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.status())
+    }
+
+    fn metrics<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, py.detach(|| self.0.metrics()).as_bytes())
+    }
+
+    fn worker_lost(&self, rank: u32, reason: &str) {
+        self.0.worker_lost(rank, reason);
+    }
+
+    fn drain(&self) {
+        self.0.drain();
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+}
+
+fn raised(error: StartError) -> PyErr {
+    match error {
+        StartError::Model(error) => ModelFilesError::new_err(error.to_string()),
+        StartError::Settings(error) => PyValueError::new_err(error.to_string()),
+        StartError::Link(error) => PyValueError::new_err(error.to_string()),
+        StartError::System(error) => PyOSError::new_err(error.to_string()),
+    }
+}
+
+#[pymodule]
+fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Engine>()?;
+    module.add("ModelFilesError", module.py().get_type::<ModelFilesError>())
+}
