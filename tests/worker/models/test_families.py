@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FLOAT32 = {"atol": 2e-4, "rtol": 0}
+assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)
 """Of a log-probability: rounding gives about 1e-5, any numeric fault 0.1 and more."""
 LLAMA3 = {
     "rope_type": "llama3",
@@ -59,10 +60,10 @@ def test_log_probabilities_equal_transformers(variant: str, save_tiny: Callable,
     assert expected.std() > 0.2, "a nearly uniform model would hide mistakes"
     driver = drive(saved.path)
     whole = driver.step({"a": ids[:140]})["a"]
-    torch.testing.assert_close(whole, expected[:140], **FLOAT32)
+    assert_close(whole, expected[:140])
     for position in range(140, 150):
         decoded = driver.step({}, {"a": ids[position]})["a"]
-        torch.testing.assert_close(decoded[0], expected[position], **FLOAT32)
+        assert_close(decoded[0], expected[position])
 
 
 @pytest.fixture(params=["llama", "qwen3", "qwen3_moe"])
@@ -99,7 +100,7 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
             got[name].append(logprobs)
     for name, prompt in prompts.items():
         expected = saved.logprobs(prompt + random_ids(num_decoded, 100 + int(name)))
-        torch.testing.assert_close(torch.cat(got[name]), expected, **FLOAT32)
+        assert_close(torch.cat(got[name]), expected)
 
 
 def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable, drive: Callable) -> None:
@@ -108,8 +109,8 @@ def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable, drive: Ca
     ids = random_ids(30, 5)
     for layer in shared.cache.layers:
         layer[:-1] = 1e4  # what earlier requests left behind
-    torch.testing.assert_close(shared.step({"a": ids})["a"], alone.step({"a": ids})["a"], **FLOAT32)
-    torch.testing.assert_close(shared.step({}, {"a": 7})["a"], alone.step({}, {"a": 7})["a"], **FLOAT32)
+    assert_close(shared.step({"a": ids})["a"], alone.step({"a": ids})["a"])
+    assert_close(shared.step({}, {"a": 7})["a"], alone.step({}, {"a": 7})["a"])
 
 
 def test_bfloat16_stays_close_to_float32(save_tiny: Callable, drive: Callable) -> None:
