@@ -1,0 +1,119 @@
+"""Small GGUF files, written by the library that everybody uses."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.08,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def tiny_llama() -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
+
+
+def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of a llama's query or key as converters to GGUF order them."""
+    return weight.reshape(num_heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+
+
+def gguf_name(name: str) -> str:
+    """A parameter's name in a GGUF."""
+    stem, _, ending = name.rpartition(".")
+    if ending not in ("weight", "bias"):
+        stem, ending = name, "weight"
+    if not stem.startswith("model.layers."):
+        return f"{GGUF_NAMES[stem]}.{ending}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{GGUF_NAMES[rest]}.{ending}"
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Write a model of transformers as a GGUF of the given architecture, with changed or additional metadata."""
+
+    def write(
+        model: Any,
+        arch: str = "llama",
+        kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+        extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    ) -> Path:
+        path = tmp_path / "model.gguf"
+        writer = gguf.GGUFWriter(path, arch)
+        config = model.config
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_token_list([b"token %d" % i for i in range(config.vocab_size)])
+        writer.add_array("tokenizer.ggml.token_type", list(range(config.vocab_size)))
+        extra(writer)
+        for name, parameter in model.named_parameters():
+            add_tensor(writer, gguf_name(name), parameter.detach().numpy(), config, arch, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def add_tensor(
+    writer: gguf.GGUFWriter, name: str, values: np.ndarray, config: Any, arch: str, kind: gguf.GGMLQuantizationType
+) -> None:
+    if "ffn_gate_up_exps" in name:
+        gate, up = np.split(values, 2, axis=1)
+        writer.add_tensor(name.replace("gate_up", "gate"), np.ascontiguousarray(gate))
+        writer.add_tensor(name.replace("gate_up", "up"), np.ascontiguousarray(up))
+        return
+    if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
+        values = interleaved(values, config.num_attention_heads if "attn_q" in name else config.num_key_value_heads)
+    if values.ndim == 1:
+        kind = gguf.GGMLQuantizationType.F32
+    stored = values if kind == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(values, kind)
+    writer.add_tensor(name, stored, raw_dtype=kind)

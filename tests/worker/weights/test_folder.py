@@ -1,0 +1,247 @@
+"""A Hugging Face folder is read whole, in any layout, or refused with the reason and what to do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plait_worker.model_config import LinearRope, Llama3Rope, YarnRope
+from plait_worker.models import choose_dtype, load_model
+from plait_worker.parallel import Parallel
+from plait_worker.weights import Folder, ModelFilesError, open_checkpoint
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.json_config import read_config
+
+CPU = torch.device("cpu")
+
+
+def load(path: Path, dtype: str = "float32") -> Any:
+    return load_model(path, dtype, CPU, Parallel())
+
+
+@pytest.fixture
+def saved(tiny_llama: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    tiny_llama.save_pretrained(path)
+    return path
+
+
+def change(path: Path, name: str = "config.json", **changes: Any) -> Path:
+    file = path / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return path
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    file = path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    edit(tensors)
+    safetensors.torch.save_file(tensors, file)
+    return path
+
+
+def test_shards_give_what_one_file_gives(tiny_llama: Any, saved: Path, tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    tiny_llama.save_pretrained(sharded, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    one, many = Folder(saved), Folder(sharded)
+    assert set(one.names) == set(many.names)
+    assert all(torch.equal(one.read(name), many.read(name)) for name in one.names)
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_floating_types_are_converted_to_the_asked_one(stored: torch.dtype, tiny_llama: Any, tmp_path: Path) -> None:
+    tiny_llama.to(stored).save_pretrained(tmp_path / "stored")
+    for asked in ("float32", "bfloat16", "float16"):
+        model = load(tmp_path / "stored", asked)
+        assert model.dtype == getattr(torch, asked)
+        expected = tiny_llama.model.norm.weight.to(getattr(torch, asked))
+        assert torch.equal(model.norm.weight_D, expected)
+
+
+def test_the_dtype_of_auto_follows_the_processor() -> None:
+    assert choose_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+    with pytest.raises(ValueError, match="dtype 'int8' must be auto, float32, bfloat16, float16"):
+        choose_dtype("int8", CPU)
+
+
+def test_a_tied_head_that_is_stored_all_the_same_is_no_leftover(saved: Path) -> None:
+    load(change(saved, tie_word_embeddings=True))
+
+
+def test_old_rotary_buffers_are_no_leftovers(saved: Path) -> None:
+    load(rewrite(saved, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})))
+
+
+def test_code_in_the_folder_is_never_run(saved: Path) -> None:
+    (saved / "modeling_evil.py").write_text("raise SystemExit")
+    load(change(saved, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"}))
+
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def config_of(**changes: Any) -> Any:
+    return read_config(Fields({**CONFIG, **changes}, "config.json"))
+
+
+def test_rope_is_read_in_both_spellings() -> None:
+    old = config_of(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
+    new = config_of(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5})
+    assert old.rope == new.rope
+    assert old.rope.theta == 5e5
+    assert old.rope.scaling == LinearRope(2.0)
+    assert config_of(rope_theta=1e6, rope_scaling=None).rope.scaling is None
+    llama3 = config_of(rope_scaling={**LLAMA3, "original_max_position_embeddings": 64}).rope.scaling
+    assert llama3 == Llama3Rope(8.0, 1.0, 4.0, 64)
+    yarn = config_of(rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope.scaling
+    assert isinstance(yarn, YarnRope)
+    assert yarn.original_max_positions == 128
+
+
+def test_qwen3_has_heads_of_128_unless_it_says_otherwise() -> None:
+    assert config_of().head_dim == 128
+    assert config_of(head_dim=16).head_dim == 16
+    assert config_of(architectures=["LlamaForCausalLM"]).head_dim == 8
+
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_dense_layers_follow_from_the_step_and_the_list() -> None:
+    assert config_of(**MOE).moe.dense_layers == set()
+    assert config_of(**MOE, decoder_sparse_step=2).moe.dense_layers == {0, 2}
+    assert config_of(**MOE, mlp_only_layers=[3]).moe.dense_layers == {3}
+
+
+REFUSED = [
+    ({"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported; these are: Llama"),
+    ({"architectures": []}, "names no architecture"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type longrope is not supported; these are"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "lacks 'factor'"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, "factor is 0, but must be a number above 0"),
+    ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', but must be an object"),
+    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "more than low_freq_factor"),
+    ({"partial_rotary_factor": 0.5}, "part of each head"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantisation gptq is not supported"),
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
+    ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention is not supported"),
+    ({"vocab_size": "100"}, "vocab_size is '100', but must be a whole number from 1"),
+    ({"vocab_size": True}, "vocab_size is True"),
+    ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000, but must be a whole number from 1 to 1024"),
+    ({"hidden_size": None}, "lacks 'hidden_size'"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    ({"rope_theta": float("inf")}, "rope_theta is inf"),
+    ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key-value heads"),
+    ({"head_dim": 15}, "head_dim is 15"),
+    ({**MOE, "num_experts_per_tok": 9}, "9 experts a token, but there are 8"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
+def test_what_would_be_computed_wrongly_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelFilesError) as raised:
+        config_of(**changes)
+    assert said in str(raised.value)
+    assert "config.json" in str(raised.value)
+
+
+def test_a_missing_path_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ModelFilesError, match="does not exist: give a model's folder or a GGUF file"):
+        open_checkpoint(tmp_path / "nothing")
+    with pytest.raises(ModelFilesError, match="is this a model's folder"):
+        open_checkpoint(tmp_path)
+
+
+def test_broken_json_names_the_file(saved: Path) -> None:
+    for text, said in (("{", "not valid JSON"), ("[]", "no JSON object"), ("[" * 100_000, "not valid JSON")):
+        (saved / "config.json").write_text(text)
+        with pytest.raises(ModelFilesError, match=said):
+            load(saved)
+    (saved / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelFilesError, match="not valid JSON"):
+        load(saved)
+
+
+def test_missing_weights_are_named(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesError, match=r"model\.safetensors is missing"):
+        load(saved)
+
+
+def test_a_missing_shard_is_named(tiny_llama: Any, tmp_path: Path) -> None:
+    tiny_llama.save_pretrained(tmp_path, max_shard_size="40KB")
+    next(tmp_path.glob("*-00002-*")).unlink()
+    with pytest.raises(ModelFilesError, match="-00002-"):
+        load(tmp_path)
+
+
+def test_an_index_cannot_leave_its_folder(saved: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "../../secret.safetensors"}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelFilesError, match="same folder"):
+        load(saved)
+
+
+def test_a_missing_tensor_is_named(saved: Path) -> None:
+    with pytest.raises(ModelFilesError, match=r"lack the tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(rewrite(saved, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")))
+
+
+def test_a_tensor_without_a_place_is_named(saved: Path) -> None:
+    with pytest.raises(ModelFilesError, match=r"1 tensors .*model\.layers\.0\.self_attn\.sinks"):
+        load(rewrite(saved, lambda t: t.update({"model.layers.0.self_attn.sinks": torch.zeros(4)})))
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(saved: Path) -> None:
+    with pytest.raises(ModelFilesError, match=r"model\.norm\.weight has shape \[63\].*asks for \[64\]"):
+        load(rewrite(saved, lambda t: t.update({"model.norm.weight": torch.zeros(63)})))
+
+
+def test_an_integer_tensor_is_refused(saved: Path) -> None:
+    with pytest.raises(ModelFilesError, match=r"model\.norm\.weight is I8"):
+        load(rewrite(saved, lambda t: t.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)})))
+
+
+def test_every_truncation_of_the_weights_is_an_error(saved: Path) -> None:
+    file = saved / "model.safetensors"
+    raw = file.read_bytes()
+    for length in (0, 1, 7, 8, 9, 500, len(raw) // 2, len(raw) - 1):
+        file.write_bytes(raw[:length])
+        with pytest.raises(ModelFilesError, match=r"broken or truncated"):
+            load(saved)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bits_raise_nothing_but_model_files_error(data: st.DataObject, tiny_llama: Any, tmp_path: Path) -> None:
+    tiny_llama.save_pretrained(tmp_path)
+    file = tmp_path / data.draw(st.sampled_from(["config.json", "model.safetensors"]))
+    raw = bytearray(file.read_bytes())
+    raw[data.draw(st.integers(0, min(len(raw), 2000) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(raw)
+    try:
+        load(tmp_path)
+    except ModelFilesError:
+        return

@@ -1,0 +1,197 @@
+"""A GGUF gives the weights and the configuration that its maker meant, and a broken one says so."""
+
+import contextlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
+from plait_worker.models import load_model
+from plait_worker.parallel import Parallel
+from plait_worker.weights import GgufFile, ModelFilesError
+
+Kind = gguf.GGMLQuantizationType
+
+
+def read_all(path: Path) -> dict[str, torch.Tensor]:
+    source = GgufFile(path)
+    return {name: source.read(name) for name in source.names}
+
+
+def load(path: Path) -> None:
+    load_model(path, "float32", torch.device("cpu"), Parallel())
+
+
+def test_a_written_llama_is_read_back(tiny_llama: Any, write_gguf: Callable) -> None:
+    tensors = read_all(write_gguf(tiny_llama))
+    expected = dict(tiny_llama.named_parameters())
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
+def test_quantised_tensors_come_back_close(kind: Kind, tiny_llama: Any, write_gguf: Callable) -> None:
+    tensors = read_all(write_gguf(tiny_llama, kind=kind))
+    expected = tiny_llama.model.layers[1].self_attn.k_proj.weight
+    error = (tensors["model.layers.1.self_attn.k_proj.weight"] - expected).abs().max() / expected.abs().max()
+    assert error < 0.1
+
+
+def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable) -> None:
+    config = GgufFile(write_gguf(tiny_llama)).config
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (64, 64, 96)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert config.max_positions == 256
+    assert not config.tie_embeddings
+
+
+def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable) -> None:
+    torch.manual_seed(0)
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **sizes, norm_topk_prob=True))
+
+    def experts(writer: gguf.GGUFWriter) -> None:
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(32)
+
+    path = write_gguf(model, arch="qwen3moe", extra=experts)
+    tensors, parameters = read_all(path), dict(model.named_parameters())
+    moe = GgufFile(path).config.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.num_experts_per_token, moe.intermediate_size) == (4, 2, 32)
+    assert moe.normalise_top_k
+    gate, up = parameters["model.layers.0.mlp.experts.gate_up_proj"][3].chunk(2)
+    assert torch.equal(tensors["model.layers.0.mlp.experts.3.gate_proj.weight"], gate)
+    assert torch.equal(tensors["model.layers.0.mlp.experts.3.up_proj.weight"], up)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(tensors[name], parameters[name])
+    load(path)
+
+
+def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable) -> None:
+    def linear(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    def yarn(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(200)
+
+    def factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.arange(1, 9, dtype=np.float32))
+
+    assert GgufFile(write_gguf(tiny_llama, extra=linear)).config.rope.scaling == LinearRope(4.0)
+    stretched = GgufFile(write_gguf(tiny_llama, extra=yarn)).config
+    assert isinstance(stretched.rope.scaling, YarnRope)
+    assert stretched.rope.scaling.attention_factor == pytest.approx(0.1 * np.log(4) + 1)
+    assert stretched.max_positions == 800
+    path = write_gguf(tiny_llama, extra=factors)
+    assert GgufFile(path).config.rope.scaling == FactorsRope(tuple(float(i) for i in range(1, 9)))
+    load(path)
+
+
+def test_unknown_things_are_refused_by_name(tiny_llama: Any, write_gguf: Callable) -> None:
+    def longrope(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+
+    def window(writer: gguf.GGUFWriter) -> None:
+        writer.add_sliding_window(64)
+
+    def extra_tensor(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.0.attn_sinks.weight", np.zeros(4, dtype=np.float32))
+
+    for extra, said in ((longrope, "longrope"), (window, "sliding-window"), (extra_tensor, "blk.0.attn_sinks.weight")):
+        with pytest.raises(ModelFilesError, match=said):
+            load(write_gguf(tiny_llama, extra=extra))
+    with pytest.raises(ModelFilesError, match="architecture falcon is not supported; these are: llama"):
+        load(write_gguf(tiny_llama, arch="falcon"))
+
+
+def test_a_quantisation_without_decoder_is_refused_by_name(tiny_llama: Any, write_gguf: Callable) -> None:
+    path = write_gguf(tiny_llama)
+    raw = bytearray(path.read_bytes())
+    name = b"blk.0.ffn_up.weight"
+    at = raw.index(name) + len(name) + 4 + 16
+    assert struct.unpack_from("<I", raw, at)[0] == Kind.F32
+    struct.pack_into("<I", raw, at, Kind.I32)
+    path.write_bytes(raw)
+    with pytest.raises(ModelFilesError, match=r"blk\.0\.ffn_up\.weight has the quantisation I32"):
+        load(path)
+    struct.pack_into("<I", raw, at, 200)
+    path.write_bytes(raw)
+    with pytest.raises(ModelFilesError, match="unknown quantisation type 200"):
+        load(path)
+
+
+@pytest.fixture
+def tiny_file(tiny_llama: Any, write_gguf: Callable) -> bytes:
+    return write_gguf(tiny_llama, kind=Kind.Q8_0).read_bytes()
+
+
+def header_length(raw: bytes) -> int:
+    return raw.index(b"blk.1.ffn_down.weight") + 200
+
+
+def test_every_truncation_is_an_error_that_says_so(tiny_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    header = range(0, header_length(tiny_file), 7)
+    data = range(header_length(tiny_file), len(tiny_file) - 1, len(tiny_file) // 50)
+    for length in (*header, *data, len(tiny_file) - 1):
+        path.write_bytes(tiny_file[:length])
+        with pytest.raises(ModelFilesError, match=r"[Dd]ownload it again"):
+            load(path)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bits_of_a_header_raise_nothing_but_model_files_error(
+    data: st.DataObject, tiny_file: bytes, tmp_path: Path
+) -> None:
+    raw = bytearray(tiny_file)
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, header_length(tiny_file)))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "flipped.gguf"
+    path.write_bytes(raw)
+    with contextlib.suppress(ModelFilesError):
+        load(path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(max_size=200))
+def test_noise_behind_a_magic_word_is_an_error(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "noise.gguf"
+    path.write_bytes(b"GGUF\x03\0\0\0" + raw)
+    with pytest.raises(ModelFilesError):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [((2**40, 1), "tensors"), ((1, 2**40), "metadata fields"), ((0, 1), "bytes of a string")],
+)
+def test_claimed_counts_are_limited(counts: tuple[int, int], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "huge.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, *counts, 2**62))
+    with pytest.raises(ModelFilesError, match=said):
+        load(path)
+
+
+def test_a_big_endian_or_old_file_is_refused(tiny_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    for version in (struct.pack(">I", 3), struct.pack("<I", 1)):
+        path.write_bytes(tiny_file[:4] + version + tiny_file[8:])
+        with pytest.raises(ModelFilesError, match="version"):
+            load(path)
