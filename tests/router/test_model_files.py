@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from plait.errors import ExitCode, ModelNotFoundError
+from plait.errors import ModelNotFoundError
 from plait.model_files import DEMO_COMMAND, find_model
+from plait_proto import ExitCode
 
 
 @pytest.fixture

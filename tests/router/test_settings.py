@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from plait import cli
-from plait.errors import ExitCode, SettingsError
+from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.settings import EngineSettings, ServeSettings, engine_settings
+from plait_proto import ExitCode
 
 
 def parser() -> Parser:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import msgspec
+from plait_proto import ExitCode
 
-from plait.errors import ExitCode, StartError
+from plait.errors import DONE, StartError
 
 Message = dict[str, str]
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
@@ -96,7 +97,7 @@ def chat(url: str, key: str | None) -> int:
         raise StartError(f"no server to talk to at {url}: {error}; {advice}", ExitCode.SETTINGS) from error
     print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")
     _converse(server, model)
-    return ExitCode.DONE
+    return DONE
 
 
 def _converse(server: Server, model: str) -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from plait_proto import ExitCode
 
-
-class ExitCode(IntEnum):
-    """What the process says when it ends."""
-
-    DONE = 0
-    BUG = 1
-    SETTINGS = 2
-    HARDWARE = 3
-    MODEL_FILES = 4
-    RANK_LOST = 5
-
+DONE = 0
+"""Exit code of a server that drained, and of every command that did what it was asked."""
 
 ADVICE = {
     ExitCode.BUG: "this is a bug in Plait: please report it with the lines above",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import resource
 import signal
 import socket
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from plait_proto.config import WorkerConfig, encode_config
+from plait_proto import ExitCode, WorkerConfig, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
-from plait.errors import ExitCode, StartError
+from plait.errors import DONE, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
 from plait.http.engine import Description, Phase, Status, read_description, read_status
@@ -87,7 +86,7 @@ def _write_config(
             log_level=settings.process.log_level,
         )
     )
-    engine.set_config_fingerprint(hashlib.sha256(raw).digest()[:16])
+    engine.set_config_fingerprint(config_fingerprint(raw))
     path = run_dir / "worker.json"
     path.write_bytes(raw)
     return path
@@ -178,7 +177,7 @@ def _verdict(status: Status, worker: Worker) -> int:
     """
     if status.phase == "stopped":
         say("Stopped")
-        return ExitCode.DONE
+        return DONE
     own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
     code = worker.exit_code if worker.exit_code in own else status.exit_code
     raise StartError(status.reason, ExitCode(code))

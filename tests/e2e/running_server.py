@@ -1,0 +1,111 @@
+"""A real `plait serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+READY = "Plait is ready: "
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+
+
+StartServer = Callable[..., "Server"]
+
+
+@dataclass
+class Server:
+    """A server that was started; `url` is empty where it ended before it was ready."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+    """What it said on standard output."""
+
+    @property
+    def errors(self) -> str:
+        """What it said on standard error so far."""
+        return self.log.read_text()
+
+    @property
+    def last_line(self) -> str:
+        """Its last line on standard error: what was wrong, and what to do."""
+        return (self.errors.splitlines() or [""])[-1]
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that it started."""
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
+
+    def read_line(self, start: str) -> str:
+        """The next line on standard output that begins with `start`, without its indent."""
+        assert self.process.stdout is not None
+        lines = (line.strip() for line in self.process.stdout)
+        return next(line for line in lines if line.startswith(start))
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Send a signal and wait for the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        rest, _ = self.process.communicate(timeout=STOP_SECONDS)
+        self.lines += rest.splitlines()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def start_server(log: Path, model: Path | None, *flags: str) -> Server:
+    """Start `plait serve MODEL --port 0 FLAGS`; returns when it is ready or has ended."""
+    words = [str(model)] if model is not None else []
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "plait.cli", "serve", *words, "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
+    server = Server(process, log)
+    _read_until_ready(server)
+    return server
+
+
+def _read_until_ready(server: Server) -> None:
+    """Raises `TimeoutError`, after killing the server, where neither comes in time."""
+    pipe = server.process.stdout
+    assert pipe is not None
+    os.set_blocking(pipe.fileno(), False)
+    selector = selectors.DefaultSelector()
+    selector.register(pipe, selectors.EVENT_READ)
+    deadline, text = time.monotonic() + START_SECONDS, ""
+    while time.monotonic() < deadline:
+        if not selector.select(timeout=1.0):
+            continue
+        piece = os.read(pipe.fileno(), 65_536).decode()
+        text += piece
+        server.lines = text.splitlines()
+        server.url = next((line.removeprefix(READY) for line in server.lines if line.startswith(READY)), "")
+        if not piece or (server.url and text.endswith("\n")):
+            os.set_blocking(pipe.fileno(), True)
+            return
+    server.kill()
+    raise TimeoutError(f"the server was not ready in {START_SECONDS} s; its log: {server.errors}")

@@ -1,0 +1,246 @@
+"""What clients see of a running server: OpenAI's SDK, raw HTTP, and the terminal chat."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from running_server import Server, StartServer
+
+HELLO: Any = [{"role": "user", "content": "copy hello"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def client(recall_server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=recall_server.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def problems(check_models: Path, seed: int, num: int, budget: int) -> list[dict[str, Any]]:
+    """Chat problems with exact answers, made by the module beside the check models."""
+    spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: list[dict[str, Any]] = module.problems(seed, num, budget)
+    return made
+
+
+def metric(server: Server, name: str) -> float:
+    """The value of one sample of `/metrics`."""
+    text = httpx.get(server.url + "/metrics").text
+    match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    assert match is not None, text
+    return float(match[1])
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_the_openai_sdk_streams_a_chat_answer(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="recall-gqa",
+        messages=HELLO,
+        temperature=0,
+        stream=True,
+        stream_options=options,
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "hello"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 6
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_whole_answer_says_the_same_as_a_stream(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
+    assert whole.choices[0].message.content == "hello"
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+def test_sixteen_streams_at_a_time_are_all_right_and_share_steps(
+    client: openai.OpenAI, recall_server: Server, check_models: Path
+) -> None:
+    asked = problems(check_models, seed=5, num=32, budget=600)
+
+    def answer(problem: dict[str, Any]) -> str:
+        stream = client.chat.completions.create(
+            model="recall-gqa", messages=problem["messages"], temperature=0, stream=True
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(answer, asked))
+    assert answers == [problem["answer"] for problem in asked]
+    assert metric(recall_server, 'plait_steps_total{kind="mixed"}') > 0
+
+
+def test_the_sdk_lists_and_retrieves_the_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["recall-gqa"]
+    assert client.models.retrieve("recall-gqa").id == "recall-gqa"
+    with pytest.raises(openai.NotFoundError, match="recall-gqa"):
+        client.models.retrieve("other")
+
+
+def test_completions_take_token_ids_and_several_prompts(client: openai.OpenAI) -> None:
+    prompt: Any = [[256, 260, *b"copy hello", 261], [256, 260, *b"copy bye", 261]]
+    answer = client.completions.create(model="recall-gqa", prompt=prompt, temperature=0, max_tokens=10)
+    assert [choice.text for choice in answer.choices] == ["hello", "bye"]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+def test_log_probabilities_come_as_the_sdk_reads_them(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="recall-gqa",
+        messages=HELLO,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(token.token for token in logprobs.content[:5]) == "hello"
+    assert all(len(token.top_logprobs) == 2 for token in logprobs.content)
+    assert all(token.logprob <= 0 for token in logprobs.content)
+
+
+def test_stop_strings_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
+    stopped = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0, stop="ll")
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("he", "stop")
+    cut = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0, max_tokens=2)
+    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("he", "length")
+
+
+def test_a_seeded_request_repeats_itself(client: openai.OpenAI) -> None:
+    def sample(seed: int) -> str:
+        answer = client.completions.create(model="recall-gqa", prompt="x", temperature=2, max_tokens=24, seed=seed)
+        return answer.choices[0].text
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_a_prompt_longer_than_the_context_is_a_400_that_says_so(recall_server: Server) -> None:
+    long = [{"role": "user", "content": "a" * 9000}]
+    refused = httpx.post(recall_server.url + CHAT, json={"messages": long}, timeout=60)
+    assert refused.status_code == 400
+    assert "8192" in error_of(refused)["message"]
+    fits_not = {"messages": HELLO, "max_tokens": 8192}
+    refused = httpx.post(recall_server.url + CHAT, json=fits_not, timeout=60)
+    assert refused.status_code == 400
+    assert "max_tokens" in error_of(refused)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"messages": [', "not valid JSON"),
+        (b"[]", "JSON object"),
+        (b"{}", "messages"),
+        (b'{"messages": "hi"}', "`messages`"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "messages[...].content"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}', "`temperature`"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "n": 2}', "`n`"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "stop_token_ids": [999999]}', "stop_token_ids"),
+    ],
+)
+def test_bad_bodies_are_400s_that_name_the_fault(recall_server: Server, body: bytes, words: str) -> None:
+    refused = httpx.post(recall_server.url + CHAT, content=body, headers={"content-type": "application/json"})
+    assert refused.status_code == 400
+    assert words in error_of(refused)["message"]
+
+
+def test_token_ids_outside_the_vocabulary_are_a_400(recall_server: Server) -> None:
+    refused = httpx.post(recall_server.url + "/v1/completions", json={"prompt": [1, 999_999]})
+    assert refused.status_code == 400
+    assert "999999" in error_of(refused)["message"]
+
+
+def test_a_client_that_leaves_gives_its_pages_back(recall_server: Server) -> None:
+    body = {"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 8000}
+    with httpx.stream("POST", recall_server.url + CHAT, json=body, timeout=60) as response:
+        next(response.iter_lines())
+        assert metric(recall_server, 'plait_kv_pages{state="leased"}') > 0
+    deadline = time.monotonic() + 20
+    while metric(recall_server, 'plait_kv_pages{state="leased"}') and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert metric(recall_server, 'plait_kv_pages{state="leased"}') == 0
+    assert metric(recall_server, "plait_requests_running") == 0
+
+
+def test_a_client_that_never_reads_does_not_hold_up_others(recall_server: Server, client: openai.OpenAI) -> None:
+    body = json.dumps({"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 8000}).encode()
+    host, port = recall_server.url.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as lazy:
+        lazy.sendall(head.encode() + body)
+        answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
+        assert answer.choices[0].message.content == "hello"
+
+
+def test_a_full_queue_is_a_429_with_retry_after(server: StartServer, check_models: Path) -> None:
+    small = server(check_models / "recall-gqa", "--max-seqs", "1", "--max-queue", "1")
+    body = {"messages": HELLO, "ignore_eos": True, "max_tokens": 400}
+
+    def ask(_: int) -> httpx.Response:
+        return httpx.post(small.url + CHAT, json=body, timeout=120)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert all("queue is full" in error_of(answer)["message"] for answer in refused)
+
+
+def test_keys_from_a_file_lock_the_server(server: StartServer, check_models: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first-key\nsecond-key\n")
+    keys.chmod(0o600)
+    locked = server(check_models / "recall-gqa", "--api-key-file", str(keys), "--host", "0.0.0.0")
+    assert httpx.get(locked.url + "/v1/models").status_code == 401
+    assert httpx.get(locked.url + "/health").status_code == 200
+    client = openai.OpenAI(base_url=locked.url + "/v1", api_key="second-key", max_retries=0)
+    answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
+    assert answer.choices[0].message.content == "hello"
+    assert chat(locked, "copy hello\n", "--api-key-file", str(keys)).stdout.count("hello") == 1
+
+
+def chat(server: Server, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`plait chat` with `typed` as what the user types."""
+    words = [sys.executable, "-m", "plait.cli", "chat", "--url", server.url, *flags]
+    return subprocess.run(words, input=typed, capture_output=True, text=True, timeout=120)
+
+
+def test_the_terminal_chat_answers_and_leaves_with_ctrl_d(recall_server: Server) -> None:
+    done = chat(recall_server, "copy hello\n\ncopy bye\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("hello") < done.stdout.index("bye")
+
+
+def test_the_terminal_chat_without_a_server_says_what_to_do() -> None:
+    words = [sys.executable, "-m", "plait.cli", "chat", "--url", "http://127.0.0.1:9"]
+    done = subprocess.run(words, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "plait serve" in done.stderr.splitlines()[-1]

@@ -1,0 +1,124 @@
+"""How a server ends: drained, stopped at once, or with a worker lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+from running_server import Server, StartServer
+
+BUSY = {"messages": [{"role": "user", "content": "count 1 40"}], "stream": True, "max_tokens": 4000, "ignore_eos": True}
+
+
+class Streaming(threading.Thread):
+    """A long streamed answer in a thread of its own."""
+
+    def __init__(self, server: Server, **fields: object) -> None:
+        super().__init__()
+        self._url, self._body = server.url + "/v1/chat/completions", BUSY | fields
+        self.events: list[str] = []
+        self.started = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line:
+                    self.events.append(line.removeprefix("data: "))
+                    self.started.set()
+
+    def begun(self) -> Streaming:
+        assert self.started.wait(60)
+        return self
+
+
+def orphans(pids: list[int]) -> list[int]:
+    """Those of `pids` that still run after the time that workers have to end."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.1)
+    return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_what_a_ready_server_says_works(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa", "--served-model-name", "recall")
+    said = "\n".join(running.lines)
+    assert "recall (" in said
+    assert "weights" in said
+    assert "pages of 64" in said
+    command = running.read_line("curl")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("data: {"), done.stderr
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_ctrl_c_drains_and_ends_with_0(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    workers = [process.pid for process in running.workers()]
+    streaming = Streaming(running, max_tokens=300).begun()
+    assert running.stop(signal.SIGINT) == 0
+    streaming.join()
+    assert streaming.events[-1] == "[DONE]"
+    assert json.loads(streaming.events[-2])["choices"][0]["finish_reason"] == "length"
+    assert workers
+    assert orphans(workers) == []
+    assert any(line.startswith("Draining: 1 request") for line in running.lines)
+
+
+def test_sigterm_drains_an_idle_server(server: StartServer, check_models: Path) -> None:
+    assert server(check_models / "recall-gqa").stop(signal.SIGTERM) == 0
+
+
+def test_a_draining_server_takes_no_new_request(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    streaming = Streaming(running).begun()
+    running.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 10
+    while httpx.get(running.url + "/ready").status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    refused = httpx.post(running.url + "/v1/chat/completions", json=BUSY, timeout=30)
+    assert refused.status_code == 503
+    assert httpx.get(running.url + "/health").status_code == 200
+    assert running.stop(signal.SIGTERM) == 0
+    streaming.join()
+
+
+def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    workers = [process.pid for process in running.workers()]
+    streaming = Streaming(running).begun()
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert running.stop(signal.SIGINT) == 0
+    streaming.join()
+    assert "error" in json.loads(streaming.events[-1])
+    assert orphans(workers) == []
+
+
+def test_a_killed_worker_ends_the_streams_with_an_error_and_the_server_with_5(
+    server: StartServer, check_models: Path
+) -> None:
+    running = server(check_models / "recall-gqa")
+    streaming = Streaming(running).begun()
+    (worker,) = running.workers()
+    worker.kill()
+    assert running.wait() == 5
+    streaming.join()
+    error = json.loads(streaming.events[-1])["error"]
+    assert "SIGKILL" in error["message"]
+    assert "worker 0 was killed by SIGKILL" in running.last_line
+    assert "exit code 5" in running.last_line
+
+
+def test_a_killed_server_leaves_no_worker_behind(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    workers = [process.pid for process in running.workers()]
+    running.kill()
+    assert workers
+    assert orphans(workers) == []
