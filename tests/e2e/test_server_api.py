@@ -52,13 +52,12 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def test_the_openai_sdk_streams_a_chat_answer(client: openai.OpenAI) -> None:
-    options: Any = {"include_usage": True}
     stream = client.chat.completions.create(
         model="recall-gqa",
         messages=HELLO,
         temperature=0,
         stream=True,
-        stream_options=options,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
