@@ -2,6 +2,8 @@
 
 from typing import final
 
+__all__ = ["Engine", "ModelFilesError"]
+
 class ModelFilesError(ValueError):
     """The model's files are missing, broken or of a kind that is not supported (exit code 4)."""
 
