@@ -381,7 +381,7 @@ impl World {
     }
 
     /// Invariant 3, and everything is given back.
-    fn check_the_end(&self) {
+    pub fn check_the_end(&self) {
         for (request, client) in &self.clients {
             assert!(client.ended.is_some(), "{request:?} never ended");
         }
