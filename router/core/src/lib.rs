@@ -3,6 +3,8 @@
 //! Three verbs: [`Scheduler::submit`], [`Scheduler::plan`], [`Scheduler::advance`].
 //! The same calls give the same plans, byte for byte.
 
+#![forbid(unsafe_code)]
+
 mod draft;
 mod event;
 mod flight;

@@ -152,10 +152,10 @@ fn fingerprint(world: &World) -> String {
         state.push_str(&before);
         match number {
             Some(step) if before.ends_with("StepId") => {
-                state += &(last_step - step).min(9).to_string()
+                state += &(last_step - step).min(9).to_string();
             }
             Some(page) if before.ends_with("PageId") => {
-                state += &index_of(page, &mut pages).to_string()
+                state += &index_of(page, &mut pages).to_string();
             }
             Some(_) if before.ends_with("Micros") => {}
             Some(number) => state += &number.to_string(),
