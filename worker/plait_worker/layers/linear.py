@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from plait_worker.layers.matrix import matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -44,21 +44,20 @@ class ColumnLinear:
         self, weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel, bias: bool = False
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``) of each part."""
-        self.weight_OI = torch.cat(
+        weight_OI = torch.cat(
             [
                 weights.take(f"{part.name}.weight", (part.num_outputs, num_inputs), rows=part.rows(parallel))
                 for part in parts
             ]
         )
-        self.bias_O: Tensor | None = None
-        if bias:
-            self.bias_O = torch.cat(
-                [weights.take(f"{part.name}.bias", (part.num_outputs,), rows=part.rows(parallel)) for part in parts]
-            )
+        biases = [
+            weights.take(f"{part.name}.bias", (part.num_outputs,), rows=part.rows(parallel)) for part in parts if bias
+        ]
+        self.multiply = matrix(weight_OI, torch.cat(biases) if biases else None)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``[N, O]``, the parts side by side."""
-        return F.linear(x_NI, self.weight_OI, self.bias_O)
+        return self.multiply(x_NI)
 
 
 class RowLinear:
@@ -70,12 +69,10 @@ class RowLinear:
         """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` tells how the inputs are divided."""
         columns = inputs.rows(parallel)
         self.parallel = parallel
-        self.weight_OI = weights.take(f"{name}.weight", (num_outputs, inputs.num_outputs), columns=columns)
-        self.bias_O: Tensor | None = None
-        if bias:
-            bias_O = weights.take(f"{name}.bias", (num_outputs,))
-            self.bias_O = bias_O if parallel.rank == 0 else None  # added once, not once a rank
+        weight_OI = weights.take(f"{name}.weight", (num_outputs, inputs.num_outputs), columns=columns)
+        bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
+        self.multiply = matrix(weight_OI, bias_O if parallel.rank == 0 else None)  # added once, not once a rank
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``[N, O]``, the same on every rank."""
-        return self.parallel.all_reduce(F.linear(x_NI, self.weight_OI, self.bias_O))
+        return self.parallel.all_reduce(self.multiply(x_NI))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait_worker.layers.matrix import matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -49,7 +50,7 @@ class VocabHead:
         """Use a rank's share of the matrix: the embedding's own where they are tied."""
         self.parallel = parallel
         self.vocab_size = vocab_size
-        self.weight_UD = weight_UD
+        self.multiply = matrix(weight_UD)
 
     @classmethod
     def read(cls, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> VocabHead:
@@ -58,5 +59,5 @@ class VocabHead:
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""
-        logits_SU = F.linear(hidden_SD, self.weight_UD)
+        logits_SU = self.multiply(hidden_SD)
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size].float()
