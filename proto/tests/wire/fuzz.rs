@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use plait_proto::{Frames, Malformed, decode, encode};
+use plait_proto::{Frames, Malformed, Message, decode, encode};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -154,11 +154,14 @@ proptest! {
 
 #[test]
 fn deep_nesting_is_malformed() {
-    for (opening, depth) in [(0x91_u8, 1_000_000), (0x81, 1_000_000), (0x91, 40)] {
-        let beat_and_one_deep_field = [&[0x93, 0, 0][..], &vec![opening; depth]].concat();
-        assert!(matches!(
-            decode(&[vec![8], beat_and_one_deep_field]),
-            Err(Malformed::Header { .. })
-        ));
+    for opening in [0x91, 0x81] {
+        assert!(matches!(beat_with_nested_field(opening, 1_000_000), Err(Malformed::Header { .. })));
     }
+    assert!(beat_with_nested_field(0x91, 8).is_ok());
+    assert!(matches!(beat_with_nested_field(0x91, 40), Err(Malformed::Header { .. })));
+}
+
+/// A Beat with one field more than it has: `depth` containers of one nil.
+fn beat_with_nested_field(opening: u8, depth: usize) -> Result<Message, Malformed> {
+    decode(&[vec![8], [&[0x93, 0, 0][..], &vec![opening; depth], &[0xc0]].concat()])
 }
