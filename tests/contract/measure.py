@@ -87,6 +87,13 @@ def has_excuse(lines: Sequence[str]) -> bool:
     return any(EXCUSE.search(line) for line in lines)
 
 
+def with_what_stands_above(lines: Sequence[str], first: int, last: int) -> Sequence[str]:
+    """Lines `first` to `last`, counted from 1, with the comments, attributes and decorators right above them."""
+    while first > 1 and lines[first - 2].lstrip().startswith(("#", "//", "@")):
+        first -= 1
+    return lines[first - 1 : last]
+
+
 def measure_python(name: str, text: str, measures: Measures) -> None:
     """Add one Python file."""
     tree = ast.parse(text)
@@ -98,11 +105,11 @@ def measure_python(name: str, text: str, measures: Measures) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 span = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                excused = has_excuse(lines[max(span.start - 2, 0) : span.stop - 1])
+                excused = has_excuse(with_what_stands_above(lines, span.start, span.stop - 1))
                 measures.functions.append(Measured(f"{name}:{node.name}", len(code.intersection(span)), excused))
             case ast.ClassDef():
                 num_fields = sum(isinstance(statement, ast.AnnAssign) for statement in node.body)
-                excused = has_excuse(lines[max(node.lineno - 2, 0) : node.end_lineno])
+                excused = has_excuse(with_what_stands_above(lines, node.lineno, node.end_lineno or node.lineno))
                 measures.structs.append(Measured(f"{name}:{node.name}", num_fields, excused))
 
 
@@ -146,7 +153,7 @@ def measure_rust(name: str, text: str, measures: Measures) -> None:
             first, last = opaque.count("\n", 0, found.start()) + 1, opaque.count("\n", 0, end) + 1
             num_fields = len(RUST_FIELD.findall(opaque[found.end() - 1 : end]))
             size = num_fields if pattern is RUST_STRUCT else len(code.intersection(range(first, last + 1)))
-            excused = has_excuse(lines[max(first - 2, 0) : last])
+            excused = has_excuse(with_what_stands_above(lines, first, last))
             measured.append(Measured(f"{name}:{found.group(1)}", size, excused))
 
 

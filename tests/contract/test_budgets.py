@@ -83,6 +83,13 @@ def test_a_long_function_needs_a_line_that_says_why(excuse: str) -> None:
     assert bool(list(measured(body, "py").breaches())) is not excuse.endswith("cases")
 
 
+def test_the_line_that_says_why_may_stand_above_the_attributes() -> None:
+    fields = ", ".join(f"field_{i}: u8" for i in range(measure.MAX_STRUCT_FIELDS + 1))
+    excused = f"// budget: one field a flag\n#[derive(Debug)]\nstruct Wide {{ {fields} }}"
+    text = f"use a::B;\n{excused}\nstruct Other {{ {fields} }}"
+    assert [breach.split()[4] for breach in measured(text, "rs").breaches()] == ["file:Other,"]
+
+
 def test_nine_of_ten_stay_at_or_below_the_ninetieth_percentile() -> None:
     assert measure.percentile_90(range(1, 11)) == 9
     assert measure.percentile_90([]) == 0

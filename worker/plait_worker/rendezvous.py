@@ -20,6 +20,6 @@ def meet(config: WorkerConfig, rank: int) -> Parallel:
         raise Failure(ExitCode.SETTINGS, f"--rank {rank} of a world of {config.world}: give 0 to {config.world - 1}")
     if config.world == 1:
         return Parallel()
-    store = dist.FileStore(str(Path(config.run_dir) / "ranks"), config.world)  # type: ignore[attr-defined]
+    store = dist.FileStore(str(Path(config.run_dir) / "ranks"), config.world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=config.world)
     return Parallel(rank, config.world, dist.group.WORLD)

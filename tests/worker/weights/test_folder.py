@@ -37,7 +37,7 @@ def change(path: Path, name: str = "config.json", **changes: Any) -> Path:
     return path
 
 
-def rewrite(path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+def rewrite(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> Path:
     file = path / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     edit(tensors)
