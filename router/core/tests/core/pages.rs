@@ -66,6 +66,34 @@ fn a_request_with_rows_on_the_wire_is_held_and_its_tokens_are_shown() {
 }
 
 #[test]
+fn nobody_is_admitted_while_a_request_is_held() {
+    let six_pages = Settings {
+        num_pages: 6,
+        ..four_pages()
+    };
+    let mut world = world(six_pages, [(4, 8), (5, 4), (4, 8)]);
+    (0..3).for_each(|_| drop(step(&mut world)));
+    (0..2).for_each(|_| drop(world.plan().unwrap()));
+    assert!(
+        world.plan().is_none(),
+        "the first waits for the pages of the third"
+    );
+    world.submit(Spec::new(1, 1)).unwrap();
+    world.land();
+    assert!(
+        world.clients[&RequestId(1)].ended.is_some(),
+        "the second ends, its two pages are free"
+    );
+    let plan = world.plan().unwrap();
+    assert_eq!(
+        (decoded(&plan), plan.new_slots.len()),
+        (vec![0], 0),
+        "one for the first, none for the newcomer yet"
+    );
+    world.run_to_the_end(2);
+}
+
+#[test]
 fn a_row_of_this_plan_is_never_a_victim() {
     let mut world = world(four_pages(), [(4, 8)]);
     (0..3).for_each(|_| drop(step(&mut world)));
@@ -88,16 +116,13 @@ fn a_row_of_this_plan_is_never_a_victim() {
 }
 
 #[test]
-fn the_youngest_gives_its_own_pages_up_rather_than_an_older_ones() {
-    let mut world = world(four_pages(), [(8, 8), (7, 9)]);
-    step(&mut world);
-    step(&mut world);
+fn the_last_in_order_gives_its_own_pages_up_where_nobody_comes_after_it() {
+    let mut world = world(four_pages(), [(6, 8), (7, 9)]);
+    (0..2).for_each(|_| drop(step(&mut world)));
     let plan = step(&mut world);
-    assert_eq!(
-        decoded(&plan),
-        [0],
-        "the younger needs a third page, holds two, and nobody comes after it"
-    );
+    assert_eq!(decoded(&plan), [0], "the second needs a third page");
+    assert_eq!(plan.freed_slots.len(), 1);
+    assert_eq!(world.scheduler.stats().counts.carryover.pages, 1);
     world.run_to_the_end(1);
 }
 

@@ -132,7 +132,10 @@ impl World {
     /// Plans one step and runs it on the device; its result waits until it is landed.
     pub fn plan(&mut self) -> Option<Plan> {
         self.now += 1;
+        let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
         let plan = self.scheduler.plan(Micros(self.now))?;
+        let num_preempted = self.scheduler.stats().counts.num_preemptions - num_preempted_before;
+        self.check_victims(&plan, num_preempted);
         self.check_limits(&plan);
         self.check_deltas(&plan);
         let tokens = self.device.step(&plan);
@@ -303,6 +306,42 @@ impl World {
                 .all(|request| self.clients[request].ended.is_none()),
             "a row after the end"
         );
+    }
+
+    /// Invariant 5, where nothing was on the wire, so that victims of this plan left in this plan:
+    /// the first in order is none, and whoever comes after one has a row.
+    fn check_victims(&self, plan: &Plan, num_preempted: u64) {
+        let order = |request: &RequestId| (self.clients[request].spec.priority, *request);
+        let mut victims: Vec<RequestId> = plan
+            .freed_slots
+            .iter()
+            .map(|slot| self.slots[slot])
+            .collect();
+        victims.retain(|request| self.clients[request].ended.is_none());
+        if !self.on_the_wire.is_empty() || victims.len() as u64 != num_preempted {
+            return;
+        }
+        let prefills = plan.prefill.iter().map(|row| row.request);
+        let rows: BTreeSet<RequestId> = prefills
+            .chain(plan.decode.iter().map(|row| row.request))
+            .collect();
+        let alive = || {
+            self.slots
+                .values()
+                .filter(|request| self.clients[request].ended.is_none())
+        };
+        for victim in &victims {
+            assert!(
+                alive().any(|request| order(request) < order(victim)),
+                "the first in order gave way: {plan:?}"
+            );
+            let mut after = alive()
+                .filter(|request| order(request) > order(victim) && !victims.contains(request));
+            assert!(
+                after.all(|request| rows.contains(request)),
+                "{victim:?} gave way, one after it did not: {plan:?}"
+            );
+        }
     }
 
     /// Slots and pages change hands only when no step on the wire names them for another.
