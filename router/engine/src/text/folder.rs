@@ -1,0 +1,260 @@
+//! Text files of a Hugging Face folder.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use plait_core::TokenId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokenizers::Tokenizer;
+
+use super::architecture::Architecture;
+use super::error::ModelFilesError;
+use super::model::{GenerationDefaults, ModelFacts, TextFiles};
+use super::post_processor::add_bos_and_eos;
+use super::template::SpecialTokens;
+
+/// Largest JSON file but tokenizer.json that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Largest tokenizer.json that is read, in bytes (Gemma's has 33 MB).
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+
+/// What we read of a config.json.
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    architectures: Vec<String>,
+    vocab_size: u32,
+    max_position_embeddings: u32,
+    #[serde(default)]
+    eos_token_id: TokenIds,
+}
+
+/// What we read of a generation_config.json.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GenerationConfig {
+    eos_token_id: TokenIds,
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    min_p: Option<f32>,
+}
+
+/// What we read of a tokenizer_config.json.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    bos_token: Option<AddedText>,
+    eos_token: Option<AddedText>,
+    pad_token: Option<AddedText>,
+    unk_token: Option<AddedText>,
+    add_bos_token: Option<bool>,
+    add_eos_token: Option<bool>,
+    chat_template: Option<Templates>,
+}
+
+/// One id, several, or none.
+#[derive(Clone, Default, Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    #[default]
+    None,
+    One(TokenId),
+    Several(Vec<TokenId>),
+}
+
+/// A special token, alone or in the form that keeps its flags.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum AddedText {
+    Plain(String),
+    Flagged { content: String },
+}
+
+/// A chat template, alone or several by name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// Reads everything about text in the folder.
+pub(super) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
+    let config: Config = read_json(folder, "config.json")?;
+    let generation: GenerationConfig = read_optional_json(folder, "generation_config.json")?;
+    let settings: TokenizerConfig = read_optional_json(folder, "tokenizer_config.json")?;
+    let tokenizer = read_tokenizer(folder, &settings)?;
+    let class = config.architectures.first().map_or("none", String::as_str);
+    let architecture = Architecture::from_class(class)
+        .map_err(|problem| ModelFilesError::new(folder.join("config.json"), problem))?;
+    let facts = ModelFacts {
+        architecture,
+        context_length: config.max_position_embeddings,
+        vocab_size: config.vocab_size,
+        eos_token_ids: end_tokens(&config, &generation, &settings, &tokenizer),
+        defaults: generation.defaults(),
+    };
+    let file = read_optional_text(folder, "chat_template.jinja")?;
+    let template = file.or_else(|| settings.chat_template.and_then(Templates::default));
+    Ok(TextFiles {
+        facts,
+        tokenizer,
+        special: SpecialTokens {
+            bos: settings.bos_token.map(AddedText::content),
+            eos: settings.eos_token.map(AddedText::content),
+            pad: settings.pad_token.map(AddedText::content),
+            unk: settings.unk_token.map(AddedText::content),
+        },
+        template,
+    })
+}
+
+/// The generation config's end tokens, else the config's; the tokenizer's own in any case.
+fn end_tokens(
+    config: &Config,
+    generation: &GenerationConfig,
+    settings: &TokenizerConfig,
+    tokenizer: &Tokenizer,
+) -> Vec<TokenId> {
+    let mut ids = generation.eos_token_id.to_vec();
+    if ids.is_empty() {
+        ids = config.eos_token_id.to_vec();
+    }
+    let text = settings.eos_token.as_ref().map(AddedText::as_str);
+    let own = text.and_then(|text| tokenizer.token_to_id(text));
+    ids.extend(own.filter(|id| !ids.contains(id)));
+    ids
+}
+
+fn read_tokenizer(folder: &Path, settings: &TokenizerConfig) -> Result<Tokenizer, ModelFilesError> {
+    let path = folder.join("tokenizer.json");
+    let problem = |problem: String| ModelFilesError::new(&path, problem);
+    let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?
+        .ok_or_else(|| problem("is missing; the folder needs one".to_owned()))?;
+    let mut tokenizer = Tokenizer::from_bytes(bytes)
+        .map_err(|error| problem(format!("is not a tokenizer: {error}")))?;
+    // A prompt is never cut or filled up here: its length is judged as a whole.
+    tokenizer.with_padding(None);
+    tokenizer
+        .with_truncation(None)
+        .map_err(|error| problem(error.to_string()))?;
+    let token = |text: &Option<AddedText>, add: Option<bool>| {
+        let text = text.as_ref().filter(|_| add == Some(true))?.as_str();
+        Some((text.to_owned(), tokenizer.token_to_id(text)?))
+    };
+    if settings.add_bos_token.is_some() || settings.add_eos_token.is_some() {
+        let bos = token(&settings.bos_token, settings.add_bos_token);
+        let eos = token(&settings.eos_token, settings.add_eos_token);
+        add_bos_and_eos(&mut tokenizer, bos, eos).map_err(problem)?;
+    }
+    Ok(tokenizer)
+}
+
+impl GenerationConfig {
+    fn defaults(&self) -> GenerationDefaults {
+        GenerationDefaults {
+            temperature: match self.do_sample {
+                Some(false) => Some(0.0),
+                _ => self.temperature,
+            },
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+        }
+    }
+}
+
+impl TokenIds {
+    fn to_vec(&self) -> Vec<TokenId> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(id) => vec![*id],
+            Self::Several(ids) => ids.clone(),
+        }
+    }
+}
+
+impl AddedText {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(content) | Self::Flagged { content } => content,
+        }
+    }
+
+    fn content(self) -> String {
+        match self {
+            Self::Plain(content) | Self::Flagged { content } => content,
+        }
+    }
+}
+
+impl Templates {
+    /// The template that is meant where none is named.
+    fn default(self) -> Option<String> {
+        match self {
+            Self::One(template) => Some(template),
+            Self::Named(named) => {
+                let default = named.into_iter().find(|it| it.name == "default");
+                default.map(|it| it.template)
+            }
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, ModelFilesError> {
+    let path = folder.join(name);
+    let bytes = read_capped(&path, MAX_CONFIG_BYTES)?
+        .ok_or_else(|| ModelFilesError::new(&path, "is missing; the folder needs one"))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ModelFilesError::new(&path, format!("cannot be read: {error}")))
+}
+
+fn read_optional_json<T: DeserializeOwned + Default>(
+    folder: &Path,
+    name: &str,
+) -> Result<T, ModelFilesError> {
+    if folder.join(name).exists() {
+        read_json(folder, name)
+    } else {
+        Ok(T::default())
+    }
+}
+
+fn read_optional_text(folder: &Path, name: &str) -> Result<Option<String>, ModelFilesError> {
+    let path = folder.join(name);
+    let bytes = read_capped(&path, MAX_CONFIG_BYTES)?;
+    bytes
+        .map(String::from_utf8)
+        .transpose()
+        .map_err(|error| ModelFilesError::new(&path, format!("is not UTF-8: {error}")))
+}
+
+/// The file's bytes, or `None` where there is no such file.
+fn read_capped(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, ModelFilesError> {
+    let problem = |error: std::io::Error| ModelFilesError::new(path, error.to_string());
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(problem(error)),
+    };
+    let mut bytes = Vec::new();
+    let read = file
+        .take(max_bytes + 1)
+        .read_to_end(&mut bytes)
+        .map_err(problem)?;
+    if read as u64 > max_bytes {
+        let problem = format!("has more than the {max_bytes} bytes that are allowed");
+        return Err(ModelFilesError::new(path, problem));
+    }
+    Ok(Some(bytes))
+}
