@@ -146,6 +146,24 @@ fn an_abort_parks_pages_until_the_last_step_that_names_them() {
 }
 
 #[test]
+fn nobody_gives_way_where_parked_pages_will_do() {
+    let six_pages = Settings {
+        num_pages: 6,
+        ..four_pages()
+    };
+    let mut world = world(six_pages, [(4, 8), (5, 8), (4, 8)]);
+    (0..3).for_each(|_| drop(step(&mut world)));
+    world.plan();
+    world.abort(RequestId(1));
+    world.plan();
+    assert!(world.plan().is_none(), "both need a page, two are parked");
+    world.land();
+    assert_eq!(decoded(&world.plan().unwrap()), [0, 2]);
+    world.run_to_the_end(2);
+    assert_eq!(world.scheduler.stats().counts.num_preemptions, 0);
+}
+
+#[test]
 fn a_parked_slot_is_not_given_out() {
     let mut world = world(
         Settings {
