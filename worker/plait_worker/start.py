@@ -42,6 +42,8 @@ def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Mod
         return load_model(Path(config.model), config.dtype, device, parallel)
     except ModelFilesError as error:
         raise Failure(ExitCode.MODEL_FILES, str(error)) from error
+    except ValueError as error:
+        raise Failure(ExitCode.SETTINGS, str(error)) from error
 
 
 def _hello(config: WorkerConfig, config_bytes: bytes, model: Model, parallel: Parallel, device_name: str) -> Hello:

@@ -1,0 +1,106 @@
+"""A model whose every token says exactly which tokens it could see, and a rank that runs it.
+
+The hidden state of a position is a hash of all tokens of its context, read back from the pages of the cache by the
+page table: a wrong page, position, length or token changes what is sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from plait_worker.attention import AttentionShape, StepAttention
+from plait_worker.cache import CacheSpec, KVCache
+from plait_worker.loop import Rank
+from plait_worker.model_config import ModelConfig, RopeConfig
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from plait_worker.slots import Slots
+from torch import Tensor
+
+VOCAB = 97
+
+
+def next_token(context: list[int]) -> int:
+    """What the model samples, greedily, after these tokens."""
+    return sum((place + 1) * (token + 1) for place, token in enumerate(context)) * 31 % VOCAB
+
+
+@dataclass(frozen=True)
+class Unplanned:
+    """An attention backend with nothing to prepare."""
+
+    def prepare(self, rows: Rows) -> StepAttention:
+        return Seen(rows)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rows, kept for nobody."""
+
+    rows: Rows
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        return q_THD
+
+
+@dataclass
+class CountingModel:
+    """Implements ``Model``; counts what it is asked to compute."""
+
+    num_tokens: int = 0
+    num_head_rows: list[int] = field(default_factory=list)
+    first_positions: list[int] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+    weight_bytes: int = 0
+    cache_spec: CacheSpec = field(default_factory=lambda: CacheSpec(1, 1, 1, torch.float32))
+    attention_shape: AttentionShape = field(default_factory=lambda: AttentionShape(1, 1, 1, 1.0, torch.float32))
+    config: ModelConfig = field(
+        default_factory=lambda: ModelConfig(
+            architecture="CountingForCausalLM",
+            vocab_size=VOCAB,
+            hidden_size=1,
+            intermediate_size=1,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            norm_eps=1e-6,
+            rope=RopeConfig(theta=1e4),
+            max_positions=4096,
+            tie_embeddings=False,
+        )
+    )
+
+    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+        self.num_tokens += rows.num_tokens
+        self.first_positions += rows.starts[: rows.num_prefill]
+        row_of_T = torch.repeat_interleave(torch.arange(rows.num_rows), torch.tensor(rows.lengths))
+        pages_T = rows.page_table_RW[row_of_T, rows.positions_T // cache.page_size]
+        assert (pages_T != cache.dummy_page).all()
+        memory_NP = cache.layers[0][:, 0, 0, :, 0]
+        memory_NP[pages_T, rows.positions_T % cache.page_size] = rows.token_ids_T.float()
+        context_RC = memory_NP[rows.page_table_RW].flatten(1)
+        weight_C = torch.arange(1, context_RC.shape[1] + 1)
+        sums_RC = ((context_RC.long() + 1) * weight_C).cumsum(1)
+        return (sums_RC[row_of_T, rows.positions_T] * 31 % VOCAB).float()[:, None]
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        self.num_head_rows.append(hidden_SD.shape[0])
+        distance_SV = (torch.arange(VOCAB) - hidden_SD).abs()
+        return -torch.minimum(distance_SV, VOCAB - distance_SV)
+
+
+def counting_rank(
+    page_size: int = 16, num_pages: int = 64, num_slots: int = 8, max_model_len: int = 512
+) -> tuple[Rank, CountingModel]:
+    model = CountingModel()
+    cpu = torch.device("cpu")
+    rank = Rank(
+        model=model,
+        cache=KVCache(model.cache_spec, num_pages, page_size, cpu),
+        attention=Unplanned(),
+        slots=Slots(num_slots, num_pages, page_size, max_model_len, cpu),
+        parallel=Parallel(),
+    )
+    return rank, model

@@ -1,0 +1,220 @@
+"""A worker process and the wire: the handshake, serving, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_side import EngineSide, engine_side, welcome
+from plait_proto import (
+    Bye,
+    Drain,
+    ExitCode,
+    Fail,
+    Hello,
+    Plan,
+    StepResult,
+    Vote,
+    config_fingerprint,
+    encode,
+    encode_config,
+)
+from stepper import words
+from tiny_models import config_for, save_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(folder)
+    return folder
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineSide]:
+    with engine_side() as side:
+        yield side
+
+
+def test_a_worker_says_hello_serves_survives_noise_and_drains(engine: EngineSide, tiny: Path) -> None:
+    config = config_for(tiny, engine.folder, num_pages=99)
+    hello, stepper = engine.greet(config)
+    assert hello.config == config_fingerprint(encode_config(config))
+    assert (hello.protocol, hello.rank, hello.world, hello.num_pages, hello.dtype) == (1, 0, 1, 99, "float32")
+    assert hello.pid == engine.processes[0].pid
+    assert hello.page_bytes == 2 * 2 * 2 * 16 * 16 * 4
+    assert hello.weight_bytes > 64 * 300 * 4 * 2
+
+    slot = stepper.admit(list(range(50)))
+    stepper.step(prefill={slot: 20})
+    engine.send_frames([b"", b""])
+    engine.send_frames([b"\x63", b"\x90"])
+    engine.send_frames([b"\x08"] * 9)
+    engine.send(Vote(0, 1, 0, 0, 0, False, False, False, False))
+    os.kill(hello.pid, signal.SIGINT)
+    stepper.step(prefill={slot: 30})
+    other = stepper.admit([5] * 70, temperature=1.0, seed=4)
+    stepper.step(prefill={other: 70}, decode=[slot])
+    assert len(stepper.requests[slot].output) == 2
+
+    with pytest.raises(TimeoutError):
+        engine.receive(seconds=1.2)
+    assert engine.num_beats >= 2
+    engine.send(Drain())
+    assert engine.expect(Bye) == Bye(rank=0, num_steps=4)
+    code, errors = engine.ending()
+    assert code == 0
+    assert "num_prefill_tokens=122" in errors  # 2 + 20 + 30 + 70
+
+
+def test_two_plans_may_be_in_flight(engine: EngineSide, tiny: Path) -> None:
+    _, stepper = engine.greet(config_for(tiny, engine.folder))
+    slot = stepper.admit([1, 2, 3])
+    stepper.step(prefill={slot: 3})
+    engine.send(decode_plan(2, start=3))
+    engine.send(decode_plan(3, start=4))
+    assert [engine.expect(StepResult).step for _ in range(2)] == [2, 3]
+
+
+def decode_plan(step: int, start: int) -> Plan:
+    return Plan(step, 0, 1, (), None, words([0, start]), b"", b"", b"")
+
+
+def test_an_engine_that_sends_far_beyond_the_credit_is_refused(engine: EngineSide, tiny: Path) -> None:
+    engine.start(config_for(tiny, engine.folder))
+    engine.expect(Hello)
+    for _ in range(40):
+        engine.send(welcome(64))
+    fail, code, _ = engine.failure()
+    assert code == ExitCode.BUG
+    assert "credit" in fail.reason or "Welcome where a plan was due" in fail.reason
+
+
+def test_a_stranger_is_told_why_and_exits_with_that_code(engine: EngineSide, tiny: Path) -> None:
+    engine.start(config_for(tiny, engine.folder))
+    engine.expect(Hello)
+    engine.send(Fail(rank=0, code=ExitCode.SETTINGS, reason="the configuration is of another run"))
+    code, errors = engine.ending()
+    assert code == ExitCode.SETTINGS
+    assert "the configuration is of another run" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason"),
+    [
+        ({"model": "/nowhere/at-all"}, ExitCode.MODEL_FILES, "/nowhere/at-all"),
+        ({"dtype": "int3"}, ExitCode.SETTINGS, "int3"),
+        ({"world": 0}, ExitCode.SETTINGS, "--rank 0 of a world of 0"),
+        ({"max_model_len": 2_000_000_000}, ExitCode.HARDWARE, "lower --max-model-len"),
+        ({"num_pages": 2_000_000_000}, ExitCode.HARDWARE, "pages fit"),
+        ({"memory_fraction": 0.0}, ExitCode.HARDWARE, "--memory-fraction"),
+    ],
+)
+def test_what_cannot_be_served_fails_with_its_code_and_a_sentence(
+    engine: EngineSide, tiny: Path, changes: dict[str, object], code: ExitCode, reason: str
+) -> None:
+    engine.start(config_for(tiny, engine.folder, **changes))
+    fail, returncode, errors = engine.failure()
+    assert (fail.code, returncode) == (code, code)
+    assert reason in fail.reason
+    assert reason in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+def test_a_plan_that_cannot_be_decoded_ends_the_worker_with_the_reason(engine: EngineSide, tiny: Path) -> None:
+    engine.greet(config_for(tiny, engine.folder))
+    engine.send_frames([*encode(decode_plan(1, start=0))[:-1], b"odd"])
+    fail, code, errors = engine.failure()
+    assert code == fail.code == ExitCode.BUG
+    assert "a Plan from the engine cannot be read" in fail.reason
+    assert "Traceback" not in errors
+
+
+def test_a_plan_that_contradicts_the_slots_ends_the_worker_with_the_reason(engine: EngineSide, tiny: Path) -> None:
+    engine.greet(config_for(tiny, engine.folder))
+    engine.send(decode_plan(1, start=0))
+    fail, code, _ = engine.failure()
+    assert code == fail.code == ExitCode.BUG
+    assert "does not start where" in fail.reason
+
+
+def test_a_worker_whose_engine_hangs_up_exits(engine: EngineSide, tiny: Path) -> None:
+    engine.greet(config_for(tiny, engine.folder))
+    engine.hang_up()
+    code, errors = engine.ending()
+    assert code == ExitCode.RANK_LOST
+    assert "the engine closed the link" in errors
+
+
+def test_sigterm_ends_a_worker_at_once(engine: EngineSide, tiny: Path) -> None:
+    engine.greet(config_for(tiny, engine.folder))
+    engine.processes[0].terminate()
+    assert engine.processes[0].wait(timeout=5) == -signal.SIGTERM
+
+
+def test_a_worker_dies_with_its_parent(engine: EngineSide, tiny: Path) -> None:
+    config = engine.folder / "config.json"
+    config.write_bytes(encode_config(config_for(tiny, engine.folder)))
+    words = [sys.executable, "-m", "plait_worker", "--connect", engine.endpoint, "--rank", "0", "--config", str(config)]
+    script = f"import subprocess; subprocess.Popen({words!r}, start_new_session=True).wait()"
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    hello = engine.expect(Hello)
+    worker = os.pidfd_open(hello.pid)
+    parent.kill()
+    parent.wait()
+    assert is_readable_within(worker, seconds=10)
+    os.close(worker)
+
+
+def is_readable_within(descriptor: int, seconds: float) -> bool:
+    """A pidfd is readable when its process has ended."""
+    poll = select.poll()
+    poll.register(descriptor)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_a_missing_configuration_file_is_a_settings_error(engine: EngineSide) -> None:
+    words = [sys.executable, "-m", "plait_worker", "--connect", engine.endpoint, "--rank", "0", "--config", "/nowhere"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.SETTINGS
+    assert "--config /nowhere" in ended.stderr.splitlines()[-1]
+    assert engine.expect(Fail).code == ExitCode.SETTINGS
+
+
+def test_recall_gqa_answers_through_mixed_steps(engine: EngineSide, check_models: Path) -> None:
+    config = config_for(check_models / "recall-gqa", engine.folder, page_size=64, max_model_len=2048, threads=1)
+    _, stepper = engine.greet(config, num_pages=128)
+    problems = recall_problems(check_models, num=4)
+    slots = [stepper.admit(prompt) for prompt, _ in problems]
+    waiting, decoding = list(slots), list[int]()
+    while waiting or decoding:
+        chunk = {slot: min(150, stepper.requests[slot].num_left) for slot in waiting[:1]}
+        stepper.step(chunk, decoding)
+        waiting = [slot for slot in waiting if stepper.requests[slot].num_left > 0]
+        decoding = [slot for slot in slots if slot not in waiting and not has_ended(stepper.requests[slot].output)]
+    answers = [bytes(stepper.requests[slot].output[:-1]).decode(errors="replace") for slot in slots]
+    assert answers == [answer for _, answer in problems]
+
+
+def has_ended(output: list[int]) -> bool:
+    return output[-1] == 257 or len(output) > 300
+
+
+def recall_problems(check_models: Path, num: int) -> list[tuple[list[int], str]]:
+    """Prompts as byte-level tokens, with their answers."""
+    sys.path.insert(0, str(check_models))
+    import recall_tasks as tasks  # type: ignore[import-not-found]
+
+    prompts = []
+    for problem in tasks.problems(3, num, 400):
+        ids = [tasks.BOS]
+        for message in problem["messages"]:
+            ids += [tasks.SYSTEM if message["role"] == "system" else tasks.USER, *message["content"].encode()]
+        prompts.append(([*ids, tasks.ASSISTANT], problem["answer"]))
+    return prompts
