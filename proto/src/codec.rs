@@ -24,6 +24,7 @@ pub const MAX_HEADER_BYTES: usize = 1 << 20;
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
 /// Arrays in arrays that frame 1 may have, fields that are not known yet included.
+/// At rmp-serde's own limit of 1,024 a debug build overflows a thread's stack of 2 MiB.
 const MAX_DEPTH: usize = 32;
 
 /// Bytes of a reason that may quote the peer.
