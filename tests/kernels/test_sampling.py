@@ -196,3 +196,10 @@ def test_no_best_tokens_are_given_where_none_are_asked_for() -> None:
     scores = score_tokens(some_logits(1, 2, 10), torch.tensor([1, 2]), 0)
     assert scores.best_ids_SK.shape == (2, 0)
     assert scores.best_logprobs_SK.shape == (2, 0)
+
+
+@pytest.mark.parametrize("vocab", [1, 255, 256, 257, 5000])
+def test_the_greedy_token_is_the_first_of_the_largest(vocab: int) -> None:
+    logits_SV = some_logits(vocab, 50, vocab).round()
+    logits_SV[7] = -torch.inf
+    assert pick_greedy(logits_SV).tolist() == logits_SV.numpy().argmax(axis=1).tolist()
