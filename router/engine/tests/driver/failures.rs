@@ -1,0 +1,208 @@
+//! Ranks that die, lie or fall silent, and strangers.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use plait_engine::Patience;
+use plait_proto::{Bye, ExitCode, Fail};
+use serde_json::json;
+
+use crate::rig::Rig;
+use crate::worker::{Misdeed, dial};
+
+/// A rig whose rank misbehaves in step 3, while two streams decode.
+fn two_streams_and(misdeed: Misdeed) -> Rig {
+    let rig = Rig::ready(&json!({}), |rank| rank.misdeed = Some((3, misdeed)));
+    rig.submit(1, "abc", &json!({"max_tokens": 400}));
+    rig.submit(2, "xyz", &json!({"max_tokens": 400}));
+    rig
+}
+
+/// Both streams end with an error that says `reason`, and so does the engine with `exit_code`.
+fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
+    for stream in [1, 2] {
+        let answer = rig.answer(stream);
+        assert_eq!(answer.error, Some((503, 0)));
+        assert!(answer.message().contains(reason), "{}", answer.message());
+    }
+    let status = rig.status();
+    assert_eq!(status["phase"], "failed");
+    assert_eq!(status["exit_code"], exit_code);
+    assert!(
+        status["reason"].as_str().unwrap().contains(reason),
+        "{status}"
+    );
+    assert_eq!(
+        rig.metric("plait_requests_finished_total{reason=\"error\"}"),
+        2.0
+    );
+    rig.submit(3, "abc", &json!({}));
+    assert_eq!(rig.answer(3).error, Some((503, 0)));
+}
+
+#[test]
+fn a_rank_that_fails_gives_its_reason_to_everyone() {
+    let fail = Fail {
+        rank: 0,
+        code: ExitCode::Hardware,
+        reason: "out of memory".to_owned(),
+    };
+    all_ends(
+        two_streams_and(Misdeed::Say(fail.into())),
+        3,
+        "out of memory",
+    );
+}
+
+#[test]
+fn a_rank_that_leaves_unasked_is_lost() {
+    all_ends(
+        two_streams_and(Misdeed::Say(
+            Bye {
+                rank: 0,
+                num_steps: 2,
+            }
+            .into(),
+        )),
+        5,
+        "left without being asked",
+    );
+}
+
+#[test]
+fn a_malformed_message_of_a_rank_ends_the_replica_not_the_process() {
+    all_ends(
+        two_streams_and(Misdeed::SayFrames(vec![vec![4], vec![0xC1]])),
+        5,
+        "malformed message",
+    );
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_not_believed() {
+    all_ends(
+        two_streams_and(Misdeed::WrongToken),
+        5,
+        "the vocabulary has 257",
+    );
+}
+
+#[test]
+fn a_rank_that_answers_a_step_nobody_sent_is_not_believed() {
+    let result = plait_proto::StepResult {
+        step: 99,
+        ..Default::default()
+    };
+    all_ends(two_streams_and(Misdeed::Say(result.into())), 5, "step 99");
+}
+
+#[test]
+fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
+    let rig = two_streams_and(Misdeed::Silence(Arc::default()));
+    rig.engine.worker_lost(0, "killed by signal 9");
+    all_ends(rig, 5, "rank 0 was lost: killed by signal 9");
+}
+
+#[test]
+fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
+    let mut rig = Rig::alone(&json!({}), Patience::default());
+    let socket = dial(rig.engine.endpoint(), "rank-0");
+    let fail = Fail {
+        rank: 0,
+        code: ExitCode::ModelFiles,
+        reason: "no config.json".to_owned(),
+    };
+    socket
+        .send_multipart(plait_proto::encode(&fail.into()), 0)
+        .unwrap();
+    rig.engine.worker_lost(0, "exited with code 4");
+    rig.wait_for_phase("failed");
+    assert_eq!(rig.status()["exit_code"], 4);
+    assert!(
+        rig.status()["reason"]
+            .as_str()
+            .unwrap()
+            .contains("no config.json")
+    );
+}
+
+#[test]
+fn a_worker_of_another_run_is_refused_and_told_why() {
+    let mut rig = Rig::alone(&json!({}), Patience::default());
+    rig.dial(|rank| rank.config = [9; 16]);
+    rig.wait_until("it is refused", |rig| {
+        rig.workers[0].log().refusal.is_some()
+    });
+    let refusal = rig.workers[0].log().refusal.unwrap();
+    assert_eq!(refusal.code, ExitCode::Settings);
+    assert!(refusal.reason.contains("another run"));
+    rig.workers.clear();
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+}
+
+#[test]
+fn strangers_are_counted_and_change_nothing() {
+    let mut rig = Rig::ready(&json!({}), |_| {});
+    for routing_id in ["rank-1", "rank-00", "someone"] {
+        let stranger = dial(rig.engine.endpoint(), routing_id);
+        stranger
+            .send_multipart([&b"\x01"[..], b"garbage"], 0)
+            .unwrap();
+        stranger
+            .send_multipart(vec![vec![0_u8; 100]; 50], 0)
+            .unwrap();
+    }
+    rig.wait_until("they are counted", |rig| {
+        rig.metric("plait_link_malformed_total") >= 6.0
+    });
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(rig.answer(1).text(), "defgh");
+}
+
+#[test]
+fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
+    let mut rig = Rig::alone(&json!({}), Patience::default());
+    let stranger = dial(rig.engine.endpoint(), "rank-0");
+    stranger
+        .send_multipart([&b"\x01"[..], b"garbage"], 0)
+        .unwrap();
+    rig.wait_until("it is counted", |rig| {
+        rig.metric("plait_link_malformed_total") == 1.0
+    });
+    drop(stranger);
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+}
+
+#[test]
+fn an_overdue_step_is_stuck_until_its_result_comes() {
+    let patience = Patience {
+        step: Duration::from_millis(50),
+        step_token: Duration::ZERO,
+        ..Patience::default()
+    };
+    let release = Arc::new(Mutex::new(false));
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|rank| rank.misdeed = Some((2, Misdeed::Silence(release.clone()))));
+    rig.wait_for_phase("ready");
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
+    *release.lock().unwrap() = true;
+    assert_eq!(rig.answer(1).text(), "defgh");
+    rig.wait_until("it goes on", |rig| rig.status()["stuck"] == false);
+}
+
+#[test]
+fn a_rank_without_beats_is_late_but_not_lost() {
+    let patience = Patience {
+        beat: Duration::from_millis(100),
+        ..Patience::default()
+    };
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|rank| rank.beats = false);
+    rig.wait_for_phase("ready");
+    rig.wait_until("it is late", |rig| rig.status()["late"] == true);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(rig.answer(1).text(), "defgh");
+}

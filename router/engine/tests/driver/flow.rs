@@ -1,0 +1,182 @@
+//! Plans in flight, aborts, queues, the end.
+
+use std::time::Duration;
+
+use plait_engine::Patience;
+use serde_json::json;
+
+use crate::rig::Rig;
+
+#[test]
+fn overlap_keeps_two_plans_in_flight_and_never_three() {
+    for (overlap, most) in [(true, 2), (false, 1)] {
+        let mut rig = Rig::ready(&json!({"overlap": overlap}), |rank| {
+            rank.step = Duration::from_millis(2)
+        });
+        for stream in 0..4 {
+            rig.submit(stream, "abc", &json!({"max_tokens": 30}));
+        }
+        for stream in 0..4 {
+            rig.answer(stream);
+        }
+        let log = rig.workers[0].log();
+        assert_eq!(log.most_in_flight, most);
+        assert_eq!(log.welcome.unwrap().credit as usize, most);
+    }
+}
+
+#[test]
+fn an_aborted_requests_pages_are_free_when_the_steps_in_flight_are_in() {
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
+    rig.submit(1, "abc", &json!({"max_tokens": 400}));
+    rig.wait_until("it decodes", |rig| {
+        rig.metric("plait_generated_tokens_total") >= 3.0
+    });
+    let step = rig.status()["step"].as_u64().unwrap();
+    rig.engine.abort(1);
+    rig.wait_until("its pages are free", |rig| {
+        rig.metric("plait_kv_pages{state=\"free\"}") == 64.0
+    });
+    // One more may have come in between reading the step and aborting.
+    assert!(rig.status()["step"].as_u64().unwrap() <= step + 3);
+    assert_eq!(
+        rig.metric("plait_requests_finished_total{reason=\"abort\"}"),
+        1.0
+    );
+    assert!(
+        !rig.so_far(1).is_over,
+        "nobody reads the end of an aborted stream"
+    );
+}
+
+#[test]
+fn aborting_what_is_unknown_or_over_is_fine() {
+    let mut rig = Rig::ready(&json!({}), |_| {});
+    rig.submit(1, "abc", &json!({"max_tokens": 2}));
+    rig.answer(1);
+    rig.engine.abort(1);
+    rig.engine.abort(77);
+    rig.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(rig.answer(2).text(), "de");
+}
+
+#[test]
+fn a_full_queue_answers_429_with_retry_after() {
+    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
+        rank.step = Duration::from_millis(5)
+    });
+    for stream in 0..20 {
+        rig.submit(stream, "abc", &json!({"max_tokens": 50}));
+    }
+    let answers: Vec<_> = (0..20).map(|stream| rig.answer(stream)).collect();
+    let refused: Vec<_> = answers
+        .iter()
+        .filter(|answer| answer.error.is_some())
+        .collect();
+    assert!(refused.iter().all(|answer| answer.error == Some((429, 1))));
+    assert!(
+        refused
+            .iter()
+            .all(|answer| answer.message().contains("the queue is full"))
+    );
+    assert!(
+        (10..20).contains(&refused.len()),
+        "{} refused",
+        refused.len()
+    );
+    assert_eq!(
+        rig.metric("plait_requests_rejected_total{reason=\"queue_full\"}"),
+        refused.len() as f64
+    );
+}
+
+#[test]
+fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
+    let mut rig = Rig::ready(&json!({"max_queue": 2}), |_| {});
+    rig.submit(
+        1,
+        "",
+        &json!({"prompts": ["abc", "abc", "abc"], "max_tokens": 2}),
+    );
+    assert_eq!(rig.answer(1).error, Some((429, 1)));
+    rig.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(rig.answer(2).text(), "de");
+    assert_eq!(rig.metric("plait_requests_waiting"), 0.0);
+}
+
+#[test]
+fn a_broken_request_is_a_400_that_says_why() {
+    let mut rig = Rig::ready(&json!({}), |_| {});
+    rig.engine.submit(1, b"{\"kind\":");
+    assert_eq!(rig.answer(1).error, Some((400, 0)));
+    rig.submit(2, &"a".repeat(600), &json!({"max_tokens": 2}));
+    let answer = rig.answer(2);
+    assert_eq!(answer.error, Some((400, 0)));
+    assert!(answer.message().contains("512"), "{}", answer.message());
+    assert_eq!(
+        rig.metric("plait_requests_rejected_total{reason=\"too_long\"}"),
+        1.0
+    );
+}
+
+#[test]
+fn a_drain_finishes_what_is_under_way_and_takes_nothing_new() {
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(5));
+    rig.submit(1, "abc", &json!({"max_tokens": 40}));
+    rig.wait_until("it decodes", |rig| {
+        rig.metric("plait_generated_tokens_total") >= 1.0
+    });
+    rig.engine.drain();
+    rig.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(rig.answer(2).error, Some((503, 0)));
+    assert_eq!(rig.answer(1).text().len(), 40);
+    rig.wait_for_phase("stopped");
+    assert!(rig.workers[0].log().was_drained);
+    assert_eq!(rig.status()["exit_code"], 0);
+}
+
+#[test]
+fn a_drain_before_anyone_has_joined_stops_at_once() {
+    let mut rig = Rig::alone(&json!({}), Patience::default());
+    rig.engine.drain();
+    rig.wait_for_phase("stopped");
+}
+
+#[test]
+fn the_pool_is_as_large_as_the_smallest_rank_and_all_ranks_warm_up() {
+    let mut rig = Rig::alone(&json!({"num_ranks": 2}), Patience::default());
+    rig.dial(|rank| rank.world = 2);
+    rig.dial(|rank| {
+        (rank.rank, rank.world, rank.num_pages) = (1, 2, 40);
+    });
+    rig.wait_for_phase("ready");
+    assert_eq!(rig.status()["num_pages"], 40);
+    assert_eq!(rig.status()["ranks"], 2);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(rig.answer(1).text(), "defgh");
+    let [first, second] = [rig.workers[0].log(), rig.workers[1].log()];
+    assert_eq!(first.welcome.unwrap().num_pages, 40);
+    assert!(first.plans.starts_with(&second.plans) || second.plans.starts_with(&first.plans));
+}
+
+#[test]
+fn no_request_is_taken_before_the_ranks_are_ready() {
+    let mut rig = Rig::alone(&json!({}), Patience::default());
+    rig.submit(1, "abc", &json!({}));
+    let answer = rig.answer(1);
+    assert_eq!(answer.error, Some((503, 0)));
+    assert!(answer.message().contains("being loaded"));
+}
+
+#[test]
+fn closing_ends_open_streams_with_an_error_and_can_be_repeated() {
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
+    rig.submit(1, "abc", &json!({"max_tokens": 400}));
+    rig.wait_until("it decodes", |rig| {
+        rig.metric("plait_generated_tokens_total") >= 1.0
+    });
+    rig.engine.close();
+    assert_eq!(rig.answer(1).error, Some((503, 0)));
+    rig.engine.close();
+    assert_eq!(rig.status()["phase"], "stopped");
+}

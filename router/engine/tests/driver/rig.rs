@@ -1,0 +1,221 @@
+//! An engine with ranks around it, and what its clients read.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use plait_engine::{ERROR, Engine, LAST, Patience};
+use plait_proto::Fingerprint;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::model;
+use crate::worker::{Conduct, Worker};
+
+/// What the rig's workers carry.
+pub const CONFIG: Fingerprint = [3; 16];
+
+/// Longer than anything here takes on a busy machine; reaching it is a failure.
+const FOREVER: Duration = Duration::from_secs(60);
+
+/// Everything that came for one stream.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    pub body: String,
+    pub is_over: bool,
+    /// HTTP status and Retry-After.
+    pub error: Option<(u16, u16)>,
+}
+
+impl Answer {
+    /// The events of the stream but `[DONE]`.
+    pub fn chunks(&self) -> Vec<Value> {
+        let events = self
+            .body
+            .split("\n\n")
+            .filter_map(|event| event.strip_prefix("data: "));
+        events
+            .filter(|data| *data != "[DONE]")
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+
+    /// The first choice's text.
+    pub fn text(&self) -> String {
+        let chunks = self.chunks();
+        chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
+            .collect()
+    }
+
+    pub fn finish_reason(&self) -> Option<String> {
+        let chunks = self.chunks();
+        chunks.iter().find_map(|chunk| {
+            chunk["choices"][0]["finish_reason"]
+                .as_str()
+                .map(str::to_owned)
+        })
+    }
+
+    pub fn message(&self) -> String {
+        let body: Value = serde_json::from_str(&self.body).unwrap();
+        body["error"]["message"].as_str().unwrap().to_owned()
+    }
+}
+
+pub struct Rig {
+    pub engine: Engine,
+    pub workers: Vec<Worker>,
+    answers: HashMap<u64, Answer>,
+    _folder: TempDir,
+}
+
+/// Settings that suit most tests; `change` is merged in.
+pub fn settings(folder: &TempDir, change: &Value) -> Value {
+    let mut settings = json!({
+        "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
+        "max_model_len": null, "max_batch_tokens": 64, "max_seqs": 32, "long_prefill": 64, "mixed": true,
+        "page_size": 16, "watermark": null, "starvation_steps": 8, "max_queue": 64,
+        "max_queue_tokens": 65536, "overlap": true, "seed": 0, "log_level": "error",
+    });
+    settings
+        .as_object_mut()
+        .unwrap()
+        .extend(change.as_object().unwrap().clone());
+    settings
+}
+
+impl Rig {
+    /// An engine without ranks.
+    pub fn alone(change: &Value, patience: Patience) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("plait")
+            .tempdir_in("/tmp")
+            .unwrap();
+        model::write(folder.path());
+        let settings = settings(&folder, change).to_string();
+        let engine = Engine::start_with(settings.as_bytes(), patience).unwrap();
+        engine.set_config_fingerprint(CONFIG);
+        Self {
+            engine,
+            workers: Vec::new(),
+            answers: HashMap::new(),
+            _folder: folder,
+        }
+    }
+
+    /// An engine with one rank, ready.
+    pub fn ready(change: &Value, conduct: impl FnOnce(&mut Conduct)) -> Self {
+        let mut rig = Self::alone(change, Patience::default());
+        rig.dial(conduct);
+        rig.wait_for_phase("ready");
+        rig
+    }
+
+    /// One more rank dials.
+    pub fn dial(&mut self, conduct: impl FnOnce(&mut Conduct)) {
+        let mut good = Conduct::good(CONFIG);
+        conduct(&mut good);
+        self.workers
+            .push(Worker::start(self.engine.endpoint(), good));
+    }
+
+    /// Submits a streamed completion of `prompt`; `change` is merged into the request.
+    pub fn submit(&self, stream: u64, prompt: &str, change: &Value) {
+        let mut request = json!({
+            "kind": "completion", "id": "cmpl-1", "created": 0, "model": "alphabet", "stream": true,
+            "include_usage": false, "prompts": [prompt], "temperature": 0.0,
+        });
+        request
+            .as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        self.engine.submit(stream, request.to_string().as_bytes());
+    }
+
+    /// Waits until `stream` has ended.
+    pub fn answer(&mut self, stream: u64) -> Answer {
+        self.wait_until(&format!("stream {stream} ends"), |rig| {
+            rig.answers
+                .get(&stream)
+                .is_some_and(|answer| answer.is_over)
+        });
+        self.answers[&stream].clone()
+    }
+
+    /// What has come for `stream` by now.
+    pub fn so_far(&mut self, stream: u64) -> Answer {
+        self.take();
+        self.answers.get(&stream).cloned().unwrap_or_default()
+    }
+
+    pub fn wait_for_phase(&mut self, phase: &str) {
+        self.wait_until(&format!("the phase is {phase}"), |rig| {
+            rig.status()["phase"] == phase
+        });
+    }
+
+    /// Waits for something that comes with an event, or soon.
+    pub fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + FOREVER;
+        while !is_so(self) {
+            assert!(
+                Instant::now() < deadline,
+                "waited in vain until {what}: {}",
+                self.status()
+            );
+            let event = zmq::PollItem::from_fd(self.engine.event_fd(), zmq::POLLIN);
+            zmq::poll(&mut [event], 5).unwrap();
+            self.take();
+        }
+    }
+
+    pub fn status(&self) -> Value {
+        serde_json::from_slice(&self.engine.status()).unwrap()
+    }
+
+    /// The value of one line of the metrics page.
+    pub fn metric(&self, name: &str) -> f64 {
+        let page = self.engine.metrics();
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .unwrap_or_else(|| panic!("{name} is not in\n{page}"))
+            .parse()
+            .unwrap()
+    }
+
+    fn take(&mut self) {
+        let taken = self.engine.take();
+        let mut records = taken.as_slice();
+        while let Some((stream, rest)) = records.split_first_chunk() {
+            let (flags, rest) = rest.split_first().unwrap();
+            let (length, rest) = rest.split_first_chunk().unwrap();
+            let (payload, rest) = rest.split_at(u32::from_le_bytes(*length) as usize);
+            records = rest;
+            self.answers
+                .entry(u64::from_le_bytes(*stream))
+                .or_default()
+                .add(*flags, payload);
+        }
+    }
+}
+
+impl Answer {
+    fn add(&mut self, flags: u8, payload: &[u8]) {
+        assert!(!self.is_over, "a record came after the last");
+        self.is_over = flags & LAST != 0;
+        if flags & ERROR == 0 {
+            self.body += std::str::from_utf8(payload).unwrap();
+            return;
+        }
+        let (numbers, body) = payload.split_first_chunk::<4>().unwrap();
+        let number = |bytes: [u8; 2]| u16::from_le_bytes(bytes);
+        self.error = Some((
+            number([numbers[0], numbers[1]]),
+            number([numbers[2], numbers[3]]),
+        ));
+        self.body = String::from_utf8(body.to_vec()).unwrap();
+    }
+}

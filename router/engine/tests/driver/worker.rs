@@ -1,0 +1,319 @@
+//! A rank made of a thread and a real socket. Its "model" says the alphabet: after a letter comes the
+//! next one, after `z` comes `a`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use plait_proto::{
+    Beat, Bye, Fingerprint, Hello, Message, PROTOCOL, Plan, StepResult, Welcome, schema_fingerprint,
+};
+use rustc_hash::FxHashMap;
+
+/// How a rank behaves.
+#[derive(Clone, Debug)]
+pub struct Conduct {
+    pub rank: u32,
+    pub world: u32,
+    pub config: Fingerprint,
+    pub num_pages: u32,
+    /// From receiving a step to answering it.
+    pub step: Duration,
+    pub beats: bool,
+    /// Done once, in place of answering this step.
+    pub misdeed: Option<(u64, Misdeed)>,
+}
+
+/// What a rank may do wrong.
+#[derive(Clone, Debug)]
+pub enum Misdeed {
+    /// Nothing comes any more until `release` is signalled.
+    Silence(Arc<Mutex<bool>>),
+    /// Sends this message instead.
+    Say(Message),
+    /// Sends these frames instead.
+    SayFrames(Vec<Vec<u8>>),
+    /// Answers with a token that the model lacks.
+    WrongToken,
+    /// Forgets the log-probabilities.
+    NoLogprobs,
+}
+
+impl Conduct {
+    pub fn good(config: Fingerprint) -> Self {
+        Self {
+            rank: 0,
+            world: 1,
+            config,
+            num_pages: 64,
+            step: Duration::ZERO,
+            beats: true,
+            misdeed: None,
+        }
+    }
+}
+
+/// What a rank saw.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    pub welcome: Option<Welcome>,
+    pub plans: Vec<Plan>,
+    pub most_in_flight: usize,
+    pub refusal: Option<plait_proto::Fail>,
+    pub was_drained: bool,
+}
+
+/// A rank's thread; it ends by Drain, by a refusal, or when it is dropped.
+pub struct Worker {
+    pub log: Arc<Mutex<Log>>,
+    stop: Arc<Mutex<bool>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn start(endpoint: &str, conduct: Conduct) -> Self {
+        let (log, stop) = (
+            Arc::new(Mutex::new(Log::default())),
+            Arc::new(Mutex::new(false)),
+        );
+        let rank = Rank {
+            socket: dial(endpoint, &format!("rank-{}", conduct.rank)),
+            conduct,
+            log: log.clone(),
+            stop: stop.clone(),
+            slots: FxHashMap::default(),
+            due: VecDeque::new(),
+            num_steps: 0,
+        };
+        let thread = Some(thread::spawn(move || rank.run()));
+        Self { log, stop, thread }
+    }
+
+    pub fn log(&self) -> Log {
+        self.log.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        *self.stop.lock().unwrap() = true;
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A socket that dials as `routing_id`.
+pub fn dial(endpoint: &str, routing_id: &str) -> zmq::Socket {
+    let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    socket.set_identity(routing_id.as_bytes()).unwrap();
+    socket.set_linger(100).unwrap();
+    socket.connect(endpoint).unwrap();
+    socket
+}
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    last: u32,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+}
+
+struct Rank {
+    socket: zmq::Socket,
+    conduct: Conduct,
+    log: Arc<Mutex<Log>>,
+    stop: Arc<Mutex<bool>>,
+    slots: FxHashMap<u32, Slot>,
+    due: VecDeque<(Instant, Plan)>,
+    num_steps: u64,
+}
+
+impl Rank {
+    fn run(mut self) {
+        self.say(&self.hello().into());
+        let mut next_beat = Instant::now();
+        while !*self.stop.lock().unwrap() {
+            if self.conduct.beats && Instant::now() >= next_beat {
+                self.say(
+                    &Beat {
+                        rank: self.conduct.rank,
+                        step: self.num_steps,
+                    }
+                    .into(),
+                );
+                next_beat = Instant::now() + Duration::from_millis(100);
+            }
+            let wait = self
+                .due
+                .front()
+                .map_or(Duration::from_millis(20), |(at, _)| {
+                    at.saturating_duration_since(Instant::now())
+                        .min(Duration::from_millis(20))
+                });
+            let millis = i64::try_from(wait.as_micros().div_ceil(1000)).unwrap();
+            self.socket.poll(zmq::POLLIN, millis).unwrap();
+            if !self.hear() || !self.answer_due() {
+                return;
+            }
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            schema: schema_fingerprint(),
+            config: self.conduct.config,
+            rank: self.conduct.rank,
+            world: self.conduct.world,
+            pid: std::process::id(),
+            device: "test".to_owned(),
+            dtype: "float32".to_owned(),
+            num_pages: self.conduct.num_pages,
+            page_bytes: 1024,
+            weight_bytes: 4096,
+        }
+    }
+
+    fn say(&self, message: &Message) {
+        self.socket
+            .send_multipart(plait_proto::encode(message), 0)
+            .unwrap();
+    }
+
+    /// Takes what has come; false at the end.
+    fn hear(&mut self) -> bool {
+        while let Ok(frames) = self.socket.recv_multipart(zmq::DONTWAIT) {
+            match plait_proto::decode(&frames).unwrap() {
+                Message::Welcome(welcome) => self.log.lock().unwrap().welcome = Some(welcome),
+                Message::Plan(plan) => self.take_plan(plan),
+                Message::Drain(_) => {
+                    self.log.lock().unwrap().was_drained = true;
+                    self.say(
+                        &Bye {
+                            rank: self.conduct.rank,
+                            num_steps: self.num_steps,
+                        }
+                        .into(),
+                    );
+                    return false;
+                }
+                Message::Fail(fail) => {
+                    self.log.lock().unwrap().refusal = Some(fail);
+                    return false;
+                }
+                other => panic!("the engine sent {other:?}"),
+            }
+        }
+        true
+    }
+
+    fn take_plan(&mut self, plan: Plan) {
+        let after = self
+            .due
+            .back()
+            .map_or_else(Instant::now, |(at, _)| *at)
+            .max(Instant::now());
+        self.due
+            .push_back((after + self.conduct.step, plan.clone()));
+        let mut log = self.log.lock().unwrap();
+        log.plans.push(plan);
+        log.most_in_flight = log.most_in_flight.max(self.due.len());
+    }
+
+    /// Answers the steps whose time has come; false at the end.
+    fn answer_due(&mut self) -> bool {
+        while let Some((at, plan)) = self.due.front() {
+            if *at > Instant::now() {
+                return true;
+            }
+            let plan = plan.clone();
+            let mut result = self.compute(&plan);
+            match self.conduct.misdeed.take_if(|(step, _)| *step == plan.step) {
+                Some((step, Misdeed::Silence(release))) if !*release.lock().unwrap() => {
+                    self.conduct.misdeed = Some((step, Misdeed::Silence(release)));
+                    return true;
+                }
+                Some((_, Misdeed::Say(message))) => self.say(&message),
+                Some((_, Misdeed::SayFrames(frames))) => {
+                    self.socket.send_multipart(frames, 0).unwrap()
+                }
+                Some((_, Misdeed::WrongToken)) => {
+                    result.token_ids[0] = 1 << 20;
+                    self.say(&result.into());
+                }
+                Some((_, Misdeed::NoLogprobs)) => {
+                    result.logprobs.clear();
+                    self.say(&result.into());
+                }
+                _ if plan.step == 0 || self.conduct.rank == 0 => self.say(&result.into()),
+                _ => {}
+            }
+            self.due.pop_front();
+            self.num_steps += 1;
+        }
+        true
+    }
+
+    fn compute(&mut self, plan: &Plan) -> StepResult {
+        for slot in &plan.freed_slots {
+            self.slots.remove(slot);
+        }
+        for new in &plan.new_slots {
+            let slot = Slot {
+                last: 0,
+                logprobs: new.logprobs,
+                prompt_logprobs: new.prompt_logprobs,
+            };
+            self.slots.insert(new.slot, slot);
+        }
+        let mut result = StepResult {
+            step: plan.step,
+            elapsed_us: 1000,
+            ..StepResult::default()
+        };
+        let mut tokens = plan.token_ids.as_slice();
+        for row in &plan.prefill {
+            let (chunk, rest) = tokens.split_at(usize::try_from(row.num_token_ids()).unwrap());
+            tokens = rest;
+            let slot = self.slots.get_mut(&row.slot).unwrap();
+            slot.last = chunk[row.length as usize - 1];
+            if let Some(num_top) = slot.prompt_logprobs {
+                let records = chunk[1..].iter().flat_map(|token| record(*token, num_top));
+                result.prompt_logprobs.extend(records);
+            }
+            if row.is_last_chunk {
+                sample(slot, &mut result);
+            }
+        }
+        for row in &plan.decode {
+            sample(self.slots.get_mut(&row.slot).unwrap(), &mut result);
+        }
+        result
+    }
+}
+
+fn sample(slot: &mut Slot, result: &mut StepResult) {
+    slot.last = next_letter(slot.last);
+    result.num_accepted.push(1);
+    result.token_ids.push(slot.last);
+    result.logprobs.extend(
+        slot.logprobs
+            .into_iter()
+            .flat_map(|num_top| record(slot.last, num_top)),
+    );
+}
+
+fn next_letter(token: u32) -> u32 {
+    let letter = token.saturating_sub(u32::from(b'a'));
+    u32::from(b'a') + (letter + 1) % 26
+}
+
+/// A record that says log-probability `-token`, and of the best tokens 0, 1, ... that it is minus theirs.
+fn record(token: u32, num_top: u32) -> Vec<u32> {
+    let minus = |token: u32| (-f64::from(token) as f32).to_bits();
+    [minus(token), 1]
+        .into_iter()
+        .chain(0..num_top)
+        .chain((0..num_top).map(minus))
+        .collect()
+}

@@ -1,0 +1,66 @@
+//! An engine with nothing to do does nothing. Alone in its process, so that its threads can be told.
+
+#[path = "driver/model.rs"]
+mod model;
+#[path = "driver/rig.rs"]
+#[allow(dead_code, reason = "one test needs little of what the others share")]
+mod rig;
+#[path = "driver/worker.rs"]
+#[allow(dead_code, reason = "one test needs little of what the others share")]
+mod worker;
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+/// Processor time, in clock ticks, and waits of this process's thread of that name.
+fn cost_of(thread_name: &str) -> (u64, u64) {
+    let tasks = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .map(|task| task.unwrap().path());
+    let is_named = |task: &std::path::PathBuf| {
+        fs::read_to_string(task.join("comm")).unwrap().trim() == thread_name
+    };
+    let task = tasks.into_iter().find(is_named).unwrap();
+    let stat = fs::read_to_string(task.join("stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    let ticks = [11, 12]
+        .map(|field| fields[field].parse::<u64>().unwrap())
+        .iter()
+        .sum();
+    let status = fs::read_to_string(task.join("status")).unwrap();
+    let waits = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+        .unwrap();
+    (ticks, waits.trim().parse().unwrap())
+}
+
+#[test]
+fn an_idle_engine_makes_no_step_and_burns_no_processor_time() {
+    let mut rig = rig::Rig::ready(&json!({}), |rank| rank.beats = false);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(rig.answer(1).text(), "defgh");
+    rig.wait_until("it is idle", |rig| rig.status()["idle"] == true);
+    let (step, before) = (rig.status()["step"].clone(), cost_of("plait-driver"));
+    thread::sleep(Duration::from_secs(2));
+    let after = cost_of("plait-driver");
+    assert_eq!(rig.status()["step"], step);
+    assert!(
+        after.0 - before.0 <= 2,
+        "{} clock ticks in two idle seconds",
+        after.0 - before.0
+    );
+    assert!(
+        after.1 - before.1 <= 4,
+        "woke {} times in two idle seconds",
+        after.1 - before.1
+    );
+}
