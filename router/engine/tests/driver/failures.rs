@@ -1,6 +1,5 @@
 //! Ranks that die, lie or fall silent, and strangers.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use plait_engine::Patience;
@@ -10,11 +9,15 @@ use serde_json::json;
 use crate::rig::Rig;
 use crate::worker::{Misdeed, dial};
 
-/// A rig whose rank misbehaves in step 3, while two streams decode.
+/// A rig whose rank misbehaves while two streams decode.
 fn two_streams_and(misdeed: Misdeed) -> Rig {
-    let rig = Rig::ready(&json!({}), |rank| rank.misdeed = Some((3, misdeed)));
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
     rig.submit(1, "abc", &json!({"max_tokens": 400}));
     rig.submit(2, "xyz", &json!({"max_tokens": 400}));
+    rig.wait_until("both run", |rig| {
+        rig.metric("plait_requests_running") == 2.0
+    });
+    rig.misbehave(misdeed);
     rig
 }
 
@@ -98,7 +101,7 @@ fn a_rank_that_answers_a_step_nobody_sent_is_not_believed() {
 
 #[test]
 fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
-    let rig = two_streams_and(Misdeed::Silence(Arc::default()));
+    let rig = two_streams_and(Misdeed::Silence);
     rig.engine.worker_lost(0, "killed by signal 9");
     all_ends(rig, 5, "rank 0 was lost: killed by signal 9");
 }
@@ -182,13 +185,13 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
         step_token: Duration::ZERO,
         ..Patience::default()
     };
-    let release = Arc::new(Mutex::new(false));
     let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|rank| rank.misdeed = Some((2, Misdeed::Silence(release.clone()))));
+    rig.dial(|_| {});
     rig.wait_for_phase("ready");
+    rig.misbehave(Misdeed::Silence);
     rig.submit(1, "abc", &json!({"max_tokens": 5}));
     rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
-    *release.lock().unwrap() = true;
+    rig.behave();
     assert_eq!(rig.answer(1).text(), "defgh");
     rig.wait_until("it goes on", |rig| rig.status()["stuck"] == false);
 }

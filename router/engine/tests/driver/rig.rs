@@ -1,6 +1,7 @@
 //! An engine with ranks around it, and what its clients read.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use plait_engine::{ERROR, Engine, LAST, Patience};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::model;
-use crate::worker::{Conduct, Worker};
+use crate::worker::{Conduct, Misdeed, Worker};
 
 /// What the rig's workers carry.
 pub const CONFIG: Fingerprint = [3; 16];
@@ -67,6 +68,7 @@ pub struct Rig {
     pub engine: Engine,
     pub workers: Vec<Worker>,
     answers: HashMap<u64, Answer>,
+    misdeed: Arc<Mutex<Option<Misdeed>>>,
     _folder: TempDir,
 }
 
@@ -100,6 +102,7 @@ impl Rig {
             engine,
             workers: Vec::new(),
             answers: HashMap::new(),
+            misdeed: Arc::default(),
             _folder: folder,
         }
     }
@@ -115,9 +118,20 @@ impl Rig {
     /// One more rank dials.
     pub fn dial(&mut self, conduct: impl FnOnce(&mut Conduct)) {
         let mut good = Conduct::good(CONFIG);
+        good.misdeed = self.misdeed.clone();
         conduct(&mut good);
         self.workers
             .push(Worker::start(self.engine.endpoint(), good));
+    }
+
+    /// A rank does this in place of its next answer.
+    pub fn misbehave(&self, misdeed: Misdeed) {
+        *self.misdeed.lock().unwrap() = Some(misdeed);
+    }
+
+    /// The rank is itself again.
+    pub fn behave(&self) {
+        *self.misdeed.lock().unwrap() = None;
     }
 
     /// Submits a streamed completion of `prompt`; `change` is merged into the request.

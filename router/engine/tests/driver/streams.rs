@@ -139,9 +139,8 @@ fn prompt_log_probabilities_cross_chunks() {
 
 #[test]
 fn missing_log_probabilities_end_the_rank() {
-    let mut rig = Rig::ready(&json!({}), |rank| {
-        rank.misdeed = Some((1, Misdeed::NoLogprobs))
-    });
+    let mut rig = Rig::ready(&json!({}), |_| {});
+    rig.misbehave(Misdeed::NoLogprobs);
     rig.submit(1, "abc", &json!({"max_tokens": 2, "logprobs": 1}));
     assert_eq!(rig.answer(1).error, Some((503, 0)));
     assert!(

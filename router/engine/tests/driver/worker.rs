@@ -21,15 +21,15 @@ pub struct Conduct {
     /// From receiving a step to answering it.
     pub step: Duration,
     pub beats: bool,
-    /// Done once, in place of answering this step.
-    pub misdeed: Option<(u64, Misdeed)>,
+    /// Done in place of the next answer, once a test has put one here.
+    pub misdeed: Arc<Mutex<Option<Misdeed>>>,
 }
 
 /// What a rank may do wrong.
 #[derive(Clone, Debug)]
 pub enum Misdeed {
-    /// Nothing comes any more until `release` is signalled.
-    Silence(Arc<Mutex<bool>>),
+    /// Nothing comes until the test takes this back.
+    Silence,
     /// Sends this message instead.
     Say(Message),
     /// Sends these frames instead.
@@ -49,7 +49,7 @@ impl Conduct {
             num_pages: 64,
             step: Duration::ZERO,
             beats: true,
-            misdeed: None,
+            misdeed: Arc::default(),
         }
     }
 }
@@ -226,22 +226,21 @@ impl Rank {
             if *at > Instant::now() {
                 return true;
             }
+            let misdeed = self.conduct.misdeed.lock().unwrap().take();
+            if let Some(Misdeed::Silence) = misdeed {
+                *self.conduct.misdeed.lock().unwrap() = misdeed;
+                return true;
+            }
             let plan = plan.clone();
             let mut result = self.compute(&plan);
-            match self.conduct.misdeed.take_if(|(step, _)| *step == plan.step) {
-                Some((step, Misdeed::Silence(release))) if !*release.lock().unwrap() => {
-                    self.conduct.misdeed = Some((step, Misdeed::Silence(release)));
-                    return true;
-                }
-                Some((_, Misdeed::Say(message))) => self.say(&message),
-                Some((_, Misdeed::SayFrames(frames))) => {
-                    self.socket.send_multipart(frames, 0).unwrap()
-                }
-                Some((_, Misdeed::WrongToken)) => {
+            match misdeed {
+                Some(Misdeed::Say(message)) => self.say(&message),
+                Some(Misdeed::SayFrames(frames)) => self.socket.send_multipart(frames, 0).unwrap(),
+                Some(Misdeed::WrongToken) => {
                     result.token_ids[0] = 1 << 20;
                     self.say(&result.into());
                 }
-                Some((_, Misdeed::NoLogprobs)) => {
+                Some(Misdeed::NoLogprobs) => {
                     result.logprobs.clear();
                     self.say(&result.into());
                 }
