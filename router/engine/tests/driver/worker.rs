@@ -226,11 +226,11 @@ impl Rank {
             if *at > Instant::now() {
                 return true;
             }
-            let misdeed = self.conduct.misdeed.lock().unwrap().take();
-            if let Some(Misdeed::Silence) = misdeed {
-                *self.conduct.misdeed.lock().unwrap() = misdeed;
-                return true;
-            }
+            let is_silent = |misdeed: &Option<Misdeed>| matches!(misdeed, Some(Misdeed::Silence));
+            let misdeed = match &mut *self.conduct.misdeed.lock().unwrap() {
+                silence if is_silent(silence) => return true,
+                misdeed => misdeed.take(),
+            };
             let plan = plan.clone();
             let mut result = self.compute(&plan);
             match misdeed {
