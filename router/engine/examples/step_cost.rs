@@ -1,0 +1,78 @@
+//! What one decode step costs the engine: processor time of the driver's and the output thread, and
+//! how many tokens a second reach Python's side. Run it in release:
+//! `cargo run --release -p plait-engine --example step_cost`.
+
+#[path = "../tests/driver/model.rs"]
+mod model;
+#[path = "../tests/driver/rig.rs"]
+#[allow(
+    dead_code,
+    reason = "a measurement needs little of what the tests share"
+)]
+mod rig;
+#[path = "../tests/driver/worker.rs"]
+#[allow(
+    dead_code,
+    reason = "a measurement needs little of what the tests share"
+)]
+mod worker;
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+/// Processor time of this process's thread of that name.
+fn processor_time(thread_name: &str) -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
+    let tasks = tasks.map(|task| task.expect("Linux lists threads").path());
+    let times = tasks.filter_map(|task| {
+        let name = fs::read_to_string(task.join("comm")).ok()?;
+        let schedstat = fs::read_to_string(task.join("schedstat")).ok()?;
+        let nanos = schedstat.split(' ').next()?.parse().ok()?;
+        (name.trim() == thread_name).then_some(Duration::from_nanos(nanos))
+    });
+    times.sum()
+}
+
+fn measure(num_streams: u64, out: &mut impl Write) -> std::io::Result<()> {
+    const NUM_TOKENS: u64 = 500;
+    let settings =
+        json!({"max_seqs": 256, "max_batch_tokens": 2048, "max_queue": 512, "page_size": 64});
+    let mut rig = rig::Rig::ready(&settings, |rank| rank.num_pages = 1 << 14);
+    let names = ["plait-driver", "plait-output", "plait-text"];
+    let (start, before) = (Instant::now(), names.map(processor_time));
+    for stream in 0..num_streams {
+        rig.submit(
+            stream,
+            "abc",
+            &json!({"max_tokens": NUM_TOKENS, "ignore_eos": true}),
+        );
+    }
+    for stream in 0..num_streams {
+        rig.answer(stream);
+    }
+    let (wall, after) = (start.elapsed(), names.map(processor_time));
+    let num_steps = rig.status()["step"]
+        .as_f64()
+        .expect("the engine counts steps");
+    let micros = |thread: usize| (after[thread] - before[thread]).as_secs_f64() * 1e6;
+    let num_tokens = (num_streams * NUM_TOKENS) as f64;
+    writeln!(
+        out,
+        "{num_streams:4} streams: {num_steps:5} steps, driver {:6.1} us a step, output {:6.1} us a step ({:.2} us a token), \
+         prepare {:.0} us a request, {:.0} tokens/s",
+        micros(0) / num_steps,
+        micros(1) / num_steps,
+        micros(1) / num_tokens,
+        micros(2) / num_streams as f64,
+        num_tokens / wall.as_secs_f64(),
+    )
+}
+
+fn main() -> std::io::Result<()> {
+    [1, 64, 256]
+        .into_iter()
+        .try_for_each(|num_streams| measure(num_streams, &mut std::io::stdout()))
+}
