@@ -2,6 +2,8 @@
 //! how many tokens a second reach Python's side. Run it in release:
 //! `cargo run --release -p plait-engine --example step_cost`.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 #[path = "../tests/driver/model.rs"]
 mod model;
 #[path = "../tests/driver/rig.rs"]

@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn strangers_are_told_in_what_they_differ() {
-        let cases: [(&str, fn(&mut Hello)); 5] = [
+        type Change = fn(&mut Hello);
+        let cases: [(&str, Change); 5] = [
             ("protocol", |hello| hello.protocol = 9),
             ("schema", |hello| hello.schema[0] ^= 1),
             ("configuration", |hello| hello.config[0] ^= 1),

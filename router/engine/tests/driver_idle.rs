@@ -1,5 +1,7 @@
 //! An engine with nothing to do does nothing. Alone in its process, so that its threads can be told.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 #[path = "driver/model.rs"]
 mod model;
 #[path = "driver/rig.rs"]
