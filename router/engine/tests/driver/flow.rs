@@ -11,7 +11,7 @@ use crate::rig::Rig;
 fn overlap_keeps_two_plans_in_flight_and_never_three() {
     for (overlap, most) in [(true, 2), (false, 1)] {
         let mut rig = Rig::ready(&json!({"overlap": overlap}), |rank| {
-            rank.step = Duration::from_millis(2)
+            rank.step = Duration::from_millis(2);
         });
         for stream in 0..4 {
             rig.submit(stream, "abc", &json!({"max_tokens": 30}));
@@ -63,7 +63,7 @@ fn aborting_what_is_unknown_or_over_is_fine() {
 #[test]
 fn a_full_queue_answers_429_with_retry_after() {
     let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
-        rank.step = Duration::from_millis(5)
+        rank.step = Duration::from_millis(5);
     });
     for stream in 0..20 {
         rig.submit(stream, "abc", &json!({"max_tokens": 50}));
