@@ -53,7 +53,8 @@ class Saved:
 
     def logprobs(self, ids: list[int]) -> Tensor:
         with torch.no_grad():
-            return self.reference(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            logits: Tensor = self.reference(torch.tensor([ids])).logits[0]
+        return logits.float().log_softmax(-1)
 
 
 @pytest.fixture

@@ -52,7 +52,9 @@ def random_ids(length: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_log_probabilities_equal_transformers(variant: str, save_tiny: Callable, drive: Callable) -> None:
+def test_log_probabilities_equal_transformers(
+    variant: str, save_tiny: Callable[..., Any], drive: Callable[..., Any]
+) -> None:
     family, changes = VARIANTS[variant]
     saved = save_tiny(family, **changes)
     ids = random_ids(150, 1)
@@ -67,7 +69,7 @@ def test_log_probabilities_equal_transformers(variant: str, save_tiny: Callable,
 
 
 @pytest.fixture(params=["llama", "qwen3", "qwen3_moe"])
-def saved(request: pytest.FixtureRequest, save_tiny: Callable) -> Any:
+def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
     return save_tiny(request.param)
 
 
@@ -81,7 +83,7 @@ chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size
     page_size=st.sampled_from([1, 4, 16, 64]),
 )
 def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
-    saved: Any, drive: Callable, plans: list[list[int]], num_decoded: int, page_size: int
+    saved: Any, drive: Callable[..., Any], plans: list[list[int]], num_decoded: int, page_size: int
 ) -> None:
     driver = drive(saved.path, page_size=page_size, num_pages=2048)
     prompts = {str(i): random_ids(sum(lengths), i) for i, lengths in enumerate(plans)}
@@ -103,7 +105,7 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
         assert_close(torch.cat(got[name]), expected)
 
 
-def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable, drive: Callable) -> None:
+def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable[..., Any], drive: Callable[..., Any]) -> None:
     saved = save_tiny("qwen3")
     alone, shared = drive(saved.path, page_size=4), drive(saved.path, page_size=4)
     ids = random_ids(30, 5)
@@ -113,7 +115,7 @@ def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable, drive: Ca
     assert_close(shared.step({}, {"a": 7})["a"], alone.step({}, {"a": 7})["a"])
 
 
-def test_bfloat16_stays_close_to_float32(save_tiny: Callable, drive: Callable) -> None:
+def test_bfloat16_stays_close_to_float32(save_tiny: Callable[..., Any], drive: Callable[..., Any]) -> None:
     saved = save_tiny("llama")
     ids = random_ids(100, 3)
     expected = saved.logprobs(ids)
@@ -123,13 +125,15 @@ def test_bfloat16_stays_close_to_float32(save_tiny: Callable, drive: Callable) -
     assert kl.max() < 0.02
 
 
-def test_weight_bytes_count_each_number_once(save_tiny: Callable, load: Callable) -> None:
+def test_weight_bytes_count_each_number_once(save_tiny: Callable[..., Any], load: Callable[..., Any]) -> None:
     saved = save_tiny("llama", tie_word_embeddings=True)
     num_parameters = sum(parameter.numel() for parameter in saved.reference.parameters())
     assert load(saved.path).weight_bytes == 4 * num_parameters
 
 
-def test_the_longest_context_of_yarn_is_the_stretched_one(save_tiny: Callable, load: Callable) -> None:
+def test_the_longest_context_of_yarn_is_the_stretched_one(
+    save_tiny: Callable[..., Any], load: Callable[..., Any]
+) -> None:
     rope = {**YARN, "original_max_position_embeddings": 300}
     saved = save_tiny("qwen3", max_position_embeddings=300, rope_parameters=rope)
     assert load(saved.path).config.max_positions == 1200
@@ -144,7 +148,7 @@ def recall_tasks(check_models: Path) -> ModuleType:
     return tasks
 
 
-def test_recall_gqa_answers_from_its_context(check_models: Path, drive: Callable) -> None:
+def test_recall_gqa_answers_from_its_context(check_models: Path, drive: Callable[..., Any]) -> None:
     tasks = recall_tasks(check_models)
     marks = {"system": tasks.SYSTEM, "user": tasks.USER}
     driver = drive(check_models / "recall-gqa", num_pages=1024)

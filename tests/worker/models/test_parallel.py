@@ -50,7 +50,7 @@ def run_rank(rank: int, world: int, store: str, path: Path, out: str) -> None:
     ],
 )
 def test_ranks_together_compute_what_one_computes(
-    family: str, changes: dict[str, Any], world: int, save_tiny: Callable, tmp_path: Path
+    family: str, changes: dict[str, Any], world: int, save_tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = save_tiny(family, **changes).path
     alone = logits(path, Parallel())

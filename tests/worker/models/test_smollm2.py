@@ -3,6 +3,7 @@
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_every_weight_is_the_one_that_transformers_reads(demo_gguf: Path, refere
         assert torch.equal(source.read(name), expected[name]), name
 
 
-def test_log_probabilities_agree(demo_gguf: Path, reference: LlamaForCausalLM, drive: Callable) -> None:
+def test_log_probabilities_agree(demo_gguf: Path, reference: LlamaForCausalLM, drive: Callable[..., Any]) -> None:
     ids = torch.randint(5, 49_000, (90,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.no_grad():
         expected: Tensor = reference(torch.tensor([ids])).logits[0].log_softmax(-1)

@@ -30,7 +30,7 @@ def load(path: Path) -> None:
     load_model(path, "float32", torch.device("cpu"), Parallel())
 
 
-def test_a_written_llama_is_read_back(tiny_llama: Any, write_gguf: Callable) -> None:
+def test_a_written_llama_is_read_back(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     tensors = read_all(write_gguf(tiny_llama))
     expected = dict(tiny_llama.named_parameters())
     assert tensors.keys() == expected.keys()
@@ -39,14 +39,14 @@ def test_a_written_llama_is_read_back(tiny_llama: Any, write_gguf: Callable) -> 
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
-def test_quantised_tensors_come_back_close(kind: Kind, tiny_llama: Any, write_gguf: Callable) -> None:
+def test_quantised_tensors_come_back_close(kind: Kind, tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     tensors = read_all(write_gguf(tiny_llama, kind=kind))
     expected = tiny_llama.model.layers[1].self_attn.k_proj.weight
     error = (tensors["model.layers.1.self_attn.k_proj.weight"] - expected).abs().max() / expected.abs().max()
     assert error < 0.1
 
 
-def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable) -> None:
+def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     config = GgufFile(write_gguf(tiny_llama)).config
     assert config.architecture == "LlamaForCausalLM"
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (64, 64, 96)
@@ -55,7 +55,7 @@ def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: 
     assert not config.tie_embeddings
 
 
-def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable) -> None:
+def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
     sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -80,7 +80,7 @@ def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable)
     load(path)
 
 
-def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable) -> None:
+def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     def linear(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(4.0)
@@ -103,7 +103,7 @@ def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable) -> None:
     load(path)
 
 
-def test_unknown_things_are_refused_by_name(tiny_llama: Any, write_gguf: Callable) -> None:
+def test_unknown_things_are_refused_by_name(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     def longrope(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
 
@@ -120,7 +120,7 @@ def test_unknown_things_are_refused_by_name(tiny_llama: Any, write_gguf: Callabl
         load(write_gguf(tiny_llama, arch="falcon"))
 
 
-def test_a_quantisation_without_decoder_is_refused_by_name(tiny_llama: Any, write_gguf: Callable) -> None:
+def test_a_quantisation_without_decoder_is_refused_by_name(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     path = write_gguf(tiny_llama)
     raw = bytearray(path.read_bytes())
     name = b"blk.0.ffn_up.weight"
@@ -137,8 +137,9 @@ def test_a_quantisation_without_decoder_is_refused_by_name(tiny_llama: Any, writ
 
 
 @pytest.fixture
-def tiny_file(tiny_llama: Any, write_gguf: Callable) -> bytes:
-    return write_gguf(tiny_llama, kind=Kind.Q8_0).read_bytes()
+def tiny_file(tiny_llama: Any, write_gguf: Callable[..., Any]) -> bytes:
+    path: Path = write_gguf(tiny_llama, kind=Kind.Q8_0)
+    return path.read_bytes()
 
 
 def header_length(raw: bytes) -> int:
