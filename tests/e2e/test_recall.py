@@ -1,0 +1,63 @@
+"""Every answer of recall-gqa is right, whatever the settings: a wrong row, page or position would show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recall
+from metrics import read_metrics
+from recording import Record
+
+# One setting varied at a time from the default (chunk 2048, mixed, overlap, a large pool), then the
+# pairs that share code: chunks and preemption, chunks and separate phases, preemption and each phase.
+SMALL_POOL = ("--page-size", "16", "--num-pages", "{small_pool}")
+VARIANTS = {
+    "default": (),
+    "chunk-64": ("--long-prefill", "64"),
+    "no-mixed": ("--no-mixed",),
+    "no-overlap": ("--no-overlap",),
+    "preempted": SMALL_POOL,
+    "chunk-64+no-mixed": ("--long-prefill", "64", "--no-mixed"),
+    "chunk-64+preempted": ("--long-prefill", "64", *SMALL_POOL),
+    "no-mixed+preempted": ("--no-mixed", *SMALL_POOL),
+    "no-overlap+preempted": ("--no-overlap", *SMALL_POOL),
+}
+# Context -> problems reduced, problems at full size, pages of 16 that hold little more than the longest of them.
+SIZES = {2048: (20, 200, 132), 8192: (4, 40, 516)}
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("context", SIZES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_answer_is_right(
+    variant: str,
+    context: int,
+    check_models: Path,
+    start_server: Callable[..., Any],
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    reduced, full, small_pool = SIZES[context]
+    asked = recall.problems(check_models, seed=context, num=sized(reduced, full), context=context)
+    flags = [flag.format(small_pool=small_pool) for flag in VARIANTS[variant]]
+    server = start_server(check_models / "recall-gqa", *flags)
+    wrong = recall.ask_all(server.url, asked, concurrency=8)
+    metrics = read_metrics(server.url)
+    case = f"recall-gqa {context} {variant}"
+    record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
+    record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])
+    assert wrong == []
+    assert_settings_were_exercised(variant, metrics, len(asked))
+
+
+def assert_settings_were_exercised(variant: str, metrics: dict[str, float], num_problems: int) -> None:
+    """A variant that never did what it is named for would prove nothing."""
+    if "no-mixed" in variant:
+        assert metrics['plait_steps_total{kind="mixed"}'] == 0
+    else:
+        assert metrics['plait_steps_total{kind="mixed"}'] > 0
+    if "preempted" in variant and num_problems >= 20:
+        assert metrics["plait_preemptions_total"] > 0

@@ -1,0 +1,114 @@
+"""Greedy tokens in float32 are transformers' tokens, alone and in company, whatever the chunks and pages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+from recording import Record
+from reference import Judgement, Reference, load_reference
+
+# Two logits closer than this may change places when a sum is taken in another order.
+NEGLIGIBLE_GAP = 1e-3
+OUTPUT_LEN = 64
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short poem about rain on a tin roof.",
+    "Explain to a child why the sky is blue.",
+    "List five animals that live in the sea.",
+    "Translate 'good morning' into Spanish and Italian.",
+    "What is 17 times 23? Show your steps.",
+    "Give me a recipe for pancakes with three ingredients.",
+    "Who wrote Pride and Prejudice, and when?",
+    "Write a Python function that reverses a list.",
+    "Name the planets in order of their distance from the sun.",
+    "Summarise the story of Romeo and Juliet in two sentences.",
+    "How does a bicycle stay upright?",
+    "What should I pack for a week in the mountains?",
+    "Describe the taste of a lemon without using the word sour.",
+    "Why do leaves change colour in autumn?",
+    "Write a polite e-mail asking for a day off.",
+    "What is the difference between a lake and a sea?",
+    "Tell me a joke about computers.",
+    "How many minutes are there in a leap year?",
+    "Continue: Once upon a time, in a village by the river,",
+)
+VARIANTS = {
+    "default": (),
+    "chunk-7": ("--long-prefill", "7"),
+    "chunk-64": ("--long-prefill", "64"),
+    "chunk-2048": ("--long-prefill", "2048"),
+    "page-16": ("--page-size", "16"),
+    "page-64": ("--page-size", "64"),
+    "chunk-7+page-16": ("--long-prefill", "7", "--page-size", "16"),
+}
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "in-company"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_the_references(
+    variant: str,
+    company: bool,
+    demo_model: Path,
+    start_server: Callable[..., Any],
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    server = start_server(demo_model, "--dtype", "float32", *VARIANTS[variant])
+    reference = load_reference(demo_model)
+    with others(server.url, 15 if company else 0), httpx.Client(base_url=server.url, timeout=600) as client:
+        judged = [greedy(client, reference, question) for question in QUESTIONS[: sized(4, 20)]]
+    case = f"SmolLM2 float32 {variant} {'in company' if company else 'alone'}"
+    different = sum(judgement.num_different for judgement in judged)
+    record(case, "tokens", "tokens", sum(judgement.num_tokens for judgement in judged))
+    record(case, "tokens_different", "tokens", different)
+    record(case, "worst_logit_gap", "logits", max(judgement.worst_gap for judgement in judged), NEGLIGIBLE_GAP)
+    assert max(judgement.worst_gap for judgement in judged) <= NEGLIGIBLE_GAP
+
+
+def greedy(client: httpx.Client, reference: Reference, question: str) -> Judgement:
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "model": client.get("/v1/models").json()["data"][0]["id"],
+        "temperature": 0,
+        "max_tokens": OUTPUT_LEN,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    assert answer["prompt_token_ids"] == reference.chat_ids(question)
+    ids = answer["choices"][0]["token_ids"]
+    assert len(ids) == OUTPUT_LEN
+    return reference.judge(answer["prompt_token_ids"], ids)
+
+
+@contextmanager
+def others(url: str, num_others: int) -> Iterator[None]:
+    """So many requests under way at any time, of different lengths, each replaced as it ends."""
+    over = Event()
+
+    def keep_asking(seed: int) -> None:
+        lengths = random.Random(seed)
+        with httpx.Client(base_url=url, timeout=600) as client:
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            while not over.is_set():
+                prompt = [lengths.randrange(1000, 40000) for _ in range(lengths.randrange(1, 300))]
+                body = {"model": model, "prompt": prompt, "max_tokens": lengths.randrange(1, 80), "temperature": 0.8}
+                client.post("/v1/completions", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(max(num_others, 1)) as pool:
+        asking = [pool.submit(keep_asking, seed) for seed in range(num_others)]
+        try:
+            yield
+        finally:
+            over.set()
+        for each in asking:
+            each.result()

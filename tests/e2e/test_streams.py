@@ -1,0 +1,108 @@
+"""Many streams at once: every one whole, and prefill and decode rows in the same steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from metrics import read_metrics
+from openai import AsyncOpenAI, OpenAI
+from recording import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What one stream's client saw."""
+
+    text: str
+    finish_reason: str | None
+    num_tokens: int
+
+
+@pytest.mark.acceptance
+def test_the_openai_sdk_streams_a_chat_answer(demo_model: Path, start_server: Callable[..., Any]) -> None:
+    server = start_server(demo_model)
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="unused")
+    chunks = list(
+        client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": "Why is the sky blue? One sentence."}],
+            max_tokens=48,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert len(text.split()) > 3
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] in ("stop", "length")
+    usage = chunks[-1].usage
+    assert usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+@pytest.mark.acceptance
+def test_sixteen_streams_arrive_while_others_decode(
+    demo_model: Path, start_server: Callable[..., Any], record: Record
+) -> None:
+    server = start_server(demo_model)
+    streamed = asyncio.run(staggered(server.url, num_streams=16))
+    assert [each.num_tokens for each in streamed] == [output_len(index) for index in range(16)]
+    assert all(each.finish_reason == "length" and each.text for each in streamed)
+    metrics = read_metrics(server.url)
+    steps = {kind: metrics[f'plait_steps_total{{kind="{kind}"}}'] for kind in ("prefill", "decode", "mixed")}
+    for kind, count in steps.items():
+        record("SmolLM2 16 staggered streams", f"steps_{kind}", "steps", count)
+    assert steps["mixed"] >= 12, "each arrival but the first should have joined a step with decode rows"
+    assert steps["prefill"] <= 4
+    assert metrics["plait_requests_running"] == 0
+    assert metrics['plait_kv_pages{state="leased"}'] == 0
+
+
+def output_len(index: int) -> int:
+    return 40 + 9 * (index % 5)
+
+
+async def staggered(url: str, num_streams: int) -> list[Streamed]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused") as client:
+        model = (await client.models.list()).data[0].id
+        under_way = []
+        for index in range(num_streams):
+            under_way.append(asyncio.create_task(stream(client, model, index)))
+            await asyncio.sleep(0.05)
+        return await asyncio.gather(*under_way)
+
+
+async def stream(client: AsyncOpenAI, model: str, index: int) -> Streamed:
+    content = "Tell me about the number " + " and ".join(str(n) for n in range(index + 1)) + "."
+    answer = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": content}],
+        max_tokens=output_len(index),
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    text, finish_reason, num_tokens = "", None, 0
+    async for chunk in answer:
+        if chunk.usage:
+            num_tokens = chunk.usage.completion_tokens
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish_reason = choice.finish_reason or finish_reason
+    return Streamed(text, finish_reason, num_tokens)
+
+
+def test_prompt_tokens_are_computed_once_at_every_chunk_size(demo_model: Path, start_server: Callable[..., Any]) -> None:
+    """No chunk begins again at position 0: the steps' prefill tokens are the prompts' tokens."""
+    for chunk in ("7", "64", "2048"):
+        server = start_server(demo_model, "--long-prefill", chunk)
+        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        before = read_metrics(server.url)['plait_step_tokens_total{phase="prefill"}']
+        body = {"model": model, "prompt": list(range(1000, 1500)), "max_tokens": 1, "ignore_eos": True}
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+        assert read_metrics(server.url)['plait_step_tokens_total{phase="prefill"}'] - before == 500

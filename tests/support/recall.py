@@ -1,0 +1,66 @@
+"""Problems whose answers a program checks, asked of a running server."""
+
+from __future__ import annotations
+
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TypedDict
+
+import httpx
+
+
+class Problem(TypedDict):
+    """Chat messages with the one right answer."""
+
+    messages: list[dict[str, str]]
+    answer: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """An answer that differs from the right one."""
+
+    index: int
+    kind: str
+    expected: str
+    given: str
+
+
+def problems(check_models: Path, seed: int, num: int, context: int) -> list[Problem]:
+    """`num` problems whose dialogues stay under `context` tokens."""
+    made: list[Problem] = tasks(check_models).problems(seed, num, context)
+    return made
+
+
+def tasks(check_models: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(f"{check_models} has no recall_tasks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ask_all(url: str, asked: list[Problem], *, concurrency: int = 8) -> list[Wrong]:
+    """Ask every problem over HTTP, `concurrency` at a time; the answers that are wrong."""
+    with httpx.Client(base_url=url, timeout=1200) as client, ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(lambda problem: ask(client, problem), asked))
+    return [
+        Wrong(index, problem["kind"], problem["answer"], answer)
+        for index, (problem, answer) in enumerate(zip(asked, answers, strict=True))
+        if answer != problem["answer"]
+    ]
+
+
+def ask(client: httpx.Client, problem: Problem) -> str:
+    """The model's answer; the server's error, in words, where there is none."""
+    body = {"model": "recall-gqa", "messages": problem["messages"], "temperature": 0, "max_tokens": 400}
+    response = client.post("/v1/chat/completions", json=body)
+    if response.status_code != 200:
+        return f"HTTP {response.status_code}: {response.text}"
+    content: str = response.json()["choices"][0]["message"]["content"]
+    return content
