@@ -6,6 +6,7 @@
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
+GATES := spine
 CARGO := $(BIN)/python tools/cargo.py
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py
@@ -47,8 +48,10 @@ test: .venv/.tested
 	$(CARGO) test --locked --quiet
 	$(BIN)/python -m pytest $(ARGS)
 
+# One gate may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested
-	$(BIN)/python -m pytest -m acceptance $(ARGS)
+	$(BIN)/python -m pytest -m acceptance --full --record $(GATES) --timeout 3600 $(ARGS)
+	@echo "plait: figures are in tests/bench/results/acceptance-$(GATES).json"
 
 lint: .venv/.tested
 	$(CARGO) fmt --all --check
