@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import recall
 from metrics import read_metrics
 from recording import Record
+from running_server import StartServer
 
 # One setting varied at a time from the default (chunk 2048, mixed, overlap, a large pool), then the
 # pairs that share code: chunks and preemption, chunks and separate phases, preemption and each phase.
@@ -36,16 +36,16 @@ def test_every_answer_is_right(
     variant: str,
     context: int,
     check_models: Path,
-    start_server: Callable[..., Any],
+    server: StartServer,
     sized: Callable[[int, int], int],
     record: Record,
 ) -> None:
     reduced, full, small_pool = SIZES[context]
     asked = recall.problems(check_models, seed=context, num=sized(reduced, full), context=context)
     flags = [flag.format(small_pool=small_pool) for flag in VARIANTS[variant]]
-    server = start_server(check_models / "recall-gqa", *flags)
-    wrong = recall.ask_all(server.url, asked, concurrency=8)
-    metrics = read_metrics(server.url)
+    running = server(check_models / "recall-gqa", *flags)
+    wrong = recall.ask_all(running.url, asked, concurrency=8)
+    metrics = read_metrics(running.url)
     case = f"recall-gqa {context} {variant}"
     record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
     record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])

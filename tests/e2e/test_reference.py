@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import httpx
 import pytest
 from recording import Record
 from reference import Judgement, Reference, load_reference
+from running_server import StartServer
 
 # Two logits closer than this may change places when a sum is taken in another order.
 NEGLIGIBLE_GAP = 1e-3
@@ -57,14 +57,14 @@ VARIANTS = {
 def test_greedy_tokens_are_the_references(
     variant: str,
     company: bool,
-    demo_model: Path,
-    start_server: Callable[..., Any],
+    demo_gguf: Path,
+    server: StartServer,
     sized: Callable[[int, int], int],
     record: Record,
 ) -> None:
-    server = start_server(demo_model, "--dtype", "float32", *VARIANTS[variant])
-    reference = load_reference(demo_model)
-    with others(server.url, 15 if company else 0), httpx.Client(base_url=server.url, timeout=600) as client:
+    running = server(demo_gguf, "--dtype", "float32", *VARIANTS[variant])
+    reference = load_reference(demo_gguf)
+    with others(running.url, 15 if company else 0), httpx.Client(base_url=running.url, timeout=600) as client:
         judged = [greedy(client, reference, question) for question in QUESTIONS[: sized(4, 20)]]
     case = f"SmolLM2 float32 {variant} {'in company' if company else 'alone'}"
     different = sum(judgement.num_different for judgement in judged)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from metrics import read_metrics
 from openai import AsyncOpenAI, OpenAI
 from recording import Record
+from running_server import StartServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,9 @@ class Streamed:
 
 
 @pytest.mark.acceptance
-def test_the_openai_sdk_streams_a_chat_answer(demo_model: Path, start_server: Callable[..., Any]) -> None:
-    server = start_server(demo_model)
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="unused")
+def test_the_openai_sdk_streams_a_chat_answer(demo_gguf: Path, server: StartServer) -> None:
+    running = server(demo_gguf)
+    client = OpenAI(base_url=f"{running.url}/v1", api_key="unused")
     chunks = list(
         client.chat.completions.create(
             model=client.models.list().data[0].id,
@@ -42,18 +41,17 @@ def test_the_openai_sdk_streams_a_chat_answer(demo_model: Path, start_server: Ca
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] in ("stop", "length")
     usage = chunks[-1].usage
-    assert usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage is not None
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
 @pytest.mark.acceptance
-def test_sixteen_streams_arrive_while_others_decode(
-    demo_model: Path, start_server: Callable[..., Any], record: Record
-) -> None:
-    server = start_server(demo_model)
-    streamed = asyncio.run(staggered(server.url, num_streams=16))
+def test_sixteen_streams_arrive_while_others_decode(demo_gguf: Path, server: StartServer, record: Record) -> None:
+    running = server(demo_gguf)
+    streamed = asyncio.run(staggered(running.url, num_streams=16))
     assert [each.num_tokens for each in streamed] == [output_len(index) for index in range(16)]
     assert all(each.finish_reason == "length" and each.text for each in streamed)
-    metrics = read_metrics(server.url)
+    metrics = read_metrics(running.url)
     steps = {kind: metrics[f'plait_steps_total{{kind="{kind}"}}'] for kind in ("prefill", "decode", "mixed")}
     for kind, count in steps.items():
         record("SmolLM2 16 staggered streams", f"steps_{kind}", "steps", count)
@@ -97,12 +95,12 @@ async def stream(client: AsyncOpenAI, model: str, index: int) -> Streamed:
     return Streamed(text, finish_reason, num_tokens)
 
 
-def test_prompt_tokens_are_computed_once_at_every_chunk_size(demo_model: Path, start_server: Callable[..., Any]) -> None:
+def test_prompt_tokens_are_computed_once_at_every_chunk_size(demo_gguf: Path, server: StartServer) -> None:
     """No chunk begins again at position 0: the steps' prefill tokens are the prompts' tokens."""
     for chunk in ("7", "64", "2048"):
-        server = start_server(demo_model, "--long-prefill", chunk)
-        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-        before = read_metrics(server.url)['plait_step_tokens_total{phase="prefill"}']
+        running = server(demo_gguf, "--long-prefill", chunk)
+        model = httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"]
+        before = read_metrics(running.url)['plait_step_tokens_total{phase="prefill"}']
         body = {"model": model, "prompt": list(range(1000, 1500)), "max_tokens": 1, "ignore_eos": True}
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
-        assert read_metrics(server.url)['plait_step_tokens_total{phase="prefill"}'] - before == 500
+        httpx.post(f"{running.url}/v1/completions", json=body, timeout=120).raise_for_status()
+        assert read_metrics(running.url)['plait_step_tokens_total{phase="prefill"}'] - before == 500

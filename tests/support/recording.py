@@ -91,7 +91,9 @@ def report(session: pytest.Session) -> dict[str, object]:
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, cwd=RESULTS.parent
+    ).stdout.strip()
 
 
 def machine() -> dict[str, object]:

@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -32,7 +33,14 @@ class Timed:
 
 
 async def timed_request(client: httpx.AsyncClient, model: str, prompt: list[int], output_len: int) -> Timed:
-    body = {"model": model, "prompt": prompt, "max_tokens": output_len, "temperature": 0, "stream": True, "ignore_eos": True}
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_len,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
     sent = time.perf_counter()
     arrivals: list[float] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -40,10 +48,12 @@ async def timed_request(client: httpx.AsyncClient, model: str, prompt: list[int]
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 arrivals.append(time.perf_counter())
-    return Timed(arrivals[0] - sent, tuple(late - early for early, late in zip(arrivals, arrivals[1:], strict=False)))
+    return Timed(arrivals[0] - sent, tuple(late - early for early, late in pairwise(arrivals)))
 
 
-async def closed_loop(client: httpx.AsyncClient, model: str, num_streams: int, input_len: int, output_len: int) -> dict[str, float]:
+async def closed_loop(
+    client: httpx.AsyncClient, model: str, num_streams: int, input_len: int, output_len: int
+) -> dict[str, float]:
     """One load's figures in seconds and tokens a second."""
 
     async def one_stream() -> list[Timed]:
@@ -87,7 +97,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = asyncio.run(measure(options.url))
     if options.out:
-        options.out.write_text(json.dumps({"command": "tests/bench/cpu/first_figures.py", "rows": rows}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({"command": "tests/bench/cpu/first_figures.py", "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
