@@ -8,6 +8,7 @@ mod architecture;
 mod body;
 mod choice;
 mod chunk;
+mod contain;
 mod detokenise;
 mod envelope;
 mod error;

@@ -9,6 +9,7 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 
 use super::architecture::Architecture;
+use super::contain::contain;
 use super::error::ModelFilesError;
 use super::template::{ChatTemplate, SpecialTokens};
 use super::vocabulary::Vocabulary;
@@ -76,7 +77,7 @@ impl ModelText {
         let vocabulary = Vocabulary::new(&files.tokenizer, facts.vocab_size).map_err(problem)?;
         let template = files
             .template
-            .map(|source| ChatTemplate::new(source, files.special))
+            .map(|source| ChatTemplate::new(&source, files.special))
             .transpose()
             .map_err(problem)?;
         Ok(Self {
@@ -122,6 +123,16 @@ impl ModelText {
     /// Whether chats can be served.
     pub fn has_template(&self) -> bool {
         self.template.is_some()
+    }
+
+    /// A text's tokens, with the tokenizer's own ones around them where asked; the error says why
+    /// there are none.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
+        match contain(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
+            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Some(Err(error)) => Err(format!("the text cannot be tokenised: {error}")),
+            None => Err("the text cannot be tokenised".to_owned()),
+        }
     }
 
     /// JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids,

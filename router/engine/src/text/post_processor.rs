@@ -18,7 +18,7 @@ pub(super) fn add_bos_and_eos(
     let tokens: Vec<(String, TokenId)> = [bos, eos].into_iter().flatten().collect();
     let template = TemplateProcessing::builder()
         .try_single(pieces)
-        .map_err(|error| error.to_string())?
+        .map_err(|error| format!("its special tokens make no frame: {error}"))?
         .special_tokens(tokens)
         .build()
         .map_err(|error| error.to_string())?;

@@ -94,17 +94,20 @@ impl ModelText {
     }
 
     fn chat_prompt(&self, chat: Chat<'_>, max_model_len: u32) -> Result<Tokens, RequestError> {
+        let text = self.render(chat, max_model_len)?;
+        // The template has written the beginning-of-text token itself where there is one.
+        Ok(self.tokenise("messages", &text, false)?.into())
+    }
+
+    fn render(&self, chat: Chat<'_>, max_model_len: u32) -> Result<String, RequestError> {
         check_count("messages", "messages", chat.messages.len(), 1, MAX_MESSAGES)?;
         let template = self.template.as_ref().ok_or_else(|| {
             let problem = "this model has no chat template; use /v1/completions";
             RequestError::new("messages", "no_chat_template", problem)
         })?;
         let max_bytes = self.max_prompt_bytes(max_model_len);
-        let text = template
-            .render(chat, max_bytes)
-            .map_err(|error| refusal(error, max_bytes, max_model_len))?;
-        // The template has written the beginning-of-text token itself where there is one.
-        self.tokenise("messages", &text, false)
+        let rendered = template.render(chat, max_bytes);
+        rendered.map_err(|error| refusal(error, max_bytes, max_model_len))
     }
 
     fn completion_prompt(
@@ -112,13 +115,13 @@ impl ModelText {
         prompt: &Prompt,
         max_model_len: u32,
     ) -> Result<(Tokens, TextStart), RequestError> {
-        let tokens = match prompt {
+        let tokens: Tokens = match prompt {
             Prompt::Text(text) => {
                 let max_bytes = self.max_prompt_bytes(max_model_len);
                 if text.len() > max_bytes {
                     return Err(too_many_bytes("prompt", max_bytes, max_model_len));
                 }
-                self.tokenise("prompt", text, true)?
+                self.tokenise("prompt", text, true)?.into()
             }
             Prompt::Tokens(ids) => {
                 self.check_ids("prompt", ids)?;
@@ -139,14 +142,9 @@ impl ModelText {
         param: &'static str,
         text: &str,
         add_special_tokens: bool,
-    ) -> Result<Tokens, RequestError> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| {
-                RequestError::invalid(param, format!("the text cannot be tokenised: {error}"))
-            })?;
-        Ok(encoding.get_ids().into())
+    ) -> Result<Vec<TokenId>, RequestError> {
+        let tokens = self.encode(text, add_special_tokens);
+        tokens.map_err(|problem| RequestError::invalid(param, format!("{param}: {problem}")))
     }
 
     /// Bytes that no text exceeds whose tokens fit into the context.

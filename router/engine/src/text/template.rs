@@ -1,15 +1,17 @@
 //! Chat templates: Jinja as transformers runs it, bounded in time and size.
 
+use std::borrow::Cow;
 use std::io;
 
 use chrono::Local;
 use chrono::format::{Item, StrftimeItems};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Map;
 
+use super::contain::contain;
 use super::python_json::{Style, dumps};
 
 const NAME: &str = "chat_template";
@@ -27,6 +29,12 @@ const RESERVED: [&str; 8] = [
     "pad_token",
     "unk_token",
 ];
+
+/// Names under which callers give a model's earlier reasoning, the usual one first.
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A message of a chat.
+type Message = Map<String, serde_json::Value>;
 
 /// Texts of the tokens that templates name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +55,7 @@ pub(super) struct ChatTemplate {
 /// A chat to be rendered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chat<'a> {
-    pub(super) messages: &'a [Map<String, serde_json::Value>],
+    pub(super) messages: &'a [Message],
     pub(super) kwargs: &'a Map<String, serde_json::Value>,
     pub(super) add_generation_prompt: bool,
 }
@@ -65,15 +73,15 @@ pub(super) enum RenderError {
 
 impl ChatTemplate {
     /// Compiles the template; the error says what is wrong with it.
-    pub(super) fn new(source: String, special: SpecialTokens) -> Result<Self, String> {
+    pub(super) fn new(source: &str, special: SpecialTokens) -> Result<Self, String> {
         let mut environment = Environment::new();
         environment.set_syntax(syntax());
-        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment
-            .add_template_owned(NAME, without_generation_tags(&source))
+            .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| format!("has a chat template that is broken: {}", sentence(&error)))?;
         Ok(Self {
             environment,
@@ -91,13 +99,15 @@ impl ChatTemplate {
             max_bytes,
             is_full: false,
         };
-        let rendered = environment
-            .get_template(NAME)
-            .and_then(|template| template.render_captured_to(context, &mut text).map(drop));
+        let rendered = contain(|| {
+            let template = environment.get_template(NAME)?;
+            template.render_captured_to(context, &mut text).map(drop)
+        });
         match rendered {
-            Ok(()) => Ok(String::from_utf8(text.bytes).expect("templates write text")),
-            Err(_) if text.is_full => Err(RenderError::TooLong),
-            Err(error) => Err(RenderError::Failed(sentence(&error))),
+            Some(Ok(())) => Ok(String::from_utf8(text.bytes).expect("templates write text")),
+            Some(Err(_)) if text.is_full => Err(RenderError::TooLong),
+            Some(Err(error)) => Err(RenderError::Failed(sentence(&error))),
+            None => Err(RenderError::Failed("it cannot render them".to_owned())),
         }
     }
 
@@ -108,6 +118,7 @@ impl ChatTemplate {
         {
             return Err(RenderError::Reserved((*name).to_owned()));
         }
+        let messages: Vec<_> = chat.messages.iter().map(with_reasoning).collect();
         let special = [
             ("bos_token", &self.special.bos),
             ("eos_token", &self.special.eos),
@@ -122,7 +133,7 @@ impl ChatTemplate {
             .iter()
             .map(|(name, value)| (name.clone(), Serde(value).into()));
         let fixed = [
-            ("messages", Serde(chat.messages).into()),
+            ("messages", Serde(messages).into()),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
             ("add_generation_prompt", chat.add_generation_prompt.into()),
@@ -132,6 +143,22 @@ impl ChatTemplate {
             .map(|(name, value)| (name.to_owned(), value));
         Ok(Value::from_pairs(special.chain(given).chain(fixed)))
     }
+}
+
+/// The message with its reasoning under each of the names that templates read, as transformers
+/// passes it on.
+fn with_reasoning(message: &Message) -> Cow<'_, Message> {
+    let mut fields = REASONING_FIELDS
+        .iter()
+        .filter_map(|name| message.get(*name));
+    let Some(reasoning) = fields.find(|reasoning| !reasoning.is_null()) else {
+        return Cow::Borrowed(message);
+    };
+    let mut aliased = Message::new();
+    aliased.insert("thinking".to_owned(), reasoning.clone());
+    aliased.extend(message.clone());
+    aliased.insert("reasoning_content".to_owned(), reasoning.clone());
+    Cow::Owned(aliased)
 }
 
 /// Whitespace as transformers treats it.
@@ -166,6 +193,7 @@ impl io::Write for BoundedText {
 }
 
 /// `json.dumps` with the arguments that transformers lets templates set.
+#[expect(clippy::needless_pass_by_value, reason = "minijinja's filters take Kwargs so")]
 fn to_json(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
         None => None,
@@ -195,6 +223,33 @@ fn to_json(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<
     let json = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
     Ok(dumps(&json, &style))
+}
+
+/// Python's methods; minijinja's own `title` takes only white space for the end of a word.
+fn python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    match (value.as_str(), method, arguments) {
+        (Some(text), "title", []) => Ok(title(text).into()),
+        _ => unknown_method_callback(state, value, method, arguments),
+    }
+}
+
+fn title(text: &str) -> String {
+    let mut titled = String::with_capacity(text.len());
+    let mut in_word = false;
+    for letter in text.chars() {
+        if in_word {
+            titled.extend(letter.to_lowercase());
+        } else {
+            titled.extend(letter.to_uppercase());
+        }
+        in_word = letter.is_alphabetic();
+    }
+    titled
 }
 
 fn raise_exception(message: String) -> Result<String, Error> {

@@ -1,0 +1,97 @@
+//! What is streamed is what decoding everything at once gives.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+
+use super::support::{Folder, answer, byte_fallback, byte_level, chat, completion, streamed_text};
+
+fn decoded(tokenizer: &Value, ids: &[u32]) -> String {
+    let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).unwrap();
+    tokenizer.decode(ids, true).unwrap()
+}
+
+fn assert_streams_what_decoding_gives(tokenizer: &Value, ids: &[u32]) {
+    let model = Folder::new(tokenizer).load();
+    let streamed = streamed_text(&answer(&model, &chat(&json!({})), ids));
+    assert_eq!(streamed, decoded(tokenizer, ids), "{ids:?}");
+}
+
+/// Ids of UTF-8's first and last bytes among others, with specials and ids that do not exist.
+fn ids(num_tokens: u32, num_model: u32) -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::vec(prop_oneof![8 => 0..num_tokens, 1 => 0..num_model], 0..40)
+}
+
+/// Texts whose bytes come one a token.
+fn bytes_of_texts(first: u32) -> impl Strategy<Value = Vec<u32>> {
+    let text = prop::collection::vec(any::<char>(), 0..12);
+    text.prop_map(move |letters| {
+        let text: String = letters.into_iter().collect();
+        text.bytes().map(|byte| first + u32::from(byte)).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn byte_level_tokens_stream_as_they_decode(ids in ids(261, 300)) {
+        assert_streams_what_decoding_gives(&byte_level(), &ids);
+    }
+
+    #[test]
+    fn byte_fallback_tokens_stream_as_they_decode(ids in ids(268, 300)) {
+        assert_streams_what_decoding_gives(&byte_fallback(), &ids);
+    }
+
+    #[test]
+    fn characters_in_byte_tokens_stream_as_they_decode(
+        mut ids in bytes_of_texts(3),
+        cut in 0..48_usize,
+    ) {
+        ids.truncate(cut);
+        assert_streams_what_decoding_gives(&byte_fallback(), &ids);
+    }
+}
+
+fn id(tokenizer: &Value, token: &str) -> u32 {
+    let id = tokenizer["model"]["vocab"][token].as_u64().unwrap();
+    u32::try_from(id).unwrap()
+}
+
+#[test]
+fn a_character_is_never_split() {
+    let tokenizer = byte_level();
+    let model = Folder::new(&tokenizer).load();
+    let ids = ["ð", "Ł", "ĺ", "Ģ", "a"].map(|letter| id(&tokenizer, letter));
+    let mut stream = super::support::prepare(&model, &completion(&json!({})))
+        .unwrap()
+        .stream;
+    let mut told = Vec::new();
+    for id in ids {
+        let mut out = Vec::new();
+        let _ = stream.push(0, &[id], false, None, &mut out);
+        told.push(!out.is_empty());
+    }
+    assert_eq!(told, [false, false, false, true, true]);
+}
+
+#[test]
+fn an_answer_that_ends_within_a_character_ends_with_the_replacement_character() {
+    let tokenizer = byte_level();
+    let model = Folder::new(&tokenizer).load();
+    let ids = ["h", "ð", "Ł"].map(|letter| id(&tokenizer, letter));
+    let streamed = streamed_text(&answer(&model, &chat(&json!({})), &ids));
+    assert_eq!(streamed, "h\u{fffd}");
+}
+
+#[test]
+fn a_completion_keeps_the_space_between_itself_and_its_prompt() {
+    let tokenizer = byte_fallback();
+    let model = Folder::new(&tokenizer).load();
+    let ids = [id(&tokenizer, "▁the"), id(&tokenizer, "▁cat")];
+    let told = |request| streamed_text(&answer(&model, &request, &ids));
+    assert_eq!(told(completion(&json!({"prompts": ["a"]}))), " the cat");
+    assert_eq!(told(completion(&json!({"prompts": [[0]]}))), "the cat");
+    assert_eq!(told(chat(&json!({}))), "the cat");
+}

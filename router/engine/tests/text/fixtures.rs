@@ -1,0 +1,76 @@
+//! What transformers and jinja2 give for the same files: `tests/router/text_fixtures.py` wrote these
+//! fixtures, and a Python test keeps them true.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use plait_engine::text::ModelText;
+use serde_json::{Value, json};
+
+use super::support::{CONTEXT, Folder, byte_level, chat, demo_gguf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn read(name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(fixture(name)).unwrap()).unwrap()
+}
+
+/// The text that a template writes, or the sentence with which it refuses.
+fn render(template: &str, case: &Value) -> String {
+    let folder = Folder::new(&byte_level());
+    folder.write_tokenizer_config(&json!({"bos_token": "<s>", "eos_token": "</s>"}));
+    folder.write("chat_template.jinja", template);
+    let model = folder.load();
+    let request = chat(&json!({
+        "messages": case["messages"], "chat_template_kwargs": case["kwargs"],
+        "add_generation_prompt": case["add_generation_prompt"],
+    }));
+    // Byte-level tokens decode to the very text, special ones spelled out.
+    match model.prepare(&request, CONTEXT * 64, &mut || 0) {
+        Ok(prepared) => spelled(&prepared.choices[0].prompt),
+        Err(error) => error.message.rsplit_once(": ").unwrap().1.to_owned(),
+    }
+}
+
+fn spelled(ids: &[u32]) -> String {
+    let tokenizer = tokenizers::Tokenizer::from_bytes(byte_level().to_string()).unwrap();
+    tokenizer.decode(ids, false).unwrap()
+}
+
+#[test]
+fn templates_write_what_jinja2_writes() {
+    let cases = read("chat_renders.json");
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 20);
+    for case in cases {
+        let name = case["template"].as_str().unwrap();
+        let template = fs::read_to_string(fixture(&format!("templates/{name}.jinja"))).unwrap();
+        assert_eq!(
+            render(&template, case),
+            case["expected"],
+            "{name}: {}",
+            case["messages"]
+        );
+    }
+}
+
+#[test]
+fn the_demo_models_tokens_are_transformers_tokens() {
+    let Some(path) = demo_gguf() else {
+        eprintln!("skipped: no demo model in this checkout's .venv");
+        return;
+    };
+    let model = ModelText::load(&path, None).unwrap();
+    for case in read("smollm2_tokens.json").as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(
+            json!(model.encode(text, true).unwrap()),
+            case["ids"],
+            "{text:?}"
+        );
+    }
+}

