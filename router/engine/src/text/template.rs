@@ -193,7 +193,10 @@ impl io::Write for BoundedText {
 }
 
 /// `json.dumps` with the arguments that transformers lets templates set.
-#[expect(clippy::needless_pass_by_value, reason = "minijinja's filters take Kwargs so")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "minijinja's filters take Kwargs so"
+)]
 fn to_json(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
     let indent = match kwargs.get::<Option<Value>>("indent")? {
         None => None,
