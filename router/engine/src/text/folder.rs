@@ -7,6 +7,7 @@ use std::path::Path;
 use plait_core::TokenId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::architecture::Architecture;
@@ -29,6 +30,11 @@ struct Config {
     max_position_embeddings: u32,
     #[serde(default)]
     eos_token_id: TokenIds,
+    /// The older name of `rope_parameters`.
+    #[serde(default)]
+    rope_scaling: Value,
+    #[serde(default)]
+    rope_parameters: Value,
 }
 
 /// What we read of a generation_config.json.
@@ -99,7 +105,7 @@ pub(super) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
         .map_err(|problem| ModelFilesError::new(folder.join("config.json"), problem))?;
     let facts = ModelFacts {
         architecture,
-        context_length: config.max_position_embeddings,
+        context_length: config.context_length(),
         vocab_size: config.vocab_size,
         eos_token_ids: end_tokens(&config, &generation, &settings, &tokenizer),
         defaults: generation.defaults(),
@@ -158,6 +164,30 @@ fn read_tokenizer(folder: &Path, settings: &TokenizerConfig) -> Result<Tokenizer
         add_bos_and_eos(&mut tokenizer, bos, eos).map_err(problem)?;
     }
     Ok(tokenizer)
+}
+
+impl Config {
+    /// Positions that the model was made for; `YaRN` stretches them where the configuration says so.
+    fn context_length(&self) -> u32 {
+        let stretched = [&self.rope_parameters, &self.rope_scaling]
+            .into_iter()
+            .find_map(yarn_context_length);
+        self.max_position_embeddings.max(stretched.unwrap_or(0))
+    }
+}
+
+/// Original length times factor, where these parameters are `YaRN`'s.
+fn yarn_context_length(rope: &Value) -> Option<u32> {
+    let kind = rope["rope_type"].as_str().or(rope["type"].as_str())?;
+    let original = rope["original_max_position_embeddings"].as_f64()?;
+    let length = original * rope["factor"].as_f64()?;
+    let is_length = kind == "yarn" && (1.0..=f64::from(u32::MAX)).contains(&length);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "in range"
+    )]
+    is_length.then_some(length as u32)
 }
 
 impl GenerationConfig {

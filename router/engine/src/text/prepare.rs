@@ -143,8 +143,12 @@ impl ModelText {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<TokenId>, RequestError> {
-        let tokens = self.encode(text, add_special_tokens);
-        tokens.map_err(|problem| RequestError::invalid(param, format!("{param}: {problem}")))
+        let tokens = self
+            .encode(text, add_special_tokens)
+            .map_err(|problem| RequestError::invalid(param, format!("{param}: {problem}")))?;
+        // A tokenizer may know tokens that the model's tables have no row for.
+        self.check_ids(param, &tokens)?;
+        Ok(tokens)
     }
 
     /// Bytes that no text exceeds whose tokens fit into the context.

@@ -4,6 +4,9 @@ use plait_core::TokenId;
 use serde_json::Value;
 use tokenizers::{Model, Tokenizer};
 
+/// Most rows of an output head that are believed.
+const MAX_TOKENS: u32 = 1 << 22;
+
 /// A decoder or a token table that we cannot invert; the text says which.
 pub(super) type Unsupported = String;
 
@@ -55,6 +58,11 @@ pub(super) struct Piece<'a> {
 impl Vocabulary {
     /// Tabulates the tokens `0..num_tokens`; ids that the tokenizer does not know add nothing.
     pub(super) fn new(tokenizer: &Tokenizer, num_tokens: u32) -> Result<Self, Unsupported> {
+        if !(1..=MAX_TOKENS).contains(&num_tokens) {
+            return Err(format!(
+                "the vocabulary has {num_tokens} tokens, where 1 to {MAX_TOKENS} are allowed"
+            ));
+        }
         let decoder = Decoder::of(tokenizer)?;
         let mut table = Self {
             joining: decoder.joining(),

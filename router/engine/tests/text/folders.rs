@@ -3,7 +3,7 @@
 use plait_engine::text::ModelText;
 use serde_json::{Value, json};
 
-use super::support::{Folder, byte_fallback, byte_level, chat, prepare};
+use super::support::{Folder, byte_fallback, byte_level, chat, completion, prepare};
 
 fn described(model: &ModelText) -> Value {
     serde_json::from_str(&model.describe(64)).unwrap()
@@ -35,6 +35,46 @@ fn end_tokens_come_from_the_config_where_no_generation_config_has_them() {
     assert_eq!(folder.load().eos_token_ids(), [2, 1]);
     folder.write_config(&json!({"eos_token_id": null}));
     assert_eq!(folder.load().eos_token_ids(), [1]);
+}
+
+#[test]
+fn yarn_stretches_the_context() {
+    let folder = Folder::new(&byte_level());
+    let rope = |factor: f64| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 512});
+    folder.write_config(&json!({"rope_scaling": rope(4.0)}));
+    assert_eq!(folder.load().context_length(), 2048);
+    folder.write_config(&json!({"rope_parameters": rope(0.5)}));
+    assert_eq!(folder.load().context_length(), 512);
+    folder.write_config(
+        &json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+        "original_max_position_embeddings": 512}}),
+    );
+    assert_eq!(folder.load().context_length(), 512);
+}
+
+#[test]
+fn a_vocabulary_of_an_unbelievable_size_is_refused() {
+    let folder = Folder::new(&byte_level());
+    for num in [0_u32, u32::MAX] {
+        folder.write_config(&json!({"vocab_size": num}));
+        let error = folder.load_error();
+        assert!(
+            error.contains(&format!("vocabulary has {num} tokens")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn text_with_tokens_that_the_model_has_no_row_for_is_refused() {
+    let folder = Folder::new(&byte_level());
+    folder.write_config(&json!({"vocab_size": 260}));
+    let error = prepare(&folder.load(), &completion(&json!({"prompts": [" t"]}))).unwrap_err();
+    assert!(
+        error.message.contains("token id 260 is not one"),
+        "{}",
+        error.message
+    );
 }
 
 #[test]
