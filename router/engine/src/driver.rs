@@ -465,11 +465,21 @@ impl Wheel {
         }
         self.shared().intake.close();
         self.shared().status.fail(code, reason);
-        self.end_streams(&ApiError::unavailable(format!(
-            "the server cannot go on: {reason}"
-        )));
+        self.end_streams(&self.shared().status.refusal());
         self.flush();
+        self.dismiss_ranks(code, reason);
         self.stage = Stage::Over;
+    }
+
+    /// Tells the ranks that nothing will come any more; one that cannot be told is gone.
+    fn dismiss_ranks(&self, code: ExitCode, reason: &str) {
+        for rank in (0..self.num_ranks).filter(|rank| self.has_joined(*rank)) {
+            let reason = reason.to_owned();
+            let _told = self.driver.link.send(
+                rank,
+                &plait_proto::encode(&Fail { rank, code, reason }.into()),
+            );
+        }
     }
 
     fn end_streams(&mut self, error: &ApiError) {

@@ -1,5 +1,7 @@
 //! Logs of the engine: text on stderr.
 
+use std::io::IsTerminal;
+
 use tracing::level_filters::LevelFilter;
 
 use crate::settings::LogLevel;
@@ -14,7 +16,8 @@ pub fn start(level: LogLevel) {
     };
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(std::io::stderr);
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     // Another engine of this process has started them, which is as good.
     let _started_before = subscriber.try_init();
 }

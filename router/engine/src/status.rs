@@ -25,6 +25,18 @@ pub enum Phase {
     Failed,
 }
 
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What the ranks said about themselves.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DeviceReport {
@@ -110,21 +122,22 @@ impl StatusBoard {
         self.lock().phase == Phase::Ready
     }
 
-    /// Why no request is taken.
+    /// Why no request is taken, for clients: a failure's own reason may name this machine's files.
     pub fn refusal(&self) -> ApiError {
         let standing = self.lock();
         ApiError::unavailable(match standing.phase {
-            Phase::Loading => "the model is being loaded; try again later".to_owned(),
-            Phase::Ready | Phase::Draining | Phase::Stopped => {
-                "the server is shutting down".to_owned()
+            Phase::Loading => "the model is being loaded; try again later",
+            Phase::Ready | Phase::Draining | Phase::Stopped => "the server is shutting down",
+            Phase::Failed if standing.exit_code == u32::from(ExitCode::RankLost) => {
+                "a worker was lost and the server cannot go on; its log says why"
             }
-            Phase::Failed => format!("the server cannot go on: {}", standing.reason),
+            Phase::Failed => "the server failed and cannot go on; its log says why",
         })
     }
 
     /// Enters a phase that needs no explanation.
     pub fn enter(&self, phase: Phase) {
-        tracing::info!(?phase, "the engine enters a phase");
+        tracing::info!("the engine is {}", phase.name());
         self.lock().phase = phase;
         self.outbox.wakeup().signal();
     }
@@ -144,7 +157,8 @@ impl StatusBoard {
 
     /// The threads have ended; a failure stays one.
     pub fn stop(&self) {
-        if self.lock().phase != Phase::Failed {
+        let is_over = matches!(self.lock().phase, Phase::Failed | Phase::Stopped);
+        if !is_over {
             self.enter(Phase::Stopped);
         }
     }

@@ -26,7 +26,15 @@ fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
     for stream in [1, 2] {
         let answer = rig.answer(stream);
         assert_eq!(answer.error, Some((503, 0)));
-        assert!(answer.message().contains(reason), "{}", answer.message());
+        assert!(
+            answer.message().contains("cannot go on"),
+            "{}",
+            answer.message()
+        );
+        assert!(
+            !answer.message().contains(reason),
+            "clients do not read the log"
+        );
     }
     let status = rig.status();
     assert_eq!(status["phase"], "failed");
@@ -127,6 +135,34 @@ fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
             .unwrap()
             .contains("no config.json")
     );
+}
+
+#[test]
+fn when_one_rank_fails_the_others_are_told() {
+    let mut rig = Rig::alone(&json!({"num_ranks": 2}), Patience::default());
+    rig.dial(|rank| rank.world = 2);
+    rig.dial(|rank| (rank.rank, rank.world) = (1, 2));
+    rig.wait_for_phase("ready");
+    let fail = Fail {
+        rank: 1,
+        code: ExitCode::Hardware,
+        reason: "out of memory".to_owned(),
+    };
+    rig.misbehave(Misdeed::Say(fail.into()));
+    rig.submit(1, "abc", &json!({"max_tokens": 400}));
+    for rank in [0, 1] {
+        rig.wait_until("it is told", |rig| {
+            rig.workers[rank].log().refusal.is_some()
+        });
+        assert!(
+            rig.workers[rank]
+                .log()
+                .refusal
+                .unwrap()
+                .reason
+                .contains("out of memory")
+        );
+    }
 }
 
 #[test]
