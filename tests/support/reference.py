@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,8 @@ class Reference:
     """De-quantised weights of one GGUF file in float32."""
 
     def __init__(self, gguf: Path) -> None:
-        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**where)
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        self.model = read_llama(gguf)
 
     def chat_ids(self, text: str) -> list[int]:
         """The ids of a chat of one user message, as the model's own template writes it."""
@@ -37,12 +37,35 @@ class Reference:
         return ids
 
     @torch.inference_mode()
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """So many greedy tokens after the prompt; end tokens are passed over."""
+        answer = self.model.generate(
+            torch.tensor([prompt]), do_sample=False, min_new_tokens=num_tokens, max_new_tokens=num_tokens
+        )
+        ids: list[int] = answer[0, len(prompt) :].tolist()
+        return ids
+
+    @torch.inference_mode()
     def judge(self, prompt: list[int], answer: list[int]) -> Judgement:
         """Teacher-forced: the answer's own tokens are the context, so one difference does not hide the rest."""
         logits_TV = self.model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
         chosen_T = logits_TV.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
         gap_T = logits_TV.max(dim=1).values - chosen_T
         return Judgement(len(answer), int((gap_T > 0).sum()), float(gap_T.max()))
+
+
+def read_llama(gguf: Path) -> LlamaForCausalLM:
+    """A Llama as transformers reads it, in float32: its own name map, permutation and configuration."""
+    config = LlamaConfig(**load_gguf_checkpoint(str(gguf))["config"])
+    with torch.device("meta"):
+        empty = LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=empty)["tensors"]
+    model = LlamaForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert missing == ["lm_head.weight"]  # tied
+    assert not unexpected
+    model.tie_weights()
+    return model
 
 
 @cache

@@ -1,0 +1,53 @@
+"""SmolLM2 in bfloat16, the default where the processor has it, against transformers in float32.
+
+Its two best tokens often lie under 0.1 nat apart, so text is not compared: log-probabilities are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from questions import QUESTIONS
+from recording import Record
+from reference import Reference, load_reference
+from torch import Tensor
+
+OUTPUT_LEN = 64
+# A token that the reference finds this much worse (in nats) is a fault, not rounding.
+REAL_GAP = 0.5
+
+
+@pytest.mark.acceptance
+def test_bfloat16_differs_from_float32_by_rounding_only(
+    demo_gguf: Path, drive: Callable[..., Any], sized: Callable[[int, int], int], record: Record
+) -> None:
+    reference = load_reference(demo_gguf)
+    given = drive(demo_gguf, dtype="bfloat16", num_pages=256)
+    pairs = [compare(reference, given, question) for question in QUESTIONS[: sized(4, 20)]]
+    expected_TV, given_TV = (torch.cat(logprobs) for logprobs in zip(*pairs, strict=True))
+    kl_T = (expected_TV.exp() * (expected_TV - given_TV)).sum(dim=-1)
+    gap_T = expected_TV.max(dim=-1).values - expected_TV.gather(1, given_TV.argmax(-1, keepdim=True)).squeeze(1)
+    case = "SmolLM2 bfloat16 against transformers float32"
+    record(case, "tokens", "tokens", len(kl_T))
+    record(case, "tokens_different", "tokens", int((gap_T > 0).sum()))
+    record(case, "worst_logprob_gap", "nats", float(gap_T.max()), REAL_GAP)
+    record(case, "kl_mean", "nats", float(kl_T.mean()))
+    record(case, "kl_p99", "nats", float(kl_T.quantile(0.99)))
+    record(case, "kl_max", "nats", float(kl_T.max()))
+    assert gap_T.max() <= REAL_GAP
+    assert kl_T.quantile(0.99) < 0.05
+
+
+def compare(reference: Reference, driver: Any, question: str) -> tuple[Tensor, Tensor]:
+    """Log-probabilities ``[64, V]`` of both over the reference's own greedy answer."""
+    prompt = reference.chat_ids(question)
+    ids = prompt + reference.greedy(prompt, OUTPUT_LEN)
+    with torch.inference_mode():
+        expected = reference.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    given = driver.step({question: ids})[question]
+    answer = slice(len(prompt) - 1, -1)
+    return expected[answer], given[answer]
