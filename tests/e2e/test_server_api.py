@@ -18,7 +18,7 @@ import openai
 import pytest
 from running_server import Server, StartServer
 
-HELLO: Any = [{"role": "user", "content": "copy hello"}]
+HELLO: Any = [{"role": "user", "content": "copy kilo"}]
 CHAT = "/v1/chat/completions"
 
 
@@ -61,17 +61,17 @@ def test_the_openai_sdk_streams_a_chat_answer(client: openai.OpenAI) -> None:
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == "hello"
+    assert text == "kilo"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 6
+    assert chunks[-1].usage.completion_tokens == 5
     assert len({chunk.id for chunk in chunks}) == 1
 
 
 def test_a_whole_answer_says_the_same_as_a_stream(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
-    assert whole.choices[0].message.content == "hello"
+    assert whole.choices[0].message.content == "kilo"
     assert whole.choices[0].finish_reason == "stop"
     assert whole.usage is not None
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
@@ -102,9 +102,9 @@ def test_the_sdk_lists_and_retrieves_the_model(client: openai.OpenAI) -> None:
 
 
 def test_completions_take_token_ids_and_several_prompts(client: openai.OpenAI) -> None:
-    prompt: Any = [[256, 260, *b"copy hello", 261], [256, 260, *b"copy bye", 261]]
+    prompt: Any = [[256, 260, *b"copy kilo", 261], [256, 260, *b"copy tuba", 261]]
     answer = client.completions.create(model="recall-gqa", prompt=prompt, temperature=0, max_tokens=10)
-    assert [choice.text for choice in answer.choices] == ["hello", "bye"]
+    assert [choice.text for choice in answer.choices] == ["kilo", "tuba"]
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
@@ -119,22 +119,24 @@ def test_log_probabilities_come_as_the_sdk_reads_them(client: openai.OpenAI) -> 
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert "".join(token.token for token in logprobs.content[:5]) == "hello"
+    assert "".join(token.token for token in logprobs.content[:4]) == "kilo"
     assert all(len(token.top_logprobs) == 2 for token in logprobs.content)
     assert all(token.logprob <= 0 for token in logprobs.content)
 
 
 def test_stop_strings_and_max_tokens_end_an_answer(client: openai.OpenAI) -> None:
-    stopped = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0, stop="ll")
-    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("he", "stop")
+    stopped = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0, stop="lo")
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("ki", "stop")
     cut = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0, max_tokens=2)
-    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("he", "length")
+    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("ki", "length")
 
 
-def test_a_seeded_request_repeats_itself(client: openai.OpenAI) -> None:
-    def sample(seed: int) -> str:
-        answer = client.completions.create(model="recall-gqa", prompt="x", temperature=2, max_tokens=24, seed=seed)
-        return answer.choices[0].text
+def test_a_seeded_request_repeats_itself(recall_server: Server) -> None:
+    def sample(seed: int) -> list[int]:
+        body = {"prompt": "x", "temperature": 2, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+        answer = httpx.post(recall_server.url + "/v1/completions", json=body | {"seed": seed}, timeout=60).json()
+        token_ids: list[int] = answer["choices"][0]["token_ids"]
+        return token_ids
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
@@ -195,7 +197,7 @@ def test_a_client_that_never_reads_does_not_hold_up_others(recall_server: Server
     with socket.create_connection((host, int(port))) as lazy:
         lazy.sendall(head.encode() + body)
         answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
-        assert answer.choices[0].message.content == "hello"
+        assert answer.choices[0].message.content == "kilo"
 
 
 def test_a_full_queue_is_a_429_with_retry_after(server: StartServer, check_models: Path) -> None:
@@ -222,8 +224,8 @@ def test_keys_from_a_file_lock_the_server(server: StartServer, check_models: Pat
     assert httpx.get(locked.url + "/health").status_code == 200
     client = openai.OpenAI(base_url=locked.url + "/v1", api_key="second-key", max_retries=0)
     answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
-    assert answer.choices[0].message.content == "hello"
-    assert chat(locked, "copy hello\n", "--api-key-file", str(keys)).stdout.count("hello") == 1
+    assert answer.choices[0].message.content == "kilo"
+    assert chat(locked, "copy kilo\n", "--api-key-file", str(keys)).stdout.count("kilo") == 1
 
 
 def chat(server: Server, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -233,9 +235,9 @@ def chat(server: Server, typed: str, *flags: str) -> subprocess.CompletedProcess
 
 
 def test_the_terminal_chat_answers_and_leaves_with_ctrl_d(recall_server: Server) -> None:
-    done = chat(recall_server, "copy hello\n\ncopy bye\n")
+    done = chat(recall_server, "copy kilo\n\ncopy tuba\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.index("hello") < done.stdout.index("bye")
+    assert done.stdout.index("kilo") < done.stdout.index("tuba")
 
 
 def test_the_terminal_chat_without_a_server_says_what_to_do() -> None:
