@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import signal
@@ -48,9 +49,9 @@ class Server:
         return children
 
     def read_line(self, start: str) -> str:
-        """The next line on standard output that begins with `start`, without its indent."""
+        """The line on standard output that begins with `start`, without its indent; said already, or to come."""
         assert self.process.stdout is not None
-        lines = (line.strip() for line in self.process.stdout)
+        lines = (line.strip() for line in itertools.chain(self.lines, self.process.stdout))
         return next(line for line in lines if line.startswith(start))
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:

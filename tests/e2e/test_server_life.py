@@ -61,7 +61,7 @@ def test_what_a_ready_server_says_works(server: StartServer, check_models: Path)
 def test_ctrl_c_drains_and_ends_with_0(server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
     workers = [process.pid for process in running.workers()]
-    streaming = Streaming(running, max_tokens=300).begun()
+    streaming = Streaming(running, max_tokens=60).begun()
     assert running.stop(signal.SIGINT) == 0
     streaming.join()
     assert streaming.events[-1] == "[DONE]"
