@@ -50,8 +50,9 @@ class AnswerError(Exception):
 class Server:
     """A running server as a chat needs it."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, temperature: float | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        self._temperature = temperature
         self._client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT)
 
     def model(self) -> str:
@@ -63,7 +64,7 @@ class Server:
 
     def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
         """The pieces of the next answer, as they come; raises `AnswerError` or `httpx.HTTPError`."""
-        body = {"model": model, "messages": messages, "stream": True}
+        body = {"model": model, "messages": messages, "temperature": self._temperature, "stream": True}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 raise AnswerError(_message(response.read()))
@@ -87,9 +88,9 @@ def _message(body: bytes) -> str:
     return error.message if error is not None else "the server's answer is not one of an OpenAI server; check --url"
 
 
-def chat(url: str, key: str | None) -> int:
-    """Talk until Ctrl-D; the exit code. Raises `StartError` where no server answers."""
-    server = Server(url, key)
+def chat(url: str, key: str | None, temperature: float | None) -> int:
+    """Talk until Ctrl-D; the exit code. Without a temperature the server's own counts. Raises `StartError` where no server answers."""
+    server = Server(url, key, temperature)
     try:
         model = server.model()
     except (httpx.HTTPError, httpx.InvalidURL, AnswerError) as error:

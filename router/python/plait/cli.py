@@ -56,6 +56,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
     chat.add_argument("--url", default=DEFAULT_URL, help=f"the server's address (default: {DEFAULT_URL})")
     chat.add_argument("--api-key-file", help="file whose first line is a key (default: no key is sent)")
+    chat.add_argument("--temperature", type=float, help="0 to 2; 0 always takes the likeliest (default: the model's)")
     return parser, {"serve": serve, "chat": chat}
 
 
@@ -80,7 +81,7 @@ def _chat(typed: argparse.Namespace) -> int:
     from plait.http.auth import read_keys
 
     keys = read_keys(Path(typed.api_key_file)) if typed.api_key_file is not None else [None]
-    return chat(typed.url, keys[0])
+    return chat(typed.url, keys[0], typed.temperature)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def _bytes(count: int) -> str:
 
 def curl_line(url: str, model: str, key_file: str | None) -> str:
     """A shell command that streams a first answer."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
+    body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "stream": True}
     words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])
     if key_file is None:
