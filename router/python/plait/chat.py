@@ -89,7 +89,10 @@ def _message(body: bytes) -> str:
 
 
 def chat(url: str, key: str | None, temperature: float | None) -> int:
-    """Talk until Ctrl-D; the exit code. Without a temperature the server's own counts. Raises `StartError` where no server answers."""
+    """Talk until Ctrl-D; the exit code. None leaves the temperature to the server.
+
+    Raises `StartError` where no server answers.
+    """
     server = Server(url, key, temperature)
     try:
         model = server.model()
