@@ -6,6 +6,8 @@ page, D numbers in a head.
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -40,12 +42,21 @@ class KVCache:
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (num_pages + 1, 2, spec.num_kv_heads, page_size, spec.head_dim)
-        self.layers: list[Tensor] = [
-            torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)
-        ]
+        self.layers: list[Tensor] = [_zeros(shape, spec.dtype, device) for _ in range(spec.num_layers)]
         """One tensor ``[N + 1, 2, G, P, D]`` a layer."""
 
     @property
     def dummy_page(self) -> int:
         """Index of the page outside the pool."""
         return self.num_pages
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the kernel hands them out page by page as they are first touched.
+
+    Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
