@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import TypedDict
 
@@ -36,6 +39,11 @@ def problems(check_models: Path, seed: int, num: int, context: int) -> list[Prob
     return made
 
 
+def num_bytes(problem: Problem) -> int:
+    """Bytes of the whole dialogue, which are its tokens but for a few specials."""
+    return len("".join([problem["answer"], *(message["content"] for message in problem["messages"])]).encode())
+
+
 def tasks(check_models: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
     if spec is None or spec.loader is None:
@@ -54,6 +62,27 @@ def ask_all(url: str, asked: list[Problem], *, concurrency: int = 8) -> list[Wro
         for index, (problem, answer) in enumerate(zip(asked, answers, strict=True))
         if answer != problem["answer"]
     ]
+
+
+@contextmanager
+def writers(url: str, num_writers: int, num_tokens: int) -> Iterator[None]:
+    """So many requests at any time that write `num_tokens` each, and so outgrow what a small pool has left."""
+    over = Event()
+
+    def keep_writing() -> None:
+        body = {"model": "recall-gqa", "prompt": "count 1 9", "max_tokens": num_tokens, "ignore_eos": True}
+        with httpx.Client(base_url=url, timeout=1200) as client:
+            while not over.is_set():
+                client.post("/v1/completions", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(max(num_writers, 1)) as pool:
+        writing = [pool.submit(keep_writing) for _ in range(num_writers)]
+        try:
+            yield
+        finally:
+            over.set()
+        for each in writing:
+            each.result()
 
 
 def ask(client: httpx.Client, problem: Problem) -> str:
