@@ -190,7 +190,8 @@ impl Wheel {
                     Err(stranger) => self.refuse(rank, stranger),
                 }
             }
-            Stage::Over => {}
+            // Who comes too late is ended by who started it.
+            Stage::Leaving { .. } | Stage::Over => {}
             _ => self.lose_rank(
                 rank,
                 "it said Hello a second time: its process was started again",
@@ -463,8 +464,8 @@ impl Wheel {
         if matches!(self.stage, Stage::Over) {
             return;
         }
-        self.shared().intake.close();
         self.shared().status.fail(code, reason);
+        self.shared().turn_away();
         self.end_streams(&self.shared().status.refusal());
         self.flush();
         self.dismiss_ranks(code, reason);
@@ -545,10 +546,24 @@ impl Wheel {
             is_past(self.beat_deadline()),
         );
         if self.shared().status.set_stuck(stuck) {
-            tracing::warn!(stuck, "a step is overdue, or no longer");
+            tracing::warn!(
+                "{}",
+                if stuck {
+                    "a step is overdue"
+                } else {
+                    "the overdue step was answered"
+                }
+            );
         }
         if self.shared().status.set_late(late) {
-            tracing::warn!(late, "a rank's beat is late, or no longer");
+            tracing::warn!(
+                "{}",
+                if late {
+                    "a rank's beat is late"
+                } else {
+                    "the late rank beats again"
+                }
+            );
         }
     }
 }

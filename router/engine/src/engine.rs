@@ -213,7 +213,7 @@ impl Engine {
         if threads.is_empty() {
             return;
         }
-        self.shared.intake.close();
+        self.shared.turn_away();
         self.shared.outbox.close();
         self.queue
             .lock()

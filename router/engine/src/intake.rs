@@ -53,6 +53,16 @@ impl Intake {
         self.lock().is_closed = true;
     }
 
+    /// Closes, and takes out every stream that is still here; returns those whose clients wait.
+    pub fn clear(&self) -> Vec<StreamId> {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let streams = state.streams.drain();
+        streams
+            .filter_map(|(stream, wish)| (wish == Wish::Wanted).then_some(stream))
+            .collect()
+    }
+
     /// Nothing is under way.
     pub fn is_empty(&self) -> bool {
         self.lock().streams.is_empty()
@@ -75,6 +85,16 @@ mod tests {
         assert!(!intake.leave(1), "its client is gone");
         assert!(intake.leave(2));
         assert!(!intake.abort(2), "the driver has it now");
+    }
+
+    #[test]
+    fn a_cleared_intake_gives_those_who_wait_once() {
+        let intake = Intake::default();
+        assert!(intake.enter(1) && intake.enter(2));
+        assert!(intake.abort(1));
+        assert_eq!(intake.clear(), [2]);
+        assert!(!intake.is_wanted(2) && !intake.leave(2), "it was answered");
+        assert!(!intake.enter(3));
     }
 
     #[test]

@@ -104,6 +104,15 @@ impl Output {
                 self.shared.outbox.put(&mut self.records);
             }
         }
+        self.fail_rest();
+    }
+
+    /// A driver that ends in order has ended every stream; one that panicked has not.
+    fn fail_rest(&mut self) {
+        let error = ApiError::internal("the server failed and cannot go on; its log says why");
+        for stream in self.streams.keys() {
+            self.shared.outbox.put_error(*stream, &error);
+        }
     }
 
     fn write(&mut self, event: StreamEvent) {

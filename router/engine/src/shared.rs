@@ -8,7 +8,7 @@ use plait_proto::{ExitCode, Fingerprint};
 use crate::clock::Clock;
 use crate::intake::Intake;
 use crate::mailbox::Mailbox;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Rejection};
 use crate::outbox::Outbox;
 use crate::status::StatusBoard;
 
@@ -44,6 +44,15 @@ impl Shared {
             config_fingerprint: OnceLock::new(),
             clock: Clock::start(),
         })
+    }
+
+    /// Refuses the streams that have not reached the driver, and every later one.
+    pub fn turn_away(&self) {
+        let error = self.status.refusal();
+        for stream in self.intake.clear() {
+            self.metrics.requests.reject(Rejection::NotReady);
+            self.outbox.put_error(stream, &error);
+        }
     }
 }
 
@@ -85,8 +94,8 @@ impl Drop for Sentinel {
             let reason = format!(
                 "the engine's thread {name} panicked, which is a bug; stderr has the place"
             );
-            self.0.intake.close();
             self.0.status.fail(ExitCode::Bug, &reason);
+            self.0.turn_away();
         }
     }
 }

@@ -135,10 +135,15 @@ impl StatusBoard {
         })
     }
 
-    /// Enters a phase that needs no explanation.
+    /// Enters a phase that needs no explanation; a failure stays one.
     pub fn enter(&self, phase: Phase) {
+        let mut standing = self.lock();
+        if standing.phase == Phase::Failed {
+            return;
+        }
         tracing::info!("the engine is {}", phase.name());
-        self.lock().phase = phase;
+        standing.phase = phase;
+        drop(standing);
         self.outbox.wakeup().signal();
     }
 
@@ -155,10 +160,9 @@ impl StatusBoard {
         self.outbox.wakeup().signal();
     }
 
-    /// The threads have ended; a failure stays one.
+    /// The threads have ended.
     pub fn stop(&self) {
-        let is_over = matches!(self.lock().phase, Phase::Failed | Phase::Stopped);
-        if !is_over {
+        if self.lock().phase != Phase::Stopped {
             self.enter(Phase::Stopped);
         }
     }
@@ -212,5 +216,23 @@ impl StatusBoard {
 
     fn lock(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_final_and_the_first_one_is_told() {
+        let board = StatusBoard::new(Arc::new(Outbox::new().unwrap()));
+        board.fail(ExitCode::Hardware, "out of memory");
+        board.fail(ExitCode::Bug, "a consequence");
+        board.enter(Phase::Stopped);
+        board.stop();
+        let report: serde_json::Value = serde_json::from_slice(&board.report()).unwrap();
+        assert_eq!(report["phase"], "failed");
+        assert_eq!(report["exit_code"], 3);
+        assert_eq!(report["reason"], "out of memory");
     }
 }

@@ -72,7 +72,8 @@ impl TextQueue {
             self.num_bytes.fetch_sub(num_bytes, Ordering::Relaxed);
             let (waiting, limit) = (self.jobs.len(), self.jobs.capacity().unwrap_or(0));
             return Err(ApiError::overloaded(format!(
-                "the queue is full: {waiting} requests wait to be tokenised, {limit} may; try again later"
+                "the queue is full: {waiting} requests wait to be tokenised, {limit} of {MAX_QUEUED_BYTES} bytes in \
+                 all may; try again later"
             )));
         }
         Ok(())
@@ -155,8 +156,8 @@ impl TextWorker {
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
-        self.shared.metrics.requests.reject(rejection);
         if self.shared.intake.leave(stream) {
+            self.shared.metrics.requests.reject(rejection);
             self.shared.outbox.put_error(stream, error);
         }
     }

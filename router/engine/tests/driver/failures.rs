@@ -245,3 +245,17 @@ fn a_rank_without_beats_is_late_but_not_lost() {
     rig.submit(1, "abc", &json!({"max_tokens": 5}));
     assert_eq!(rig.answer(1).text(), "defgh");
 }
+
+#[test]
+fn closing_answers_every_stream_wherever_it_is() {
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
+    let prompt = "abc".repeat(20);
+    for stream in 1..=60 {
+        rig.submit(stream, &prompt, &json!({"max_tokens": 400}));
+    }
+    rig.engine.close();
+    for stream in 1..=60 {
+        assert_eq!(rig.answer(stream).error, Some((503, 0)), "{stream}");
+    }
+    assert_eq!(rig.status()["phase"], "stopped");
+}
