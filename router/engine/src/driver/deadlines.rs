@@ -1,0 +1,89 @@
+//! What is late, and what follows from it.
+
+use plait_core::Micros;
+use plait_proto::ExitCode;
+
+use super::{Stage, Wheel};
+use crate::clock::micros;
+use crate::serving::Serving;
+use crate::status::Phase;
+
+impl Wheel {
+    pub(super) fn next_deadline(&self) -> Option<Micros> {
+        let stage = match &self.stage {
+            Stage::WarmingUp { deadline, .. } | Stage::Leaving { deadline, .. } => Some(*deadline),
+            Stage::Serving(serving) => self.next_complaint(serving),
+            Stage::Mustering(_) | Stage::Over => None,
+        };
+        let lost = self.lost.as_ref().map(|lost| lost.deadline);
+        stage.into_iter().chain(lost).min()
+    }
+
+    /// When a step is overdue or a beat late, unless that is known already.
+    fn next_complaint(&self, serving: &Serving) -> Option<Micros> {
+        let now = self.now();
+        let stuck = serving.oldest_deadline();
+        let late = self.beat_deadline();
+        stuck
+            .into_iter()
+            .chain(late)
+            .filter(|deadline| *deadline > now)
+            .min()
+    }
+
+    fn beat_deadline(&self) -> Option<Micros> {
+        let earliest = self.heard.iter().min()?;
+        Some(Micros(earliest.0 + micros(self.patience.beat)))
+    }
+
+    pub(super) fn check_deadlines(&mut self) {
+        let now = self.now();
+        if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
+            self.fail(ExitCode::RankLost, &lost.reason);
+        }
+        match &self.stage {
+            Stage::WarmingUp { deadline, .. } if *deadline <= now => {
+                self.fail(
+                    ExitCode::RankLost,
+                    "a rank did not answer the warm-up step in time",
+                );
+            }
+            Stage::Leaving { has_left, deadline }
+                if *deadline <= now || has_left.iter().all(|left| *left) =>
+            {
+                self.shared().status.enter(Phase::Stopped);
+                self.stage = Stage::Over;
+            }
+            Stage::Serving(serving) => self.complain(serving, now),
+            _ => {}
+        }
+    }
+
+    fn complain(&self, serving: &Serving, now: Micros) {
+        let is_past = |deadline: Option<Micros>| deadline.is_some_and(|deadline| deadline <= now);
+        let (stuck, late) = (
+            is_past(serving.oldest_deadline()),
+            is_past(self.beat_deadline()),
+        );
+        if self.shared().status.set_stuck(stuck) {
+            tracing::warn!(
+                "{}",
+                if stuck {
+                    "a step is overdue"
+                } else {
+                    "the overdue step was answered"
+                }
+            );
+        }
+        if self.shared().status.set_late(late) {
+            tracing::warn!(
+                "{}",
+                if late {
+                    "a rank's beat is late"
+                } else {
+                    "the late rank beats again"
+                }
+            );
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What ranks say, from their Hello to their Bye.
+
+use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, StepResult, Welcome};
+
+use super::{Outline, Stage, Wheel};
+use crate::link::Received;
+use crate::muster::{Stranger, WarmUp, num_pages};
+use crate::serving::{Serving, ServingParts};
+use crate::status::{DeviceReport, Phase};
+use crate::step::{warm_up, warm_up_deadline};
+
+/// Messages taken from the link before anything else is looked at.
+const MAX_MESSAGES_A_TURN: usize = 64;
+
+impl Wheel {
+    pub(super) fn hear_ranks(&mut self) {
+        for _ in 0..MAX_MESSAGES_A_TURN {
+            match self.driver.link.receive() {
+                None => return,
+                Some(Received::Stranger) => {
+                    self.shared().metrics.num_malformed.inc();
+                }
+                Some(Received::Malformed(rank, malformed)) => self.drop_peer(rank, &malformed),
+                Some(Received::Message(rank, message)) => self.hear(rank, message),
+            }
+        }
+    }
+
+    fn hear(&mut self, rank: u32, message: Message) {
+        self.heard[rank as usize] = self.now();
+        match message {
+            Message::Hello(hello) => self.hello(rank, hello),
+            Message::StepResult(result) => self.result(rank, &result),
+            Message::Beat(_) => {}
+            Message::Fail(fail) => self.fail(fail.code, &format!("rank {rank}: {}", fail.reason)),
+            Message::Bye(_) => self.bye(rank),
+            Message::Welcome(_)
+            | Message::Plan(_)
+            | Message::Vote(_)
+            | Message::Verdict(_)
+            | Message::Drain(_) => {
+                let kind = message.kind();
+                self.lose_rank(
+                    rank,
+                    &format!("it sent a {kind:?}, which only the engine sends"),
+                );
+            }
+        }
+    }
+
+    fn hello(&mut self, rank: u32, hello: Hello) {
+        let config = self.driver.shared.config_fingerprint.get();
+        match &mut self.stage {
+            Stage::Mustering(muster) if !muster.has(rank) => {
+                match muster.add(rank, hello, config) {
+                    Ok(()) => self.welcome_if_complete(),
+                    Err(stranger) => self.refuse(rank, stranger),
+                }
+            }
+            // Who comes too late is ended by who started it.
+            Stage::Leaving { .. } | Stage::Over => {}
+            _ => self.lose_rank(
+                rank,
+                "it said Hello a second time: its process was started again",
+            ),
+        }
+    }
+
+    fn refuse(&self, rank: u32, stranger: Stranger) {
+        let Stranger { code, reason } = stranger;
+        tracing::warn!(rank, "a worker was refused: {reason}");
+        let refused = plait_proto::encode(&Fail { rank, code, reason }.into());
+        if let Err(error) = self.driver.link.send(rank, &refused) {
+            tracing::warn!(rank, "the refused worker could not be told: {error}");
+        }
+    }
+
+    fn welcome_if_complete(&mut self) {
+        let Stage::Mustering(muster) = &self.stage else {
+            return;
+        };
+        let Some(hellos) = muster.complete() else {
+            return;
+        };
+        let num_pages = num_pages(&hellos);
+        self.shared()
+            .status
+            .set_device(DeviceReport::new(&hellos, num_pages));
+        match Serving::new(self.serving_parts(num_pages)) {
+            Ok(serving) => self.welcome(Box::new(serving)),
+            Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
+        }
+    }
+
+    fn serving_parts(&self, num_pages: u32) -> ServingParts {
+        let Outline {
+            settings,
+            max_model_len,
+            vocab_size,
+            ..
+        } = &self.driver.outline;
+        ServingParts {
+            settings: settings.scheduler(*max_model_len, num_pages),
+            credit: settings.credit(),
+            vocab_size: *vocab_size,
+            patience: self.patience,
+            shared: self.driver.shared.clone(),
+        }
+    }
+
+    fn welcome(&mut self, serving: Box<Serving>) {
+        let settings = serving.settings();
+        let welcome = Welcome {
+            num_slots: settings.max_seqs,
+            num_pages: settings.num_pages,
+            max_batch_tokens: settings.max_batch_tokens,
+            max_rows: settings.max_rows,
+            replica: 0,
+            num_replicas: 1,
+            credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
+        };
+        let step_0 = warm_up(settings.page_size);
+        self.stage = Stage::WarmingUp {
+            warm_up: WarmUp::new(self.num_ranks),
+            serving,
+            deadline: warm_up_deadline(self.now(), &self.patience),
+        };
+        self.tell_all(&welcome.into());
+        self.tell_all(&step_0.into());
+    }
+
+    fn result(&mut self, rank: u32, result: &StepResult) {
+        let now = self.now();
+        match &mut self.stage {
+            Stage::WarmingUp { warm_up, .. } if result.step == 0 && !warm_up.has(rank) => {
+                warm_up.add(rank);
+                self.warmed_up();
+            }
+            Stage::Serving(serving) if rank == 0 => {
+                if let Err(breach) = serving.land(result, now) {
+                    self.lose_rank(rank, &breach.to_string());
+                }
+            }
+            Stage::Over | Stage::Leaving { .. } => {}
+            _ => self.lose_rank(
+                rank,
+                &format!(
+                    "it answered step {}, which it was not asked for",
+                    result.step
+                ),
+            ),
+        }
+    }
+
+    fn warmed_up(&mut self) {
+        self.shared().status.add_ready_rank();
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::WarmingUp {
+                warm_up, serving, ..
+            } if warm_up.is_complete() => {
+                let now = self.now();
+                self.heard.fill(now);
+                serving.publish();
+                self.shared().status.enter(Phase::Ready);
+                Stage::Serving(serving)
+            }
+            stage => stage,
+        };
+    }
+
+    fn bye(&mut self, rank: u32) {
+        match &mut self.stage {
+            Stage::Leaving { has_left, .. } => has_left[rank as usize] = true,
+            Stage::Over => {}
+            _ => self.lose_rank(rank, "it left without being asked to"),
+        }
+    }
+
+    fn drop_peer(&mut self, rank: u32, malformed: &Malformed) {
+        self.shared().metrics.num_malformed.inc();
+        let reason = format!("it sent a malformed message: {malformed}");
+        match &self.stage {
+            Stage::Mustering(muster) if !muster.has(rank) => {
+                self.refuse(
+                    rank,
+                    Stranger {
+                        code: ExitCode::Bug,
+                        reason,
+                    },
+                );
+            }
+            _ => self.lose_rank(rank, &reason),
+        }
+    }
+}
