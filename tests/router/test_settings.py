@@ -104,6 +104,7 @@ def test_the_engine_is_told_every_field() -> None:
         ["--port", "x"],
         ["--max-seqs", "0"],
         ["--max-batch-tokens", "1.5"],
+        ["--max-batch-tokens", "65537"],
         ["--memory-fraction", "0"],
         ["--memory-fraction", "1.1"],
         ["--dtype", "int8"],

@@ -24,7 +24,8 @@ class Setting(NamedTuple):
 
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
-TokenLimit = Annotated[int, Meta(ge=1, le=1_048_576)]
+# The log-probabilities of a step's prompt tokens, up to 168 bytes each, must fit a frame of 16 MiB.
+TokenLimit = Annotated[int, Meta(ge=1, le=65_536)]
 ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
 SlotCount = Annotated[int, Meta(ge=1, le=4096)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
