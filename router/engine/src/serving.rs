@@ -131,6 +131,7 @@ impl Serving {
             received,
             prepared,
         } = admission;
+        let num_prompt_tokens: usize = prepared.choices.iter().map(|it| it.prompt.len()).sum();
         let mut requests = SmallVec::new();
         for choice in prepared.choices {
             match self.submit(choice, stream, received, now) {
@@ -138,6 +139,8 @@ impl Serving {
                 Err(error) => return self.refuse(stream, &requests, error),
             }
         }
+        let metrics = &self.parts.shared.metrics.requests;
+        metrics.prompt_tokens.inc_by(num_prompt_tokens as u64);
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
             stream,
@@ -228,14 +231,7 @@ impl Serving {
             num_top: choice.sampling.logprobs.map(u32::from),
             num_top_prompt: choice.sampling.prompt_logprobs.map(u32::from),
         };
-        let num_prompt_tokens = choice.prompt.len() as u64;
         let request = self.scheduler.submit(choice, now)?;
-        self.parts
-            .shared
-            .metrics
-            .requests
-            .prompt_tokens
-            .inc_by(num_prompt_tokens);
         self.num_measured += usize::from(live.wants_logprobs());
         self.requests.insert(request, live);
         Ok(request)
@@ -247,7 +243,16 @@ impl Serving {
             .metrics
             .requests
             .reject(Rejection::from(&refusal));
-        self.end_requests(taken, Event::Abort);
+        for request in taken {
+            let live = self.requests.remove(request);
+            self.num_measured -= usize::from(live.is_some_and(|live| live.wants_logprobs()));
+            let ended = self
+                .scheduler
+                .advance(Event::Abort(*request), &mut self.outputs);
+            ended.expect("only results can be unexpected");
+        }
+        // The stream counts as one rejection, and its choices as no requests that ended.
+        self.outputs.clear();
         self.events.push(StreamEvent::Fail {
             stream,
             error: refusal.into(),

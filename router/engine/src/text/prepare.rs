@@ -20,6 +20,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 const MAX_STOP_IDS: usize = 256;
 const MAX_LOGPROBS: u8 = 20;
+/// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 22;
 /// What OpenAI gives a completion that does not say.
 const COMPLETION_TOKENS: u32 = 16;
 /// A normaliser may shorten a text before it becomes tokens, by less than this.
@@ -45,6 +47,7 @@ impl ModelText {
         for (prompt, _) in &prompts {
             check_length(prompt.len(), request.end.max_tokens, max_model_len)?;
         }
+        check_prompt_logprobs(&prompts, request.report.prompt_logprobs)?;
         let stop_ids = self.stop_ids(&request.end);
         let choices = prompts.iter().map(|(prompt, _)| Request {
             prompt: prompt.clone(),
@@ -244,6 +247,26 @@ fn check_report(request: &GenerateRequest) -> Result<(), RequestError> {
         return Err(RequestError::invalid("prompt_logprobs", problem));
     }
     Ok(())
+}
+
+/// What is measured of all prompts together must fit one answer.
+fn check_prompt_logprobs(
+    prompts: &[(Tokens, TextStart)],
+    num_top: Option<u8>,
+) -> Result<(), RequestError> {
+    let Some(num_top) = num_top else {
+        return Ok(());
+    };
+    let num_tokens: usize = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
+    let given = num_tokens * (1 + usize::from(num_top));
+    if given <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let problem = format!(
+        "prompt_logprobs: {num_top} beside each of {num_tokens} prompt tokens make {given} in one answer, where \
+         {MAX_PROMPT_LOGPROBS} are allowed; ask for fewer, or send the prompts one by one"
+    );
+    Err(RequestError::invalid("prompt_logprobs", problem))
 }
 
 fn check_count(

@@ -102,6 +102,15 @@ fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
     rig.submit(2, "abc", &json!({"max_tokens": 2}));
     assert_eq!(rig.answer(2).text(), "de");
     assert_eq!(rig.metric("plait_requests_waiting"), 0.0);
+    let counts = [
+        ("plait_requests_rejected_total{reason=\"queue_full\"}", 1.0),
+        ("plait_requests_finished_total{reason=\"abort\"}", 0.0),
+        ("plait_requests_finished_total{reason=\"length\"}", 1.0),
+        ("plait_prompt_tokens_total", 3.0),
+    ];
+    for (name, count) in counts {
+        assert_eq!(rig.metric(name), count, "{name}");
+    }
 }
 
 #[test]

@@ -190,6 +190,20 @@ fn counts_are_bounded() {
 }
 
 #[test]
+fn prompt_log_probabilities_of_all_prompts_together_are_bounded() {
+    let asked = |num_prompts: usize| {
+        let prompts = vec![vec![2; 25_000]; num_prompts];
+        let request =
+            completion(&json!({"prompts": prompts, "prompt_logprobs": 20, "stream": false}));
+        model().prepare(&request, 1 << 16, &mut || 7)
+    };
+    assert_eq!(asked(7).unwrap().choices.len(), 7);
+    let error = asked(8).unwrap_err();
+    assert_eq!(error.param, "prompt_logprobs");
+    assert!(error.message.contains("4200000"), "{error}");
+}
+
+#[test]
 fn a_template_can_refuse_a_chat_in_its_own_words() {
     let folder = Folder::new(&byte_level());
     folder.write(
