@@ -120,7 +120,7 @@ def test_a_prompt_has_openais_four_forms(prompt: Any, meant: Any) -> None:
     assert completion(prompt=prompt).prompts == meant
 
 
-@pytest.mark.parametrize("prompt", [[], [1, "a"], [1.5], None, {"a": 1}, [[-1]], [[True]], ["a"] * 129])
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [1.5], None, {"a": 1}, [-1], [2**31], [[-1]], [[True]], ["a"] * 129])
 def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
         completion(prompt=prompt)
@@ -181,6 +181,8 @@ def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field:
 
 def test_an_error_says_what_was_given_and_what_is_allowed() -> None:
     assert refusal(temperature=3).message == "`temperature` is 3: expected `float` <= 2.0"
+    role = refusal(messages=[{"role": "robot", "content": "x"}]).message
+    assert role == "`messages[0].role`: invalid enum value 'robot'; allowed: system, developer, user, assistant, tool"
 
 
 BAD_MESSAGES: list[Any] = [
@@ -229,6 +231,10 @@ def test_the_same_holds_for_completions(name: str) -> None:
 )
 def test_nearly_neutral_values_are_refused(name: str, value: Any) -> None:
     assert refusal(**{name: value}).param == name
+
+
+def test_a_number_too_large_for_a_field_that_we_lack_is_refused_by_name() -> None:
+    assert refusal(n=10**400).param == "n"
 
 
 def test_unknown_names_are_ignored() -> None:

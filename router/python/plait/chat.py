@@ -14,6 +14,7 @@ from plait.errors import DONE, StartError
 Message = dict[str, str]
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 """An answer may wait its turn in the server's queue."""
+_NOT_OPENAI = "the server's answer is not one of an OpenAI server; check --url"
 
 
 class _Delta(msgspec.Struct):
@@ -60,7 +61,10 @@ class Server:
         response = self._client.get("/v1/models")
         if response.status_code != 200:
             raise AnswerError(_message(response.content))
-        return msgspec.json.decode(response.content, type=_Models).data[0].id
+        try:
+            return msgspec.json.decode(response.content, type=_Models).data[0].id
+        except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+            raise AnswerError(_NOT_OPENAI) from None
 
     def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
         """The pieces of the next answer, as they come; raises `AnswerError` or `httpx.HTTPError`."""
@@ -74,7 +78,10 @@ class Server:
 
 
 def _piece(data: str) -> str:
-    event = msgspec.json.decode(data, type=_Event)
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except msgspec.DecodeError:
+        raise AnswerError(_NOT_OPENAI) from None
     if event.error is not None:
         raise AnswerError(event.error.message)
     return "".join(choice.delta.content or "" for choice in event.choices)
@@ -83,9 +90,9 @@ def _piece(data: str) -> str:
 def _message(body: bytes) -> str:
     try:
         error = msgspec.json.decode(body, type=_Event).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         error = None
-    return error.message if error is not None else "the server's answer is not one of an OpenAI server; check --url"
+    return error.message if error is not None else _NOT_OPENAI
 
 
 def chat(url: str, key: str | None, temperature: float | None) -> int:
@@ -116,7 +123,8 @@ def _converse(server: Server, model: str) -> None:
 def _ask() -> str | None:
     """The next line, an empty one after Ctrl-C, None after Ctrl-D."""
     try:
-        return input("> ").strip()
+        said = input("> ").strip()
+        return said.encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
     except KeyboardInterrupt:
         print()
         return ""

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from plait.errors import ADVICE, SettingsError, StartError
+from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
 from plait.settings import ServeSettings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+MAX_TEMPERATURE = 2
+"""OpenAI's, which the server's own limit is too."""
 # How long a CPU worker's threads spin for their next piece of a step before they sleep. libgomp's own
 # choice is 30 times longer: no faster alone, and beside one busy process a prefill takes five times as
 # long, because threads that hold a core wait for one that has none.
@@ -33,6 +35,9 @@ def run(words: list[str]) -> int:
     except StartError as error:
         print(_last_line(error), file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:  # before the server watches for signals itself
+        print("Stopped", file=sys.stderr, flush=True)
+        return DONE
 
 
 def _last_line(error: StartError) -> str:
@@ -62,7 +67,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
     chat.add_argument("--url", default=DEFAULT_URL, help=f"the server's address (default: {DEFAULT_URL})")
     chat.add_argument("--api-key-file", help="file whose first line is a key (default: no key is sent)")
-    chat.add_argument("--temperature", type=float, help="0 to 2; 0 always takes the likeliest (default: the model's)")
+    chat.add_argument(
+        "--temperature", type=float, help=f"0 to {MAX_TEMPERATURE}; 0 always takes the likeliest (default: the model's)"
+    )
     return parser, {"serve": serve, "chat": chat}
 
 
@@ -86,6 +93,8 @@ def _chat(typed: argparse.Namespace) -> int:
     from plait.chat import chat
     from plait.http.auth import read_keys
 
+    if typed.temperature is not None and not 0 <= typed.temperature <= MAX_TEMPERATURE:
+        raise SettingsError(f"--temperature is {typed.temperature}; allowed: a number from 0 to {MAX_TEMPERATURE}")
     keys = read_keys(Path(typed.api_key_file)) if typed.api_key_file is not None else [None]
     return chat(typed.url, keys[0], typed.temperature)
 

@@ -109,8 +109,11 @@ def _add_error_shapes(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        body = path_error(error.status_code, request.method, request.url.path).body()
-        return _json(error.status_code, body, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        refusal = path_error(
+            error.status_code, request.method, request.url.path, headers.get("Allow", "another method")
+        )
+        return _json(error.status_code, refusal.body(), headers)
 
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> Response:

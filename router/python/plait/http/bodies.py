@@ -71,10 +71,13 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Json]] | None = None
@@ -98,6 +101,6 @@ class ChatBody(AnswerFields, kw_only=True):
 class CompletionBody(AnswerFields, kw_only=True):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str | int | list[TokenId]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     logprobs: NumBest | None = None

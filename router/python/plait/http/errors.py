@@ -33,12 +33,17 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def path_error(status: int, method: str, path: str) -> ApiError:
-    """For what the router refuses: a path that is not there, or a method that it does not take."""
+_MAX_SHOWN_CHARACTERS = 256
+"""Of a path: enough to know it again."""
+
+
+def path_error(status: int, method: str, path: str, allowed: str) -> ApiError:
+    """For what the router refuses: a path that is not there, or a method that is not one of those `allowed`."""
+    path = path[:_MAX_SHOWN_CHARACTERS]
     if status == HTTPStatus.NOT_FOUND:
         return ApiError(status, f"there is no path {path!r}; GET /openapi.json lists those that exist")
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        return ApiError(status, f"{method} is not allowed on {path!r}; GET /openapi.json lists what is")
+        return ApiError(status, f"{method} is not allowed on {path!r}; send {allowed}")
     return ApiError(status, f"{method} {path!r} failed: {HTTPStatus(status).phrase}")
 
 

@@ -99,7 +99,10 @@ def refuse_lacking(fields: dict[str, msgspec.Raw], lacking: Neutral) -> None:
 def _is_neutral(raw: msgspec.Raw, neutral: tuple[Json, ...]) -> bool:
     if bytes(raw) == b"null":
         return True
-    given: Json = msgspec.json.decode(raw)
+    try:
+        given: Json = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return False  # a number that no machine type holds
     return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in neutral)
 
 

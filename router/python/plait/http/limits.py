@@ -152,6 +152,7 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes:
     """The request's body; raises `ApiError` where it is too large, too slow or said not to be JSON."""
     headers = dict(scope["headers"])
     _check_type(headers.get(b"content-type", b""))
+    _check_encoding(headers.get(b"content-encoding", b"identity"))
     if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
         raise _too_large()
     try:
@@ -180,6 +181,12 @@ def _check_type(content_type: bytes) -> None:
     if kind != b"application/json":
         given = kind.decode("latin-1") or "missing"
         raise ApiError(400, f"the Content-Type is {given}; send JSON with `Content-Type: application/json`")
+
+
+def _check_encoding(encoding: bytes) -> None:
+    if encoding.strip().lower() != b"identity":
+        given = encoding.decode("latin-1")
+        raise ApiError(400, f"the Content-Encoding is {given}; this server reads plain bodies, send it without one")
 
 
 def _too_large() -> ApiError:

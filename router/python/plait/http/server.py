@@ -36,6 +36,7 @@ def http_server(app: FastAPI) -> HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # its warnings are written by clients: rubbish on the socket, upgrades
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from plait.http.api import GenerateRequest
-from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message
+from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message, Role
 from plait.http.errors import ApiError
 from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION, Neutral, refuse_lacking, shown
 
@@ -222,6 +222,8 @@ def _typed(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
 
 def _explain(message: str, fields: _Fields) -> ApiError:
     """msgspec's sentence, with the field in front and the value that was given."""
+    if message.startswith("Invalid enum value"):  # a role: the only field that takes some words
+        message = message.replace(" - at", f"; allowed: {', '.join(get_args(Role))} - at")
     match = _MESSAGE.fullmatch(message)
     what, path = (match["what"], match["path"]) if match else (message, None)
     if path is None:

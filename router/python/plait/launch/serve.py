@@ -120,6 +120,7 @@ class _Service:
         self._streams = Streams(engine)
         self._http = http_server(build_app(engine, self._streams, description, keys))
         self._num_signals = 0
+        self._leave_seconds = TERM_SECONDS
 
     async def run(self, config: Path) -> int:
         """Until the engine has stopped or failed; the exit code."""
@@ -152,7 +153,7 @@ class _Service:
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        await asyncio.gather(http, worker.leave(TERM_SECONDS))
+        await asyncio.gather(http, worker.leave(self._leave_seconds))
         self._streams.detach(asyncio.get_running_loop())
 
     def _on_signal(self) -> None:
@@ -163,6 +164,8 @@ class _Service:
             self._engine.drain()
         else:
             say("Stopping")
+            if phase == "loading":
+                self._leave_seconds = 0.0  # a worker that loads does not hear the engine
             self._engine.close()
 
     def _on_worker_exit(self, worker: Worker) -> None:

@@ -41,7 +41,9 @@ class Worker:
 
     @property
     def reason(self) -> str:
-        """How it ended, with the last line it wrote."""
+        """How it ended, with the last line it wrote where it ended by itself: a signal's cause is not in it."""
+        if self._process.returncode < 0:
+            return f"worker {self.rank} {_ending(self._process.returncode)}"
         last = self._last_line.decode(errors="replace").strip()
         return f"worker {self.rank} {_ending(self._process.returncode)}" + (f": {last}" if last else "")
 

@@ -1,0 +1,78 @@
+"""`plait chat` where what it is given, or the server's answer, is not what it should be."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from plait.cli import run
+from plait_proto import ExitCode
+
+
+class NoOpenAi(BaseHTTPRequestHandler):
+    """A server that answers everything with 200 and its `answer`."""
+
+    answer = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+class OneModel(NoOpenAi):
+    """One that lists a model, refuses nothing and says `asked`, what it was sent last."""
+
+    answer = b'{"data":[{"id":"tiny"}]}'
+    asked = b""
+
+    def do_POST(self) -> None:
+        type(self).asked = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"data: <html>\n\n")
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    with HTTPServer(("127.0.0.1", 0), NoOpenAi) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield listening
+        listening.shutdown()
+        thread.join()
+
+
+def chat(server: HTTPServer) -> int:
+    return run(["chat", "--url", f"http://127.0.0.1:{server.server_port}"])
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"\xff", b"{}", b'{"data":[]}'])
+def test_a_server_that_is_not_openais_is_told_in_one_line(
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: bytes
+) -> None:
+    monkeypatch.setattr(NoOpenAi, "answer", answer)
+    assert chat(server) == ExitCode.SETTINGS
+    assert "check --url" in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_is_told(
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.RequestHandlerClass = OneModel
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\udcffb\n"))
+    assert chat(server) == 0
+    assert b'"a?b"' in OneModel.asked
+    assert "[the answer failed: the server's answer is not one of an OpenAI server" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "2.1"])
+def test_a_temperature_out_of_range_is_refused_at_once(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", f"--temperature={temperature}"]) == ExitCode.SETTINGS
+    assert "from 0 to 2" in capsys.readouterr().err
