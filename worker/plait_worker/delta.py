@@ -10,13 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from plait_proto import NewSlot, Plan
+from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, NewSlot, Plan
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-_IS_LAST_CHUNK = 1
-_LOOKAHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,8 @@ def read_plan(plan: Plan) -> Delta:
         slots_R=np.concatenate((prefill_P4[:, 0], decode_D2[:, 0])),
         starts_R=np.concatenate((prefill_P4[:, 1], decode_D2[:, 1])),
         lengths_R=np.concatenate((prefill_P4[:, 2], ones_D)),
-        samples_R=np.concatenate(((flags_P & _IS_LAST_CHUNK) != 0, ones_D != 0)),
-        has_lookahead_P=(flags_P & _LOOKAHEAD) != 0,
+        samples_R=np.concatenate(((flags_P & IS_LAST_CHUNK) != 0, ones_D != 0)),
+        has_lookahead_P=(flags_P & LOOKAHEAD) != 0,
         token_ids=_words(plan.token_ids),
     )
 
