@@ -66,14 +66,25 @@ def ask_all(url: str, asked: list[Problem], *, concurrency: int = 8) -> list[Wro
 
 @contextmanager
 def writers(url: str, num_writers: int, num_tokens: int) -> Iterator[None]:
-    """So many requests at any time that write `num_tokens` each, and so outgrow what a small pool has left."""
+    """So many streams at any time that write `num_tokens` each, and so outgrow what a small pool has left.
+
+    In the end they hang up in the middle of what they read.
+    """
     over = Event()
 
     def keep_writing() -> None:
-        body = {"model": "recall-gqa", "prompt": "count 1 9", "max_tokens": num_tokens, "ignore_eos": True}
+        body = {
+            "model": "recall-gqa",
+            "prompt": "count 1 9",
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
         with httpx.Client(base_url=url, timeout=1200) as client:
             while not over.is_set():
-                client.post("/v1/completions", json=body).raise_for_status()
+                with client.stream("POST", "/v1/completions", json=body) as response:
+                    response.raise_for_status()
+                    next((chunk for chunk in response.iter_raw() if over.is_set()), None)
 
     with ThreadPoolExecutor(max(num_writers, 1)) as pool:
         writing = [pool.submit(keep_writing) for _ in range(num_writers)]
