@@ -47,6 +47,13 @@ def demo_gguf() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
+@pytest.fixture(scope="session")
+def hub_client() -> None:
+    """The package that fetches models; without it the test is skipped, and fails where CI=true."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        skip_or_fail("no huggingface_hub; .venv/bin/pip install 'plait[hub]'")
+
+
 def skip_or_fail(reason: str) -> NoReturn:
     """What a test lacks may be lacking on a developer's machine, never in CI."""
     if os.environ.get("CI") == "true":

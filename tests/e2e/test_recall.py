@@ -30,6 +30,8 @@ VARIANTS = {
 SIZES = {2048: (20, 200), 8192: (4, 40)}
 # Problems from which on a run is long enough to be sure of mixed steps and of preemptions.
 ENOUGH = 20
+# Context -> long answers beside the problems, where requests are to be preempted: at 8k each costs minutes.
+NUM_WRITERS = {2048: 12, 8192: 4}
 
 
 @pytest.mark.acceptance
@@ -47,7 +49,7 @@ def test_every_answer_is_right(
     small_pool = longest_in_pages(asked)
     flags = [flag.format(small_pool=small_pool) for flag in VARIANTS[variant]]
     running = server(check_models / "recall-gqa", *flags)
-    num_writers = 12 if "preempted" in variant and len(asked) >= ENOUGH else 0
+    num_writers = NUM_WRITERS[context] if "preempted" in variant and len(asked) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, num_tokens=small_pool * PAGE_SIZE // 4):
         wrong = recall.ask_all(running.url, asked, concurrency=8)
     metrics = read_metrics(running.url)

@@ -99,6 +99,7 @@ def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(server: StartServer
     streaming.join()
     assert "error" in json.loads(streaming.events[-1])
     assert orphans(workers) == []
+    assert " ERROR " not in running.errors
 
 
 def test_a_killed_worker_ends_the_streams_with_an_error_and_the_server_with_5(

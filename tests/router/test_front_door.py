@@ -223,6 +223,12 @@ def test_a_method_that_is_not_taken_is_a_405(door: Door) -> None:
         assert f"send {refused.headers['allow']}" in error_of(refused)["message"]
 
 
+def test_probes_may_ask_for_the_head_alone(door: Door) -> None:
+    for path in ("/health", "/ready"):
+        answer = httpx.head(door.url + path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_a_refused_body_keeps_the_connection(door: Door) -> None:
     with httpx.Client(base_url=door.url) as client:
         refused = client.post(CHAT, json=BODY | {"temperature": 9})

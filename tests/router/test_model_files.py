@@ -71,8 +71,8 @@ def test_a_missing_demo_model_names_the_command_that_installs_it(monkeypatch: py
     assert "plait serve MODEL" in caught.value.message
 
 
+@pytest.mark.usefixtures("hub_client")
 def test_an_unreachable_hub_names_the_model_and_what_to_do(tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
     code = "from plait.model_files import find_model; find_model('no-such-owner/no-such-model')"
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True)

@@ -76,6 +76,11 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=3).max_tokens == 3
 
 
+def test_errors_are_told_under_the_name_that_the_client_used() -> None:
+    assert chat(max_tokens=5).max_tokens_field == "max_tokens"
+    assert chat(max_completion_tokens=3).max_tokens_field == "max_completion_tokens"
+
+
 def test_chat_logprobs_are_a_switch_and_a_number_beside_it() -> None:
     assert chat(logprobs=True).logprobs == 0
     assert chat(logprobs=True, top_logprobs=5).logprobs == 5

@@ -46,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record") and config.getoption("-k"):
+        raise pytest.UsageError("--record keeps whole runs: a part would overwrite its file; leave out -k or --record")
     config.stash[ROWS] = []
 
 
@@ -86,8 +88,14 @@ def report(session: pytest.Session) -> dict[str, object]:
         "machine": machine(),
         "versions": versions(),
         "failed": session.testsfailed,
+        "skipped": num_skipped(session),
         "rows": [{field: getattr(row, field) for field in Row.__slots__} for row in session.config.stash[ROWS]],
     }
+
+
+def num_skipped(session: pytest.Session) -> int:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    return len(reporter.stats.get("skipped", ())) if reporter else 0
 
 
 def git(*arguments: str) -> str:

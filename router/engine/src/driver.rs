@@ -129,6 +129,7 @@ impl Wheel {
         }
         self.end_streams(&ApiError::unavailable("the server was stopped"));
         self.flush();
+        self.let_ranks_go();
     }
 
     fn shared(&self) -> &Shared {
@@ -255,6 +256,13 @@ impl Wheel {
             has_left,
             deadline: self.after(self.patience.bye),
         };
+    }
+
+    /// Tells the ranks of a closed engine to leave, where they have not been told yet.
+    fn let_ranks_go(&mut self) {
+        if !matches!(self.stage, Stage::Leaving { .. } | Stage::Over) {
+            self.leave();
+        }
     }
 
     fn has_joined(&self, rank: u32) -> bool {

@@ -319,9 +319,12 @@ impl LatencyMetrics {
         Self {
             time_to_first_token: seconds(
                 "plait_time_to_first_token_seconds",
-                "Submit to first token",
+                "Submit to the result that brought the first token; writing it to the client comes after",
             ),
-            inter_token: seconds("plait_inter_token_seconds", "Token to token of one request"),
+            inter_token: seconds(
+                "plait_inter_token_seconds",
+                "Result to result of one request; writing its tokens to the client comes after",
+            ),
             end_to_end: seconds("plait_e2e_seconds", "Submit to end"),
             queue: seconds("plait_queue_seconds", "Submit to first row in a step"),
         }

@@ -1,5 +1,6 @@
 //! Text files of a Hugging Face folder.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
@@ -16,6 +17,7 @@ use super::model::{GenerationDefaults, ModelFacts, TextFiles};
 use super::post_processor::add_bos_and_eos;
 use super::template::SpecialTokens;
 
+const GENERATION_CONFIG: &str = "generation_config.json";
 /// Largest JSON file but tokenizer.json that is read, in bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Largest tokenizer.json that is read, in bytes (Gemma's has 33 MB).
@@ -45,7 +47,8 @@ struct GenerationConfig {
     do_sample: Option<bool>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    top_k: Option<u32>,
+    /// -1 and 0 keep the whole vocabulary.
+    top_k: Option<i64>,
     min_p: Option<f32>,
 }
 
@@ -97,7 +100,7 @@ struct NamedTemplate {
 /// Reads everything about text in the folder.
 pub(super) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
     let config: Config = read_json(folder, "config.json")?;
-    let generation: GenerationConfig = read_optional_json(folder, "generation_config.json")?;
+    let generation: GenerationConfig = read_optional_json(folder, GENERATION_CONFIG)?;
     let settings: TokenizerConfig = read_optional_json(folder, "tokenizer_config.json")?;
     let tokenizer = read_tokenizer(folder, &settings)?;
     let class = config.architectures.first().map_or("none", String::as_str);
@@ -108,7 +111,9 @@ pub(super) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
         context_length: config.context_length(),
         vocab_size: config.vocab_size,
         eos_token_ids: end_tokens(&config, &generation, &settings, &tokenizer),
-        defaults: generation.defaults(),
+        defaults: generation
+            .defaults()
+            .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))?,
     };
     let file = read_optional_text(folder, "chat_template.jinja")?;
     let template = file.or_else(|| settings.chat_template.and_then(Templates::default));
@@ -191,16 +196,44 @@ fn yarn_context_length(rope: &Value) -> Option<u32> {
 }
 
 impl GenerationConfig {
-    fn defaults(&self) -> GenerationDefaults {
-        GenerationDefaults {
-            temperature: match self.do_sample {
-                Some(false) => Some(0.0),
-                _ => self.temperature,
-            },
+    /// The defaults, held to the limits of the API: the error says which is out of range.
+    fn defaults(&self) -> Result<GenerationDefaults, String> {
+        let temperature = match self.do_sample {
+            Some(false) => Some(0.0),
+            _ => self.temperature,
+        };
+        check("temperature", temperature, "0 to 2", |it| {
+            (0.0..=2.0).contains(&it)
+        })?;
+        check("top_p", self.top_p, "over 0 to 1", |it| {
+            it > 0.0 && it <= 1.0
+        })?;
+        check("min_p", self.min_p, "0 to 1", |it| {
+            (0.0..=1.0).contains(&it)
+        })?;
+        check("top_k", self.top_k, "-1 to 2147483647", |it| {
+            (-1..=i64::from(i32::MAX)).contains(&it)
+        })?;
+        Ok(GenerationDefaults {
+            temperature,
             top_p: self.top_p,
-            top_k: self.top_k,
+            top_k: self.top_k.map(|it| u32::try_from(it).unwrap_or(0)),
             min_p: self.min_p,
-        }
+        })
+    }
+}
+
+fn check<T: Copy + Display>(
+    name: &str,
+    given: Option<T>,
+    allowed: &str,
+    is_allowed: impl Fn(T) -> bool,
+) -> Result<(), String> {
+    match given {
+        Some(given) if !is_allowed(given) => Err(format!(
+            "{name} is {given}, where {allowed} is allowed; mend it or leave it out"
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -245,8 +278,12 @@ fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, ModelF
     let path = folder.join(name);
     let bytes = read_capped(&path, MAX_CONFIG_BYTES)?
         .ok_or_else(|| ModelFilesError::new(&path, "is missing; the folder needs one"))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ModelFilesError::new(&path, format!("cannot be read: {error}")))
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let problem = format!(
+            "cannot be read: {error}; the file is cut short or not the model's own: download it again"
+        );
+        ModelFilesError::new(&path, problem)
+    })
 }
 
 fn read_optional_json<T: DeserializeOwned + Default>(

@@ -45,7 +45,7 @@ impl ModelText {
         check_report(request)?;
         let prompts = self.prompts(&request.input, max_model_len)?;
         for (prompt, _) in &prompts {
-            check_length(prompt.len(), request.end.max_tokens, max_model_len)?;
+            check_length(prompt.len(), &request.end, max_model_len)?;
         }
         check_prompt_logprobs(&prompts, request.report.prompt_logprobs)?;
         let stop_ids = self.stop_ids(&request.end);
@@ -286,16 +286,17 @@ fn check_count(
 /// A prompt needs room for one token behind it, and for `max_tokens` where they were asked for.
 fn check_length(
     num_prompt: usize,
-    max_tokens: Option<u32>,
+    end: &EndFields,
     max_model_len: u32,
 ) -> Result<(), RequestError> {
-    let num_output = max_tokens.unwrap_or(1) as usize;
+    let num_output = end.max_tokens.unwrap_or(1) as usize;
     if num_prompt.saturating_add(num_output) <= max_model_len as usize {
         return Ok(());
     }
-    let problem = match max_tokens {
+    let field = end.max_tokens_field.name();
+    let problem = match end.max_tokens {
         Some(_) if num_prompt < max_model_len as usize => format!(
-            "the prompt has {num_prompt} tokens and max_tokens is {num_output}, but the context \
+            "the prompt has {num_prompt} tokens and {field} is {num_output}, but the context \
              holds {max_model_len} in all; ask for at most {} or shorten the prompt",
             max_model_len as usize - num_prompt
         ),
@@ -305,7 +306,7 @@ fn check_length(
         ),
     };
     let param = if num_prompt < max_model_len as usize {
-        "max_tokens"
+        field
     } else {
         "prompt"
     };

@@ -89,12 +89,34 @@ pub struct SamplingFields {
 pub struct EndFields {
     /// Chat fills the context by default, a completion has 16.
     pub max_tokens: Option<u32>,
+    /// The name under which the client gave it.
+    pub max_tokens_field: MaxTokensField,
     /// Texts that end the answer and are not shown.
     pub stop: Vec<String>,
     /// Tokens that end the answer and are not shown.
     pub stop_token_ids: Vec<TokenId>,
     /// The model's own end tokens do not end the answer.
     pub ignore_eos: bool,
+}
+
+/// The API's two names for the most tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum MaxTokensField {
+    /// Both routes'.
+    #[default]
+    MaxTokens,
+    /// `OpenAI`'s newer one, of chats only.
+    MaxCompletionTokens,
+}
+
+impl MaxTokensField {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max_tokens",
+            Self::MaxCompletionTokens => "max_completion_tokens",
+        }
+    }
 }
 
 /// What is told beside the text.

@@ -38,6 +38,36 @@ fn end_tokens_come_from_the_config_where_no_generation_config_has_them() {
 }
 
 #[test]
+fn generation_defaults_out_of_the_apis_range_are_refused_on_load() {
+    let folder = Folder::new(&byte_level());
+    folder.write_config(&json!({}));
+    for (field, value) in [
+        ("temperature", "1e39"),
+        ("temperature", "-0.5"),
+        ("top_p", "0"),
+        ("top_p", "1.5"),
+        ("min_p", "-1"),
+        ("top_k", "-2"),
+    ] {
+        folder.write(
+            "generation_config.json",
+            &format!(r#"{{"{field}": {value}}}"#),
+        );
+        let error = folder.load_error();
+        assert!(
+            error.contains(&format!("generation_config.json: {field} is ")),
+            "{error}"
+        );
+        assert!(error.contains("leave it out"), "{error}");
+    }
+    folder.write(
+        "generation_config.json",
+        r#"{"top_k": -1, "top_p": 1, "temperature": 0}"#,
+    );
+    assert_eq!(folder.load().generation_defaults().top_k, Some(0));
+}
+
+#[test]
 fn yarn_stretches_the_context() {
     let folder = Folder::new(&byte_level());
     let rope = |factor: f64| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 512});

@@ -137,6 +137,13 @@ fn prompt_and_max_tokens_must_fit_into_the_context() {
         "{message}"
     );
     assert!(message.contains("at most 4"), "{message}");
+    let (param, message) = refusal(&chat(&json!({"max_tokens": CONTEXT,
+        "max_tokens_field": "max_completion_tokens"})));
+    assert_eq!(param, "max_completion_tokens");
+    assert!(
+        message.contains("max_completion_tokens is 512"),
+        "{message}"
+    );
     // A completion that asks for nothing takes what is left.
     assert!(prepare(&model(), &completion(&json!({"prompts": ids(CONTEXT - 1)}))).is_ok());
     let (param, message) = refusal(&completion(&json!({"prompts": ids(CONTEXT)})));

@@ -31,6 +31,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[str | list[int]] = []
     """Completions only: at least one; each becomes the choice of its index."""
     max_tokens: int | None = None
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The name under which the client gave it, for errors."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

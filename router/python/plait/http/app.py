@@ -67,10 +67,12 @@ def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
 
 
 def _add_state_routes(app: FastAPI, engine: EngineDoor) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
         return _state(sickness(read_status(engine)))
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
         return _state(unreadiness(read_status(engine)))

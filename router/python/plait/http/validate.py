@@ -37,6 +37,7 @@ class _Asked(msgspec.Struct, kw_only=True):
     kind: Literal["chat", "completion"]
     id_prefix: str
     max_tokens: int | None
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     logprobs: int | None
     messages: list[dict[str, Json]] = []
     chat_template_kwargs: dict[str, Json] = {}
@@ -52,7 +53,8 @@ def read_chat(raw: bytes, served_model: str) -> GenerateRequest:
     asked = _Asked(
         kind="chat",
         id_prefix="chatcmpl",
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=[_message(index, message) for index, message in enumerate(body.messages)],
         chat_template_kwargs=_template_arguments(body.chat_template_kwargs or {}),
@@ -90,6 +92,7 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str) -> GenerateRe
         add_generation_prompt=asked.add_generation_prompt,
         prompts=asked.prompts,
         max_tokens=asked.max_tokens,
+        max_tokens_field=asked.max_tokens_field,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=None if body.top_k is None else max(body.top_k, 0),
