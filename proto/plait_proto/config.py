@@ -31,6 +31,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens in one step at most."""
     max_seqs: int
     """Slots."""
+    context_chunk: int
+    """Cached tokens that a prefill row of latent attention attends to at a time."""
     threads: int | None
     """Threads of a CPU rank; None takes the cores that this process may use, shared among the ranks."""
     log_level: str

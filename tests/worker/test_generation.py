@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.loop import Rank
 from plait_worker.models import Model, load_model
@@ -38,18 +38,18 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForC
 
 
 @pytest.fixture(scope="module")
-def model(reference: tuple[Path, LlamaForCausalLM]) -> Model:
+def model(reference: tuple[Path, LlamaForCausalLM]) -> Model[Any]:
     return load_model(reference[0], "float32", torch.device("cpu"), Parallel())
 
 
 @pytest.fixture
-def new_stepper(model: Model) -> Callable[[], Stepper]:
+def new_stepper(model: Model[Any]) -> Callable[[], Stepper]:
     def make() -> Stepper:
         cpu = torch.device("cpu")
         rank = Rank(
             model=model,
             cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, cpu),
-            attention=TorchAttention(model.attention_shape, PAGE),
+            attention=cpu_attention(model.attention_shape, PAGE, PAGE),
             slots=Slots(8, NUM_PAGES, PAGE, 512, cpu),
             parallel=Parallel(),
         )

@@ -44,6 +44,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "max_model_len": 512,
         "max_batch_tokens": 2048,
         "max_seqs": 8,
+        "context_chunk": 64,
         "threads": 1,
         "log_level": "info",
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,9 +67,10 @@ class Totals:
 class Rank:
     """A model with its cache and its slots."""
 
-    model: Model
+    model: Model[Any]
     cache: KVCache
-    attention: AttentionBackend
+    attention: AttentionBackend[Any]
+    """Of the kind that the model attends by."""
     slots: Slots
     parallel: Parallel
     totals: Totals = field(default_factory=Totals)

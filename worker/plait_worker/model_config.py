@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from plait_kernels.moe import GroupLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class YarnRope:
     """Whether the ramp's ends are rounded to whole dimensions."""
     attention_factor: float = 1.0
     """What cosine and sine are multiplied by."""
+    score_temperature: float = 1.0
+    """What MLA multiplies queries and keys by, so that its scores are multiplied by the square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,47 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1): how wide its parts are."""
+
+    q_rank: int | None
+    """Width of the queries' latent; None where queries come from the hidden state at once."""
+    latent_dim: int
+    """Width of the latent that keys and values are made from (``kv_lora_rank``)."""
+    nope_dim: int
+    """Numbers of a head's query and key that rope does not turn."""
+    rope_dim: int
+    """Numbers of a head's query that rope turns, and of the one key that all heads share."""
+    value_dim: int
+    """Numbers of a head's value."""
+    scale: float
+    """Factor of the scores before the softmax, YaRN's squared temperature included."""
+    is_interleaved: bool
+    """Whether rope turns neighbours in the files' order, not the halves."""
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Numbers that the cache keeps of a token: the latent, then the shared key."""
+        return self.latent_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRouting:
+    """How DeepSeek's routers choose and weigh experts."""
+
+    scoring: Literal["softmax", "sigmoid"]
+    """V2's, or V3's with its correction bias."""
+    limit: GroupLimit
+    scale: float
+    """Factor of the chosen experts' weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class MoeConfig:
     """The mixture of experts; every expert is a gated MLP."""
 
@@ -68,10 +114,14 @@ class MoeConfig:
     """Whether the chosen experts' probabilities are divided by their sum."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a dense MLP instead."""
+    shared_size: int = 0
+    """Width of the gated MLP that every token passes beside its experts; 0 for none."""
+    groups: GroupRouting | None = None
+    """None for a softmax over all experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig:  # budget: the sum of what the families' files state
     """What the model files say; sizes are of the whole model, not of a rank."""
 
     architecture: str
@@ -84,6 +134,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Numbers of a head, and of what rope turns; in MLA only the latter."""
     norm_eps: float
     rope: RopeConfig
     max_positions: int
@@ -95,3 +146,7 @@ class ModelConfig:
     mlp_bias: bool = False
     """Whether the dense MLP's projections have biases."""
     moe: MoeConfig | None = None
+    mla: MlaConfig | None = None
+    """None where every head caches keys and values of its own."""
+    num_mtp_layers: int = 0
+    """Layers behind the last that predict a token further on (arXiv 2412.19437, section 2.2)."""

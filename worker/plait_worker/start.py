@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import choose_num_pages
 from plait_worker.device import open_device
@@ -37,7 +38,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     return _allocate(config, welcome, model, parallel, device)
 
 
-def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model:
+def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model[Any]:
     try:
         return load_model(Path(config.model), config.dtype, device, parallel)
     except ModelFilesError as error:
@@ -46,7 +47,7 @@ def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Mod
         raise Failure(ExitCode.SETTINGS, str(error)) from error
 
 
-def _hello(config: WorkerConfig, config_bytes: bytes, model: Model, parallel: Parallel, device_name: str) -> Hello:
+def _hello(config: WorkerConfig, config_bytes: bytes, model: Model[Any], parallel: Parallel, device_name: str) -> Hello:
     page_bytes = bytes_per_page(model.cache_spec, config.page_size)
     return Hello(
         protocol=PROTOCOL,
@@ -63,12 +64,14 @@ def _hello(config: WorkerConfig, config_bytes: bytes, model: Model, parallel: Pa
     )
 
 
-def _allocate(config: WorkerConfig, welcome: Welcome, model: Model, parallel: Parallel, device: torch.device) -> Rank:
+def _allocate(
+    config: WorkerConfig, welcome: Welcome, model: Model[Any], parallel: Parallel, device: torch.device
+) -> Rank:
     num_pages, page_size = welcome.num_pages, config.page_size
     return Rank(
         model=model,
         cache=KVCache(model.cache_spec, num_pages, page_size, device),
-        attention=TorchAttention(model.attention_shape, page_size),
+        attention=cpu_attention(model.attention_shape, page_size, config.context_chunk),
         slots=Slots(welcome.num_slots, num_pages, page_size, config.max_model_len, device),
         parallel=parallel,
     )

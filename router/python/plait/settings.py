@@ -101,6 +101,16 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention."""
+
+    context_chunk: Annotated[
+        TokenLimit,
+        Setting("tokens of cached context that a prefill of latent attention (DeepSeek) attends to at a time"),
+    ] = 4096
+    """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
+
+
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Processes."""
 
@@ -120,6 +130,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
+    attention: AttentionSettings = AttentionSettings()
     process: ProcessSettings = ProcessSettings()
 
 

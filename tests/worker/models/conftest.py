@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
@@ -29,6 +29,18 @@ TINY = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
@@ -36,6 +48,8 @@ FAMILIES = {
         transformers.Qwen3MoeConfig,
         {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "deepseek_v2": (transformers.DeepseekV2Config, DEEPSEEK | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
+    "deepseek_v3": (transformers.DeepseekV3Config, DEEPSEEK | {"n_group": 4, "topk_group": 2, "num_mtp_layers": 0}),
 }
 
 
@@ -69,6 +83,9 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.uniform_(buffer, -0.5, 0.5)
         path = tmp_path / f"{family}-{seed}"
         model.save_pretrained(path, max_shard_size=shard_size)
         return Saved(path, model)
@@ -83,12 +100,13 @@ class Driver:
     model: Model
     page_size: int = 16
     num_pages: int = 64
+    context_chunk: int = 64
     pages: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cache = KVCache(self.model.cache_spec, self.num_pages, self.page_size, CPU)
-        self.attention = TorchAttention(self.model.attention_shape, self.page_size)
+        self.attention = cpu_attention(self.model.attention_shape, self.page_size, self.context_chunk)
         self.free = torch.randperm(self.num_pages).tolist()
 
     def step(self, prefill: dict[str, list[int]], decode: dict[str, int] | None = None) -> dict[str, Tensor]:
@@ -138,7 +156,9 @@ def load() -> Callable[..., Model]:
 
 @pytest.fixture
 def drive(load: Callable[..., Model]) -> Callable[..., Driver]:
-    def drive(path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64) -> Driver:
-        return Driver(load(path, dtype), page_size, num_pages)
+    def drive(
+        path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64, context_chunk: int = 64
+    ) -> Driver:
+        return Driver(load(path, dtype), page_size, num_pages, context_chunk)
 
     return drive

@@ -23,6 +23,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +45,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe sparse every second layer": ("qwen3_moe", {"decoder_sparse_step": 2}),
     "qwen3_moe with all experts": ("qwen3_moe", {"num_experts_per_tok": 6}),
     "qwen3_moe with biases": ("qwen3_moe", {"attention_bias": True}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2 without q lora": ("deepseek_v2", {"q_lora_rank": None}),
+    "deepseek_v2 with groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    "deepseek_v2 asked to normalise": ("deepseek_v2", {"norm_topk_prob": True}),
+    "deepseek_v2 with biases": ("deepseek_v2", {"attention_bias": True, "mlp_bias": True}),
+    "deepseek_v2 with yarn": ("deepseek_v2", {"rope_parameters": MSCALE}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3 without q lora": ("deepseek_v3", {"q_lora_rank": None}),
+    "deepseek_v3 with halves": ("deepseek_v3", {"rope_interleave": False}),
+    "deepseek_v3 with yarn": ("deepseek_v3", {"rope_parameters": MSCALE}),
+    "deepseek_v3 with yarn without mscale": ("deepseek_v3", {"rope_parameters": YARN}),
+    "deepseek_v3 not normalised": ("deepseek_v3", {"norm_topk_prob": False}),
+    "deepseek_v3 with biases": ("deepseek_v3", {"attention_bias": True}),
+    "deepseek_v3 with one group": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
+    "deepseek_v3 with values wider than keys": ("deepseek_v3", {"v_head_dim": 40}),
+    "deepseek_v3 dense": ("deepseek_v3", {"first_k_dense_replace": 3, "rms_norm_eps": 0.01}),
 }
 
 
@@ -68,7 +85,7 @@ def test_log_probabilities_equal_transformers(
         assert_close(decoded[0], expected[position])
 
 
-@pytest.fixture(params=["llama", "qwen3", "qwen3_moe"])
+@pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
     return save_tiny(request.param)
 

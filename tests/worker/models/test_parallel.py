@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
@@ -23,7 +23,7 @@ def logits(path: Path, parallel: Parallel) -> torch.Tensor:
     """Of a prompt of 9 tokens and one decode step."""
     model = load_model(path, "float32", CPU, parallel)
     cache = KVCache(model.cache_spec, 4, 4, CPU)
-    attention = TorchAttention(model.attention_shape, 4)
+    attention = cpu_attention(model.attention_shape, 4, 4)
     table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
     last = torch.tensor([0])
     prompt = Rows(1, [0], [0], [9], torch.tensor(IDS[:9]), torch.arange(9), table, torch.tensor([8]))

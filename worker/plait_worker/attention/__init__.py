@@ -1,13 +1,15 @@
 """Attention over the paged cache: the interface of the backends, and the choice among them.
 
-Shapes: T tokens of the step, H query heads and G key-value heads of this rank, D numbers in a head;
-pages ``[N + 1, 2, G, P, D]`` as in ``plait_worker.cache``.
+Shapes: T tokens of the step, P those of its prefill rows, B its decode rows; H query heads and G key-value
+heads of this rank, D numbers in a head; C numbers cached of a token in latent attention, E in its queries
+and keys, V in its values; pages ``[N + 1, 2, G, page, D]`` or ``[N + 1, page, C]`` as in ``plait_worker.cache``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,9 +41,55 @@ class StepAttention(Protocol):
         ...
 
 
-class AttentionBackend(Protocol):
-    """One way to attend; chosen at start-up."""
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """What a backend of multi-head latent attention (arXiv 2405.04434) must know; heads are this rank's."""
 
-    def prepare(self, rows: Rows) -> StepAttention:
+    num_heads: int
+    """H."""
+    latent_dim: int
+    """The first numbers of a cached token: what its values are made from."""
+    cached_dim: int
+    """C: the latent, then the key that all heads share."""
+    value_dim: int
+    """V."""
+    scale: float
+    """Factor of the scores before the softmax."""
+    dtype: torch.dtype
+    """Of queries and latents."""
+
+
+Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A layer's way from cached tokens ``[N, C]`` to each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
+
+
+class LatentStep(Protocol):
+    """The latent attention of one step: made once by ``prepare``, called once a layer, ``write`` first."""
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """P; the tokens behind them are the decode rows'."""
+        ...
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages."""
+        ...
+
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+        ...
+
+    def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        ...
+
+
+PreparedT_co = TypeVar("PreparedT_co", covariant=True)
+
+
+class AttentionBackend(Protocol[PreparedT_co]):
+    """One way to attend, by ``StepAttention`` or by ``LatentStep``; chosen at start-up."""
+
+    def prepare(self, rows: Rows) -> PreparedT_co:
         """The host's work for one step."""
         ...

@@ -6,33 +6,37 @@ Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from plait_worker.attention import AttentionShape, StepAttention
-from plait_worker.cache import CacheSpec, KVCache
+from plait_worker.attention import AttentionShape, LatentShape, StepAttention
+from plait_worker.cache import AnyCacheSpec, KVCache
 from plait_worker.model_config import ModelConfig
 from plait_worker.models import llama, qwen3, qwen3_moe
-from plait_worker.models.decoder import BlockReader, Decoder
+from plait_worker.models.decoder import BlockReader, HeadsDecoder
+from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import Weights, open_checkpoint
+from plait_worker.weights import HalvesSource, Weights, open_checkpoint
 
-BLOCKS: dict[str, BlockReader] = {
+BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
     "Qwen3ForCausalLM": qwen3.read_block,
     "Qwen3MoeForCausalLM": qwen3_moe.read_block,
 }
-"""How each architecture's blocks are read."""
+"""How the blocks of each architecture with heads of its own in the cache are read."""
 NOT_LOADED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old files hold and that follow from the configuration."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Model(Protocol):
-    """A loaded model on one rank."""
+PreparedT_contra = TypeVar("PreparedT_contra", contravariant=True)
+
+
+class Model(Protocol[PreparedT_contra]):
+    """A loaded model on one rank, which attends by what its kind of backend prepares."""
 
     @property
     def config(self) -> ModelConfig:
@@ -50,16 +54,16 @@ class Model(Protocol):
         ...
 
     @property
-    def cache_spec(self) -> CacheSpec:
+    def cache_spec(self) -> AnyCacheSpec:
         """What this rank keeps of each token."""
         ...
 
     @property
-    def attention_shape(self) -> AttentionShape:
+    def attention_shape(self) -> AttentionShape | LatentShape:
         """What this rank's attention backend is made for."""
         ...
 
-    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, attention: PreparedT_contra) -> Tensor:
         """Hidden states after the final norm, ``hidden_TD``; writes the step's keys and values into the cache."""
         ...
 
@@ -68,18 +72,33 @@ class Model(Protocol):
         ...
 
 
-def load_model(path: Path, dtype: str, device: torch.device, parallel: Parallel) -> Model:
+def load_model(path: Path, dtype: str, device: torch.device, parallel: Parallel) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
     Raises ``ModelFilesError`` where the files are missing, broken or not supported.
     """
     checkpoint = open_checkpoint(path)
-    weights = Weights(checkpoint, choose_dtype(dtype, device), device)
+    config = checkpoint.config
+    mla = config.mla
+    source = HalvesSource(checkpoint, mla) if mla is not None and mla.is_interleaved else checkpoint
+    weights = Weights(source, choose_dtype(dtype, device), device)
     with torch.inference_mode():
-        model = Decoder(checkpoint.config, weights, parallel, BLOCKS[checkpoint.config.architecture])
-    unused_head = ("lm_head.weight",) if checkpoint.config.tie_embeddings else ()
-    weights.refuse_leftovers(NOT_LOADED + unused_head)
+        model = _read_model(config, weights, parallel)
+    weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))
     return model
+
+
+def _read_model(config: ModelConfig, weights: Weights, parallel: Parallel) -> HeadsDecoder | DeepseekDecoder:
+    if config.mla is not None:
+        return DeepseekDecoder(config, weights, parallel)
+    return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture])
+
+
+def _stored_twice(config: ModelConfig) -> tuple[str, ...]:
+    """Tensors that some files hold although they are another one: a tied head, the MTP layers' embedding and head."""
+    behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    of_mtp = [f"layers.{n}.{name}.weight" for n in behind for name in ("embed_tokens", "shared_head.head")]
+    return ("lm_head.weight", *of_mtp) if config.tie_embeddings else tuple(of_mtp)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

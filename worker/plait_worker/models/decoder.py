@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,28 +24,35 @@ from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
 
+PreparedT = TypeVar("PreparedT")
+
+
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[PreparedT]):
     """What every layer of one step shares."""
 
     cos_T1D: Tensor
     sin_T1D: Tensor
-    attention: StepAttention
+    attention: PreparedT
 
 
-class Attention(Protocol):
+HeadsStep = Step[StepAttention]
+"""Of families whose heads cache keys and values."""
+
+
+class Attention(Protocol[PreparedT]):
     """A family's attention: projections, rotation, cache."""
 
-    def __call__(self, x_TD: Tensor, step: Step, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: Step[PreparedT], pages: Tensor) -> Tensor:
         """``[T, D]``; writes the step's keys and values into the layer's pages."""
         ...
 
 
-class Block:
+class Block(Generic[PreparedT]):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is made together with the norm after it."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, attention: Attention, mlp: Callable[[Tensor], Tensor]
+        self, config: ModelConfig, weights: Weights, attention: Attention[PreparedT], mlp: Callable[[Tensor], Tensor]
     ) -> None:
         """Read the two norms."""
         self.attention_norm = RmsNorm(weights, "input_layernorm", config.hidden_size, config.norm_eps)
@@ -53,7 +60,9 @@ class Block:
         self.mlp_norm = RmsNorm(weights, "post_attention_layernorm", config.hidden_size, config.norm_eps)
         self.mlp = mlp
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step, pages: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The block's last summand and the residual stream that it is still to be added to."""
         x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
         x_TD = self.attention(x_TD, step, pages)
@@ -61,14 +70,16 @@ class Block:
         return self.mlp(x_TD), residual_TD
 
 
-BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block]
+BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block[PreparedT]]
 """Reads the block of the given layer from the tensors below ``model.layers.N``."""
 
 
-class Decoder:
-    """``plait_worker.models.Model`` of every family whose blocks attend to a key-value cache."""
+class Decoder(Generic[PreparedT]):
+    """What ``plait_worker.models.Model`` asks for, but for what the layers cache."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader[PreparedT]
+    ) -> None:
         """Read the whole model."""
         self.config = config
         self.dtype = weights.dtype
@@ -88,21 +99,8 @@ class Decoder:
         self.rope = Rope(config.rope, config.head_dim, weights.device)
         self.weight_bytes = weights.num_bytes
 
-    @property
-    def cache_spec(self) -> CacheSpec:
-        """Keys and values of this rank's heads in every layer."""
-        config = self.config
-        return CacheSpec(config.num_layers, len(self.parallel.share(config.num_kv_heads)), config.head_dim, self.dtype)
-
-    @property
-    def attention_shape(self) -> AttentionShape:
-        """This rank's heads."""
-        config, share = self.config, self.parallel.share
-        num_heads, num_kv_heads = len(share(config.num_heads)), len(share(config.num_kv_heads))
-        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, self.dtype)
-
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, attention: PreparedT) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``."""
         step = Step(*self.rope.tables(rows.positions_T), attention)
         x_TD = self.embedding(rows.token_ids_T)
@@ -115,3 +113,20 @@ class Decoder:
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""
         return self.head(hidden_SD)
+
+
+class HeadsDecoder(Decoder[StepAttention]):
+    """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """Keys and values of this rank's heads in every layer."""
+        config = self.config
+        return CacheSpec(config.num_layers, len(self.parallel.share(config.num_kv_heads)), config.head_dim, self.dtype)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """This rank's heads."""
+        config, share = self.config, self.parallel.share
+        num_heads, num_kv_heads = len(share(config.num_heads)), len(share(config.num_kv_heads))
+        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, self.dtype)

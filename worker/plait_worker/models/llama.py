@@ -9,10 +9,11 @@ import torch
 from plait_kernels.rope import apply_rope
 from torch import Tensor
 
+from plait_worker.attention import StepAttention
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, Step
+from plait_worker.models.decoder import Block, HeadsStep
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -31,7 +32,7 @@ class LlamaAttention:
         self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
 
-    def __call__(self, x_TD: Tensor, step: Step, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
         qk_THE, v_TGE = torch.split(qkv_THE, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
@@ -41,7 +42,7 @@ class LlamaAttention:
         return self.output(out_THE.flatten(1))
 
 
-def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block:
+def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = LlamaAttention(config, weights.at("self_attn"), parallel)
     return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))

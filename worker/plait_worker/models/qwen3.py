@@ -9,11 +9,12 @@ import torch
 from plait_kernels.rope import apply_rope
 from torch import Tensor
 
+from plait_worker.attention import StepAttention
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, Step
+from plait_worker.models.decoder import Block, HeadsStep
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -34,7 +35,7 @@ class Qwen3Attention:
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(weights, "k_norm", config.head_dim, config.norm_eps)
 
-    def __call__(self, x_TD: Tensor, step: Step, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
         q_THE, k_TGE, v_TGE = torch.split(qkv_THE, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
@@ -44,7 +45,7 @@ class Qwen3Attention:
         return self.output(out_THE.flatten(1))
 
 
-def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block:
+def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = Qwen3Attention(config, weights.at("self_attn"), parallel)
     return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait_worker.attention import StepAttention
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.decoder import Block
@@ -10,7 +11,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
 
-def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block:
+def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = Qwen3Attention(config, weights.at("self_attn"), parallel)
     return Block(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))

@@ -7,9 +7,10 @@ from pathlib import Path
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.folder import Folder
 from plait_worker.weights.gguf_file import GgufFile
+from plait_worker.weights.interleaved import HalvesSource
 from plait_worker.weights.reader import Weights
 
-__all__ = ["Folder", "GgufFile", "ModelFilesError", "Weights", "open_checkpoint"]
+__all__ = ["Folder", "GgufFile", "HalvesSource", "ModelFilesError", "Weights", "open_checkpoint"]
 
 
 def open_checkpoint(path: Path) -> Folder | GgufFile:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from plait_worker.model_config import ModelConfig, MoeConfig
+from plait_worker.weights.deepseek_config import V2, V3, read_deepseek_moe, read_mla
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.rope_config import read_rope
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_MLA = (V2, V3)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA)
 """The families that can be served."""
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -25,6 +27,7 @@ def read_config(fields: Fields) -> ModelConfig:
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
     rope, max_positions = read_rope(fields)
+    mla = read_mla(fields, architecture, rope) if architecture in _MLA else None
     return checked(
         ModelConfig(
             architecture=architecture,
@@ -33,15 +36,17 @@ def read_config(fields: Fields) -> ModelConfig:
             intermediate_size=fields.integer("intermediate_size", high=MAX_WIDTH),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=fields.integer("num_key_value_heads", num_heads, high=MAX_WIDTH),
-            head_dim=fields.integer("head_dim", _default_head_dim(architecture, hidden_size, num_heads)),
+            num_kv_heads=num_heads if mla else fields.integer("num_key_value_heads", num_heads, high=MAX_WIDTH),
+            head_dim=mla.rope_dim if mla else _read_head_dim(fields, architecture, hidden_size, num_heads),
             norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
             rope=rope,
             max_positions=max_positions,
             tie_embeddings=fields.flag("tie_word_embeddings", False),
             attention_bias=fields.flag("attention_bias", False),
-            mlp_bias=fields.flag("mlp_bias", False) if architecture == "LlamaForCausalLM" else False,
-            moe=_read_moe(fields, num_layers) if architecture == "Qwen3MoeForCausalLM" else None,
+            mlp_bias=fields.flag("mlp_bias", False) if architecture in ("LlamaForCausalLM", V2) else False,
+            moe=_read_moe(fields, architecture, num_layers),
+            mla=mla,
+            num_mtp_layers=fields.integer("num_nextn_predict_layers", 0, 0, MAX_LAYERS) if architecture == V3 else 0,
         ),
         fields.where,
     )
@@ -74,9 +79,10 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
     return config
 
 
-def _default_head_dim(architecture: str, hidden_size: int, num_heads: int) -> int:
-    """What a file means that does not state it; Qwen3's does not follow from the hidden size."""
-    return max(1, hidden_size // num_heads) if architecture == "LlamaForCausalLM" else 128
+def _read_head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:
+    """The stated one; Qwen3's default does not follow from the hidden size."""
+    default = max(1, hidden_size // num_heads) if architecture == "LlamaForCausalLM" else 128
+    return fields.integer("head_dim", default)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
@@ -98,7 +104,14 @@ def _refuse_unsupported(fields: Fields) -> None:
         )
 
 
-def _read_moe(fields: Fields, num_layers: int) -> MoeConfig:
+def _read_moe(fields: Fields, architecture: str, num_layers: int) -> MoeConfig | None:
+    """The mixture of experts; None in a dense model."""
+    if architecture in _MLA:
+        return read_deepseek_moe(fields, architecture, num_layers)
+    return _read_qwen_moe(fields, num_layers) if architecture == "Qwen3MoeForCausalLM" else None
+
+
+def _read_qwen_moe(fields: Fields, num_layers: int) -> MoeConfig:
     """The mixture of experts, and which layers do without."""
     name = "num_experts" if fields.has("num_experts") else "num_local_experts"
     every = fields.integer("decoder_sparse_step", 1)

@@ -55,10 +55,16 @@ class Weights:
         return self.prefix + name in self.source.names
 
     def take(
-        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """A tensor of the given shape (the whole one), or the rows or columns of it that this rank holds.
 
+        It comes in ``dtype``, the model's own where none is given.
         Raises ``ModelFilesError`` where the files lack it or give it another shape.
         """
         full_name = self.prefix + name
@@ -70,7 +76,7 @@ class Weights:
                 f"tensor {full_name} has shape {list(found)}, but the configuration asks for {list(shape)}: "
                 "the files do not belong together"
             )
-        tensor = self._own(self._cut(self.source.read(full_name), rows, columns))
+        tensor = self._own(self._cut(self.source.read(full_name), rows, columns), dtype or self.dtype)
         self.taken[full_name] = tensor.nbytes
         return tensor
 
@@ -86,9 +92,9 @@ class Weights:
             tensor = tensor[:, columns.start : columns.stop]
         return tensor
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _own(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A copy of its own: the source may lie in a mapped file."""
-        return torch.empty(tensor.shape, dtype=self.dtype, device=self.device).copy_(tensor)
+        return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
 
     def refuse_leftovers(self, allowed: Collection[str]) -> None:
         """Raise ``ModelFilesError`` where tensors were not taken, except those whose names end as ``allowed`` says."""

@@ -56,14 +56,21 @@ def _read_yarn(rope: Fields, original: int) -> YarnRope:
         beta_slow=rope.number("beta_slow", 1.0),
         truncate=rope.flag("truncate", True),
         attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
+        score_temperature=yarn_temperature(factor, _strength(rope, "mscale_all_dim")),
     )
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     """The paper's temperature, or the ratio of two where the file states both."""
-    if rope.has("mscale") and rope.has("mscale_all_dim"):
-        return yarn_temperature(factor, rope.number("mscale")) / yarn_temperature(factor, rope.number("mscale_all_dim"))
+    mscale, mscale_all_dim = _strength(rope, "mscale"), _strength(rope, "mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
     return yarn_temperature(factor)
+
+
+def _strength(rope: Fields, name: str) -> float:
+    """How much of the temperature is meant; 0, as files without it mean, is none."""
+    return rope.number(name) if rope.values.get(name) else 0.0
 
 
 def yarn_temperature(factor: float, strength: float = 1.0) -> float:

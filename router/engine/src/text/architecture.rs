@@ -6,17 +6,65 @@ pub(super) enum Architecture {
     Llama,
     Qwen3,
     Qwen3Moe,
+    DeepseekV2,
+    DeepseekV3,
 }
 
-/// What each family is called: by us, in a config.json, in a GGUF.
-const NAMES: [(Architecture, &str, &str, &str); 3] = [
-    (Architecture::Llama, "llama", "LlamaForCausalLM", "llama"),
-    (Architecture::Qwen3, "qwen3", "Qwen3ForCausalLM", "qwen3"),
-    (
+/// What a family is called.
+struct Names {
+    family: Architecture,
+    /// By us.
+    own: &'static str,
+    /// In a config.json.
+    class: &'static str,
+    /// In a GGUF; `None` where only folders of it are served.
+    gguf: Option<&'static str>,
+}
+
+const fn named(
+    family: Architecture,
+    own: &'static str,
+    class: &'static str,
+    gguf: Option<&'static str>,
+) -> Names {
+    Names {
+        family,
+        own,
+        class,
+        gguf,
+    }
+}
+
+const NAMES: [Names; 5] = [
+    named(
+        Architecture::Llama,
+        "llama",
+        "LlamaForCausalLM",
+        Some("llama"),
+    ),
+    named(
+        Architecture::Qwen3,
+        "qwen3",
+        "Qwen3ForCausalLM",
+        Some("qwen3"),
+    ),
+    named(
         Architecture::Qwen3Moe,
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        "qwen3moe",
+        Some("qwen3moe"),
+    ),
+    named(
+        Architecture::DeepseekV2,
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        None,
+    ),
+    named(
+        Architecture::DeepseekV3,
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        None,
     ),
 ];
 
@@ -25,26 +73,33 @@ impl Architecture {
     pub(super) fn name(self) -> &'static str {
         NAMES
             .iter()
-            .find(|names| names.0 == self)
+            .find(|names| names.family == self)
             .expect("every family has its row")
-            .1
+            .own
     }
 
     /// From `architectures` of a config.json.
     pub(super) fn from_class(class: &str) -> Result<Self, String> {
-        let found = NAMES.iter().find(|names| names.2 == class);
-        found.map(|names| names.0).ok_or_else(|| {
-            let served = NAMES.map(|names| names.2).join(", ");
-            format!("the architecture `{class}` is not served; these are: {served}")
-        })
+        find(class, |names| Some(names.class))
     }
 
     /// From `general.architecture` of a GGUF.
     pub(super) fn from_gguf(name: &str) -> Result<Self, String> {
-        let found = NAMES.iter().find(|names| names.3 == name);
-        found.map(|names| names.0).ok_or_else(|| {
-            let served = NAMES.map(|names| names.3).join(", ");
-            format!("the architecture `{name}` is not served; these are: {served}")
-        })
+        find(name, |names| names.gguf)
     }
+}
+
+/// The family of this name in one kind of file; the error lists those that are served from it.
+fn find(
+    wanted: &str,
+    name_of: impl Fn(&Names) -> Option<&'static str>,
+) -> Result<Architecture, String> {
+    let found = NAMES.iter().find(|names| name_of(names) == Some(wanted));
+    found.map(|names| names.family).ok_or_else(|| {
+        let served: Vec<_> = NAMES.iter().filter_map(name_of).collect();
+        format!(
+            "the architecture `{wanted}` is not served; these are: {}",
+            served.join(", ")
+        )
+    })
 }

@@ -82,6 +82,7 @@ def _write_config(
             max_model_len=description.max_model_len,
             max_batch_tokens=settings.scheduler.max_batch_tokens,
             max_seqs=settings.scheduler.max_seqs,
+            context_chunk=settings.attention.context_chunk,
             threads=settings.process.threads,
             log_level=settings.process.log_level,
         )

@@ -1,0 +1,142 @@
+"""Latent attention with plain torch operations: the CPU's backend for MLA and the oracle of every other one.
+
+A decode row's queries are absorbed: they attend to the cached latents as they are, which are key and value of
+one head that all query heads share. A prefill row's new tokens get keys and values of every head (un-absorbed:
+a third of the work); its cached context does so in chunks, whose results are merged by their log-sum-exp.
+
+Shapes: T tokens of the step, P those of its prefill rows, B decode rows, N new tokens of one prefill row, I cached
+tokens of one chunk, H heads, E numbers in a query and key, V in a value, C cached of a token, L positions of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from plait_kernels.attention import merge
+from torch import Tensor
+
+from plait_worker.attention import Expand, LatentShape
+from plait_worker.attention.batches import decode_batches, pages_of_tokens
+from plait_worker.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """A chunk of a prompt."""
+
+    tokens: slice
+    """Where in P its new tokens lie."""
+    context_index: Tensor
+    """Where in the flat cache ``[pages * page size, C]`` what it cached before lies, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeBatch:
+    """Decode rows of similar length, one token each."""
+
+    rows: slice | Tensor
+    page_index: Tensor
+    """Their pages, row after row."""
+    mask_B11L: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLatentStep:
+    """``LatentStep`` of the torch backend."""
+
+    shape: LatentShape
+    context_chunk: int
+    num_prefill_tokens: int
+    token_index_T: Tensor
+    """Where in the flat cache the step's tokens go."""
+    prefill_rows: list[_PrefillRow]
+    decode_batches: list[_DecodeBatch]
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages."""
+        pages.view(-1, self.shape.cached_dim).index_copy_(0, self.token_index_T, latent_TC)
+
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+        k_PHE, v_PHV = expand(latent_PC)
+        out_PHV = torch.empty_like(v_PHV, memory_format=torch.contiguous_format)
+        for row in self.prefill_rows:
+            new = row.tokens
+            out_NHV, lse_NH = attend(q_PHE[new], k_PHE[new], v_PHV[new], self.shape.scale, is_causal=True)
+            for latent_IC in self._context(row, pages):
+                part_NHV, part_NH = attend(q_PHE[new], *expand(latent_IC), self.shape.scale, is_causal=False)
+                out_NHV, lse_NH = merge(out_NHV, lse_NH, part_NHV, part_NH)
+            out_PHV[new] = out_NHV
+        return out_PHV
+
+    def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        out_BHC = torch.empty_like(q_BHC)
+        for batch in self.decode_batches:
+            # The heads stand where a sequence would. The shared key's share of the values is cut off below.
+            cached_B1LC = pages.index_select(0, batch.page_index).view(len(batch.mask_B11L), 1, -1, q_BHC.shape[-1])
+            out_BHC[batch.rows] = F.scaled_dot_product_attention(
+                q_BHC[batch.rows][:, None],
+                cached_B1LC,
+                cached_B1LC,
+                attn_mask=batch.mask_B11L,
+                scale=self.shape.scale,
+            )[:, 0]
+        return out_BHC[..., : self.shape.latent_dim]
+
+    def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
+        """What the row cached before this step, ``context_chunk`` tokens at a time: ``[I, C]``."""
+        flat = pages.view(-1, self.shape.cached_dim)
+        for begin in range(0, len(row.context_index), self.context_chunk):
+            yield flat.index_select(0, row.context_index[begin : begin + self.context_chunk])
+
+
+def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of each head, ``[N, H, V]``, and its log-sum-exp, float32 base 2 ``[N, H]``, on a CPU.
+
+    ``is_causal`` needs as many keys as queries. Scores, softmax and sums are float32; bfloat16 weights
+    are rounded once, as in ``plait_worker.attention.torch``.
+    """
+    value_dim = v_IHV.shape[-1]
+    width = max(q_NHE.shape[-1], value_dim)  # the kernel wants queries, keys and values of one width
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(0, 1)[None] for x in (q_NHE, k_IHE, v_IHV))
+    out_1HNW, lse_1HN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    return out_1HNW[0, ..., :value_dim].transpose(0, 1), lse_1HN[0].T * math.log2(math.e)
+
+
+class TorchLatentAttention:
+    """``AttentionBackend`` of ``LatentStep`` on a CPU."""
+
+    def __init__(self, shape: LatentShape, page_size: int, context_chunk: int) -> None:
+        """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
+        self.shape = shape
+        self.page_size = page_size
+        self.context_chunk = context_chunk
+
+    def prepare(self, rows: Rows) -> TorchLatentStep:
+        """The page indices and the order of work of one step."""
+        page_numbers = self.page_size * self.shape.cached_dim
+        return TorchLatentStep(
+            shape=self.shape,
+            context_chunk=self.context_chunk,
+            num_prefill_tokens=rows.num_prefill_tokens,
+            token_index_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
+            prefill_rows=list(self._prefill_rows(rows)),
+            decode_batches=[
+                _DecodeBatch(batch.rows, batch.table_BW.flatten(), batch.mask_BL[:, None, None])
+                for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype)
+            ],
+        )
+
+    def _prefill_rows(self, rows: Rows) -> Iterator[_PrefillRow]:
+        first = 0
+        for row in range(rows.num_prefill):
+            start, length = rows.starts[row], rows.lengths[row]
+            positions = torch.arange(start, device=rows.page_table_RW.device)
+            page_index = rows.page_table_RW[row].long()[positions // self.page_size]
+            yield _PrefillRow(slice(first, first + length), page_index * self.page_size + positions % self.page_size)
+            first += length

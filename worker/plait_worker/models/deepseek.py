@@ -1,0 +1,187 @@
+"""DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437): latent attention, routed and shared experts.
+
+Shapes: T tokens of a step, B its decode rows, N any tokens, D the hidden size, H heads of this rank; numbers of a
+head: E in a query and key (those that rope turns last), O those it does not turn, V in a value; Q in the queries'
+latent, L in the latent of keys and values, C cached of a token (that latent, then the one key that rope turns).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from plait_kernels.rope import apply_rope
+from torch import Tensor
+
+from plait_worker.attention import LatentShape, LatentStep
+from plait_worker.cache import LatentCacheSpec
+from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.mlp import GatedMlp, SparseMlp
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.model_config import MlaConfig, ModelConfig
+from plait_worker.models.decoder import Block, Decoder, Step
+from plait_worker.parallel import Parallel
+from plait_worker.weights.reader import Weights
+
+_WHOLE = Parallel()
+"""Latents are made whole on every rank: each of its heads reads all of them."""
+_LATENT_EPS = 1e-6
+"""Of the latents' norms; ``rms_norm_eps`` is the others'."""
+
+
+class DirectQueries:
+    """Queries straight from the hidden state (V2-Lite); the cached latent beside them."""
+
+    def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
+        """Read ``q_proj`` and ``kv_a_proj_with_mqa``."""
+        queries = Part("q_proj", config.num_heads, mla.query_dim)
+        latent = Part("kv_a_proj_with_mqa", mla.cached_dim)
+        self.queries = ColumnLinear(weights, (queries,), config.hidden_size, parallel)
+        self.latent = ColumnLinear(weights, (latent,), config.hidden_size, _WHOLE, config.attention_bias)
+
+    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries ``[T, H E]`` and what is to be cached ``[T, C]``, neither turned nor normalised."""
+        return self.queries(x_TD), self.latent(x_TD)
+
+
+class LatentQueries:
+    """Queries by way of a latent of their own, made together with the cached one."""
+
+    def __init__(self, config: ModelConfig, mla: MlaConfig, rank: int, weights: Weights, parallel: Parallel) -> None:
+        """Read ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj`` and ``kv_a_proj_with_mqa``; ``rank`` is Q."""
+        self.widths = [rank, mla.cached_dim]
+        both = (Part("q_a_proj", rank), Part("kv_a_proj_with_mqa", mla.cached_dim))
+        self.latents = ColumnLinear(weights, both, config.hidden_size, _WHOLE, config.attention_bias)
+        self.norm = RmsNorm(weights, "q_a_layernorm", rank, _LATENT_EPS)
+        queries = Part("q_b_proj", config.num_heads, mla.query_dim)
+        self.queries = ColumnLinear(weights, (queries,), rank, parallel)
+
+    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries ``[T, H E]`` and what is to be cached ``[T, C]``, neither turned nor normalised."""
+        query_TQ, latent_TC = torch.split(self.latents(x_TD), self.widths, dim=1)
+        return self.queries(self.norm(query_TQ)), latent_TC
+
+
+class LatentAttention:
+    """All heads' keys and values are made from one latent a token, and only it is cached, with one key for rope."""
+
+    def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
+        """Read the projections of queries and latents, ``kv_a_layernorm``, ``kv_b_proj`` and ``o_proj``."""
+        self.mla = mla
+        self.inputs = (
+            DirectQueries(config, mla, weights, parallel)
+            if mla.q_rank is None
+            else LatentQueries(config, mla, mla.q_rank, weights, parallel)
+        )
+        self.norm = RmsNorm(weights, "kv_a_layernorm", mla.latent_dim, _LATENT_EPS)
+        up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
+        up_shape = (up.num_outputs, mla.latent_dim)
+        self.up_weight = weights.take("kv_b_proj.weight", up_shape, rows=up.rows(parallel))
+        up_HXL = self.up_weight.unflatten(0, (-1, up.unit_size))
+        self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
+        values = Part("o_proj", config.num_heads, mla.value_dim)
+        self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
+
+    def __call__(self, x_TD: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
+        """``[T, D]``; only the attention itself tells prefill rows from decode rows."""
+        q_THE, latent_TC = self._project(x_TD, step)
+        step.attention.write(latent_TC, pages)
+        out_THV = self._attend(q_THE, latent_TC, step.attention, pages)
+        return self.output(out_THV.flatten(1))
+
+    def _project(self, x_TD: Tensor, step: Step[LatentStep]) -> tuple[Tensor, Tensor]:
+        """Queries ``[T, H, E]`` and what is cached ``[T, C]``, both turned by rope."""
+        mla = self.mla
+        queries, cached_TC = self.inputs(x_TD)
+        q_THE = queries.unflatten(1, (-1, mla.query_dim))
+        still_THO, turning_THR = torch.split(q_THE, [mla.nope_dim, mla.rope_dim], dim=2)
+        latent_TL, key_TR = torch.split(cached_TC, [mla.latent_dim, mla.rope_dim], dim=1)
+        turned_THR = apply_rope(turning_THR, step.cos_T1D, step.sin_T1D)
+        key_T1R = apply_rope(key_TR[:, None], step.cos_T1D, step.sin_T1D)
+        return torch.cat((still_THO, turned_THR), dim=2), torch.cat((self.norm(latent_TL), key_T1R[:, 0]), dim=1)
+
+    def _attend(self, q_THE: Tensor, latent_TC: Tensor, attention: LatentStep, pages: Tensor) -> Tensor:
+        """``[T, H, V]``."""
+        num_prefill = attention.num_prefill_tokens
+        out = []
+        if num_prefill > 0:
+            out.append(attention.prefill(q_THE[:num_prefill], latent_TC[:num_prefill], pages, self._expand))
+        if num_prefill < len(q_THE):
+            out_BHL = attention.decode(self._absorb(q_THE[num_prefill:]), pages)
+            out.append(torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL))
+        return torch.cat(out)
+
+    def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """Each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
+        mla = self.mla
+        latent_NL, key_NR = torch.split(latent_NC, [mla.latent_dim, mla.rope_dim], dim=1)
+        kv_NHX = F.linear(latent_NL, self.up_weight).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
+        key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
+        shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
+        return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
+
+    def _absorb(self, q_BHE: Tensor) -> Tensor:
+        """Queries ``[B, H, C]`` that see in latents what ``q`` sees in the keys made from them."""
+        still_BHO, turned_BHR = torch.split(q_BHE, [self.mla.nope_dim, self.mla.rope_dim], dim=2)
+        return torch.cat((torch.einsum("bho,hol->bhl", still_BHO, self.key_HOL), turned_BHR), dim=2)
+
+
+class MtpLayer:
+    """Predicts the token after the next from a hidden state and the next token (arXiv 2412.19437, section 2.2).
+
+    Embedding and head are the model's own. Loaded for speculative decoding; a plain step does not run it.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> None:
+        """Read ``enorm``, ``hnorm``, ``eh_proj``, a block, and ``shared_head.norm``."""
+        size = config.hidden_size
+        self.token_norm = RmsNorm(weights, "enorm", size, config.norm_eps)
+        self.hidden_norm = RmsNorm(weights, "hnorm", size, config.norm_eps)
+        self.join = ColumnLinear(weights, (Part("eh_proj", size),), 2 * size, _WHOLE)
+        self.block = read_block(config, layer, weights, parallel)
+        self.norm = RmsNorm(weights, "shared_head.norm", size, config.norm_eps)
+
+
+class DeepseekDecoder(Decoder[LatentStep]):
+    """``plait_worker.models.Model`` of both generations."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
+        """Read the whole model, with those MTP layers that the files hold."""
+        super().__init__(config, weights, parallel, read_block)
+        self.mla = latent_config(config)
+        behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+        self.mtp_layers = [
+            MtpLayer(config, layer, weights.at(f"model.layers.{layer}"), parallel)
+            for layer in behind
+            if weights.has(f"model.layers.{layer}.eh_proj.weight")
+        ]
+        self.weight_bytes = weights.num_bytes
+
+    @property
+    def cache_spec(self) -> LatentCacheSpec:
+        """A latent and a key, whole on every rank, in every layer."""
+        return LatentCacheSpec(self.config.num_layers, self.mla.cached_dim, self.dtype)
+
+    @property
+    def attention_shape(self) -> LatentShape:
+        """This rank's heads."""
+        num_heads, mla = len(self.parallel.share(self.config.num_heads)), self.mla
+        return LatentShape(num_heads, mla.latent_dim, mla.cached_dim, mla.value_dim, mla.scale, self.dtype)
+
+
+def latent_config(config: ModelConfig) -> MlaConfig:
+    """The attention's widths, which every configuration of these families has."""
+    if config.mla is None:
+        raise AssertionError(f"{config.architecture} without latent attention")
+    return config.mla
+
+
+def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[LatentStep]:
+    """One block from the tensors below ``model.layers.N``."""
+    attention = LatentAttention(config, latent_config(config), weights.at("self_attn"), parallel)
+    return Block(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
+
+
+def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:
+    if config.moe is None or layer in config.moe.dense_layers:
+        return GatedMlp(config, weights, parallel)
+    return SparseMlp(config, config.moe, weights, parallel)

@@ -1,0 +1,51 @@
+"""Rope's rows in one order, whichever the files have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from plait_worker.model_config import MlaConfig
+from plait_worker.weights.reader import TensorSource
+
+_QUERY = ("self_attn.q_proj", "self_attn.q_b_proj")
+_KEY = ("self_attn.kv_a_proj_with_mqa",)
+
+
+class HalvesSource:
+    """``TensorSource`` of MLA files in which rope turns neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
+
+    The rows that make rope's part of queries and keys change places. Scores are sums over these numbers,
+    so the order, which is the same in both, does not show in them.
+    """
+
+    def __init__(self, source: TensorSource, mla: MlaConfig) -> None:
+        """``source`` stays as it is."""
+        self.source = source
+        self.mla = mla
+
+    @property
+    def names(self) -> Collection[str]:
+        """The source's."""
+        return self.source.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The source's."""
+        return self.source.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """The source's tensor, with the rows of each unit's last ``rope_dim`` outputs in the order of halves."""
+        tensor, stem = self.source.read(name), name.rpartition(".")[0]
+        if stem.endswith(_QUERY):
+            return halves_last(tensor, self.mla.query_dim, self.mla.rope_dim)
+        return halves_last(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
+
+
+def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
+    """Of every ``unit_size`` rows the last ``rope_dim``: those of even index first, then those of odd index."""
+    units = tensor.reshape(-1, unit_size, *tensor.shape[1:]).clone()
+    rope = units[:, -rope_dim:]
+    units[:, -rope_dim:] = torch.cat((rope[:, 0::2], rope[:, 1::2]), dim=1)
+    return units.view(tensor.shape)
