@@ -29,6 +29,7 @@ fn settings(num_seqs: u32, num_pages: u32) -> Settings {
         mixed: true,
         watermark: 0,
         starvation_steps: 8,
+        itl_target: None,
         max_queue: 1 << 20,
         max_queue_tokens: u64::MAX,
     }

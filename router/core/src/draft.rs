@@ -4,6 +4,7 @@ use crate::ids::{PageId, SlotId, StepId};
 use crate::plan::{DecodeRow, NewSlot, PrefillRow};
 use crate::settings::Settings;
 use crate::state::Order;
+use crate::step_cost::StepWork;
 
 /// What the rules have given out so far, and what is left.
 #[derive(Clone, Debug)]
@@ -11,6 +12,7 @@ pub(crate) struct Draft {
     pub(crate) step: StepId,
     pub(crate) num_tokens_left: u32,
     pub(crate) num_rows_left: u32,
+    pub(crate) work: StepWork,
     pub(crate) new_slots: Vec<NewSlot>,
     pub(crate) appended_pages: Vec<(SlotId, PageId)>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
@@ -27,6 +29,7 @@ impl Draft {
             step,
             num_tokens_left: settings.max_batch_tokens,
             num_rows_left: settings.max_rows,
+            work: StepWork::default(),
             new_slots: Vec::new(),
             appended_pages: Vec::new(),
             prefill: Vec::new(),
@@ -51,11 +54,13 @@ impl Draft {
 
     pub(crate) fn push_prefill(&mut self, order: Order, row: PrefillRow) {
         self.count(order, row.length);
+        self.work.add_prefill(row.start, row.length);
         self.prefill.push((order, row));
     }
 
     pub(crate) fn push_decode(&mut self, order: Order, row: DecodeRow) {
         self.count(order, 1);
+        self.work.add_decode(row.start);
         self.decode.push((order, row));
     }
 

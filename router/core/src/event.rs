@@ -2,13 +2,21 @@
 
 use smallvec::SmallVec;
 
-use crate::ids::{RequestId, StepId, TokenId};
+use crate::ids::{Micros, RequestId, StepId, TokenId};
 
 /// What the scheduler is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A step's result came in; results come in the order of their steps.
     Result(StepResult<'a>),
+    /// How long a step on the wire took, told before its result; only [`crate::Settings::itl_target`]
+    /// asks for it.
+    Measured {
+        /// Which step.
+        step: StepId,
+        /// From its first row's start to its last token, on the worker's clock.
+        elapsed: Micros,
+    },
     /// The client is gone: of this request only [`Output::Finished`] is still emitted.
     Abort(RequestId),
     /// A stop string was found in the request's text: it has all it needs.

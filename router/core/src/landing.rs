@@ -14,6 +14,9 @@ impl Scheduler {
         outputs: &mut Vec<Output>,
     ) -> Result<(), UnexpectedResult> {
         let flight = self.flights.land(result)?;
+        if let Some(target) = &mut self.time_target {
+            target.land(result.step);
+        }
         for slot in flight.chunks {
             if let Some(running) = self.roster.get_mut(slot) {
                 running.land_chunk();

@@ -15,6 +15,9 @@ impl Scheduler {
         self.flights
             .launch(flight_of(&prefill, &decode, draft.step));
         self.last_step = draft.step;
+        if let Some(target) = &mut self.time_target {
+            target.launch(draft.step, draft.work);
+        }
         Plan {
             step: draft.step,
             freed_slots: std::mem::take(&mut self.freed_slots),

@@ -21,6 +21,8 @@ mod scheduler;
 mod settings;
 mod state;
 mod stats;
+mod step_cost;
+mod time_target;
 mod turns;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
@@ -31,3 +33,4 @@ pub use request::{Refusal, Request, Sampling};
 pub use scheduler::Scheduler;
 pub use settings::{Settings, SettingsError};
 pub use stats::{Carryover, Counts, Stats};
+pub use step_cost::{StepCost, StepWork};

@@ -14,10 +14,11 @@ use crate::roster::Roster;
 use crate::settings::{Settings, SettingsError};
 use crate::state::{Job, Order, Phase, Queued};
 use crate::stats::{Counts, Stats};
+use crate::time_target::TimeTarget;
 
 /// A chunk is not cut shorter than this for lack of tokens: a remainder of 3 in every plan would
 /// take a prompt of 8,192 tokens through thousands of steps.
-const MIN_CHUNK: u32 = 16;
+pub(crate) const MIN_CHUNK: u32 = 16;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,7 @@ pub struct Scheduler {
     pub(crate) pages: PagePool,
     pub(crate) flights: Flights,
     pub(crate) counts: Counts,
+    pub(crate) time_target: Option<TimeTarget>,
     pub(crate) places: FxHashMap<RequestId, Place>,
     /// Slots that the worker has not been told of yet.
     pub(crate) freed_slots: Vec<SlotId>,
@@ -53,6 +55,7 @@ impl Scheduler {
             pages: PagePool::new(settings.num_pages),
             flights: Flights::default(),
             counts: Counts::default(),
+            time_target: TimeTarget::new(&settings),
             places: FxHashMap::default(),
             freed_slots: Vec::new(),
             num_submitted: 0,
@@ -109,6 +112,11 @@ impl Scheduler {
     ) -> Result<(), UnexpectedResult> {
         match event {
             Event::Result(result) => self.land(&result, outputs)?,
+            Event::Measured { step, elapsed } => {
+                if let Some(target) = &mut self.time_target {
+                    target.measure(step, elapsed);
+                }
+            }
             Event::Abort(request) => self.end(request, FinishReason::Abort, outputs),
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
         }
@@ -200,7 +208,7 @@ impl Scheduler {
             let order = running.job.order;
             let has_row = running.last_step == draft.step;
             let length = self
-                .chunk_length(running.num_to_prefill(), draft)
+                .chunk_length(running.num_planned, running.num_to_prefill(), draft)
                 .filter(|_| !has_row);
             if length.is_some_and(|length| !self.prefill_row(slot, length, draft)) {
                 return;
@@ -231,7 +239,7 @@ impl Scheduler {
     fn room_for_first(&self, draft: &Draft) -> Option<(SlotId, u32)> {
         let num_tokens = self.queue.first()?.job().num_known();
         let slot = self.roster.free_slot()?;
-        let length = self.chunk_length(num_tokens, draft)?;
+        let length = self.chunk_length(0, num_tokens, draft)?;
         let watermark = if self.roster.is_empty() {
             0
         } else {
@@ -246,11 +254,15 @@ impl Scheduler {
         can_admit.then_some((slot, length))
     }
 
-    /// How many of `remaining` tokens a chunk may take now; nothing where it would be cut too short.
-    fn chunk_length(&self, remaining: u32, draft: &Draft) -> Option<u32> {
+    /// How many of the `remaining` tokens from `start` on a chunk may take now; nothing where it would
+    /// be cut too short.
+    fn chunk_length(&self, start: u32, remaining: u32, draft: &Draft) -> Option<u32> {
         let most = remaining.min(self.settings.long_prefill);
         let least = most.min(MIN_CHUNK).min(self.settings.max_batch_tokens);
-        let length = most.min(draft.num_tokens_left);
+        let in_time = self.time_target.as_ref().map_or(u32::MAX, |target| {
+            target.room(draft.step, &draft.work, start)
+        });
+        let length = most.min(draft.num_tokens_left).min(in_time);
         (length >= least && draft.num_rows_left > 0).then_some(length)
     }
 

@@ -1,5 +1,7 @@
 //! What a replica's scheduler is given once, at start-up.
 
+use crate::ids::Micros;
+
 /// Limits and switches of one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -23,6 +25,9 @@ pub struct Settings {
     pub watermark: u32,
     /// Plans without a row after which the oldest prefill under way is served first.
     pub starvation_steps: u32,
+    /// How long a step that decodes should take; prefill joins as far as that leaves time. Without it
+    /// only tokens and rows bound a step. Needs `mixed`.
+    pub itl_target: Option<Micros>,
     /// Requests that may wait.
     pub max_queue: u32,
     /// Prompt tokens that may wait.
@@ -64,6 +69,7 @@ impl Settings {
                 allowed,
             });
         }
+        self.check_itl_target()?;
         if self.watermark >= self.num_pages {
             let allowed = format!(
                 "it must leave a page of the pool's {} to admit requests",
@@ -76,6 +82,21 @@ impl Settings {
             });
         }
         Ok(())
+    }
+
+    fn check_itl_target(&self) -> Result<(), SettingsError> {
+        let allowed = match self.itl_target {
+            Some(Micros(0)) => "a step takes time",
+            Some(_) if !self.mixed => {
+                "without mixed steps prefill never joins a step that decodes: leave it out, or mix"
+            }
+            _ => return Ok(()),
+        };
+        Err(SettingsError {
+            setting: "itl-target-ms",
+            given: self.itl_target.map_or(0, |target| target.0 / 1000),
+            allowed: allowed.to_owned(),
+        })
     }
 
     fn check_at_least_one(&self) -> Result<(), SettingsError> {

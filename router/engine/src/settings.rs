@@ -133,6 +133,7 @@ impl EngineSettings {
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
             starvation_steps: self.starvation_steps,
+            itl_target: None,
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,
         }

@@ -190,6 +190,7 @@ fn all_settings() -> Vec<(Settings, usize)> {
         num_pages: 4,
         max_seqs: 3,
         starvation_steps: 2,
+        itl_target: None,
         ..settings()
     };
     let mut all = Vec::new();

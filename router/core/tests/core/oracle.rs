@@ -3,7 +3,7 @@
 //! The "model" is a hash: the KV of a position depends on its token and on every KV before it, and a
 //! sampled token depends on every KV up to it, on the seed and on the index of the output token.
 
-use plait_core::{FinishReason, TokenId};
+use plait_core::{FinishReason, Micros, StepId, TokenId};
 
 /// Small, so that stop ids come up.
 pub const VOCABULARY: u64 = 61;
@@ -28,6 +28,11 @@ pub fn sample(visible: impl IntoIterator<Item = u64>, seed: u64, output: u32) ->
         u64::from(output),
     );
     u32::try_from(hash % VOCABULARY).unwrap()
+}
+
+/// How long a step took on the device: anything, for no token may depend on it.
+pub fn step_time(step: StepId) -> Micros {
+    Micros(mix(step.0, 7) % 300)
 }
 
 /// The whole output of a request, and why it ends.

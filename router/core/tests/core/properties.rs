@@ -1,7 +1,8 @@
 //! The invariants under random settings, arrivals, delays, aborts and stops.
 
-use plait_core::{Plan, Settings};
+use plait_core::{Micros, Plan, Settings};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 use crate::world::{Spec, World};
@@ -21,11 +22,12 @@ prop_compose! {
         (max_batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages) in (1..6u32, 2..14u32),
         (max_model_len, mixed, watermark) in (12..60u32, any::<bool>(), 0..2u32),
-        (starvation_steps, max_queue) in (1..5u32, 4..12u32),
+        (starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
     ) -> Settings {
         Settings {
             max_batch_tokens, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, mixed,
             watermark, starvation_steps, max_queue, max_queue_tokens: 200,
+            itl_target: itl_target.filter(|_| mixed).map(Micros),
         }
     }
 }

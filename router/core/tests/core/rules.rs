@@ -16,6 +16,7 @@ pub fn settings() -> Settings {
         mixed: true,
         watermark: 0,
         starvation_steps: 8,
+        itl_target: None,
         max_queue: 16,
         max_queue_tokens: 4096,
     }

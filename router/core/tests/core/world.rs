@@ -166,6 +166,10 @@ impl World {
     /// Hands the oldest result in.
     pub fn land(&mut self) -> Vec<Output> {
         let landed = self.on_the_wire.pop_front().expect("a step is on the wire");
+        self.advance(Event::Measured {
+            step: landed.step,
+            elapsed: oracle::step_time(landed.step),
+        });
         let accepted = vec![1; landed.tokens.len()];
         let result = StepResult {
             step: landed.step,
