@@ -1,5 +1,6 @@
 //! What a step costs: coefficients fitted to measured steps by least squares that forget.
 
+use crate::ids::Micros;
 use crate::plan::Plan;
 
 /// What a step computes, in the terms in which its time is nearly linear.
@@ -56,10 +57,12 @@ impl StepWork {
 const NUM_TERMS: usize = 5;
 type Terms = [f64; NUM_TERMS];
 
-/// What a measured step weighs against the one after it while serving: after 100 steps a third is left.
-const FADING: f64 = 0.99;
+/// What a measured step weighs against the one after it: after 100 steps a third is left.
+const MEMORY: f64 = 0.99;
 /// Passes over the coefficients after each step; they start from the last fit, which is close.
 const NUM_PASSES: usize = 16;
+/// The same where they start from nothing.
+const NUM_PASSES_OF_A_RUN: usize = 10_000;
 /// A hiccup counts as this many times what was expected at most; a lasting change is followed in a
 /// few steps all the same.
 const MAX_SURPRISE: f64 = 4.0;
@@ -67,8 +70,6 @@ const MAX_SURPRISE: f64 = 4.0;
 /// Microseconds that each term costs, never negative, and how far beyond them steps go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepCost {
-    /// What a measured step weighs against the one after it.
-    memory: f64,
     coefficients: Terms,
     /// Sums of products of terms, and of terms, both as shares of their step's time.
     moments: [Terms; NUM_TERMS],
@@ -78,25 +79,26 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    /// Follows a running worker. Nothing is known but a guess at what a prefill token costs, in
-    /// microseconds.
-    pub fn following(prefill_token_micros: f64) -> Self {
-        Self::new(FADING, prefill_token_micros)
-    }
-
-    /// Weighs all steps alike, for a record of a whole run.
-    pub fn of_a_record() -> Self {
-        Self::new(1.0, 0.0)
-    }
-
-    fn new(memory: f64, prefill_token_micros: f64) -> Self {
+    /// Nothing is known but a guess at what a prefill token costs, in microseconds.
+    pub fn new(prefill_token_micros: f64) -> Self {
         Self {
-            memory,
             coefficients: [0.0, prefill_token_micros, 0.0, 0.0, 0.0],
             moments: [[0.0; NUM_TERMS]; NUM_TERMS],
             products: [0.0; NUM_TERMS],
             excess: 0.0,
         }
+    }
+
+    /// The best fit to the steps of a whole run, which all weigh alike.
+    pub fn fitted(steps: &[(StepWork, Micros)]) -> Self {
+        let mut cost = Self::new(0.0);
+        for (work, time) in steps {
+            cost.remember(&work.terms(), time.0.max(1) as f64, 1.0);
+        }
+        for _ in 0..NUM_PASSES_OF_A_RUN {
+            cost.refine();
+        }
+        cost
     }
 
     /// Microseconds that `work` is expected to take.
@@ -114,9 +116,9 @@ impl StepCost {
         let estimate = self.estimate(work).max(1.0);
         let micros = micros.clamp(1.0, MAX_SURPRISE * estimate);
         if work.num_decode_rows > 0 {
-            self.excess = (self.excess * self.memory).max(micros - estimate);
+            self.excess = (self.excess * MEMORY).max(micros - estimate);
         }
-        self.remember(&work.terms(), micros);
+        self.remember(&work.terms(), micros, MEMORY);
         for _ in 0..NUM_PASSES {
             self.refine();
         }
@@ -141,13 +143,13 @@ impl StepCost {
     }
 
     /// Errors count by their share of the step: long prefills do not drown the steps that decode.
-    fn remember(&mut self, terms: &Terms, micros: f64) {
+    fn remember(&mut self, terms: &Terms, micros: f64, memory: f64) {
         let shares = terms.map(|term| term / micros);
         for i in 0..NUM_TERMS {
             for j in 0..NUM_TERMS {
-                self.moments[i][j] = self.moments[i][j] * self.memory + shares[i] * shares[j];
+                self.moments[i][j] = self.moments[i][j] * memory + shares[i] * shares[j];
             }
-            self.products[i] = self.products[i] * self.memory + shares[i];
+            self.products[i] = self.products[i] * memory + shares[i];
         }
     }
 

@@ -28,7 +28,7 @@ impl TimeTarget {
         Some(Self {
             micros,
             // A guess that lets hardly any prefill join until more is known.
-            cost: StepCost::following(micros / f64::from(least)),
+            cost: StepCost::new(micros / f64::from(least)),
             in_flight: VecDeque::new(),
             last_prefill: StepId(0),
             starvation_steps: settings.starvation_steps,

@@ -1,6 +1,7 @@
 //! The Python face of Plait's engine: it binds, and does nothing else.
 
 use plait_engine::{Engine as CoreEngine, StartError};
+use plait_sim::{Settings, Setup, SimError, simulate};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -77,6 +78,54 @@ impl Engine {
     }
 }
 
+/// A trace and what serves it; see `_router.pyi`.
+#[pyclass(frozen, module = "plait._router")]
+struct Simulation(Setup);
+
+#[pymethods]
+impl Simulation {
+    #[new]
+    fn new(py: Python<'_>, settings: &[u8]) -> PyResult<Self> {
+        py.detach(|| Settings::parse(settings)?.set_up())
+            .map(Self)
+            .map_err(unfit)
+    }
+
+    #[getter]
+    fn num_requests(&self) -> usize {
+        self.0.arrivals.len()
+    }
+
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        on_progress: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let on_progress = on_progress.clone().unbind();
+        let mut raised = None;
+        let mut tell = |num_arrived| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                on_progress.call1(py, (num_arrived,)).map(drop)
+            });
+            raised = raised.take().or(told.err());
+            raised.is_none()
+        };
+        let report = py.detach(|| simulate(&self.0, &mut tell));
+        match raised {
+            Some(error) => Err(error),
+            None => Ok(PyBytes::new(py, &report.map_err(unfit)?.to_json())),
+        }
+    }
+}
+
+fn unfit(error: SimError) -> PyErr {
+    match error {
+        SimError::File { .. } => PyOSError::new_err(error.to_string()),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}
+
 fn raised(error: StartError) -> PyErr {
     match error {
         StartError::Model(error) => ModelFilesError::new_err(error.to_string()),
@@ -89,5 +138,6 @@ fn raised(error: StartError) -> PyErr {
 #[pymodule]
 fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
+    module.add_class::<Simulation>()?;
     module.add("ModelFilesError", module.py().get_type::<ModelFilesError>())
 }

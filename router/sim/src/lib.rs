@@ -1,1 +1,25 @@
 //! Plait's scheduler driven by traces in virtual time.
+//!
+//! The same `plan` and `advance` that serve, with a cost model in the place of a worker.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod cost;
+mod error;
+mod files;
+mod hardware;
+mod model;
+mod replica;
+mod report;
+mod settings;
+mod simulate;
+mod tally;
+mod trace;
+
+pub use cost::CostModel;
+pub use error::SimError;
+pub use report::{Composition, Percentiles, Report, Resolved, Summary};
+pub use settings::{Cluster, Load, Scheduling, Settings, Setup, Source};
+pub use simulate::{OnProgress, simulate};
+pub use trace::{Arrival, Content, Poisson};

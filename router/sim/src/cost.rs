@@ -1,0 +1,170 @@
+//! How long a step takes: a roofline of hardware and model, or what a run's steps took.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use plait_core::{Micros, Plan, StepCost, StepWork};
+use serde::Deserialize;
+
+use crate::clock::micros;
+use crate::error::SimError;
+use crate::files::next_line;
+use crate::hardware::Hardware;
+use crate::model::ModelCost;
+
+/// Gives the time of any plan.
+#[derive(Clone, Debug)]
+pub enum CostModel {
+    /// From rates and sizes.
+    Roofline(Box<Roofline>),
+    /// From measured steps.
+    Fitted(StepCost),
+}
+
+impl CostModel {
+    /// How long the step of this plan takes; at least a microsecond.
+    pub fn time(&self, plan: &Plan) -> Micros {
+        let work = StepWork::of(plan);
+        let time = micros(match self {
+            Self::Roofline(roofline) => roofline.seconds(&work, num_sampled(plan)) * 1e6,
+            Self::Fitted(cost) => cost.estimate(&work),
+        });
+        time.max(Micros(1))
+    }
+}
+
+fn num_sampled(plan: &Plan) -> f64 {
+    let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
+    (num_last_chunks + plan.decode.len()) as f64
+}
+
+/// The weights are read once a step or multiplied with every token, whichever takes longer, and so
+/// are the output head, the KV and the attention to it. These follow each other without overlap.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    hardware: Hardware,
+    model: ModelCost,
+    num_gpus: f64,
+}
+
+impl Roofline {
+    /// A replica of `num_gpus` accelerators that share every layer.
+    pub fn new(hardware: Hardware, model: ModelCost, num_gpus: u32) -> Self {
+        Self {
+            hardware,
+            model,
+            num_gpus: num_gpus.into(),
+        }
+    }
+
+    fn seconds(&self, work: &StepWork, num_sampled: f64) -> f64 {
+        let num_tokens = (work.num_prefill_tokens + work.num_decode_rows) as f64;
+        let model = &self.model;
+        let layers = self.matrices(
+            model.parameters_read(num_tokens),
+            model.parameters_per_token() * num_tokens,
+        );
+        let head = if num_sampled > 0.0 {
+            self.matrices(model.head_parameters, model.head_parameters * num_sampled)
+        } else {
+            0.0
+        };
+        let attention = self.prefill_attention(work) + self.decode_attention(work);
+        self.hardware.step_overhead_seconds
+            + (layers + head + attention) / self.num_gpus
+            + self.all_reduces(num_tokens)
+    }
+
+    /// Seconds to read `num_read` parameters, or for `num_products` products with them.
+    fn matrices(&self, num_read: f64, num_products: f64) -> f64 {
+        let rates = self.hardware.flops_per_second;
+        let flops = if self.model.is_float8() {
+            rates.float8
+        } else {
+            rates.bfloat16
+        };
+        let reading = num_read * self.model.weight_bytes / self.hardware.bytes_per_second;
+        reading.max(2.0 * num_products / flops)
+    }
+
+    fn prefill_attention(&self, work: &StepWork) -> f64 {
+        work.num_prefill_pairs as f64 * self.model.prefill_flops_per_pair
+            / self.hardware.attention_flops_per_second
+    }
+
+    fn decode_attention(&self, work: &StepWork) -> f64 {
+        let reading = self.model.kv_bytes_per_token / self.hardware.bytes_per_second;
+        let computing = self.model.decode_flops_per_pair / self.hardware.attention_flops_per_second;
+        work.num_decode_kv_tokens as f64 * reading.max(computing)
+    }
+
+    /// Two a layer, where there is more than one accelerator.
+    fn all_reduces(&self, num_tokens: f64) -> f64 {
+        if self.num_gpus == 1.0 {
+            return 0.0;
+        }
+        let bytes = 2.0 * num_tokens * self.model.hidden_size;
+        let seconds =
+            self.hardware.link_latency_seconds + bytes / self.hardware.link_bytes_per_second;
+        2.0 * self.model.num_layers * seconds
+    }
+}
+
+/// One measured step.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepRecord {
+    prefill_tokens: u64,
+    prefill_pairs: u64,
+    decode_rows: u64,
+    decode_kv_tokens: u64,
+    seconds: f64,
+}
+
+/// Fewer steps than this do not tell five coefficients apart.
+const MIN_RECORDS: usize = 10;
+/// Longest step that is believed.
+const MAX_SECONDS: f64 = 3600.0;
+
+/// Fits a run's step records, a JSON object a line.
+pub fn fit(path: &Path) -> Result<StepCost, SimError> {
+    let file = File::open(path).map_err(|source| SimError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut file = BufReader::new(file);
+    let mut steps = Vec::new();
+    for number in 1.. {
+        let wrong = |problem| SimError::line(path, number, problem);
+        let Some(line) = next_line(&mut file).map_err(wrong)? else {
+            break;
+        };
+        steps.push(step_record(&line).map_err(wrong)?);
+    }
+    if steps.len() < MIN_RECORDS {
+        let problem = format!(
+            "it holds {} steps; at least {MIN_RECORDS} are needed",
+            steps.len()
+        );
+        return Err(SimError::content(path, problem));
+    }
+    Ok(StepCost::fitted(&steps))
+}
+
+fn step_record(line: &[u8]) -> Result<(StepWork, Micros), String> {
+    let record: StepRecord = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    if !(record.seconds > 0.0 && record.seconds <= MAX_SECONDS) {
+        return Err(format!(
+            "seconds is {}; allowed: over 0 and up to {MAX_SECONDS}",
+            record.seconds
+        ));
+    }
+    let work = StepWork {
+        num_prefill_tokens: record.prefill_tokens,
+        num_prefill_pairs: record.prefill_pairs,
+        num_decode_rows: record.decode_rows,
+        num_decode_kv_tokens: record.decode_kv_tokens,
+    };
+    Ok((work, micros(record.seconds * 1e6)))
+}

@@ -1,0 +1,196 @@
+//! One replica in virtual time: the engine's driver loop, with a cost model for a worker.
+
+use std::collections::VecDeque;
+
+use plait_core::{
+    Event, Micros, Output, Plan, Refusal, Request, RequestId, Sampling, Scheduler, StepId,
+    StepResult, TokenId,
+};
+use rustc_hash::FxHashMap;
+
+use crate::settings::Setup;
+use crate::tally::Tally;
+use crate::trace::Arrival;
+
+/// Every sampled token; answers end by their lengths, so none means anything.
+const ANY_TOKEN: TokenId = 0;
+
+/// A step that the worker computes, or will when the one before it is done.
+struct OnTheWire {
+    step: StepId,
+    elapsed: Micros,
+    end: Micros,
+    num_samples: usize,
+}
+
+/// What is remembered of a request until it ends.
+struct Live {
+    arrived: Micros,
+    last_token: Option<Micros>,
+}
+
+/// A scheduler, its worker, and what was seen of both.
+pub struct Replica<'a> {
+    scheduler: Scheduler,
+    setup: &'a Setup,
+    on_the_wire: VecDeque<OnTheWire>,
+    /// When the worker has computed everything it was sent.
+    free_at: Micros,
+    live: FxHashMap<RequestId, Live>,
+    outputs: Vec<Output>,
+    accepted: Vec<u32>,
+    tokens: Vec<TokenId>,
+    tally: Tally,
+}
+
+impl<'a> Replica<'a> {
+    /// An idle replica.
+    pub fn new(setup: &'a Setup) -> Self {
+        Self {
+            scheduler: Scheduler::new(setup.scheduler.clone()).expect("the set-up tried them"),
+            setup,
+            on_the_wire: VecDeque::new(),
+            free_at: Micros(0),
+            live: FxHashMap::default(),
+            outputs: Vec::new(),
+            accepted: Vec::new(),
+            tokens: Vec::new(),
+            tally: Tally::new(setup.last_arrival()),
+        }
+    }
+
+    /// Goes on to the time of these arrivals, which is one, and takes them in.
+    pub fn arrive(&mut self, now: Micros, arrivals: impl IntoIterator<Item = &'a Arrival>) {
+        self.run_until(now);
+        for arrival in arrivals {
+            self.submit(arrival, now);
+        }
+        self.send_steps(now);
+    }
+
+    /// Goes on until everything is answered, and gives what was counted.
+    pub fn finish(mut self) -> Tally {
+        self.run_until(Micros(u64::MAX));
+        assert!(
+            self.scheduler.is_idle(),
+            "requests are left that get no rows"
+        );
+        let counts = self.scheduler.stats().counts;
+        self.tally.counts.num_preemptions = counts.num_preemptions;
+        self.tally.counts.num_starvation_grants = counts.num_starvation_grants;
+        self.tally
+    }
+
+    fn run_until(&mut self, now: Micros) {
+        while self.on_the_wire.front().is_some_and(|step| step.end <= now) {
+            let step = self.on_the_wire.pop_front().expect("it was just looked at");
+            self.land(&step);
+            self.send_steps(step.end);
+        }
+    }
+
+    fn submit(&mut self, arrival: &Arrival, now: Micros) {
+        self.tally.counts.num_requests += 1;
+        match self.scheduler.submit(request(arrival), now) {
+            Ok(id) => {
+                self.tally.counts.num_prompt_tokens += u64::from(arrival.num_prompt);
+                let live = Live {
+                    arrived: now,
+                    last_token: None,
+                };
+                self.live.insert(id, live);
+            }
+            Err(refusal) => self.refuse(&refusal),
+        }
+    }
+
+    fn refuse(&mut self, refusal: &Refusal) {
+        assert!(
+            *refusal != Refusal::Draining,
+            "nobody drains a simulated replica"
+        );
+        self.tally.counts.num_refused += 1;
+    }
+
+    fn send_steps(&mut self, now: Micros) {
+        while self.on_the_wire.len() < self.setup.credit {
+            let Some(plan) = self.scheduler.plan(now) else {
+                return;
+            };
+            self.send(&plan, now);
+        }
+    }
+
+    fn send(&mut self, plan: &Plan, now: Micros) {
+        let elapsed = self.setup.cost.time(plan);
+        let start = self.free_at.max(now);
+        self.free_at = Micros(start.0.saturating_add(elapsed.0));
+        self.tally.step(plan, start, elapsed);
+        let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
+        self.on_the_wire.push_back(OnTheWire {
+            step: plan.step,
+            elapsed,
+            end: self.free_at,
+            num_samples: num_last_chunks + plan.decode.len(),
+        });
+    }
+
+    fn land(&mut self, step: &OnTheWire) {
+        self.accepted.resize(step.num_samples, 1);
+        self.tokens.resize(step.num_samples, ANY_TOKEN);
+        let measured = Event::Measured {
+            step: step.step,
+            elapsed: step.elapsed,
+        };
+        let result = Event::Result(StepResult {
+            step: step.step,
+            num_accepted: &self.accepted,
+            token_ids: &self.tokens,
+        });
+        for event in [measured, result] {
+            let advanced = self.scheduler.advance(event, &mut self.outputs);
+            advanced.expect("the result fits its plan");
+        }
+        self.observe(step.end);
+    }
+
+    fn observe(&mut self, now: Micros) {
+        self.tally.end = now;
+        for output in self.outputs.drain(..) {
+            match output {
+                Output::Tokens {
+                    request, tokens, ..
+                } => {
+                    self.tally.counts.num_output_tokens += tokens.len() as u64;
+                    let live = self.live.get_mut(&request).expect("it has not ended");
+                    match live.last_token.replace(now) {
+                        None => self.tally.ttft.push(now.0 - live.arrived.0),
+                        Some(last) => self.tally.itl.push(now.0 - last.0),
+                    }
+                }
+                Output::Finished { request, .. } => {
+                    let live = self.live.remove(&request).expect("it ends once");
+                    self.tally.e2e.push(now.0 - live.arrived.0);
+                }
+            }
+        }
+    }
+}
+
+fn request(arrival: &Arrival) -> Request {
+    Request {
+        prompt: arrival.prompt(),
+        max_tokens: arrival.num_output,
+        stop_ids: [].into(),
+        sampling: Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+        },
+        priority: 0,
+    }
+}

@@ -1,0 +1,229 @@
+//! What a simulation found, as JSON.
+
+use serde::Serialize;
+
+use crate::clock::seconds;
+use crate::settings::Setup;
+use crate::tally::{Bin, Tally};
+
+/// Everything that is told of a run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The figures.
+    pub summary: Summary,
+    /// What the settings came to.
+    pub resolved: Resolved,
+    /// Share of gaps between tokens that were longer, and their length in seconds.
+    pub itl_tail: Vec<(f64, f64)>,
+    /// Steps by time.
+    pub composition: Composition,
+}
+
+/// `summary.json` without its settings.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// From arrival to first token.
+    pub ttft_seconds: Percentiles,
+    /// Between tokens of a request.
+    pub itl_seconds: Percentiles,
+    /// From arrival to last token.
+    pub e2e_seconds: Percentiles,
+    /// Output tokens a second, from the first arrival to the last token.
+    pub output_tokens_per_second: f64,
+    /// Share of the steps that both prefill and decode.
+    pub mixed_share: f64,
+    /// Share of the prompts' tokens that the prefix cache held.
+    pub prefix_hit_ratio: f64,
+    /// Preemptions.
+    pub num_preemptions: u64,
+    /// Prefills that came first because they had waited too long.
+    pub num_starvation_grants: u64,
+    /// Requests that arrived.
+    pub num_requests: u64,
+    /// Requests that were refused: longer than context or pool, or the queue was full.
+    pub num_refused: u64,
+    /// Output tokens.
+    pub num_output_tokens: u64,
+    /// Steps of all replicas.
+    pub num_steps: u64,
+    /// From the first arrival to the last token.
+    pub duration_seconds: f64,
+}
+
+/// Nearest rank: the smallest value that this share of all does not exceed. Zeros where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Half.
+    pub p50: f64,
+    /// Nine of ten.
+    pub p90: f64,
+    /// Ninety-nine of a hundred.
+    pub p99: f64,
+    /// All.
+    pub max: f64,
+}
+
+/// Settings that were left open, as they were used.
+#[derive(Debug, Serialize)]
+pub struct Resolved {
+    /// Pages of each replica.
+    pub num_pages: u32,
+    /// Longest prompt plus output.
+    pub max_model_len: u32,
+    /// Pages kept free at admission.
+    pub watermark: u32,
+    /// Cap of one request's chunk.
+    pub long_prefill: u32,
+}
+
+/// Steps by time, all replicas together; one number for each span.
+#[derive(Debug, Serialize)]
+pub struct Composition {
+    /// Length of a span.
+    pub bin_seconds: f64,
+    /// Prefill tokens a second.
+    pub prefill_tokens_per_second: Vec<f64>,
+    /// Decode rows a second.
+    pub decode_tokens_per_second: Vec<f64>,
+    /// Share of the replicas' time in steps that only prefill.
+    pub prefill_share: Vec<f64>,
+    /// In steps that only decode.
+    pub decode_share: Vec<f64>,
+    /// In steps that do both.
+    pub mixed_share: Vec<f64>,
+}
+
+impl Report {
+    /// Of the replicas' tallies together.
+    pub fn new(setup: &Setup, mut tally: Tally) -> Self {
+        for times in [&mut tally.ttft, &mut tally.itl, &mut tally.e2e] {
+            times.sort_unstable();
+        }
+        Self {
+            summary: Summary::new(&tally),
+            resolved: Resolved {
+                num_pages: setup.scheduler.num_pages,
+                max_model_len: setup.scheduler.max_model_len,
+                watermark: setup.scheduler.watermark,
+                long_prefill: setup.scheduler.long_prefill,
+            },
+            itl_tail: tail(&tally.itl),
+            composition: Composition::new(&tally, setup.num_replicas),
+        }
+    }
+
+    /// The JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and names only")
+    }
+}
+
+impl Summary {
+    fn new(tally: &Tally) -> Self {
+        let counts = &tally.counts;
+        let duration = seconds(tally.end.0);
+        Self {
+            ttft_seconds: Percentiles::of(&tally.ttft),
+            itl_seconds: Percentiles::of(&tally.itl),
+            e2e_seconds: Percentiles::of(&tally.e2e),
+            output_tokens_per_second: counts.num_output_tokens as f64 / duration.max(1e-6),
+            mixed_share: counts.mixed_share(),
+            prefix_hit_ratio: counts.prefix_hit_ratio(),
+            num_preemptions: counts.num_preemptions,
+            num_starvation_grants: counts.num_starvation_grants,
+            num_requests: counts.num_requests,
+            num_refused: counts.num_refused,
+            num_output_tokens: counts.num_output_tokens,
+            num_steps: counts.num_steps(),
+            duration_seconds: duration,
+        }
+    }
+}
+
+impl Percentiles {
+    /// Of sorted microseconds, in seconds.
+    pub fn of(sorted: &[u64]) -> Self {
+        let Some(last) = sorted.last() else {
+            return Self::default();
+        };
+        let at = |share: usize| seconds(sorted[(sorted.len() * share).div_ceil(100) - 1]);
+        Self {
+            p50: at(50),
+            p90: at(90),
+            p99: at(99),
+            max: seconds(*last),
+        }
+    }
+}
+
+/// Points of the tail for each power of ten.
+const POINTS_PER_DECADE: u32 = 16;
+
+/// How long the longest of all, of one in 10 to the power of i/16, and so on down to all are.
+fn tail(sorted: &[u64]) -> Vec<(f64, f64)> {
+    let num = sorted.len();
+    let decades = (num.max(1) as f64).log10();
+    let num_points = (decades * f64::from(POINTS_PER_DECADE)).ceil();
+    #[expect(clippy::cast_sign_loss, reason = "logarithms of counts are positive")]
+    let points = 0..=num_points as u32;
+    let point = |i: u32| {
+        let share = 10_f64.powf(-f64::from(i) / f64::from(POINTS_PER_DECADE));
+        #[expect(clippy::cast_sign_loss, reason = "a share of a count is positive")]
+        let num_longer = ((share * num as f64) as usize).min(num.saturating_sub(1));
+        let time = sorted.get(num - 1 - num_longer)?;
+        Some((num_longer as f64 / num as f64, seconds(*time)))
+    };
+    if num == 0 {
+        return Vec::new();
+    }
+    points.filter_map(point).collect()
+}
+
+impl Composition {
+    fn new(tally: &Tally, num_replicas: u32) -> Self {
+        let width = seconds(tally.bins.width);
+        let rate = |count: fn(&Bin) -> u64| {
+            let bins = tally.bins.bins.iter();
+            bins.map(|bin| count(bin) as f64 / width).collect()
+        };
+        let share = |kind: usize| {
+            let whole = width * f64::from(num_replicas);
+            let bins = tally.bins.bins.iter();
+            bins.map(|bin| seconds(bin.busy[kind]) / whole).collect()
+        };
+        Self {
+            bin_seconds: width,
+            prefill_tokens_per_second: rate(|bin| bin.num_prefill_tokens),
+            decode_tokens_per_second: rate(|bin| bin.num_decode_rows),
+            prefill_share: share(0),
+            decode_share: share(1),
+            mixed_share: share(2),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let sorted: Vec<u64> = (1..=200).map(|i| i * 1_000_000).collect();
+        let expected = Percentiles {
+            p50: 100.0,
+            p90: 180.0,
+            p99: 198.0,
+            max: 200.0,
+        };
+        assert_eq!(Percentiles::of(&sorted), expected);
+        assert_eq!(Percentiles::of(&[]), Percentiles::default());
+        assert_eq!(Percentiles::of(&[7_000_000]).p50, 7.0);
+    }
+
+    #[test]
+    fn the_tail_ends_with_the_longest() {
+        let sorted: Vec<u64> = (1..=1000).map(|i| i * 1_000_000).collect();
+        let tail = tail(&sorted);
+        assert_eq!(tail.last(), Some(&(0.001, 999.0)));
+    }
+}

@@ -1,0 +1,119 @@
+//! What arrives and when: recorded traces and synthetic ones.
+
+mod azure;
+mod mooncake;
+mod poisson;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::sync::Arc;
+
+use plait_core::{Micros, TokenId};
+
+use crate::clock::micros;
+use crate::error::SimError;
+pub use poisson::Poisson;
+
+/// Requests in one trace at most.
+const MAX_REQUESTS: usize = 10_000_000;
+/// Tokens of one prompt or one answer at most: the longest context that `plait serve` takes.
+const MAX_TOKENS: u32 = 1 << 24;
+
+/// One request of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// When it comes, from the trace's beginning.
+    pub at: Micros,
+    /// Tokens of its prompt.
+    pub num_prompt: u32,
+    /// Tokens that it is answered with.
+    pub num_output: u32,
+    /// What its prompt shares with others.
+    pub content: Content,
+}
+
+/// Which tokens a prompt is made of: only equality counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Like no other prompt.
+    Unique(TokenId),
+    /// One id for each block of [`mooncake::BLOCK_TOKENS`] tokens; equal ids hold equal tokens.
+    Blocks(Box<[TokenId]>),
+}
+
+impl Arrival {
+    /// The prompt's tokens.
+    pub fn prompt(&self) -> Arc<[TokenId]> {
+        let num_prompt = self.num_prompt as usize;
+        match &self.content {
+            Content::Unique(token) => std::iter::repeat_n(*token, num_prompt).collect(),
+            Content::Blocks(ids) => ids
+                .iter()
+                .flat_map(|id| std::iter::repeat_n(*id, mooncake::BLOCK_TOKENS as usize))
+                .take(num_prompt)
+                .collect::<Vec<TokenId>>()
+                .into(),
+        }
+    }
+}
+
+/// Reads a trace file by its ending: `.csv` as Azure writes them, `.jsonl` as Mooncake does.
+///
+/// The arrivals are in the order of their times and begin at 0.
+pub fn read(path: &Path) -> Result<Vec<Arrival>, SimError> {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let reader = match ending {
+        Some("csv") => azure::read,
+        Some("jsonl") => mooncake::read,
+        _ => {
+            let allowed = "a trace ends in .csv (Azure's columns TIMESTAMP, ContextTokens, GeneratedTokens) or .jsonl (Mooncake's keys timestamp, input_length, output_length, hash_ids)";
+            return Err(SimError::setting("--trace", path.display(), allowed));
+        }
+    };
+    let file = File::open(path).map_err(|source| SimError::File {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut arrivals = reader(path, BufReader::new(file))?;
+    if arrivals.is_empty() {
+        return Err(SimError::content(
+            path,
+            "it holds no request; at least one is needed",
+        ));
+    }
+    begin_at_zero(&mut arrivals);
+    Ok(arrivals)
+}
+
+fn begin_at_zero(arrivals: &mut [Arrival]) {
+    arrivals.sort_by_key(|arrival| arrival.at);
+    let first = arrivals.first().map_or(0, |arrival| arrival.at.0);
+    for arrival in arrivals {
+        arrival.at.0 -= first;
+    }
+}
+
+/// Plays the trace `scale` times as fast.
+pub fn speed_up(arrivals: &mut [Arrival], scale: f64) {
+    for arrival in arrivals {
+        arrival.at = micros(arrival.at.0 as f64 / scale);
+    }
+}
+
+/// A count of tokens within its limits, or what is wrong with it.
+fn num_tokens(name: &str, given: u64) -> Result<u32, String> {
+    match u32::try_from(given) {
+        Ok(num) if (1..=MAX_TOKENS).contains(&num) => Ok(num),
+        _ => Err(format!("{name} is {given}; allowed: 1 to {MAX_TOKENS}")),
+    }
+}
+
+/// Whether one more request may be taken.
+fn check_room(path: &Path, line: u64, num_taken: usize) -> Result<(), SimError> {
+    if num_taken < MAX_REQUESTS {
+        return Ok(());
+    }
+    let problem = format!("a trace has {MAX_REQUESTS} requests at most; cut it here");
+    Err(SimError::line(path, line, problem))
+}

@@ -1,0 +1,80 @@
+//! Synthetic arrivals: exponential gaps, and prompts and answers of fixed lengths.
+
+use plait_core::Micros;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde::Deserialize;
+
+use super::{Arrival, Content, MAX_REQUESTS, num_tokens};
+use crate::clock::micros;
+use crate::error::SimError;
+
+/// Requests that come independently of each other.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Poisson {
+    /// Requests a second in the mean.
+    pub rate: f64,
+    /// Requests in all.
+    pub num_prompts: u32,
+    /// Tokens of each prompt.
+    pub input_len: u32,
+    /// Tokens of each answer.
+    pub output_len: u32,
+    /// The same seed gives the same arrivals.
+    pub seed: u64,
+}
+
+impl Poisson {
+    /// The arrivals, in the order of their times.
+    pub fn arrivals(&self) -> Result<Vec<Arrival>, SimError> {
+        self.check()?;
+        let mut generator = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut now = 0.0;
+        let arrivals = (0..self.num_prompts).map(|index| {
+            let at = micros(now * 1e6);
+            now += exponential(&mut generator) / self.rate;
+            self.arrival(index, at)
+        });
+        Ok(arrivals.collect())
+    }
+
+    fn arrival(&self, index: u32, at: Micros) -> Arrival {
+        Arrival {
+            at,
+            num_prompt: self.input_len,
+            num_output: self.output_len,
+            content: Content::Unique(index),
+        }
+    }
+
+    fn check(&self) -> Result<(), SimError> {
+        if !(self.rate.is_finite() && self.rate > 0.0) {
+            let allowed = "a number of requests a second over 0 is needed";
+            return Err(SimError::setting("--rate", self.rate, allowed));
+        }
+        if !(1..=MAX_REQUESTS).contains(&(self.num_prompts as usize)) {
+            let allowed = format!("1 to {MAX_REQUESTS} are allowed");
+            return Err(SimError::setting(
+                "--num-prompts",
+                self.num_prompts,
+                allowed,
+            ));
+        }
+        for (setting, length) in [
+            ("--input-len", self.input_len),
+            ("--output-len", self.output_len),
+        ] {
+            num_tokens(setting, length.into())
+                .map_err(|allowed| SimError::setting(setting, length, allowed))?;
+        }
+        Ok(())
+    }
+}
+
+/// An exponentially distributed number with mean 1.
+fn exponential(generator: &mut ChaCha8Rng) -> f64 {
+    const UNIT: f64 = 1.0 / (1_u64 << 53) as f64;
+    let uniform = (generator.next_u64() >> 11) as f64 * UNIT;
+    -(1.0 - uniform).ln()
+}
