@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
 from plait.settings import ServeSettings
@@ -51,8 +52,18 @@ def _run(words: list[str]) -> int:
     typed, unknown = parser.parse_known_args(words)
     if typed.command is None:
         raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
-    refuse_unknown(commands[typed.command], unknown)
-    return _serve(typed) if typed.command == "serve" else _chat(typed)
+    refuse_unknown(commands[_command(typed)], unknown)
+    match typed.command:
+        case "serve":
+            return _serve(typed)
+        case "chat":
+            return _chat(typed)
+    return bench(typed, words)
+
+
+def _command(typed: argparse.Namespace) -> str:
+    """`serve`, or `bench serve`."""
+    return typed.command if getattr(typed, "bench", None) is None else f"{typed.command} {typed.bench}"
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
@@ -70,7 +81,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     chat.add_argument(
         "--temperature", type=float, help=f"0 to {MAX_TEMPERATURE}; 0 always takes the likeliest (default: the model's)"
     )
-    return parser, {"serve": serve, "chat": chat}
+    load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
+    benches = {f"bench {name}": command for name, command in add_commands(load).items()}
+    return parser, {"serve": serve, "chat": chat, "bench": load, **benches}
 
 
 def _version() -> str:

@@ -1,0 +1,1 @@
+"""`plait bench`: a load generator for any OpenAI-compatible server, and what its figures mean."""

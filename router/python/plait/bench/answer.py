@@ -1,0 +1,172 @@
+"""One answer as its bytes arrive: server-sent events, or a body as a whole."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from plait.bench.messages import Counting
+
+MAX_EVENT_BYTES = 32 << 20
+"""Room for the echo of a prompt of four million token ids."""
+MAX_DETAIL_CHARS = 300
+NO_ANSWER = "no OpenAI answer"
+
+
+class _Text(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: str | None = None
+    delta: _Text | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Event(msgspec.Struct, gc=False):
+    """A chunk, a whole answer or an error; what else is in it is skipped, not decoded."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Answer:
+    """What is known of an answer so far."""
+
+    __slots__ = (
+        "_counting",
+        "_num_events",
+        "_rest",
+        "_streamed",
+        "counts",
+        "detail",
+        "ended",
+        "failure",
+        "finish_reason",
+        "is_done",
+        "status",
+        "times",
+        "usage",
+    )
+
+    def __init__(self, streamed: bool, counting: Counting) -> None:
+        self._streamed = streamed
+        self._counting = counting
+        self._num_events = 0
+        self._rest = b""
+        """An event's beginning; of a whole body all that came."""
+        self.status = 0
+        self.times = array("d")
+        self.counts = array("I")
+        self.usage: _Usage | None = None
+        self.finish_reason: str | None = None
+        self.is_done = False
+        """The server said that nothing follows."""
+        self.ended = 0.0
+        self.failure: str | None = None
+        self.detail = ""
+
+    def feed(self, now: float, body: bytes) -> None:
+        """Take a piece of the body that arrived at `now`, cut anywhere."""
+        self.ended = now
+        if self._streamed and self.status == 200:
+            *lines, self._rest = (self._rest + body).split(b"\n")
+            for line in lines:
+                self._line(now, line)
+        else:
+            self._rest += body
+        if len(self._rest) > MAX_EVENT_BYTES:
+            self._rest = b""
+            self.fail(NO_ANSWER, f"an event or a body has over {MAX_EVENT_BYTES} bytes")
+
+    def finish(self) -> None:
+        """The body is complete."""
+        if self.status != 200:
+            self.fail(f"http {self.status}", _message(self._rest))
+            return
+        if not self._streamed:
+            self._event(self.ended, self._rest)
+            return
+        self._line(self.ended, self._rest)
+        if self._num_events == 0:
+            self.fail(NO_ANSWER, f"no event in its body: {self._rest[:100]!r}")
+        elif not self.is_done and self.finish_reason is None:
+            self.fail("closed before its end", "the stream ended without a finish_reason and without [DONE]")
+
+    def fail(self, kind: str, detail: str) -> None:
+        """The first failure is the one that counts."""
+        if self.failure is None:
+            self.failure, self.detail = kind, detail[:MAX_DETAIL_CHARS]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is there, whatever becomes of the connection."""
+        return self._streamed and (self.is_done or self.finish_reason is not None)
+
+    def _line(self, now: float, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self._num_events += 1
+            self._event(now, line[5:])
+
+    def _event(self, now: float, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.fail(NO_ANSWER, f"{error}: {data[:100]!r}")
+            return
+        if event.error is not None:
+            self.fail("error event", event.error if isinstance(event.error, str) else event.error.message)
+        self._tokens(now, event)
+
+    def _tokens(self, now: float, event: _Event) -> None:
+        num = 0
+        for choice in event.choices or ():
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            num += _num_tokens(choice)
+        if event.usage is not None:
+            if self._counting == "running-usage":
+                num = max(0, event.usage.completion_tokens - (self.usage.completion_tokens if self.usage else 0))
+            self.usage = event.usage
+        if num:
+            self.times.append(now)
+            self.counts.append(num)
+
+
+def _num_tokens(choice: _Choice) -> int:
+    if choice.token_ids is not None:
+        return len(choice.token_ids)
+    delta = choice.delta
+    if delta is not None:
+        return 1 if delta.content or delta.reasoning_content or delta.reasoning else 0
+    return 1 if choice.text else 0
+
+
+def _message(body: bytes) -> str:
+    """What an error's body says."""
+    try:
+        error = _decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = None
+    if error is None:
+        return body[:MAX_DETAIL_CHARS].decode(errors="replace")
+    return error if isinstance(error, str) else error.message

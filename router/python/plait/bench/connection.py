@@ -1,0 +1,125 @@
+"""HTTP/1.1 over one connection, stripped to what a load needs: bytes out, bytes in, the time of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import httptools
+
+from plait.bench.answer import Answer
+from plait.bench.messages import Go, Job, Outcome, Setup
+
+
+class Exchange:
+    """One request and its answer so far."""
+
+    __slots__ = ("answer", "body", "go", "taken", "timer")
+
+    def __init__(self, setup: Setup, job: Job, go: Go) -> None:
+        self.go = go
+        self.body = job.body
+        self.taken = monotonic()
+        self.answer = Answer(setup.streamed, setup.counting)
+        self.timer: asyncio.TimerHandle | None = None
+
+    def outcome(self) -> Outcome:
+        """What became of it."""
+        answer, usage = self.answer, self.answer.usage
+        return Outcome(
+            index=self.go.index,
+            intended=self.go.intended if self.go.intended is not None else self.taken,
+            due=self.go.due,
+            taken=self.taken,
+            ended=answer.ended or monotonic(),
+            failure=answer.failure,
+            detail=answer.detail,
+            finish_reason=answer.finish_reason,
+            num_prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            num_output_tokens=usage.completion_tokens if usage is not None else None,
+            times=answer.times.tobytes(),
+            counts=answer.counts.tobytes(),
+        )
+
+
+class Connection(asyncio.Protocol):
+    """A connection that serves one exchange at a time; its methods are called by the event loop and by httptools."""
+
+    _transport: asyncio.Transport
+    _parser: httptools.HttpResponseParser
+    _exchange: Exchange | None = None
+    _now = 0.0
+    _num_served = 0
+    _has_answered = False
+    """Bytes of the answer have come."""
+
+    def __init__(self, head: bytes, on_end: Callable[[Connection, Exchange, bool], None]) -> None:
+        """`on_end` is told of an exchange's end, and whether the connection was stale: closed before any answer."""
+        self._head = head
+        self._on_end = on_end
+
+    def send(self, exchange: Exchange) -> None:
+        """Write a request; `on_end` is called when its answer is complete or has failed."""
+        self._exchange = exchange
+        self._has_answered = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(exchange.body), exchange.body))
+
+    def is_open(self) -> bool:
+        """Whether another request can be written."""
+        return not self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Drop the connection without a word."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Asyncio's: the way is open."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio's: the time is taken before anything else is done."""
+        self._now = monotonic()
+        exchange = self._exchange
+        if exchange is None:
+            self._transport.abort()  # nothing was asked
+            return
+        self._has_answered = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            exchange.answer.fail("no HTTP answer", str(error))
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Asyncio's: nothing more will come."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        is_stale = self._num_served > 0 and not self._has_answered and exchange.answer.failure is None
+        if not exchange.answer.is_complete:
+            exchange.answer.fail("closed before its end", str(error or "the server closed the connection"))
+        self._on_end(self, exchange, is_stale)
+
+    def on_headers_complete(self) -> None:
+        """Httptools': the status is known."""
+        if self._exchange is not None:
+            self._exchange.answer.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """Httptools': a piece of the body, without its chunk's frame."""
+        if self._exchange is not None:
+            self._exchange.answer.feed(self._now, body)
+
+    def on_message_complete(self) -> None:
+        """Httptools': the answer is whole."""
+        exchange = self._exchange
+        if exchange is None or exchange.answer.status < 200:
+            return  # an interim answer, such as 100
+        self._exchange = None
+        self._num_served += 1
+        exchange.answer.finish()
+        if not self._parser.should_keep_alive():
+            self._transport.close()
+        self._on_end(self, exchange, False)

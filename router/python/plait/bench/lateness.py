@@ -1,0 +1,48 @@
+"""Whether the client itself was late: then a run's figures are not the server's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plait.bench.percentiles import percentile
+from plait.bench.run import Run
+
+MAX_CPU_SHARE = 0.9
+"""Of one core, for each process: above it the client may be the limit."""
+
+
+class Lateness(msgspec.Struct, frozen=True):
+    """How late the client was, in seconds; the worst of its processes."""
+
+    lag_p99: float
+    """Of the event loops, for timers every 5 ms."""
+    lag_max: float
+    send_p99: float
+    """From when a request could be sent to when a process took it up."""
+    send_max: float
+    cpu_share: float
+    num_resent: int
+    reasons: tuple[str, ...]
+    """Why the run is invalid; empty where it is valid."""
+
+
+def lateness(run: Run, max_lag: float) -> Lateness:
+    """The client's lateness in a run; `max_lag` in seconds."""
+    sends = sorted(outcome.taken - outcome.due for outcome in run.outcomes) or [0.0]
+    lag_p99 = max(report.lag_p99 for report in run.reports)
+    cpu_share = max(report.cpu_share for report in run.reports)
+    send_p99 = max(0.0, percentile(sends, 99))
+    found = (
+        (lag_p99 > max_lag, f"its event loop was {lag_p99 * 1000:.1f} ms late (p99)"),
+        (send_p99 > max_lag, f"it sent requests {send_p99 * 1000:.1f} ms late (p99)"),
+        (cpu_share > MAX_CPU_SHARE, f"a client process took {cpu_share:.0%} of a core"),
+    )
+    return Lateness(
+        lag_p99=lag_p99,
+        lag_max=max(report.lag_max for report in run.reports),
+        send_p99=send_p99,
+        send_max=max(0.0, sends[-1]),
+        cpu_share=cpu_share,
+        num_resent=sum(report.num_resent for report in run.reports),
+        reasons=tuple(reason for is_late, reason in found if is_late),
+    )

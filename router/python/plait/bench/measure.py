@@ -1,0 +1,124 @@
+"""Measuring a case: the servers, what their prompts are made of, and one run after another."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tqdm import tqdm
+
+from plait.bench.clients import Clients
+from plait.bench.figures import Figures, figures
+from plait.bench.files import read_text_lines
+from plait.bench.lateness import Lateness, lateness
+from plait.bench.load import Case, body_prompt, build_load
+from plait.bench.prompts import Lines, Part, PromptMaker, TextSize, TokenIds, Words, read_token_range
+from plait.bench.run import Run, send
+from plait.bench.server import Server
+from plait.bench.settings import BenchSettings
+from plait.bench.slo import Slo, read_slo
+from plait.errors import SettingsError
+from plait.http.auth import read_keys
+
+STREAMS_PER_PROCESS = 16
+"""Fewer are not worth another process."""
+MAX_PROCESSES = 8
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A run with what it says."""
+
+    run: Run
+    figures: Figures
+    lateness: Lateness
+
+
+class Bench:
+    """What all runs of a command share: servers that answer, a way to make prompts, limits."""
+
+    def __init__(self, settings: BenchSettings, urls: list[str]) -> None:
+        self.settings = settings
+        self.slo: Slo | None = read_slo(settings.measure.slo) if settings.measure.slo is not None else None
+        key_file = settings.server.api_key_file
+        key = read_keys(Path(key_file))[0] if key_file is not None else None
+        self._salt = settings.load.salt if settings.load.salt is not None else secrets.token_hex(8)
+        rough = _maker(settings, TextSize())
+        timeout = settings.measure.timeout
+        self.servers = [Server(url, place, settings.server, key, timeout) for place, url in enumerate(urls)]
+        for server in self.servers:
+            server.learn_counting(rough.make((Part(f"{self._salt}/first/{server.position}", 16),)))
+        _count_alike(self.servers)
+        self.text_size = _text_size(settings, self.servers[0], self._salt)
+        self._maker = _maker(settings, self.text_size) if self.text_size is not None else rough
+
+    @property
+    def seeds(self) -> list[int]:
+        """One for each repetition."""
+        num = self.settings.measure.repeats or (3 if len(self.servers) > 1 else 1)
+        return [self.settings.load.seed + index for index in range(num)]
+
+    def measure(self, case: Case, server: Server, seed: int) -> Measured:
+        """Run a case on a server; a run that Ctrl-C broke off says so."""
+        duration, measuring = self.settings.load.duration, self.settings.measure
+        load = build_load(case, seed, self._salt, duration)
+        if not load.requests:
+            raise SettingsError(f"{case.name}: no request is left; raise --max-len or --duration")
+        for number, request in enumerate(load.requests[: measuring.warmup]):
+            warm = (Part(f"{self._salt}/warm-up/{seed}/{server.position}/{number}", request.input_len or 1),)
+            server.warm_up(self._maker.make(warm), min(request.output_len, 16))
+        bodies = (server.body(body_prompt(request, self._maker), request.output_len) for request in load.requests)
+        with Clients(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
+            clients.load(server.setup(), bodies)
+            run = send(clients, load, server, seed, duration, _watch(bar))
+        return Measured(run, figures(run, self.slo), lateness(run, measuring.max_lag_ms / 1000))
+
+    def _num_processes(self, case: Case) -> int:
+        if self.settings.measure.processes is not None:
+            return self.settings.measure.processes
+        num_streams = case.pace.cap or case.num_prompts
+        return max(1, min(MAX_PROCESSES, (os.cpu_count() or 2) // 2, num_streams // STREAMS_PER_PROCESS))
+
+
+def _progress(case: Case, server: Server, total: int) -> tqdm:
+    """A bar on a terminal, nothing elsewhere."""
+    return tqdm(total=total, desc=f"{case.name} {server.url}", unit="request", leave=False, disable=None)
+
+
+def _watch(bar: tqdm) -> Callable[[int, int], None]:
+    def show(num_ended: int, num_in_flight: int) -> None:
+        bar.set_postfix_str(f"{num_in_flight} in flight", refresh=False)
+        bar.update(num_ended - bar.n)
+
+    return show
+
+
+def _maker(settings: BenchSettings, size: TextSize) -> PromptMaker:
+    chat = settings.server.api == "chat"
+    if settings.load.text is not None:
+        return Lines(chat, size, read_text_lines(Path(settings.load.text)))
+    if chat:
+        return Words(chat, size)
+    return TokenIds(*read_token_range(settings.load.token_range))
+
+
+def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize | None:
+    """How many tokens the server's usage says that texts have; None for token ids, which are exact."""
+    if settings.server.api == "completions" and settings.load.text is None:
+        return None
+    maker, few, many = _maker(settings, TextSize()), 100, 400
+    told = [server.num_prompt_tokens(maker.make((Part(f"{salt}/size", num),))) for num in (few, many)]
+    if told[0] is None or told[1] is None or told[1] <= told[0]:
+        return TextSize()
+    slope = (told[1] - told[0]) / (many - few)
+    return TextSize(slope, max(0.0, told[0] - few * slope))
+
+
+def _count_alike(servers: list[Server]) -> None:
+    """Servers that are compared are asked for the same: what they all tell of their tokens."""
+    kinds = {server.counting for server in servers}
+    if len(kinds) > 1:
+        for server in servers:
+            server.counting = "chunks" if "chunks" in kinds else "usage"

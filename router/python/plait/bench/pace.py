@@ -1,0 +1,82 @@
+"""When requests are due: streams that never rest, a rate, or the clock of a trace."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from typing import TypeAlias
+
+import msgspec
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed"):
+    """Closed loop: each of `num_streams` sends its next request when its last one ended."""
+
+    num_streams: int
+
+    @property
+    def cap(self) -> int | None:
+        """Requests that are in flight at a time, at most."""
+        return self.num_streams
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"closed loop, {self.num_streams} stream{'s' if self.num_streams > 1 else ''}"
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """Open loop: requests are due at a rate, whatever the server does."""
+
+    rate: float
+    """Requests a second."""
+    burstiness: float | None
+    """Shape of the gamma distribution of the gaps: 1 is Poisson, under 1 comes in bursts; None: all gaps alike."""
+    cap: int | None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        kinds = {None: "fixed gaps", 1.0: "Poisson"}
+        kind = kinds.get(self.burstiness, f"gamma gaps of burstiness {self.burstiness}")
+        return f"open loop, {self.rate:g} requests/s, {kind}" + _capped(self.cap)
+
+
+class TraceClock(msgspec.Struct, frozen=True, tag="trace"):
+    """Open loop: requests are due when the trace says, `speed` times as fast."""
+
+    speed: float
+    cap: int | None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"open loop, the trace's clock at {self.speed:g}x" + _capped(self.cap)
+
+
+Pace: TypeAlias = Closed | Open | TraceClock
+
+
+def _capped(cap: int | None) -> str:
+    return "" if cap is None else f", at most {cap} at a time"
+
+
+def due_offsets(pace: Pace, num: int, stamps: list[float] | None, rng: random.Random) -> list[float]:
+    """When each of `num` requests is due, in seconds after the first; a closed loop's are all due at once.
+
+    The gaps of a rate are stretched to a mean of exactly 1 / rate, so that every seed offers the same load.
+    `stamps` is a trace's clock in seconds.
+    """
+    if isinstance(pace, Closed):
+        return [0.0] * num
+    if isinstance(pace, TraceClock):
+        if stamps is None:
+            raise ValueError("only a trace has a clock of its own")
+        return [(stamp - stamps[0]) / pace.speed for stamp in stamps[:num]]
+    gaps = [_gap(pace.burstiness, rng) for _ in range(num - 1)]
+    stretch = len(gaps) / pace.rate / sum(gaps) if gaps else 1.0
+    return [0.0, *(stretch * offset for offset in accumulate(gaps))]
+
+
+def _gap(burstiness: float | None, rng: random.Random) -> float:
+    return 1.0 if burstiness is None else rng.gammavariate(burstiness, 1.0)

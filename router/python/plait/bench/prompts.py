@@ -1,0 +1,132 @@
+"""Prompts of a wanted length: token ids, words or lines of a text, from parts that several prompts may share."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from plait.errors import SettingsError
+
+# Short, frequent and in every tokenizer: mostly one token each with the blank before it.
+_COMMON = (
+    "the of and to in that is was he for it with as his on be at by had not are but from or have an they which one "
+    "you were her all she there would their we him been has when who will more no if out so said what up its about "
+    "into than them can only other new some could time these two may then do first any my now such like our over man "
+    "me even most made after also did many before must through back years where much your way well down should "
+    "because each just those people how too little state good very make world still own see men work long get here "
+    "between both life being under never day same another know while last might us great old year off come since"
+)
+_WORDS = _COMMON.split()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of a prompt: equal keys and lengths are equal text."""
+
+    key: str
+    num_tokens: int
+
+
+class Exactly(msgspec.Struct, frozen=True):
+    """A prompt as a file gave it."""
+
+    json: bytes
+    """Value of `prompt` or `messages`."""
+    num_tokens: int | None
+    """Where it is given as token ids."""
+
+
+Prompt: TypeAlias = tuple[Part, ...] | Exactly
+
+
+class TextSize(msgspec.Struct, frozen=True):
+    """How tokens follow from pieces of text, as the server's own usage told."""
+
+    tokens_per_piece: float = 1.0
+    overhead: float = 0.0
+    """Tokens of the chat template."""
+
+    def pieces(self, num_tokens: float) -> int:
+        """Pieces of text for a number of tokens."""
+        return max(1, round(num_tokens / self.tokens_per_piece))
+
+
+class PromptMaker(Protocol):
+    """Turns parts into the JSON value of a request's `prompt` or `messages`."""
+
+    def make(self, parts: tuple[Part, ...]) -> bytes: ...  # noqa: D102
+
+
+class TokenIds:
+    """Random token ids from `low` up to, but without, `high`: lengths are exact."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._ids = [b"%d" % token for token in range(low, high)]
+        self._part = lru_cache(maxsize=4096)(self._draw)
+
+    def make(self, parts: tuple[Part, ...]) -> bytes:
+        """A list of ids."""
+        # Only what may be shared is worth keeping: the last part is the prompt's own.
+        shared = [self._part(part) for part in parts[:-1]]
+        return b"[" + b",".join((*shared, self._draw(parts[-1]))) + b"]"
+
+    def _draw(self, part: Part) -> bytes:
+        return b",".join(random.Random(part.key).choices(self._ids, k=part.num_tokens))
+
+
+class Words:
+    """Random words, as a text or as one message of a chat: lengths are as near as `size` tells."""
+
+    def __init__(self, chat: bool, size: TextSize) -> None:
+        self._chat = chat
+        self._size = size
+
+    def make(self, parts: tuple[Part, ...]) -> bytes:
+        """A text, or a chat's messages with one question."""
+        return text_prompt(self._chat, " ".join(self._draw(part) for part in _less_overhead(parts, self._size)))
+
+    def _draw(self, part: Part) -> str:
+        return " ".join(random.Random(part.key).choices(_WORDS, k=self._size.pieces(part.num_tokens)))
+
+
+class Lines:
+    """Random lines of a text; a piece is a character."""
+
+    def __init__(self, chat: bool, size: TextSize, lines: list[str]) -> None:
+        self._chat = chat
+        self._size = size
+        self._lines = lines
+
+    def make(self, parts: tuple[Part, ...]) -> bytes:
+        """A text, or a chat's messages with one question."""
+        return text_prompt(self._chat, "\n".join(self._draw(part) for part in _less_overhead(parts, self._size)))
+
+    def _draw(self, part: Part) -> str:
+        rng, num_chars, drawn = random.Random(part.key), self._size.pieces(part.num_tokens), ""
+        while len(drawn) < num_chars:
+            drawn += rng.choice(self._lines) + "\n"
+        return drawn[:num_chars]
+
+
+def _less_overhead(parts: tuple[Part, ...], size: TextSize) -> tuple[Part, ...]:
+    """What the chat template adds is taken from the prompt's own part."""
+    own = max(1, parts[-1].num_tokens - round(size.overhead))
+    return (*parts[:-1], Part(parts[-1].key, own))
+
+
+def text_prompt(chat: bool, text: str) -> bytes:
+    """The JSON value of `messages` or `prompt` for a text."""
+    return msgspec.json.encode([{"role": "user", "content": text}] if chat else text)
+
+
+def read_token_range(words: str) -> tuple[int, int]:
+    """`LOW-HIGH`, without the upper end; raises `SettingsError`."""
+    low, _, high = words.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) <= 1 << 24):
+        raise SettingsError(
+            f"--token-range is {words!r}; allowed: LOW-HIGH with LOW under HIGH and HIGH up to {1 << 24}, "
+            "inside the model's vocabulary and without its special tokens"
+        )
+    return int(low), int(high)

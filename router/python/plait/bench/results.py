@@ -1,0 +1,96 @@
+"""What is left of a command: the foot of its tables, its files, its exit code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+from plait_proto import ExitCode
+
+from plait.bench.compare import ratios, spread_table
+from plait.bench.measure import Bench, Measured
+from plait.bench.plots import draw, require_matplotlib
+from plait.bench.record import record
+from plait.bench.settings import BenchSettings
+from plait.bench.sweep import Point
+from plait.bench.table import foot, table
+from plait.errors import DONE, SettingsError, StartError
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Where results go, and what they are called."""
+
+    folder: Path | None
+    command: str
+    name: str
+    points: list[Point] = []
+    unit: str = ""
+    """Of a sweep's loads."""
+
+
+def out_folder(settings: BenchSettings) -> Path | None:
+    """The folder for results, made where it is missing; raises `SettingsError` before anything is measured."""
+    if settings.output.out is None:
+        if settings.output.requests:
+            raise SettingsError("--requests are kept in a file; name its folder with --out")
+        return None
+    if settings.output.plots:
+        require_matplotlib()
+    folder = Path(settings.output.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--out {folder} cannot be made: {error.strerror}") from error
+    return folder
+
+
+def show(measured: Measured) -> None:
+    """Print the table of a run."""
+    print(table(measured), flush=True)
+
+
+def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
+    """Print what all runs say together and write the files; the exit code.
+
+    Raises `StartError` where nothing was completed (2), or where the client was too slow (3).
+    """
+    is_several = len({(one.run.position, one.run.seed) for one in runs}) > 1
+    if is_several:
+        print(spread_table(runs) + "\n")
+    print(foot(runs, bench.slo, bench.text_size), flush=True)
+    if written.folder is not None:
+        for path in _write(bench.settings, runs, written, written.folder):
+            print(f"written: {path}", flush=True)
+    if any(one.run.is_partial for one in runs):
+        return DONE  # Ctrl-C is no failure, here as in `plait serve`
+    _judge(runs)
+    return DONE
+
+
+def _write(settings: BenchSettings, runs: list[Measured], written: Written, folder: Path) -> list[Path]:
+    name = "-".join(["bench", written.name, *_slug(settings)])
+    path = folder / f"{name}.json"
+    result = record(written.command, runs, ratios(runs), settings.output.requests)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    plots = draw(runs, written.points, written.unit, folder, name) if settings.output.plots else []
+    return [path, *plots]
+
+
+def _slug(settings: BenchSettings) -> list[str]:
+    """What tells one load from another in a file's name."""
+    load = settings.load
+    named = load.profile or load.trace or load.prompts
+    return [re.sub(r"[^a-z0-9]+", "-", Path(named).stem.lower()).strip("-")] if named is not None else []
+
+
+def _judge(runs: list[Measured]) -> None:
+    if not any(one.figures.num_completed for one in runs):
+        raise StartError("no request was completed; the kinds of failure stand in the tables above", ExitCode.SETTINGS)
+    late = next((one.lateness.reasons for one in runs if one.lateness.reasons), None)
+    if late is not None:
+        raise StartError(
+            f"a run is invalid, because the client was late: {'; '.join(late)}. Its figures are not the server's: "
+            "use more --processes, another machine for the client, or a lighter load; --max-lag-ms says what is late",
+            ExitCode.HARDWARE,
+        )

@@ -1,0 +1,138 @@
+"""One run: a load is sent to one server, each request in its time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from plait.bench.clients import Clients
+from plait.bench.load import Load
+from plait.bench.messages import Counting, FromClient, Go, Outcome, Report
+from plait.bench.pace import Closed
+from plait.bench.server import Server
+
+LEAD_SECONDS = 0.05
+"""From the order to begin until the first request is due."""
+GLANCE_SECONDS = 0.2
+"""How long the bench sleeps at most before it shows its progress."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What happened; times in seconds of CLOCK_MONOTONIC."""
+
+    load: Load
+    server: str
+    """Its URL."""
+    position: int
+    """Of the server, among those that were named."""
+    model: str
+    seed: int
+    streamed: bool
+    counting: Counting
+    begun: float
+    ended: float
+    outcomes: list[Outcome]
+    reports: list[Report]
+    is_partial: bool
+    """It was interrupted."""
+    num_unfinished: int
+    """Requests that were under way, or due and not sent, when it was interrupted."""
+
+
+Watch = Callable[[int, int], None]
+"""Told how many requests have ended and how many are in flight."""
+
+
+class Sending:
+    """The requests of a run: those that wait, those in flight, those that ended."""
+
+    def __init__(self, clients: Clients, load: Load, duration: float | None) -> None:
+        self._clients = clients
+        self._load = load
+        self._closed = isinstance(load.case.pace, Closed)
+        self._waiting: deque[int] = deque()
+        self._num_known = 0
+        self._freed: deque[float] = deque()
+        """When slots became free that a waiting request may take."""
+        self._num_in_flight = 0
+        self.begun = monotonic() + LEAD_SECONDS
+        self._stop_at = self.begun + duration if duration is not None and self._closed else float("inf")
+        self.outcomes: list[Outcome] = []
+
+    def run(self, watch: Watch) -> None:
+        """Send everything and wait for every end; KeyboardInterrupt stops in the midst of it."""
+        while not self._is_over():
+            self._release()
+            for message in self._clients.poll(min(GLANCE_SECONDS, max(0.0, self._next_due() - monotonic()))):
+                self._take(message)
+            watch(len(self.outcomes), self._num_in_flight)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were due and have not ended."""
+        return self._num_in_flight + (0 if self._closed else len(self._waiting))
+
+    def _is_over(self) -> bool:
+        none_left = self._num_known == len(self._load.requests) and not self._waiting
+        return self._num_in_flight == 0 and (none_left or monotonic() >= self._stop_at)
+
+    def _next_due(self) -> float:
+        if self._num_known == len(self._load.due):
+            return float("inf")
+        return self.begun + self._load.due[self._num_known]
+
+    def _release(self) -> None:
+        now = monotonic()
+        while self._next_due() <= now:
+            self._waiting.append(self._num_known)
+            self._num_known += 1
+        cap = self._load.case.pace.cap
+        while self._waiting and (cap is None or self._num_in_flight < cap) and now < self._stop_at:
+            self._send(self._waiting.popleft())
+
+    def _send(self, index: int) -> None:
+        intended = self.begun + self._load.due[index]
+        free = self._freed.popleft() if self._freed else 0.0
+        self._num_in_flight += 1
+        if self._closed:
+            self._clients.go(Go(index, None, free or monotonic()))
+        else:
+            self._clients.go(Go(index, intended, max(intended, free)))
+
+    def _take(self, message: FromClient) -> None:
+        if isinstance(message, Outcome):
+            self.outcomes.append(message)
+            self._num_in_flight -= 1
+            if self._waiting:
+                self._freed.append(message.ended)
+
+
+def send(clients: Clients, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
+    """Run `load`, which the clients hold, to its end or until Ctrl-C."""
+    sending = Sending(clients, load, duration)
+    is_partial = False
+    try:
+        sending.run(watch)
+    except KeyboardInterrupt:
+        is_partial = True
+    ended = monotonic()
+    unfinished = sending.num_unfinished
+    reports, late = clients.finish()
+    return Run(
+        load=load,
+        server=server.url,
+        position=server.position,
+        model=server.model,
+        seed=seed,
+        streamed=server.streams,
+        counting=server.counting,
+        begun=sending.begun,
+        ended=ended,
+        outcomes=sending.outcomes + late,
+        reports=reports,
+        is_partial=is_partial,
+        num_unfinished=unfinished - len(late),
+    )

@@ -1,0 +1,224 @@
+"""The server under load: where it is, what it serves, what it tells of its tokens."""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+import msgspec
+from plait_proto import ExitCode
+
+from plait.bench.answer import Answer
+from plait.bench.messages import Counting, Setup
+from plait.bench.settings import ServerSettings
+from plait.errors import SettingsError, StartError
+
+CONNECT_SECONDS = 10.0
+PROBE_TOKENS = 8
+# Cheapest for the server first: token ids make it echo the prompt's, too.
+_ASKING: dict[Counting, dict[str, object]] = {
+    "running-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "token-ids": {"stream_options": {"include_usage": True}, "return_token_ids": True},
+    "usage": {"stream_options": {"include_usage": True}},
+    "chunks": {},
+}
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Probed(NamedTuple):
+    """A small request's answer."""
+
+    answer: Answer
+    has_token_ids: bool
+
+
+class Server:
+    """One server, reached and asked for its models; raises `StartError` where it is none."""
+
+    def __init__(
+        self, url: str, position: int, settings: ServerSettings, key: str | None, timeout_seconds: float
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.position = position
+        self._settings = settings
+        self._parts = _split(self.url)
+        self._key = key
+        self._timeout_seconds = timeout_seconds
+        self._address = self._reach()
+        self.counting: Counting = "chunks"
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        self.model = self._choose_model()
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers are asked for as streams."""
+        return self._settings.stream
+
+    @property
+    def path(self) -> str:
+        """Path of the route under load."""
+        route = "chat/completions" if self._settings.api == "chat" else "completions"
+        return f"{self._parts.path}/v1/{route}"
+
+    def setup(self) -> Setup:
+        """What the client processes need to know."""
+        headers = {
+            "Host": self._parts.netloc,
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream" if self._settings.stream else "application/json",
+            "User-Agent": "plait-bench",
+        }
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        lines = [f"POST {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return Setup(
+            address=self._address[0],
+            port=self._address[1],
+            tls_name=self._parts.hostname if self._parts.scheme == "https" else None,
+            head="\r\n".join([*lines, "Content-Length: "]).encode(),
+            streamed=self._settings.stream,
+            counting=self.counting,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def body(self, prompt: bytes, output_len: int) -> bytes:
+        """A request's body; `prompt` is the JSON value of `prompt` or `messages`."""
+        return self._body(prompt, output_len, self.counting)
+
+    def learn_counting(self, prompt: bytes) -> None:
+        """Find the best of what the server tells of its tokens; raises `StartError` where it answers nothing."""
+        rungs: list[Counting] = list(_ASKING) if self._settings.stream else ["usage", "chunks"]
+        if self._settings.count_by != "auto":
+            rungs = [self._settings.count_by]
+        for counting in rungs:
+            probed = self._probe(prompt, counting)
+            if _gives(probed, counting):
+                self.counting = counting
+                return
+        raise StartError(self._refusal(probed.answer), ExitCode.SETTINGS)
+
+    def num_prompt_tokens(self, prompt: bytes) -> int | None:
+        """How long the server says that a prompt is; None where it does not say."""
+        usage = self._probe(prompt, self.counting, output_len=1).answer.usage
+        return usage.prompt_tokens if usage is not None else None
+
+    def warm_up(self, prompt: bytes, output_len: int) -> None:
+        """Send one request that is not measured; what becomes of it does not matter."""
+        self._probe(prompt, self.counting, output_len)
+
+    def _body(self, prompt: bytes, output_len: int, counting: Counting) -> bytes:
+        settings = self._settings
+        fields: dict[str, object] = {
+            "model": self.model,
+            "messages" if settings.api == "chat" else "prompt": msgspec.Raw(prompt),
+            "max_tokens": output_len,
+            "temperature": settings.temperature,
+        }
+        if settings.ignore_eos:
+            fields["ignore_eos"] = True
+        if settings.stream:
+            fields |= {"stream": True, **_ASKING[counting]}
+        return msgspec.json.encode(fields)
+
+    def _reach(self) -> tuple[str, int]:
+        """The address that a connection really went to: names are not looked up again under load."""
+        port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
+        try:
+            with socket.create_connection((self._parts.hostname, port), CONNECT_SECONDS) as reached:
+                address, port, *_ = reached.getpeername()
+                return address, port
+        except OSError as error:
+            raise self._no_server(str(error)) from error
+
+    def _no_server(self, why: str) -> StartError:
+        advice = "start one with `plait serve`, or name another with --url or --against"
+        return StartError(f"no OpenAI server at {self.url}: {why}; {advice}", ExitCode.SETTINGS)
+
+    def _choose_model(self) -> str:
+        served = self._models()
+        wanted = self._settings.model
+        if wanted is None:
+            return served[0]
+        if wanted not in served:
+            raise SettingsError(f"--model is {wanted!r}; {self.url} serves: {', '.join(served[:20])}")
+        return wanted
+
+    def _models(self) -> list[str]:
+        try:
+            response = self._http.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise self._no_server(str(error)) from error
+        if response.status_code != 200:
+            raise self._no_server(f"GET /v1/models is answered with {response.status_code}: {response.text[:200]}")
+        try:
+            served = [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._no_server(f"GET /v1/models brings no list of models: {response.content[:80]!r}") from None
+        if not served:
+            raise self._no_server("its list of models is empty")
+        return served
+
+    def _probe(self, prompt: bytes, counting: Counting, output_len: int = PROBE_TOKENS) -> Probed:
+        answer, has_token_ids = Answer(self._settings.stream, counting), False
+        headers = {"Content-Type": "application/json"}
+        body = self._body(prompt, output_len, counting)
+        url = self.path.removeprefix(self._parts.path)
+        try:
+            with self._http.stream("POST", url, content=body, headers=headers) as response:
+                answer.status = response.status_code
+                for piece in response.iter_bytes():
+                    has_token_ids = has_token_ids or b'"token_ids":[' in piece or b'"token_ids": [' in piece
+                    answer.feed(0.0, piece)
+            answer.finish()
+        except httpx.HTTPError as error:
+            answer.fail("closed before its end", str(error))
+        return Probed(answer, has_token_ids)
+
+    def _refusal(self, answer: Answer) -> str:
+        if answer.failure is None:
+            return (
+                f"{self.url} does not tell tokens by --count-by {self._settings.count_by}; leave --count-by out, "
+                "and the best that it tells is taken"
+            )
+        return (
+            f"{self.url} does not answer a first request: {answer.failure}: {answer.detail}; "
+            "--token-range, --no-ignore-eos, --no-stream, --api and --model change what is sent"
+        )
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise SettingsError(f"--url is {url!r}; allowed: http://HOST:PORT or https://HOST:PORT")
+    return parts
+
+
+def _gives(probed: Probed, counting: Counting) -> bool:
+    """Whether a server's answer really has what was asked for: unknown fields are often ignored."""
+    answer = probed.answer
+    if answer.failure is not None:
+        return False
+    total = answer.usage.completion_tokens if answer.usage is not None else None
+    match counting:
+        case "running-usage":
+            return total is not None and len(answer.counts) > 1 and sum(answer.counts) == total
+        case "token-ids":
+            return probed.has_token_ids and sum(answer.counts) == total
+        case "usage":
+            return total is not None
+    return True

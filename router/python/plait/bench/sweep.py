@@ -1,0 +1,119 @@
+"""Where a server's knee is: one load at rising rates or concurrencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from plait.bench.figures import Figures
+from plait.bench.measure import Measured
+from plait.errors import SettingsError
+
+MAX_POINTS = 64
+MOST_STREAMS = 1024
+"""Of a sweep that chooses its own points."""
+FALLS = 2
+"""Points in a row below the best after which such a sweep ends."""
+
+MeasureAt = Callable[[float], Measured]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A load and what it gave."""
+
+    load: float
+    """Requests a second, or streams."""
+    measured: Measured
+
+
+def power(figures: Figures) -> float:
+    """Throughput over latency (Kleinrock): it rises until more load brings more waiting than work."""
+    e2e = figures.latencies["e2e"]
+    return figures.requests_per_second / e2e.mean if e2e is not None else 0.0
+
+
+def knee(points: list[Point]) -> Point:
+    """The point of the greatest power."""
+    return max(points, key=lambda point: power(point.measured.figures))
+
+
+def sweep(measure: MeasureAt, loads: list[float] | None, num_refined: int, whole: bool) -> list[Point]:
+    """Measure at each of `loads`, or (None) at 1, 2, 4 ... until the power falls; then around the knee.
+
+    `num_refined` points are put between the knee and its neighbours; `whole` loads are whole numbers. Ends early,
+    with what it has, when a run is interrupted.
+    """
+    points: list[Point] = []
+    for load in loads if loads is not None else _doubling():
+        points.append(Point(load, measure(load)))
+        if points[-1].measured.run.is_partial:
+            return points
+        if loads is None and _has_fallen(points):
+            break
+    for _ in range(num_refined):
+        between = _between(sorted(points, key=lambda point: point.load), whole)
+        if between is None:
+            break
+        points.append(Point(between, measure(between)))
+        if points[-1].measured.run.is_partial:
+            break
+    return sorted(points, key=lambda point: point.load)
+
+
+def read_loads(flag: str, words: str, most: float, whole: bool) -> list[float]:
+    """Rising loads such as `1,2,4.5`; raises `SettingsError`."""
+    try:
+        loads = sorted({float(word) for word in words.split(",")})
+    except ValueError:
+        loads = []
+    is_fine = 0 < len(loads) <= MAX_POINTS and all(0 < load <= most and (not whole or load % 1 == 0) for load in loads)
+    if not is_fine:
+        kind = "whole numbers" if whole else "numbers"
+        raise SettingsError(
+            f"{flag} is {words!r}; allowed: up to {MAX_POINTS} {kind} over 0 and up to {most:g}, separated by commas"
+        )
+    return loads
+
+
+def _doubling() -> list[float]:
+    return [float(1 << step) for step in range(MOST_STREAMS.bit_length())]
+
+
+def _has_fallen(points: list[Point]) -> bool:
+    best = points.index(knee(points))
+    return len(points) - 1 - best >= FALLS
+
+
+def _between(points: list[Point], whole: bool) -> float | None:
+    """The geometric middle of the wider gap beside the knee; None where there is no room."""
+    at = points.index(knee(points))
+    pairs = [(points[i].load, points[i + 1].load) for i in (at - 1, at) if 0 <= i < len(points) - 1]
+    for low, high in sorted(pairs, key=lambda pair: pair[0] / pair[1]):
+        middle = math.sqrt(low * high)
+        middle = float(round(middle)) if whole else middle
+        if low < middle < high:
+            return middle
+    return None
+
+
+def sweep_table(points: list[Point], unit: str) -> str:
+    """One line for each load; the knee is marked."""
+    head = (
+        f"  {unit:>12}{'requests/s':>12}{'tokens/s':>12}{'TTFT p50':>12}{'TTFT p99':>12}{'ITL p99':>12}{'E2E p50':>12}"
+    )
+    best = knee(points)
+    lines = [
+        f"  {point.load:>12g}{_line(point.measured.figures)}{'  <- knee' if point is best else ''}" for point in points
+    ]
+    return "\n".join(
+        [head, *lines, "  times in ms; the knee has the most requests/s for its mean E2E (Kleinrock's power)"]
+    )
+
+
+def _line(figures: Figures) -> str:
+    ttft, itl, e2e = (figures.latencies[name] for name in ("ttft", "itl", "e2e"))
+    times = (ttft.p50 if ttft else None, ttft.p99 if ttft else None, itl.p99 if itl else None, e2e.p50 if e2e else None)
+    shown = "".join(f"{'-' if time is None else f'{time * 1000:.1f}':>12}" for time in times)
+    return f"{figures.requests_per_second:>12.3f}{figures.output_tokens_per_second:>12.1f}{shown}"
