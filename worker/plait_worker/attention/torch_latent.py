@@ -55,6 +55,8 @@ class TorchLatentStep:
     """Where in the flat cache the step's tokens go."""
     prefill_rows: list[_PrefillRow]
     decode_batches: list[_DecodeBatch]
+    room: Tensor
+    """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
 
     def write(self, latent_TC: Tensor, pages: Tensor) -> None:
         """Put the step's tokens into the layer's pages."""
@@ -78,7 +80,7 @@ class TorchLatentStep:
         out_BHC = torch.empty_like(q_BHC)
         for batch in self.decode_batches:
             # The heads stand where a sequence would. The shared key's share of the values is cut off below.
-            cached_B1LC = pages.index_select(0, batch.page_index).view(len(batch.mask_B11L), 1, -1, q_BHC.shape[-1])
+            cached_B1LC = self._gather(batch, pages)
             out_BHC[batch.rows] = F.scaled_dot_product_attention(
                 q_BHC[batch.rows][:, None],
                 cached_B1LC,
@@ -87,6 +89,12 @@ class TorchLatentStep:
                 scale=self.shape.scale,
             )[:, 0]
         return out_BHC[..., : self.shape.latent_dim]
+
+    def _gather(self, batch: _DecodeBatch, pages: Tensor) -> Tensor:
+        """The batch's cached tokens, ``[B, 1, L, C]``; the next batch overwrites them."""
+        gathered = self.room[: len(batch.page_index)]
+        torch.index_select(pages, 0, batch.page_index, out=gathered)
+        return gathered.view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
 
     def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
         """What the row cached before this step, ``context_chunk`` tokens at a time: ``[I, C]``."""
@@ -116,21 +124,33 @@ class TorchLatentAttention:
         self.shape = shape
         self.page_size = page_size
         self.context_chunk = context_chunk
+        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.dtype)
 
     def prepare(self, rows: Rows) -> TorchLatentStep:
         """The page indices and the order of work of one step."""
-        page_numbers = self.page_size * self.shape.cached_dim
+        batches = self._decode_batches(rows)
         return TorchLatentStep(
             shape=self.shape,
             context_chunk=self.context_chunk,
             num_prefill_tokens=rows.num_prefill_tokens,
             token_index_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
             prefill_rows=list(self._prefill_rows(rows)),
-            decode_batches=[
-                _DecodeBatch(batch.rows, batch.table_BW.flatten(), batch.mask_BL[:, None, None])
-                for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype)
-            ],
+            decode_batches=batches,
+            room=self._room_for(max((len(batch.page_index) for batch in batches), default=0)),
         )
+
+    def _decode_batches(self, rows: Rows) -> list[_DecodeBatch]:
+        page_numbers = self.page_size * self.shape.cached_dim
+        return [
+            _DecodeBatch(batch.rows, batch.table_BW.flatten(), batch.mask_BL[:, None, None])
+            for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype)
+        ]
+
+    def _room_for(self, num_pages: int) -> Tensor:
+        """The room of the last step, or a larger one."""
+        if num_pages > len(self._room):
+            self._room = self._room.new_empty(num_pages, *self._room.shape[1:])
+        return self._room
 
     def _prefill_rows(self, rows: Rows) -> Iterator[_PrefillRow]:
         first = 0
