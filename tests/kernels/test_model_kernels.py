@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.attention import attend
-from plait_kernels.moe import expert_mlps, softmax_top_k
+from plait_kernels.attention import attend, merge
+from plait_kernels.moe import GroupLimit, expert_mlps, sigmoid_group_top_k, softmax_group_top_k, softmax_top_k
 from plait_kernels.norm import add_rms_norm, rms_norm
 from plait_kernels.rope import apply_rope, rope_tables
 
@@ -98,3 +98,44 @@ def test_query_heads_share_the_head_of_their_group() -> None:
     q, k, v = torch.randn(1, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
     one_head = [attend(q[:, h : h + 1], k[:, h // 2, None], v[:, h // 2, None], 1.0) for h in range(4)]
     torch.testing.assert_close(attend(q, k, v, 1.0), torch.cat(one_head, 1))
+
+
+def weigh(scores_THL: torch.Tensor, v_LHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over part of a context, with its log-sum-exp to base 2; of no position, 0 and -inf."""
+    weights_THL = scores_THL.softmax(-1).nan_to_num(0.0)
+    return torch.einsum("thl,lhd->thd", weights_THL, v_LHD), scores_THL.logsumexp(-1) / math.log(2)
+
+
+def test_merged_parts_are_the_attention_over_the_whole() -> None:
+    scores, v = torch.randn(5, 3, 9) * 30, torch.randn(9, 3, 4)
+    scores[:2, :, :6] = -torch.inf  # two rows see nothing of the first part
+    whole, whole_lse = weigh(scores, v)
+    for first, second in [(slice(0, 6), slice(6, 9)), (slice(6, 9), slice(0, 6))]:
+        merged, lse = merge(*weigh(scores[..., first], v[first]), *weigh(scores[..., second], v[second]))
+        torch.testing.assert_close(merged, whole)
+        torch.testing.assert_close(lse, whole_lse)
+
+
+def test_two_empty_parts_merge_to_an_empty_one() -> None:
+    nothing, lse = torch.zeros(2, 3, 4), torch.full((2, 3), -torch.inf)
+    merged, merged_lse = merge(nothing, lse, nothing, lse)
+    assert torch.equal(merged, nothing)
+    assert torch.equal(merged_lse, lse)
+
+
+def test_a_group_is_worth_its_best_expert_by_softmax_and_its_two_best_by_sigmoid() -> None:
+    # Group 0 holds the best expert, group 1 the two best together.
+    logits = torch.tensor([[3.0, -9.0, -9.0, 2.0, 1.9, -9.0]])
+    one = GroupLimit(num_groups=2, num_kept=1)
+    weights, ids = softmax_group_top_k(logits, 1, one, scale=2.0)
+    assert ids.tolist() == [[0]]
+    assert weights.item() == pytest.approx(2 * logits.softmax(-1)[0, 0].item())
+    _, ids = sigmoid_group_top_k(logits, torch.zeros(6), 2, one, scale=1.0, normalise=True)
+    assert sorted(ids[0].tolist()) == [3, 4]
+
+
+def test_a_correction_bias_chooses_and_does_not_weigh() -> None:
+    logits, bias = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([0.0, 0.0, 9.0])
+    weights, ids = sigmoid_group_top_k(logits, bias, 1, GroupLimit(1, 1), scale=1.0, normalise=False)
+    assert ids.tolist() == [[2]]
+    assert weights.item() == pytest.approx(torch.sigmoid(torch.tensor(-1.0)).item())

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -98,11 +99,17 @@ chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size
     plans=st.lists(chunk_lengths, min_size=1, max_size=4),
     num_decoded=st.integers(0, 3),
     page_size=st.sampled_from([1, 4, 16, 64]),
+    context_chunk=st.sampled_from([1, 5, 16, 64, 4096]),
 )
 def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
-    saved: Any, drive: Callable[..., Any], plans: list[list[int]], num_decoded: int, page_size: int
+    saved: Any,
+    drive: Callable[..., Any],
+    plans: list[list[int]],
+    num_decoded: int,
+    page_size: int,
+    context_chunk: int,
 ) -> None:
-    driver = drive(saved.path, page_size=page_size, num_pages=2048)
+    driver = drive(saved.path, page_size=page_size, num_pages=2048, context_chunk=context_chunk)
     prompts = {str(i): random_ids(sum(lengths), i) for i, lengths in enumerate(plans)}
     outputs = {name: random_ids(num_decoded, 100 + int(name)) for name in prompts}
     got: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
@@ -122,24 +129,39 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
         assert_close(torch.cat(got[name]), expected)
 
 
-def test_a_request_reads_no_page_of_its_neighbour(save_tiny: Callable[..., Any], drive: Callable[..., Any]) -> None:
-    saved = save_tiny("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+def test_a_request_reads_no_page_of_its_neighbour(
+    family: str, save_tiny: Callable[..., Any], drive: Callable[..., Any]
+) -> None:
+    saved = save_tiny(family)
     alone, shared = drive(saved.path, page_size=4), drive(saved.path, page_size=4)
     ids = random_ids(30, 5)
     for layer in shared.cache.layers:
         layer[:-1] = 1e4  # what earlier requests left behind
-    assert_close(shared.step({"a": ids})["a"], alone.step({"a": ids})["a"])
+    for chunk in (ids[:21], ids[21:]):
+        assert_close(shared.step({"a": chunk})["a"], alone.step({"a": chunk})["a"])
     assert_close(shared.step({}, {"a": 7})["a"], alone.step({}, {"a": 7})["a"])
 
 
-def test_bfloat16_stays_close_to_float32(save_tiny: Callable[..., Any], drive: Callable[..., Any]) -> None:
-    saved = save_tiny("llama")
+@pytest.mark.parametrize(("family", "worst"), [("llama", 0.02), ("deepseek_v2", 0.1)])
+def test_bfloat16_stays_close_to_float32(
+    family: str, worst: float, save_tiny: Callable[..., Any], drive: Callable[..., Any]
+) -> None:
+    # Rounding may send a token to another expert, which costs more than rounding alone.
+    saved = save_tiny(family)
     ids = random_ids(100, 3)
     expected = saved.logprobs(ids)
-    got = drive(saved.path, dtype="bfloat16").step({"a": ids})["a"]
+    driver = drive(saved.path, dtype="bfloat16")
+    chunks = [
+        driver.step({"a": ids[:60]})["a"],
+        driver.step({"a": ids[60:99]})["a"],
+        driver.step({}, {"a": ids[99]})["a"],
+    ]
+    got = torch.cat(chunks)
     kl = (expected.exp() * (expected - got)).sum(-1)
     assert got.dtype == torch.float32
-    assert kl.max() < 0.02
+    assert kl.median() < 0.01
+    assert kl.max() < worst
 
 
 def test_weight_bytes_count_each_number_once(save_tiny: Callable[..., Any], load: Callable[..., Any]) -> None:
@@ -156,6 +178,23 @@ def test_the_longest_context_of_yarn_is_the_stretched_one(
     assert load(saved.path).config.max_positions == 1200
 
 
+def test_recall_mla_keeps_its_mtp_layer(check_models: Path, load: Callable[..., Any]) -> None:
+    model = load(check_models / "recall-mla")
+    (layer,) = model.mtp_layers
+    stored = safetensors.torch.load_file(check_models / "recall-mla" / "model.safetensors")
+    x = torch.randn(2, 768)
+    torch.testing.assert_close(layer.join(x), x @ stored["model.layers.4.eh_proj.weight"].float().T)
+    assert torch.equal(layer.norm.weight_D, stored["model.layers.4.shared_head.norm.weight"].float())
+    twice = [name for name in stored if name.startswith("model.layers.4.") and ("embed" in name or "head.head" in name)]
+    assert model.weight_bytes == 4 * sum(t.numel() for name, t in stored.items() if name not in twice)
+
+
+def test_an_mtp_layer_that_the_files_lack_is_done_without(
+    save_tiny: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    assert load(save_tiny("deepseek_v3", num_mtp_layers=1).path).mtp_layers == []
+
+
 def recall_tasks(check_models: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
     assert spec is not None
@@ -165,15 +204,16 @@ def recall_tasks(check_models: Path) -> ModuleType:
     return tasks
 
 
-def test_recall_gqa_answers_from_its_context(check_models: Path, drive: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["recall-gqa", "recall-mla"])
+def test_a_check_model_answers_from_its_context(name: str, check_models: Path, drive: Callable[..., Any]) -> None:
     tasks = recall_tasks(check_models)
     marks = {"system": tasks.SYSTEM, "user": tasks.USER}
-    driver = drive(check_models / "recall-gqa", num_pages=1024)
+    driver = drive(check_models / name, num_pages=1024)
     problems = {str(i): problem for i, problem in enumerate(tasks.problems(3, 6, 700))}
     prompts = {}
-    for name, problem in problems.items():
+    for key, problem in problems.items():
         said = [[marks[message["role"]], *message["content"].encode()] for message in problem["messages"]]
-        prompts[name] = [tasks.BOS, *(token for message in said for token in message), tasks.ASSISTANT]
+        prompts[key] = [tasks.BOS, *(token for message in said for token in message), tasks.ASSISTANT]
     answers = {name: b"" for name in problems}
     last = {name: int(logprobs[-1].argmax()) for name, logprobs in driver.step(prompts).items()}
     while last := {name: token for name, token in last.items() if token != tasks.EOS}:

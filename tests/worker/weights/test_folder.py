@@ -245,3 +245,59 @@ def test_flipped_bits_raise_nothing_but_model_files_error(data: st.DataObject, t
         load(tmp_path)
     except ModelFilesError:
         return
+
+
+DEEPSEEK = CONFIG | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+def deepseek_of(**changes: Any) -> Any:
+    return read_config(Fields({**DEEPSEEK, **changes}, "config.json"))
+
+
+def test_only_the_first_layers_of_deepseek_are_dense() -> None:
+    assert deepseek_of(first_k_dense_replace=2).moe.dense_layers == {0, 1}
+    assert deepseek_of(first_k_dense_replace=1, moe_layer_freq=2).moe.dense_layers == {0, 1, 3}
+    assert deepseek_of(n_routed_experts=None).moe is None
+
+
+def test_yarn_warms_the_scores_of_latent_attention_only_where_it_says_so() -> None:
+    plain = deepseek_of().mla.scale
+    yarn = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
+    assert plain == 12**-0.5
+    assert deepseek_of(rope_scaling=yarn).mla.scale == plain
+    assert deepseek_of(rope_scaling=yarn | {"mscale": 0, "mscale_all_dim": 0}).mla.scale == plain
+    both = deepseek_of(rope_scaling=yarn | {"mscale": 0.7, "mscale_all_dim": 0.7})
+    assert both.mla.scale == pytest.approx(plain * 1.2582**2, rel=1e-4)
+    assert both.rope.scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', but must be sigmoid"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy', but must be noaux_tc"),
+        ({"n_group": 3}, "8 experts in 3 groups"),
+        ({"topk_group": 5}, "of which 5 are kept"),
+        ({"num_experts_per_tok": 5}, "5 experts a token cannot come from 2 groups of 2"),
+        ({"n_group": 8, "topk_group": 8}, "groups of 1"),
+        ({"qk_rope_head_dim": 3}, "qk_rope_head_dim is 3, but must be even"),
+        ({"kv_lora_rank": None}, "lacks 'kv_lora_rank'"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "architecture DeepseekV32ForCausalLM is not supported"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "architecture DeepseekV4ForCausalLM is not supported"),
+    ],
+)
+def test_a_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelFilesError, match=reason):
+        deepseek_of(**changes)
