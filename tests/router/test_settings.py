@@ -31,7 +31,7 @@ def all_flags() -> list[str]:
 
 def test_exactly_the_settings_of_this_issue_exist() -> None:
     named = "host port api-key-file served-model-name dtype max-model-len max-batch-tokens max-seqs long-prefill mixed "
-    named += "page-size num-pages memory-fraction context-chunk max-queue overlap threads seed log-level"
+    named += "itl-target-ms page-size num-pages memory-fraction context-chunk max-queue overlap threads seed log-level"
     assert sorted(all_flags()) == sorted("--" + name for name in named.split())
 
 

@@ -165,6 +165,7 @@ impl Serving {
     /// Takes in a step's result; after an error nothing may be built on this replica.
     pub fn land(&mut self, result: &StepResult, now: Micros) -> Result<(), Breach> {
         self.check_tokens(result)?;
+        self.measure(result)?;
         let event = Event::Result(plait_core::StepResult {
             step: StepId(result.step),
             num_accepted: &result.num_accepted,
@@ -180,6 +181,15 @@ impl Serving {
         self.tell_outputs(now, &mut records);
         self.record(&step, result);
         Ok(())
+    }
+
+    /// Tells the scheduler how long the step took on the worker.
+    fn measure(&mut self, result: &StepResult) -> Result<(), UnexpectedResult> {
+        let measured = Event::Measured {
+            step: StepId(result.step),
+            elapsed: Micros(result.elapsed_us),
+        };
+        self.scheduler.advance(measured, &mut self.outputs)
     }
 
     /// The frames of the next step, where credit is left and there is something to do.

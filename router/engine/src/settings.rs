@@ -33,6 +33,8 @@ pub struct EngineSettings {
     pub watermark: Option<u32>,
     /// Plans without a row after which the oldest prefill is served first.
     pub starvation_steps: u32,
+    /// Milliseconds that a step which decodes should take; None sets no target.
+    pub itl_target_ms: Option<f64>,
     /// Requests that may wait.
     pub max_queue: u32,
     /// Prompt tokens that may wait.
@@ -87,6 +89,12 @@ impl From<plait_core::SettingsError> for SettingsProblem {
     }
 }
 
+/// The command line keeps targets between 0 and a minute.
+fn micros_of(milliseconds: f64) -> plait_core::Micros {
+    #[expect(clippy::cast_sign_loss, reason = "the cast saturates")]
+    plait_core::Micros((milliseconds * 1000.0).ceil() as u64)
+}
+
 /// Ranks of one replica at most.
 const MAX_RANKS: u32 = 64;
 
@@ -133,7 +141,7 @@ impl EngineSettings {
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
             starvation_steps: self.starvation_steps,
-            itl_target: None,
+            itl_target: self.itl_target_ms.map(micros_of),
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,
         }

@@ -1,8 +1,9 @@
-"""The engine: scheduler, link and text, on Rust threads that never enter the interpreter."""
+"""The engine: scheduler, link and text, on Rust threads that never enter the interpreter; and the simulator."""
 
+from collections.abc import Callable
 from typing import final
 
-__all__ = ["Engine", "ModelFilesError"]
+__all__ = ["Engine", "ModelFilesError", "Simulation"]
 
 class ModelFilesError(ValueError):
     """The model's files are missing, broken or of a kind that is not supported (exit code 4)."""
@@ -72,3 +73,26 @@ class Engine:
 
     def close(self) -> None:
         """Stop the threads now. Streams still open end with an error. Idempotent."""
+
+@final
+class Simulation:
+    """The scheduler on a trace, in virtual time."""
+
+    def __new__(cls, settings: bytes) -> Simulation:
+        """Read the trace, the hardware and the model.
+
+        `settings` is the JSON of `plait.simulate.settings.SimulatorSettings`. Raises `ValueError` for what
+        cannot be simulated (with file and line where it stands in a file), `OSError` for files that cannot
+        be read.
+        """
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the trace."""
+
+    def run(self, on_progress: Callable[[int], object]) -> bytes:
+        """Simulate to the last token; the JSON of `plait.simulate.report.Report`.
+
+        Calls `on_progress` with the number of requests that have arrived, ten times a second. What it raises ends
+        the simulation and is raised here, and so is Ctrl-C.
+        """

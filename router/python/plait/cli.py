@@ -13,6 +13,7 @@ from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
 from plait.settings import ServeSettings
+from plait.simulate.settings import SimulateSettings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_TEMPERATURE = 2
@@ -53,12 +54,7 @@ def _run(words: list[str]) -> int:
     if typed.command is None:
         raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
     refuse_unknown(commands[_command(typed)], unknown)
-    match typed.command:
-        case "serve":
-            return _serve(typed)
-        case "chat":
-            return _chat(typed)
-    return bench(typed, words)
+    return bench(typed, words) if typed.command == "bench" else _COMMANDS[typed.command](typed)
 
 
 def _command(typed: argparse.Namespace) -> str:
@@ -81,9 +77,11 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     chat.add_argument(
         "--temperature", type=float, help=f"0 to {MAX_TEMPERATURE}; 0 always takes the likeliest (default: the model's)"
     )
+    simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
+    add_flags(simulate, SimulateSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
-    return parser, {"serve": serve, "chat": chat, "bench": load, **benches}
+    return parser, {"serve": serve, "chat": chat, "simulate": simulate, "bench": load, **benches}
 
 
 def _version() -> str:
@@ -97,6 +95,8 @@ def _serve(typed: argparse.Namespace) -> int:
     settings = read_settings(typed, ServeSettings)
     if settings.pages.page_size.bit_count() != 1:
         raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
+    if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
+        raise SettingsError("--itl-target-ms needs mixed steps; leave it or --no-mixed out")
     from plait.launch.serve import serve
 
     return serve(typed.model, settings)
@@ -110,6 +110,16 @@ def _chat(typed: argparse.Namespace) -> int:
         raise SettingsError(f"--temperature is {typed.temperature}; allowed: a number from 0 to {MAX_TEMPERATURE}")
     keys = read_keys(Path(typed.api_key_file)) if typed.api_key_file is not None else [None]
     return chat(typed.url, keys[0], typed.temperature)
+
+
+def _simulate(typed: argparse.Namespace) -> int:
+    settings = read_settings(typed, SimulateSettings)
+    from plait.simulate.command import simulate
+
+    return simulate(settings)
+
+
+_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate}
 
 
 if __name__ == "__main__":

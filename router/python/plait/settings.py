@@ -33,6 +33,8 @@ PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
+# Over a minute a target bounds nothing.
+ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -79,6 +81,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
+    itl_target_ms: Annotated[
+        ItlTarget | None,
+        Setting(
+            "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
+        ),
+    ] = None
     overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
     max_queue: Annotated[QueueLength, Setting("requests that may wait; more get 429")] = 1024
 
@@ -154,6 +162,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
     starvation_steps: int
     """Plans without a row after which the oldest prefill is served first."""
+    itl_target_ms: float | None
     max_queue: int
     max_queue_tokens: int
     """Prompt tokens that may wait."""
@@ -182,6 +191,7 @@ def engine_settings(settings: ServeSettings, model: str, name: str | None, run_d
         page_size=settings.pages.page_size,
         watermark=None,
         starvation_steps=STARVATION_STEPS,
+        itl_target_ms=scheduler.itl_target_ms,
         max_queue=scheduler.max_queue,
         max_queue_tokens=MAX_QUEUE_TOKENS,
         overlap=scheduler.overlap,

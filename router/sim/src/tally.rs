@@ -111,7 +111,7 @@ impl Tally {
         let bin = self.bins.at(start);
         bin.num_prefill_tokens += u64::from(plan.num_prefill_tokens());
         bin.num_decode_rows += u64::from(plan.num_decode_rows());
-        bin.busy[kind as usize] += elapsed.0;
+        self.bins.add_busy(kind, start, elapsed);
     }
 
     /// Adds another replica's.
@@ -180,6 +180,16 @@ impl Bins {
             self.bins.resize(index + 1, Bin::default());
         }
         &mut self.bins[index]
+    }
+
+    /// Shares a step's time among the spans that it touches.
+    fn add_busy(&mut self, kind: StepKind, start: Micros, elapsed: Micros) {
+        let (mut now, end) = (start.0, start.0.saturating_add(elapsed.0));
+        while now < end {
+            let next = end.min((now / self.width + 1) * self.width);
+            self.at(Micros(now)).busy[kind as usize] += next - now;
+            now = next;
+        }
     }
 
     fn add(&mut self, other: &Self) {

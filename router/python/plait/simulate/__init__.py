@@ -1,0 +1,1 @@
+"""`plait simulate`: the scheduler that serves, on a trace, in virtual time."""

@@ -1,0 +1,78 @@
+"""What the simulator found, and `summary.json`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plait.simulate.settings import SimulateSettings
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Nearest ranks, in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one run, all replicas together."""
+
+    ttft_seconds: Percentiles
+    """From arrival to first token."""
+    itl_seconds: Percentiles
+    """Between tokens of a request."""
+    e2e_seconds: Percentiles
+    """From arrival to last token."""
+    output_tokens_per_second: float
+    mixed_share: float
+    """Share of the steps that both prefill and decode."""
+    prefix_hit_ratio: float
+    """Share of the prompts' tokens that the prefix cache held."""
+    num_preemptions: int
+    num_starvation_grants: int
+    num_requests: int
+    num_refused: int
+    num_output_tokens: int
+    num_steps: int
+    duration_seconds: float
+    """From the first arrival to the last token."""
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Settings that were left open, as they were used."""
+
+    num_pages: int
+    max_model_len: int
+    watermark: int
+    long_prefill: int
+
+
+class Composition(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps by time, one number for each span; shares are of the replicas' time."""
+
+    bin_seconds: float
+    prefill_tokens_per_second: list[float]
+    decode_tokens_per_second: list[float]
+    prefill_share: list[float]
+    decode_share: list[float]
+    mixed_share: list[float]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything that the simulator tells of a run."""
+
+    summary: Summary
+    resolved: Resolved
+    itl_tail: list[tuple[float, float]]
+    """Share of gaps between tokens that were longer, and their length in seconds."""
+    composition: Composition
+
+
+def summary_json(settings: SimulateSettings, report: Report) -> bytes:
+    """`summary.json`: the figures with the settings beside them, those that were left open as they were used."""
+    told = {**msgspec.to_builtins(settings.load), **msgspec.to_builtins(settings.cluster)}
+    told |= {**msgspec.to_builtins(settings.scheduler), **msgspec.to_builtins(report.resolved)}
+    figures = {"settings": told, **msgspec.to_builtins(report.summary)}
+    return msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n"

@@ -1,0 +1,162 @@
+"""Settings of `plait simulate`: each component's in one struct, the default beside its meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from plait.settings import (
+    MAX_QUEUE_TOKENS,
+    STARVATION_STEPS,
+    ContextLength,
+    ItlTarget,
+    PageCount,
+    PageSize,
+    QueueLength,
+    Seed,
+    Setting,
+    Share,
+    ThreadCount,
+)
+
+POISSON = "poisson"
+
+ReplicaCount = Annotated[int, Meta(ge=1, le=1024)]
+Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Rate = Annotated[float, Meta(gt=0, le=1e6)]
+RequestCount = Annotated[int, Meta(ge=1, le=10_000_000)]
+Length = Annotated[int, Meta(ge=1, le=16_777_216)]
+GpuCount = Annotated[int, Meta(ge=1, le=64)]
+BatchTokens = Annotated[int, Meta(ge=1, le=1_048_576)]
+SeqCount = Annotated[int, Meta(ge=1, le=65_536)]
+StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+TokenCount = Annotated[int, Meta(ge=1, le=1 << 48)]
+
+
+class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Load."""
+
+    trace: Annotated[str, Setting("Azure's .csv or Mooncake's .jsonl, or `poisson`: requests of one size")] = POISSON
+    rate_scale: Annotated[Scale, Setting("how many times as fast requests arrive")] = 1.0
+    rate: Annotated[Rate, Setting("requests a second of poisson")] = 10.0
+    num_prompts: Annotated[RequestCount, Setting("requests of poisson")] = 1000
+    input_len: Annotated[Length, Setting("prompt tokens of poisson's requests")] = 1024
+    output_len: Annotated[Length, Setting("answer tokens of poisson's requests")] = 128
+    seed: Annotated[Seed, Setting("seeds poisson's arrivals")] = 0
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Cluster."""
+
+    replicas: Annotated[ReplicaCount, Setting("replicas; requests go to them in turn")] = 1
+    hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step records in a .jsonl file")] = "h200"
+    model: Annotated[
+        str, Setting("qwen3-8b, llama-3.1-70b, deepseek-v2-lite, deepseek-v3, or a model's config.json")
+    ] = "qwen3-8b"
+    tp: Annotated[
+        GpuCount | None,
+        Setting(
+            "GPUs of one replica", ("--tensor-parallel-size", "--tp-size"), unset="the fewest that hold the weights"
+        ),
+    ] = None
+    memory_fraction: Annotated[
+        Share, Setting("share of their memory for weights and pages", ("--gpu-memory-utilization",))
+    ] = 0.85
+    threads: Annotated[ThreadCount | None, Setting("threads that simulate", unset="the machine's cores")] = None
+
+
+class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Scheduler of each replica."""
+
+    max_batch_tokens: Annotated[BatchTokens, Setting("tokens of one step at most", ("--max-num-batched-tokens",))] = (
+        8192
+    )
+    max_seqs: Annotated[SeqCount, Setting("requests that run at a time", ("--max-num-seqs",))] = 256
+    long_prefill: Annotated[
+        BatchTokens | None, Setting("tokens of one prompt in one step at most", unset="--max-batch-tokens")
+    ] = None
+    mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
+    itl_target_ms: Annotated[
+        ItlTarget | None,
+        Setting(
+            "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
+        ),
+    ] = None
+    page_size: Annotated[PageSize, Setting("tokens in a page", ("--block-size",))] = 64
+    num_pages: Annotated[PageCount | None, Setting("pages in the pool", unset="what the memory holds")] = None
+    max_model_len: Annotated[
+        ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
+    ] = None
+    watermark: Annotated[
+        PageCount | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
+    ] = None
+    starvation_steps: Annotated[
+        StepCount, Setting("steps without a row after which the oldest prefill comes first")
+    ] = STARVATION_STEPS
+    max_queue: Annotated[QueueLength, Setting("requests that may wait at a replica; more are refused")] = 1024
+    max_queue_tokens: Annotated[TokenCount, Setting("prompt tokens that may wait at a replica")] = MAX_QUEUE_TOKENS
+    overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
+
+
+class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Output."""
+
+    out: Annotated[
+        str | None, Setting("folder for summary.json and plots; then the other mode runs too", unset="none are written")
+    ] = None
+
+
+class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `plait simulate` is told."""
+
+    load: LoadSettings = LoadSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    scheduler: SchedulingSettings = SchedulingSettings()
+    output: OutputSettings = OutputSettings()
+
+
+class Poisson(msgspec.Struct, frozen=True, kw_only=True):
+    """Synthetic arrivals, as the simulator is told of them."""
+
+    rate: float
+    num_prompts: int
+    input_len: int
+    output_len: int
+    seed: int
+
+
+class SimulatorLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrives, as the simulator is told of it."""
+
+    source: dict[Literal["trace", "poisson"], str | Poisson]
+    rate_scale: float
+
+
+class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulator is given as JSON; mirrored by serde in `plait_sim::Settings`."""
+
+    load: SimulatorLoad
+    cluster: ClusterSettings
+    scheduler: SchedulingSettings
+
+
+def simulator_settings(settings: SimulateSettings) -> SimulatorSettings:
+    """What the simulator needs of `settings`."""
+    return SimulatorSettings(
+        load=_simulator_load(settings.load), cluster=settings.cluster, scheduler=settings.scheduler
+    )
+
+
+def _simulator_load(load: LoadSettings) -> SimulatorLoad:
+    if load.trace != POISSON:
+        return SimulatorLoad(source={"trace": load.trace}, rate_scale=load.rate_scale)
+    poisson = Poisson(
+        rate=load.rate,
+        num_prompts=load.num_prompts,
+        input_len=load.input_len,
+        output_len=load.output_len,
+        seed=load.seed,
+    )
+    return SimulatorLoad(source={"poisson": poisson}, rate_scale=load.rate_scale)
