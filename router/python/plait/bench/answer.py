@@ -70,7 +70,7 @@ class Answer:
         self._streamed = streamed
         self._counting = counting
         self._num_events = 0
-        self._rest = b""
+        self._rest = bytearray()
         """An event's beginning; of a whole body all that came."""
         self.status = 0
         self.times = array("d")
@@ -86,27 +86,28 @@ class Answer:
     def feed(self, now: float, body: bytes) -> None:
         """Take a piece of the body that arrived at `now`, cut anywhere."""
         self.ended = now
-        if self._streamed and self.status == 200:
-            *lines, self._rest = (self._rest + body).split(b"\n")
+        if self._streamed and self.status == 200 and b"\n" in body:
+            *lines, rest = (self._rest + body).split(b"\n")
+            self._rest = bytearray(rest)
             for line in lines:
                 self._line(now, line)
         else:
             self._rest += body
         if len(self._rest) > MAX_EVENT_BYTES:
-            self._rest = b""
+            self._rest.clear()
             self.fail(NO_ANSWER, f"an event or a body has over {MAX_EVENT_BYTES} bytes")
 
     def finish(self) -> None:
         """The body is complete."""
         if self.status != 200:
-            self.fail(f"http {self.status}", _message(self._rest))
+            self.fail(f"http {self.status}", _message(bytes(self._rest)))
             return
         if not self._streamed:
-            self._event(self.ended, self._rest)
+            self._event(self.ended, bytes(self._rest))
             return
-        self._line(self.ended, self._rest)
+        self._line(self.ended, bytes(self._rest))
         if self._num_events == 0:
-            self.fail(NO_ANSWER, f"no event in its body: {self._rest[:100]!r}")
+            self.fail(NO_ANSWER, f"no event in its body: {bytes(self._rest[:100])!r}")
         elif not self.is_done and self.finish_reason is None:
             self.fail("closed before its end", "the stream ended without a finish_reason and without [DONE]")
 
@@ -120,19 +121,19 @@ class Answer:
         """Whether the text is there, whatever becomes of the connection."""
         return self._streamed and (self.is_done or self.finish_reason is not None)
 
-    def _line(self, now: float, line: bytes) -> None:
+    def _line(self, now: float, line: bytes | bytearray) -> None:
         if line.startswith(b"data:"):
             self._num_events += 1
             self._event(now, line[5:])
 
-    def _event(self, now: float, data: bytes) -> None:
+    def _event(self, now: float, data: bytes | bytearray) -> None:
         if data.strip() == b"[DONE]":
             self.is_done = True
             return
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.fail(NO_ANSWER, f"{error}: {data[:100]!r}")
+            self.fail(NO_ANSWER, f"{error}: {bytes(data[:100])!r}")
             return
         if event.error is not None:
             self.fail("error event", event.error if isinstance(event.error, str) else event.error.message)

@@ -14,7 +14,7 @@ from plait.bench.clients import Clients
 from plait.bench.figures import Figures, figures
 from plait.bench.files import read_text_lines
 from plait.bench.lateness import Lateness, lateness
-from plait.bench.load import Case, body_prompt, build_load
+from plait.bench.load import Case, Load, body_prompt, build_load
 from plait.bench.prompts import Lines, Part, PromptMaker, TextSize, TokenIds, Words, read_token_range
 from plait.bench.run import Run, send
 from plait.bench.server import Server
@@ -26,6 +26,7 @@ from plait.http.auth import read_keys
 STREAMS_PER_PROCESS = 16
 """Fewer are not worth another process."""
 MAX_PROCESSES = 8
+WARM_UP_TOKENS = 16
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -66,14 +67,19 @@ class Bench:
         load = build_load(case, seed, self._salt, duration)
         if not load.requests:
             raise SettingsError(f"{case.name}: no request is left; raise --max-len or --duration")
-        for number, request in enumerate(load.requests[: measuring.warmup]):
-            warm = (Part(f"{self._salt}/warm-up/{seed}/{server.position}/{number}", request.input_len or 1),)
-            server.warm_up(self._maker.make(warm), min(request.output_len, 16))
+        self._warm_up(load, server, seed)
         bodies = (server.body(body_prompt(request, self._maker), request.output_len) for request in load.requests)
         with Clients(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
             clients.load(server.setup(), bodies)
             run = send(clients, load, server, seed, duration, _watch(bar))
         return Measured(run, figures(run, self.slo), lateness(run, measuring.max_lag_ms / 1000))
+
+    def _warm_up(self, load: Load, server: Server, seed: int) -> None:
+        """Prompts of the load's lengths and of other contents, one after another."""
+        for number in range(self.settings.measure.warmup):
+            request = load.requests[number % len(load.requests)]
+            own = Part(f"{self._salt}/warm-up/{seed}/{server.position}/{number}", request.input_len or 1)
+            server.warm_up(self._maker.make((own,)), min(request.output_len, WARM_UP_TOKENS))
 
     def _num_processes(self, case: Case) -> int:
         if self.settings.measure.processes is not None:

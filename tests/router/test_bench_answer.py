@@ -1,0 +1,103 @@
+"""How an answer is read from its bytes: whatever their cuts, every token with the time of its arrival."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plait.bench.answer import Answer
+from plait.bench.messages import Counting
+
+STREAM = (
+    b': a comment\n\ndata: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{"content":"Gr\xc3\xbc"}}],"usage":null}\n\n'
+    b'event: message\ndata:{"choices":[{"index":0,"delta":{"content":"data: [DONE]\\n\\n"}}]}\r\n\r\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\ndata: [DONE]\n\n'
+)
+
+
+def read(*pieces: bytes, counting: Counting = "usage", streamed: bool = True, status: int = 200) -> Answer:
+    """An answer whose pieces arrive at 1, 2, 3 ..."""
+    answer = Answer(streamed, counting)
+    answer.status = status
+    for now, piece in enumerate(pieces, 1):
+        answer.feed(float(now), piece)
+    answer.finish()
+    return answer
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_cuts_anywhere_change_nothing(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    answer = read(*(STREAM[start:end] for start, end in pairwise(edges)))
+    assert answer.failure is None, answer.detail
+    assert list(answer.counts) == [1, 1]
+    assert answer.finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 5)
+
+
+def test_a_token_has_the_time_at_which_its_event_was_whole() -> None:
+    event = b'data: {"choices":[{"text":"a"}]}\n\n'
+    answer = read(event + event[:9], event[9:], event * 2, b"data: [DONE]\n\n")
+    assert list(answer.times) == [1, 2, 3, 3]
+
+
+def test_token_ids_say_how_many_tokens_a_chunk_brings() -> None:
+    answer = read(
+        b'data: {"choices":[{"text":"abc","token_ids":[1,2,3]}]}\n\n'
+        b'data: {"choices":[{"text":"","token_ids":[4]}]}\n\n',
+        b'data: {"choices":[{"text":"","token_ids":[]}]}\n\ndata: [DONE]\n\n',
+        counting="token-ids",
+    )
+    assert list(answer.counts) == [3, 1]
+
+
+def test_a_running_usage_says_how_many_tokens_a_chunk_brings() -> None:
+    event = b'data: {"choices":[{"text":"ab"}],"usage":{"completion_tokens":%d}}\n\n'
+    answer = read(event % 2, event % 3, event % 3, event % 7, b"data: [DONE]\n\n", counting="running-usage")
+    assert list(zip(answer.times, answer.counts, strict=True)) == [(1, 2), (2, 1), (4, 4)]
+
+
+def test_reasoning_is_an_answer_too() -> None:
+    answer = read(b'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n', b"data: [DONE]\n\n")
+    assert list(answer.times) == [1]
+
+
+def test_a_whole_answer_arrives_with_its_last_byte() -> None:
+    body = b'{"choices":[{"text":"abc","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    answer = read(body[:20], body[20:], streamed=False)
+    assert list(answer.times) == [2]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "failure", "detail"),
+    [
+        ([b'{"error":{"message":"the queue is full"}}'], 429, "http 429", "the queue is full"),
+        ([b"<html>busy"], 503, "http 503", "<html>busy"),
+        ([b'data: {"error":{"message":"lost"}}\n\n'], 200, "error event", "lost"),
+        ([b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"error":"lost"}\n\n'], 200, "error event", "lost"),
+        ([b'data: {"choices":[{"text":"a"}]}\n\n'], 200, "closed before its end", "without a finish_reason"),
+        ([b"<html>hello</html>"], 200, "no OpenAI answer", "<html>hello"),
+        ([b"data: {nonsense\n\n"], 200, "no OpenAI answer", "nonsense"),
+        ([b""], 200, "no OpenAI answer", "no event"),
+    ],
+)
+def test_what_is_no_answer_fails_by_its_kind(pieces: list[bytes], status: int, failure: str, detail: str) -> None:
+    answer = read(*pieces, status=status)
+    assert answer.failure == failure
+    assert detail in answer.detail
+
+
+def test_a_body_that_never_ends_is_not_kept() -> None:
+    answer = Answer(True, "usage")
+    answer.status = 200
+    for _ in range(40):
+        answer.feed(1.0, bytes(1 << 20))
+    assert answer.failure == "no OpenAI answer"
+    assert "over 33554432 bytes" in answer.detail

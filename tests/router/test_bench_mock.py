@@ -1,0 +1,250 @@
+"""`plait bench` against a server that keeps time exactly: nothing is missed, nothing is flattered.
+
+How near its figures are to the truth is measured on a quiet machine, by tests/bench/http/client_truth.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mock_timing import Timing
+from plait import cli
+from plait.bench.cases import cases
+from plait.bench.figures import figures
+from plait.bench.measure import Bench, Measured
+from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
+from plait_proto import ExitCode
+from running_mock import Mock, as_sent, running_mock
+
+FAST = Timing(ttft=0.004, itl=0.002)
+LOAD = LoadSettings(num_prompts=12, input_len="20", output_len="8")
+STREAMS = PaceSettings(concurrency=4)
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[Mock]:
+    """One fast mock for the tests that ask nothing special of it."""
+    with running_mock(FAST) as running:
+        yield running
+
+
+def measured(
+    mock: Mock,
+    pace: PaceSettings = STREAMS,
+    load: LoadSettings = LOAD,
+    server: ServerSettings | None = None,
+    measure: MeasureSettings | None = None,
+) -> Measured:
+    """One run against the mock."""
+    measure = measure or MeasureSettings(warmup=0, timeout=20.0)
+    settings = BenchSettings(server=server or ServerSettings(), load=load, pace=pace, measure=measure)
+    (case,) = cases(settings)
+    bench = Bench(settings, [mock.url])
+    return bench.measure(case, bench.servers[0], settings.load.seed)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        pytest.param(FAST, id="steady"),
+        pytest.param(Timing(ttft=0.004, itl=0.004, jitter=0.003), id="jittered"),
+        pytest.param(Timing(ttft=0.004, itl=0.002, tokens_per_chunk=3), id="several tokens a chunk"),
+        pytest.param(Timing(ttft=0.004, itl=0.004, cut=0.002), id="cut lines"),
+        pytest.param(Timing(ttft=0.004, itl=0.002, stall_at=4, stall=0.2), id="stalls"),
+        pytest.param(Timing(ttft=0.2, itl=0.002), id="slow first token"),
+        pytest.param(Timing(ttft=0.004, itl=0.002, tells="running-usage", tokens_per_chunk=2), id="running usage"),
+    ],
+)
+def test_every_token_is_counted_and_no_latency_is_flattered(timing: Timing) -> None:
+    with running_mock(timing) as mock:
+        seen = measured(mock)
+        told = figures(as_sent(seen.run, mock.truth()), None)
+    assert seen.figures.num_completed == 12
+    assert [sum(one.tokens) for one in seen.run.outcomes] == [8] * 12
+    num_chunks = -(-8 // timing.tokens_per_chunk)
+    assert [len(one.arrivals) for one in seen.run.outcomes] == [num_chunks] * 12
+    assert seen.run.counting == timing.tells
+    for name in ("ttft", "e2e"):
+        latency, true = seen.figures.latencies[name], told.latencies[name]
+        assert latency is not None
+        assert true is not None
+        assert all(getattr(latency, column) >= getattr(true, column) for column in ("mean", "p50", "p99", "max"))
+
+
+@pytest.mark.parametrize(("tells", "counting"), [("usage", "usage"), ("nothing", "chunks")])
+def test_a_server_that_tells_less_is_counted_by_what_it_tells(tells: str, counting: str) -> None:
+    with running_mock(Timing(ttft=0.004, itl=0.002, tokens_per_chunk=2, tells=tells)) as mock:  # type: ignore[arg-type]
+        seen = measured(mock)
+    assert seen.run.counting == counting
+    num_tokens = seen.figures.output_tokens_per_second * seen.figures.duration
+    assert num_tokens == pytest.approx(12 * (8 if counting == "usage" else 4))
+
+
+def test_a_chat_is_sized_by_the_servers_usage(mock: Mock) -> None:
+    seen = measured(mock, server=ServerSettings(api="chat"), load=LoadSettings(num_prompts=4, input_len="50"))
+    assert {one.num_prompt_tokens for one in seen.run.outcomes} == {50}
+
+
+def test_a_whole_answer_has_an_end_and_no_first_token(mock: Mock) -> None:
+    seen = measured(mock, server=ServerSettings(stream=False))
+    assert seen.figures.num_completed == 12
+    assert seen.figures.latencies["ttft"] is None
+    assert seen.figures.latencies["e2e"] is not None
+    assert seen.figures.output_tokens_per_second * seen.figures.duration == pytest.approx(96)
+
+
+def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:
+    with running_mock(Timing(ttft=0.05, itl=0.002)) as mock:
+        seen = measured(mock, measure=MeasureSettings(processes=2, warmup=0))
+    assert seen.figures.peak_concurrency == 4
+    assert seen.figures.num_completed == 12
+
+
+def test_the_queue_of_a_stalled_server_is_not_hidden() -> None:
+    """Ten requests a tenth of a second each, all due within a hundredth, served one by one."""
+    with running_mock(Timing(ttft=0.1, itl=0.0, slots=1)) as mock:
+        load = LoadSettings(num_prompts=10, output_len="1")
+        seen = measured(mock, PaceSettings(rate=1000.0, arrivals="fixed"), load)
+    ttft = seen.figures.latencies["ttft"]
+    assert ttft is not None
+    assert ttft.max >= 10 * 0.1 - 0.01
+    assert seen.figures.peak_concurrency == 10
+
+
+def test_waiting_for_the_cap_of_an_open_loop_counts_as_latency() -> None:
+    with running_mock(Timing(ttft=0.1, itl=0.0)) as mock:
+        pace = PaceSettings(rate=1000.0, arrivals="fixed", max_concurrency=2)
+        seen = measured(mock, pace, LoadSettings(num_prompts=10, output_len="1"), measure=MeasureSettings(processes=2))
+    ttft, wait = seen.figures.latencies["ttft"], seen.figures.wait
+    assert ttft is not None
+    assert wait is not None
+    assert seen.figures.peak_concurrency == 2
+    assert ttft.max >= 5 * 0.1 - 0.01
+    assert wait.max >= 4 * 0.1 - 0.01
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        ("http-500", "http 500"),
+        ("http-429", "http 429"),
+        ("error-event", "error event"),
+        ("close", "closed before its end"),
+        ("hang", "timed out"),
+    ],
+)
+def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
+    timing = Timing(ttft=0.004, itl=0.002, fail_every=4, failure=failure)  # type: ignore[arg-type]
+    with running_mock(timing) as mock:
+        seen = measured(mock, measure=MeasureSettings(warmup=0, timeout=1.0))
+    assert seen.figures.failures == {kind: 3}
+    assert seen.figures.num_completed == 9
+
+
+def test_a_server_that_goes_away_refuses_the_rest() -> None:
+    with running_mock(Timing(ttft=0.02, itl=0.002)) as mock:
+        settings = BenchSettings(load=LOAD, pace=PaceSettings(rate=50.0), measure=MeasureSettings(warmup=0))
+        bench = Bench(settings, [mock.url])
+        mock.process.kill()
+        mock.process.wait()
+        seen = bench.measure(cases(settings)[0], bench.servers[0], 0)
+    assert seen.figures.failures == {"connection refused": 12}
+
+
+def bench_command(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_prints_what_there_is_as_partial(tmp_path: Path) -> None:
+    with running_mock(Timing(ttft=0.02, itl=0.01)) as mock:
+        words = ("--num-prompts", "1000", "--output-len", "4", "--out", str(tmp_path), "--no-plots", "--warmup", "0")
+        process = bench_command("--url", mock.url, *words)
+        while not any(one.num_prompt_tokens == 128 for one in mock.truth()):  # the first requests are shorter
+            pass
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "PARTIAL: interrupted" in out
+    (described,) = json.loads((tmp_path / "bench-serve.json").read_text())["runs"]
+    assert described["is_partial"] is True
+
+
+def test_servers_take_turns_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Timing(ttft=0.2, itl=0.01)
+    with running_mock(FAST) as first, running_mock(slow) as second:
+        words = ["bench", "serve", "--url", first.url, "--against", second.url, "--repeats", "2", "--num-prompts", "4"]
+        code = cli.run([*words, "--output-len", "4", "--out", str(tmp_path), "--requests", "--max-lag-ms", "10000"])
+    printed = capsys.readouterr().out
+    result = json.loads((tmp_path / "bench-serve.json").read_text())
+    assert code == 0, printed
+    order = [run["case"].split(" | ")[1] for run in result["runs"]]
+    assert order == [first.url, second.url, second.url, first.url]
+    ratio = next(row["value"] for row in result["rows"] if row["metric"] == "ratio_ttft_p50_median")
+    assert ratio > 1
+    assert "ratio to the first" in printed
+    assert [len(run["requests"]) for run in result["runs"]] == [4] * 4
+    assert {"commit", "command", "machine", "versions", "rows"} <= result.keys()
+    kinds = {path.name.removeprefix("bench-serve-") for path in tmp_path.glob("*.png")}
+    assert kinds == {"itl-tail.png", "ttft-by-prompt.png", "tokens-over-time.png", "pairs.png"}
+
+
+def test_a_sweep_says_where_the_knee_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running_mock(Timing(ttft=0.05, itl=0.0, slots=4)) as mock:
+        words = ["bench", "sweep", "--url", mock.url, "--concurrencies", "1,4,16", "--refine", "0", "--output-len", "1"]
+        cli.run([*words, "--num-prompts", "16", "--out", str(tmp_path), "--max-lag-ms", "10000"])
+    assert "<- knee" in capsys.readouterr().out
+    assert (tmp_path / "bench-sweep-latency-by-load.png").stat().st_size > 0
+
+
+def test_a_run_in_which_everything_fails_ends_with_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_mock(Timing(fail_every=5, failure="http-429")) as mock:
+        words = ["--url", mock.url, "--num-prompts", "1", "--warmup", "3"]  # the fifth request is the only one
+        code = cli.run(["bench", "serve", *words])
+    assert code == ExitCode.SETTINGS
+    said = capsys.readouterr()
+    assert "1 failed: http 429: the mock's queue is full" in said.out
+    assert "no request was completed" in said.err
+
+
+def test_a_client_that_is_too_slow_ends_with_hardware(mock: Mock, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--url", mock.url, "--num-prompts", "20", "--output-len", "4", "--max-lag-ms", "0.0001"]
+    code = cli.run(["bench", "serve", *words])
+    assert code == ExitCode.HARDWARE
+    assert "INVALID: the client was late" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "{url}/elsewhere"], "no OpenAI server at .*404"),
+        (["--url", "http://127.0.0.1:1"], "no OpenAI server at .*refused"),
+        (["--url", "tcp://here"], "allowed: http://HOST:PORT"),
+        (["--url", "{url}", "--model", "gpt-9"], "--model is 'gpt-9'; .* serves: mock"),
+        (["--url", "{url}", "--requests"], "name its folder with --out"),
+        (["--url", "{url}", "--count-by", "running-usage"], "continuous_usage_stats"),
+        (["--url", "{url}", "--token-range", "5-5"], "allowed: LOW-HIGH"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said_in_one_sentence(
+    mock: Mock, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.run(["bench", "serve", *(word.replace("{url}", mock.url) for word in words)])
+    assert code == ExitCode.SETTINGS
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_plots_without_matplotlib_name_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code = cli.run(["bench", "serve", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)])
+    assert code == ExitCode.SETTINGS
+    assert "pip install 'plait[bench]'" in capsys.readouterr().err
