@@ -29,10 +29,19 @@ def all_flags() -> list[str]:
     return [flag.name for component in msgspec.structs.fields(ServeSettings) for flag in flags(component.type)]
 
 
-def test_exactly_the_settings_of_this_issue_exist() -> None:
-    named = "host port api-key-file served-model-name dtype max-model-len max-batch-tokens max-seqs long-prefill mixed "
-    named += "itl-target-ms page-size num-pages memory-fraction context-chunk max-queue overlap threads seed log-level"
-    assert sorted(all_flags()) == sorted("--" + name for name in named.split())
+SETTINGS = """
+    host port api-key-file served-model-name
+    dtype
+    max-model-len max-batch-tokens max-seqs long-prefill mixed max-queue overlap
+    itl-target-ms
+    page-size num-pages memory-fraction
+    context-chunk
+    tp threads seed log-level
+"""
+
+
+def test_exactly_these_settings_exist() -> None:
+    assert sorted(all_flags()) == sorted("--" + name for name in SETTINGS.split())
 
 
 def test_without_flags_everything_has_its_default() -> None:
@@ -70,6 +79,8 @@ def test_flags_reach_their_component() -> None:
         ("--num-gpu-blocks-override", "--num-pages"),
         ("--gpu-memory-utilization", "--memory-fraction"),
         ("--mem-fraction-static", "--memory-fraction"),
+        ("--tensor-parallel-size", "--tp"),
+        ("--tp-size", "--tp"),
     ],
 )
 def test_the_names_of_other_engines_mean_the_same(theirs: str, ours: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from plait_proto import ExitCode, Fail, WorkerConfig, decode_config, encode
+from plait_proto import Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
 
 from plait_worker.failure import EngineFailure, Failure
 from plait_worker.link import Link
@@ -47,7 +47,12 @@ def _serve(link: Link, config_path: Path, rank: int) -> int:
     try:
         config, raw = _read_config(config_path)
         logging.getLogger().setLevel(config.log_level.upper())
-        run(link, start(link, config, raw, rank))
+        ready = start(link, config, raw, rank)
+        if ready is None:
+            _log.info("drained before the first step")
+            link.send(encode(Bye(rank=rank, num_steps=0)))
+        else:
+            run(link, ready)
     except EngineFailure as failure:
         return _end(failure.code, failure.reason)
     except Failure as failure:

@@ -33,6 +33,16 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, weight_bytes: int, f
     return num_pages
 
 
+def refuse_too_large(weight_bytes: int, free_bytes: int) -> None:
+    """Raise ``Failure`` of code HARDWARE where the whole model's weights exceed the machine's free memory."""
+    if weight_bytes > free_bytes:
+        raise Failure(
+            ExitCode.HARDWARE,
+            f"the model's weights take {_gib(weight_bytes)} and {_gib(free_bytes)} of memory are free, "
+            f"{_gib(weight_bytes - free_bytes)} too little; free memory, or serve a smaller model or --dtype bfloat16",
+        )
+
+
 def _pool_bytes(memory_fraction: float | None, share_bytes: int, weight_bytes: int) -> int:
     if memory_fraction is None:
         return min(_DEFAULT_POOL_BYTES, int(share_bytes * _DEFAULT_SHARE))

@@ -57,9 +57,14 @@ class Link:
         """Hand a message over; the link's thread sends it at once."""
         self._outbox.send_multipart(frames)
 
-    def welcome(self) -> Welcome:
-        """The engine's answer to Hello; blocks. Raises ``Failure`` where it is another, or none will come."""
+    def welcome(self) -> Welcome | None:
+        """The engine's answer to Hello, None where it is Drain; blocks.
+
+        Raises ``Failure`` where it is another, or none will come.
+        """
         answer = self._receive()
+        if isinstance(answer, Drain):
+            return None
         if not isinstance(answer, Welcome):
             raise Failure(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
         return answer

@@ -96,16 +96,18 @@ class Rank:
         return _result(plan.step, began_ns, ids_S, logprobs, prompt_logprobs)
 
     def _sample(self, hidden_TD: Tensor, rows: Rows, delta: Delta) -> tuple[Tensor, bytes]:
-        """A token for each last chunk and each decode row; the head never sees another row."""
+        """A token for each last chunk and each decode row, picked by rank 0; the head never sees another row."""
         index_S = rows.sample_index_S
         if index_S.shape[0] == 0:
             return index_S, b""
         slots_S = delta.slots_R[delta.samples_R]
         device_slots_S = self.slots.to_device(slots_S)
         logits_SV = self.model.logits(hidden_TD[index_S])
-        ids_S = self.parallel.broadcast(sample(logits_SV, slots_S, device_slots_S, self.slots.sampling))
+        is_first = self.parallel.rank == 0
+        picked_S = sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else index_S.clone()
+        ids_S = self.parallel.broadcast(picked_S)
         self.slots.keep_tokens(device_slots_S, ids_S)
-        return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling)
+        return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else b""
 
 
 def _result(

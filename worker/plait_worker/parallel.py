@@ -5,11 +5,33 @@ A world of one runs the same code; its collectives return what they were given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from plait_proto import ExitCode
 from torch import Tensor
+
+from plait_worker.failure import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's units: heads, rows or columns."""
+
+    own: range
+    """Those of the whole that it holds."""
+    num_empty: int = 0
+    """Units of zeros behind them, where that makes every rank's share as large."""
+
+    def __len__(self) -> int:
+        """Units, the empty ones included."""
+        return len(self.own) + self.num_empty
+
+    def times(self, unit_size: int) -> Share:
+        """The same share counted in parts of a unit."""
+        return Share(range(self.own.start * unit_size, self.own.stop * unit_size), self.num_empty * unit_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +58,32 @@ class Parallel:
     def share(self, num_units: int) -> range:
         """The units (heads, rows, experts' columns) of this rank.
 
-        Units divide evenly. Where there are fewer units than ranks, neighbouring ranks hold the same
-        one (key-value heads). Raises ``ValueError`` where neither comes out even.
+        Raises ``ValueError`` where they cannot be divided evenly.
         """
-        if num_units % self.world == 0:
-            size = num_units // self.world
-            return range(self.rank * size, (self.rank + 1) * size)
-        if self.world % num_units == 0:
-            unit = self.rank * num_units // self.world
-            return range(unit, unit + 1)
-        raise ValueError(f"{num_units} heads, rows or columns cannot be divided among {self.world} ranks")
+        if num_units % self.world:
+            raise ValueError(f"{num_units} heads, rows or columns cannot be divided among {self.world} ranks")
+        size = num_units // self.world
+        return range(self.rank * size, (self.rank + 1) * size)
+
+    def share_heads(self, num_heads: int, num_kv_heads: int) -> tuple[Share, Share]:
+        """This rank's query heads, and the key-value heads that they read; every rank has as many of each.
+
+        Key-value heads divide evenly; or neighbouring ranks hold the same one; or ranks hold whole groups
+        of query heads with their key-value head, and the last ranks' are filled up with empty ones.
+        """
+        group = num_heads // num_kv_heads
+        if num_kv_heads % self.world and self.world % num_kv_heads == 0 and num_heads % self.world == 0:
+            kv_head = self.rank * num_kv_heads // self.world
+            return Share(self.share(num_heads)), Share(range(kv_head, kv_head + 1))
+        size = -(-num_kv_heads // self.world)
+        own = range(min(self.rank * size, num_kv_heads), min((self.rank + 1) * size, num_kv_heads))
+        kv_heads = Share(own, size - len(own))
+        return kv_heads.times(group), kv_heads
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks, in place and returned."""
         if self.world > 1:
-            dist.all_reduce(partial, group=self.group)
+            _talk(lambda: dist.all_reduce(partial, group=self.group))
         return partial
 
     def all_gather(self, part: Tensor) -> Tensor:
@@ -58,11 +91,24 @@ class Parallel:
         if self.world == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.world)]
-        dist.all_gather(parts, part.contiguous(), group=self.group)
+        _talk(lambda: dist.all_gather(parts, part.contiguous(), group=self.group))
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, in place and returned; all give one of the same shape."""
         if self.world > 1:
-            dist.broadcast(values, group=self.group, group_src=0)
+            _talk(lambda: dist.broadcast(values, group=self.group, group_src=0))
         return values
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has come this far."""
+        self.all_reduce(torch.zeros(1))
+
+
+def _talk(collective: Callable[[], object]) -> None:
+    """Run a collective; raises ``Failure`` of code RANK_LOST where another rank is gone."""
+    try:
+        collective()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise Failure(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error

@@ -21,30 +21,41 @@ from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rendezvous import meet
+from plait_worker.same_files import refuse_other_files
 from plait_worker.slots import Slots
 from plait_worker.weights import ModelFilesError
 
 _log = logging.getLogger(__name__)
 
 
-def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank:
-    """Load the model, say Hello, and allocate what Welcome says. Raises ``Failure`` where one of these cannot be."""
+def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
+    """Load the model, say Hello, and allocate what Welcome says; None where the engine drains instead.
+
+    Raises ``Failure`` where one of these cannot be.
+    """
     device, device_name = open_device(config)
     parallel = meet(config, rank)
     model = _load(config, device, parallel)
     link.send(encode(_hello(config, config_bytes, model, parallel, device_name)))
     welcome = link.welcome()
+    if welcome is None:
+        return None
     _log.info("rank %d of %d on %s: %d pages", rank, config.world, device_name, welcome.num_pages)
     return _allocate(config, welcome, model, parallel, device)
 
 
 def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model[Any]:
+    """The model; every rank reads the same files, and measures memory before any of them fills it."""
+    path, free_bytes = Path(config.model), free_memory_bytes()
     try:
-        return load_model(Path(config.model), config.dtype, device, parallel)
+        refuse_other_files(path, parallel)
+        model = load_model(path, config.dtype, device, parallel, free_bytes)
     except ModelFilesError as error:
         raise Failure(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
         raise Failure(ExitCode.SETTINGS, str(error)) from error
+    parallel.wait_for_all()
+    return model
 
 
 def _hello(config: WorkerConfig, config_bytes: bytes, model: Model[Any], parallel: Parallel, device_name: str) -> Hello:

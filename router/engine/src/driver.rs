@@ -91,10 +91,12 @@ enum Stage {
     Over,
 }
 
-/// A rank whose process has ended; its own Fail may still be on its way.
+/// A rank that is gone, while the words that explain it may still be on their way.
 struct LostRank {
     reason: String,
     deadline: Micros,
+    /// The rank that misses another one; `None` where the end of the lost one's process was seen.
+    missed_by: Option<u32>,
 }
 
 /// The driver at work.
@@ -186,6 +188,7 @@ impl Wheel {
     }
 
     fn rank_ended(&mut self, rank: u32, reason: &str) {
+        let is_explained = self.is_explained(rank);
         match &mut self.stage {
             Stage::Leaving { has_left, .. } => {
                 if let Some(has_left) = has_left.get_mut(rank as usize) {
@@ -193,15 +196,30 @@ impl Wheel {
                 }
             }
             Stage::Over => {}
-            _ if self.lost.is_some() => {}
-            _ => {
-                let reason = format!("rank {rank} was lost: {reason}");
-                self.lost = Some(LostRank {
-                    reason,
-                    deadline: self.after(self.patience.last_words),
-                });
-            }
+            _ if is_explained => {}
+            _ => self.await_last_words(format!("rank {rank} was lost: {reason}"), None),
         }
+    }
+
+    /// Whether the end of this rank follows from a loss that is known.
+    fn is_explained(&self, rank: u32) -> bool {
+        let known = self.lost.as_ref();
+        known.is_some_and(|lost| lost.missed_by.is_none_or(|other| other == rank))
+    }
+
+    /// A rank that misses another one knows less of the loss than the other's process or its own Fail tells.
+    fn rank_missed(&mut self, by: u32, reason: &str) {
+        if self.lost.is_none() {
+            self.await_last_words(format!("rank {by}: {reason}"), Some(by));
+        }
+    }
+
+    fn await_last_words(&mut self, reason: String, missed_by: Option<u32>) {
+        self.lost = Some(LostRank {
+            reason,
+            deadline: self.after(self.patience.last_words),
+            missed_by,
+        });
     }
 
     fn send_steps(&mut self) {

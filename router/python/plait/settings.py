@@ -32,6 +32,7 @@ QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+RankCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # Over a minute a target bounds nothing.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -122,8 +123,13 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Processes."""
 
+    tp: Annotated[
+        RankCount,
+        Setting("workers that divide the model among them", ("--tensor-parallel-size", "--tp-size")),
+    ] = 1
     threads: Annotated[
-        ThreadCount | None, Setting("threads of a CPU worker", unset="the cores that this process may use")
+        ThreadCount | None,
+        Setting("threads of a CPU worker", unset="the cores that this process may use, divided among the workers"),
     ] = None
     seed: Annotated[Seed | None, Setting("seeds the draws for requests that bring no seed", unset="drawn at start")] = (
         None
@@ -176,13 +182,13 @@ MAX_QUEUE_TOKENS = 1 << 22
 
 
 def engine_settings(settings: ServeSettings, model: str, name: str | None, run_dir: str) -> EngineSettings:
-    """What the engine needs of `settings`, for a single rank."""
+    """What the engine needs of `settings`."""
     scheduler = settings.scheduler
     return EngineSettings(
         model=model,
         served_model_name=settings.http.served_model_name or name,
         run_dir=run_dir,
-        num_ranks=1,
+        num_ranks=settings.process.tp,
         max_model_len=settings.model.max_model_len,
         max_batch_tokens=scheduler.max_batch_tokens,
         max_seqs=scheduler.max_seqs,

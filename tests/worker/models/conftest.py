@@ -29,7 +29,7 @@ TINY = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-DEEPSEEK = {
+DEEPSEEK: dict[str, Any] = {
     "num_key_value_heads": 6,
     "q_lora_rank": 20,
     "kv_lora_rank": 32,

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from plait_worker.layers.matrix import matrix
-from plait_worker.parallel import Parallel
+from plait_worker.parallel import Parallel, Share
 from plait_worker.weights.reader import Weights
 
 
@@ -25,16 +26,30 @@ class Part:
     """Heads; or outputs."""
     unit_size: int = 1
     """Outputs of a unit."""
+    units: Share | None = None
+    """This rank's units, where they are not an even share."""
 
     @property
     def num_outputs(self) -> int:
         """Of the whole matrix."""
         return self.num_units * self.unit_size
 
-    def rows(self, parallel: Parallel) -> range:
+    def share(self, parallel: Parallel) -> Share:
         """The outputs of this rank."""
-        units = parallel.share(self.num_units)
-        return range(units.start * self.unit_size, units.stop * self.unit_size)
+        units = self.units if self.units is not None else Share(parallel.share(self.num_units))
+        return units.times(self.unit_size)
+
+    def take_outputs(self, weights: Weights, name: str, shape: tuple[int, ...], parallel: Parallel) -> Tensor:
+        """This rank's rows of a tensor of the given whole shape."""
+        share = self.share(parallel)
+        tensor = weights.take(name, shape, rows=share.own)
+        return torch.cat((tensor, tensor.new_zeros(share.num_empty, *shape[1:]))) if share.num_empty else tensor
+
+    def take_inputs(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Tensor:
+        """This rank's columns of a matrix whose inputs are this part's outputs."""
+        share = self.share(parallel)
+        weight = weights.take(name, (num_outputs, self.num_outputs), columns=share.own)
+        return F.pad(weight, (0, share.num_empty)) if share.num_empty else weight
 
 
 class ColumnLinear:
@@ -46,12 +61,12 @@ class ColumnLinear:
         """Read ``NAME.weight`` (and ``NAME.bias``) of each part."""
         weight_OI = torch.cat(
             [
-                weights.take(f"{part.name}.weight", (part.num_outputs, num_inputs), rows=part.rows(parallel))
+                part.take_outputs(weights, f"{part.name}.weight", (part.num_outputs, num_inputs), parallel)
                 for part in parts
             ]
         )
         biases = [
-            weights.take(f"{part.name}.bias", (part.num_outputs,), rows=part.rows(parallel)) for part in parts if bias
+            part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel) for part in parts if bias
         ]
         self.multiply = matrix(weight_OI, torch.cat(biases) if biases else None)
 
@@ -67,9 +82,8 @@ class RowLinear:
         self, weights: Weights, name: str, inputs: Part, num_outputs: int, parallel: Parallel, bias: bool = False
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` tells how the inputs are divided."""
-        columns = inputs.rows(parallel)
         self.parallel = parallel
-        weight_OI = weights.take(f"{name}.weight", (num_outputs, inputs.num_outputs), columns=columns)
+        weight_OI = inputs.take_inputs(weights, f"{name}.weight", num_outputs, parallel)
         bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
         self.multiply = matrix(weight_OI, bias_O if parallel.rank == 0 else None)  # added once, not once a rank
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from plait_worker.attention import AttentionShape, LatentShape, StepAttention
 from plait_worker.cache import AnyCacheSpec, KVCache
+from plait_worker.capacity import refuse_too_large
+from plait_worker.division import refuse_uneven
 from plait_worker.model_config import ModelConfig
 from plait_worker.models import llama, qwen3, qwen3_moe
 from plait_worker.models.decoder import BlockReader, HeadsDecoder
@@ -72,16 +74,23 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
 
-def load_model(path: Path, dtype: str, device: torch.device, parallel: Parallel) -> Model[Any]:
+def load_model(
+    path: Path, dtype: str, device: torch.device, parallel: Parallel, free_bytes: int | None = None
+) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
-    Raises ``ModelFilesError`` where the files are missing, broken or not supported.
+    ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. Raises ``ModelFilesError``
+    where the files are missing, broken or not supported, ``ValueError`` where the ranks cannot divide the
+    model, and ``Failure`` of code HARDWARE where memory is too small for it.
     """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
+    refuse_uneven(config, parallel.world)
     mla = config.mla
     source = HalvesSource(checkpoint, mla) if mla is not None and mla.is_interleaved else checkpoint
     weights = Weights(source, choose_dtype(dtype, device), device)
+    if free_bytes is not None:
+        refuse_too_large(weights.num_whole_bytes, free_bytes)
     with torch.inference_mode():
         model = _read_model(config, weights, parallel)
     weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))

@@ -23,7 +23,6 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
-
 PreparedT = TypeVar("PreparedT")
 
 
@@ -122,11 +121,12 @@ class HeadsDecoder(Decoder[StepAttention]):
     def cache_spec(self) -> CacheSpec:
         """Keys and values of this rank's heads in every layer."""
         config = self.config
-        return CacheSpec(config.num_layers, len(self.parallel.share(config.num_kv_heads)), config.head_dim, self.dtype)
+        _, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
+        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.dtype)
 
     @property
     def attention_shape(self) -> AttentionShape:
         """This rank's heads."""
-        config, share = self.config, self.parallel.share
-        num_heads, num_kv_heads = len(share(config.num_heads)), len(share(config.num_kv_heads))
-        return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, self.dtype)
+        config = self.config
+        heads, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
+        return AttentionShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype)

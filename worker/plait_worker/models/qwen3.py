@@ -24,12 +24,11 @@ class Qwen3Attention:
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""
-        self.num_heads = len(parallel.share(config.num_heads))
-        self.num_kv_heads = len(parallel.share(config.num_kv_heads))
-        self.head_dim = config.head_dim
-        q = Part("q_proj", config.num_heads, config.head_dim)
-        k = Part("k_proj", config.num_kv_heads, config.head_dim)
-        v = Part("v_proj", config.num_kv_heads, config.head_dim)
+        heads, kv_heads = parallel.share_heads(config.num_heads, config.num_kv_heads)
+        self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
+        q = Part("q_proj", config.num_heads, config.head_dim, heads)
+        k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
         self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Protocol
 
@@ -84,6 +85,11 @@ class Weights:
     def num_bytes(self) -> int:
         """Bytes of everything taken so far, over all prefixes."""
         return sum(self.taken.values())
+
+    @property
+    def num_whole_bytes(self) -> int:
+        """Bytes of all tensors in the files, in the model's type."""
+        return sum(math.prod(self.source.shape(name)) for name in self.source.names) * self.dtype.itemsize
 
     def _cut(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
         if rows is not None:

@@ -32,6 +32,9 @@ impl Wheel {
             Message::Hello(hello) => self.hello(rank, hello),
             Message::StepResult(result) => self.result(rank, &result),
             Message::Beat(_) => {}
+            Message::Fail(fail) if fail.code == ExitCode::RankLost => {
+                self.rank_missed(rank, &fail.reason);
+            }
             Message::Fail(fail) => self.fail(fail.code, &format!("rank {rank}: {}", fail.reason)),
             Message::Bye(_) => self.bye(rank),
             Message::Welcome(_)

@@ -115,6 +115,31 @@ fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
 }
 
 #[test]
+fn the_words_of_a_rank_that_misses_another_wait_for_those_of_the_lost_one() {
+    let missing = Fail {
+        rank: 0,
+        code: ExitCode::RankLost,
+        reason: "another rank cannot be reached".to_owned(),
+    };
+    let rig = two_streams_and(Misdeed::Say(missing.into()));
+    rig.engine.worker_lost(1, "killed by signal 9");
+    rig.engine.worker_lost(0, "ended with exit code 5");
+    all_ends(rig, 5, "rank 1 was lost: killed by signal 9");
+}
+
+#[test]
+fn a_rank_that_misses_another_is_believed_where_nobody_says_more() {
+    let missing = Fail {
+        rank: 0,
+        code: ExitCode::RankLost,
+        reason: "another rank cannot be reached".to_owned(),
+    };
+    let rig = two_streams_and(Misdeed::Say(missing.into()));
+    rig.engine.worker_lost(0, "ended with exit code 5");
+    all_ends(rig, 5, "rank 0: another rank cannot be reached");
+}
+
+#[test]
 fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
     let mut rig = Rig::alone(&json!({}), Patience::default());
     let socket = dial(rig.engine.endpoint(), "rank-0");

@@ -117,7 +117,7 @@ fn an_architecture_that_is_not_served_is_named_with_those_that_are() {
         "{error}"
     );
     assert!(
-        error.contains("LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
+        error.contains("Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV2ForCausalLM"),
         "{error}"
     );
 }

@@ -1,4 +1,4 @@
-"""`plait serve`: one engine, its worker and the HTTP server, from the first line to the exit code."""
+"""`plait serve`: one engine, its workers and the HTTP server, from the first line to the exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,7 +74,7 @@ def _write_config(
         WorkerConfig(
             model=str(local.path),
             run_dir=str(run_dir),
-            world=1,
+            world=settings.process.tp,
             dtype=settings.model.dtype,
             page_size=settings.pages.page_size,
             num_pages=settings.pages.num_pages,
@@ -104,7 +104,7 @@ def _allow_connections() -> None:
 
 
 class _Service:
-    """Engine, worker and HTTP server while they run."""
+    """Engine, workers and HTTP server while they run."""
 
     def __init__(
         self,
@@ -129,14 +129,15 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._streams.attach(loop)
-        worker = Worker(0, self._engine.endpoint, config)
-        worker.watch(loop, self._on_worker_exit)
+        workers = [Worker(rank, self._engine.endpoint, config) for rank in range(self._settings.process.tp)]
+        for worker in workers:
+            worker.watch(loop, self._on_worker_exit)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         try:
             status = await self._live()
         finally:
-            await self._end(worker, http)
-        return _verdict(status, worker)
+            await self._end(workers, http)
+        return _verdict(status, workers)
 
     async def _live(self) -> Status:
         status = await self._until("ready", "draining", "stopped", "failed")
@@ -149,12 +150,12 @@ class _Service:
             await asyncio.sleep(POLL_SECONDS)
         return status
 
-    async def _end(self, worker: Worker, http: asyncio.Task[None]) -> None:
-        """Write what the engine still has for clients, then close the door and the worker."""
+    async def _end(self, workers: Sequence[Worker], http: asyncio.Task[None]) -> None:
+        """Write what the engine still has for clients, then close the door and the workers."""
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        await asyncio.gather(http, worker.leave(self._leave_seconds))
+        await asyncio.gather(http, *(worker.leave(self._leave_seconds) for worker in workers))
         self._streams.detach(asyncio.get_running_loop())
 
     def _on_signal(self) -> None:
@@ -174,7 +175,7 @@ class _Service:
             self._engine.worker_lost(worker.rank, worker.reason)
 
 
-def _verdict(status: Status, worker: Worker) -> int:
+def _verdict(status: Status, workers: Sequence[Worker]) -> int:
     """The exit code; raises `StartError` for a failure.
 
     A worker's own exit code says more than that it is lost.
@@ -183,5 +184,5 @@ def _verdict(status: Status, worker: Worker) -> int:
         say("Stopped")
         return DONE
     own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
-    code = worker.exit_code if worker.exit_code in own else status.exit_code
+    code = next((worker.exit_code for worker in workers if worker.exit_code in own), status.exit_code)
     raise StartError(status.reason, ExitCode(code))

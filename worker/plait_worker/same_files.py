@@ -1,0 +1,60 @@
+"""Whether the ranks of a replica read the same model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from plait_worker.parallel import Parallel
+from plait_worker.weights import ModelFilesError
+
+_BLOCK_BYTES = 1 << 16
+_NUM_BLOCKS = 64
+_ENDINGS = (".json", ".safetensors", ".gguf")
+
+
+def refuse_other_files(path: Path, parallel: Parallel) -> None:
+    """Raise ``ModelFilesError``, on every rank, where one rank's files at ``path`` are not the first rank's.
+
+    Names, sizes and 64 blocks of each file are compared: a whole read would take as long as loading.
+    """
+    if parallel.world == 1:
+        return
+    own = torch.frombuffer(bytearray(fingerprint(path)), dtype=torch.uint8)
+    of_all = parallel.all_gather(own).view(parallel.world, -1)
+    others = [rank for rank in range(parallel.world) if not torch.equal(of_all[rank], of_all[0])]
+    if others:
+        named = ", ".join(map(str, others))
+        raise ModelFilesError(
+            f"the model files of rank {named} differ from those of rank 0 ({path} on rank {parallel.rank}): "
+            "copy the same files to every rank"
+        )
+
+
+def fingerprint(path: Path) -> bytes:
+    """32 bytes that differ where the names, sizes or sampled blocks of model files do."""
+    digest = hashlib.sha256()
+    for file in _files(path):
+        digest.update(f"{file.name if path.is_dir() else ''} {file.stat().st_size}\n".encode())
+        for block in _blocks(file):
+            digest.update(block)
+    return digest.digest()
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.suffix in _ENDINGS and file.is_file())
+    return [path] if path.is_file() else []
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    """The first block, the last, and some between at even distances; all of a small file."""
+    size = file.stat().st_size
+    stride = max(_BLOCK_BYTES, (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
+    with file.open("rb") as opened:
+        for begin in range(0, size, stride):
+            opened.seek(begin)
+            yield opened.read(_BLOCK_BYTES)
