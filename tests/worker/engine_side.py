@@ -48,7 +48,7 @@ class EngineSide:
 
     def start(self, config: WorkerConfig, rank: int = 0) -> subprocess.Popen[str]:
         """A worker process on this configuration."""
-        path = self.folder / "config.json"
+        path = self.folder / f"config-{rank}.json"
         path.write_bytes(encode_config(config))
         words = ["--connect", self.endpoint, "--rank", str(rank), "--config", str(path)]
         process = subprocess.Popen(

@@ -127,6 +127,17 @@ def test_what_cannot_be_served_fails_with_its_code_and_a_sentence(
     assert "Traceback" not in errors
 
 
+def test_a_drain_instead_of_a_welcome_is_an_end_on_every_rank(engine: EngineSide, tiny: Path) -> None:
+    config = config_for(tiny, engine.folder, world=2)
+    for rank in (0, 1):
+        engine.start(config, rank)
+    assert {engine.expect(Hello).rank, engine.expect(Hello).rank} == {0, 1}
+    for rank in (1, 0):
+        engine.send(Drain(), rank)
+    assert {engine.expect(Bye).rank, engine.expect(Bye).rank} == {0, 1}
+    assert [process.wait(timeout=60) for process in engine.processes] == [0, 0]
+
+
 def test_a_plan_that_cannot_be_decoded_ends_the_worker_with_the_reason(engine: EngineSide, tiny: Path) -> None:
     engine.greet(config_for(tiny, engine.folder))
     engine.send_frames([*encode(decode_plan(1, start=0))[:-1], b"odd"])

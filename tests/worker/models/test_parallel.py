@@ -1,85 +1,163 @@
-"""Two ranks together compute what one rank computes alone."""
+"""Several ranks together compute what one rank computes alone."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from plait_proto import ExitCode
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
+from plait_worker.failure import Failure
 from plait_worker.models import load_model
-from plait_worker.parallel import Parallel
+from plait_worker.parallel import Parallel, Share
 from plait_worker.rows import Rows
+from plait_worker.same_files import refuse_other_files
+from plait_worker.weights import ModelFilesError
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 IDS = [5, 9, 2, 44, 17, 3, 60, 8, 1, 30]
+EVEN = {"num_attention_heads": 8, "num_key_value_heads": 4}
+# What is divided: heads evenly, heads in groups that do not come out even, one head on several ranks, latents.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", EVEN | {"attention_bias": True, "mlp_bias": True}),
+    "llama of three groups": ("llama", {"num_key_value_heads": 3, "attention_bias": True}),
+    "qwen3 of three groups": ("qwen3", {"num_key_value_heads": 3}),
+    "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1}),
+    "deepseek_v2": ("deepseek_v2", EVEN | {"q_lora_rank": None, "attention_bias": True, "num_key_value_heads": 8}),
+    "deepseek_v3": ("deepseek_v3", EVEN | {"num_key_value_heads": 8}),
+}
 
 
 def logits(path: Path, parallel: Parallel) -> torch.Tensor:
-    """Of a prompt of 9 tokens and one decode step."""
+    """Of a prompt of 9 tokens in two chunks and one decode step."""
     model = load_model(path, "float32", CPU, parallel)
     cache = KVCache(model.cache_spec, 4, 4, CPU)
     attention = cpu_attention(model.attention_shape, 4, 4)
     table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
-    last = torch.tensor([0])
-    prompt = Rows(1, [0], [0], [9], torch.tensor(IDS[:9]), torch.arange(9), table, torch.tensor([8]))
-    token = Rows(0, [0], [9], [1], torch.tensor(IDS[9:]), torch.tensor([9]), table, last)
-    hidden = torch.cat([model.forward(rows, cache, attention.prepare(rows)) for rows in (prompt, token)])
-    return model.logits(hidden)
+
+    def hidden(first: int, end: int, num_prefill: int) -> torch.Tensor:
+        ids, positions, last = torch.tensor(IDS[first:end]), torch.arange(first, end), torch.tensor([end - first - 1])
+        rows = Rows(num_prefill, [0], [first], [end - first], ids, positions, table, last)
+        return model.forward(rows, cache, attention.prepare(rows))
+
+    return model.logits(torch.cat((hidden(0, 6, 1), hidden(6, 9, 1), hidden(9, 10, 0))))
 
 
-def run_rank(rank: int, world: int, store: str, path: Path, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
-    result = logits(path, Parallel(rank, world, dist.group.WORLD))
-    result.numpy().tofile(f"{out}-{rank}")
-    dist.destroy_process_group()
+def gloo(rank: int, world: int, store: dist.Store) -> dist.ProcessGroup:
+    """A group of this test's own, so that the ranks can be threads of one process."""
+    group = dist.ProcessGroup(store, rank, world)
+    backend = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=60))
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "world"),
-    [
-        ("llama", {"attention_bias": True, "mlp_bias": True}, 2),
-        ("qwen3_moe", {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1}, 2),
-    ],
-)
+def on_every_rank(world: int, folder: Path, run: Callable[[Parallel], T]) -> list[T]:
+    """What ``run`` returns on each rank."""
+
+    def one(rank: int) -> T:
+        store = dist.FileStore(str(folder / "store"), world)
+        return run(Parallel(rank, world, gloo(rank, world, store)))
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(one, range(world)))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
 def test_ranks_together_compute_what_one_computes(
-    family: str, changes: dict[str, Any], world: int, save_tiny: Callable[..., Any], tmp_path: Path
+    name: str, world: int, save_tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
+    family, changes = MODELS[name]
     path = save_tiny(family, **changes).path
     alone = logits(path, Parallel())
-    mp.spawn(run_rank, (world, str(tmp_path / "store"), path, str(tmp_path / "out")), nprocs=world)
-    for rank in range(world):
-        shared = torch.from_file(str(tmp_path / f"out-{rank}"), size=alone.numel()).view(alone.shape)
-        torch.testing.assert_close(shared, alone, atol=1e-4, rtol=1e-4)
+    for together in on_every_rank(world, tmp_path, lambda parallel: logits(path, parallel)):
+        torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
+    one, other = save_tiny("llama", seed=1).path, save_tiny("llama", seed=2).path
+
+    def compare(parallel: Parallel) -> str:
+        refuse_other_files(one, parallel)
+        try:
+            refuse_other_files(one if parallel.rank == 0 else other, parallel)
+        except ModelFilesError as error:
+            return str(error)
+        return ""
+
+    reasons = on_every_rank(2, tmp_path, compare)
+    assert all("the model files of rank 1 differ from those of rank 0" in reason for reason in reasons)
+
+
+def test_a_rank_that_misses_another_says_so(tmp_path: Path) -> None:
+    def leave_or_wait(parallel: Parallel) -> Failure | None:
+        try:
+            while parallel.rank == 0:
+                parallel.wait_for_all()
+        except Failure as failure:
+            return failure
+        return None
+
+    failure, _ = on_every_rank(2, tmp_path, leave_or_wait)
+    assert failure is not None
+    assert failure.code == ExitCode.RANK_LOST
+    assert "another rank cannot be reached" in failure.reason
 
 
 class NoGroup(dist.ProcessGroup):
     """Stands where no collective is called."""
 
 
-def shares(num_units: int, world: int) -> list[range]:
+def ranks(world: int) -> list[Parallel]:
     groups = [NoGroup(rank, world) for rank in range(world)]  # type: ignore[call-arg]  # the stub knows one of two forms
-    return [Parallel(rank, world, group).share(num_units) for rank, group in enumerate(groups)]
+    return [Parallel(rank, world, group) for rank, group in enumerate(groups)]
 
 
 def test_units_are_divided_evenly_and_in_order() -> None:
-    assert shares(8, 4) == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
+    assert [rank.share(8) for rank in ranks(4)] == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
 
 
-def test_neighbouring_ranks_hold_the_same_head_where_there_are_fewer() -> None:
-    assert shares(2, 4) == [range(0, 1), range(0, 1), range(1, 2), range(1, 2)]
+def test_neighbouring_ranks_hold_the_same_key_value_head_where_there_are_fewer() -> None:
+    queries, kv = zip(*(rank.share_heads(8, 2) for rank in ranks(4)), strict=True)
+    assert queries == tuple(Share(range(first, first + 2)) for first in (0, 2, 4, 6))
+    assert kv == (Share(range(0, 1)), Share(range(0, 1)), Share(range(1, 2)), Share(range(1, 2)))
+
+
+def test_groups_of_heads_stay_together_and_the_last_ranks_are_filled_up() -> None:
+    assert [rank.share_heads(9, 3) for rank in ranks(2)] == [
+        (Share(range(0, 6)), Share(range(0, 2))),
+        (Share(range(6, 9), 3), Share(range(2, 3), 1)),
+    ]
+    assert ranks(4)[3].share_heads(9, 3) == (Share(range(9, 9), 3), Share(range(3, 3), 1))
 
 
 def test_what_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(ValueError, match="4 heads, rows or columns cannot be divided among 3 ranks"):
-        shares(4, 3)
+        ranks(3)[0].share(4)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "world", "reason"),
+    [
+        ("llama", {}, 3, r"MLP width \(intermediate_size\), 80; these values of --tp work: 1, 2, 4, 5"),
+        ("llama", {}, 8, "more than the model's 6 attention heads"),
+        ("qwen3_moe", {}, 5, r"experts' width \(moe_intermediate_size\), 24; these values of --tp work: 1, 2, 3, 4, 6"),
+        ("deepseek_v3", {}, 4, r"attention heads \(num_attention_heads\), 6; these values of --tp work: 1, 2"),
+    ],
+)
+def test_ranks_that_do_not_divide_a_model_are_told_which_numbers_do(
+    family: str, changes: dict[str, Any], world: int, reason: str, save_tiny: Callable[..., Any]
+) -> None:
+    path = save_tiny(family, **changes).path
+    with pytest.raises(ValueError, match=f"--tp {world} .*{reason}"):
+        load_model(path, "float32", CPU, ranks(world)[0])
 
 
 def test_several_ranks_need_a_group() -> None:

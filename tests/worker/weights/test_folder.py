@@ -10,6 +10,8 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plait_proto import ExitCode
+from plait_worker.failure import Failure
 from plait_worker.model_config import LinearRope, Llama3Rope, YarnRope
 from plait_worker.models import choose_dtype, load_model
 from plait_worker.parallel import Parallel
@@ -301,3 +303,10 @@ def test_yarn_warms_the_scores_of_latent_attention_only_where_it_says_so() -> No
 def test_a_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelFilesError, match=reason):
         deepseek_of(**changes)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_read(saved: Path) -> None:
+    with pytest.raises(Failure, match=r"0\.00 GiB of memory are free, 0\.00 GiB too little") as failed:
+        load_model(saved, "float32", CPU, Parallel(), free_bytes=1000)
+    assert failed.value.code == ExitCode.HARDWARE
+    load_model(saved, "float32", CPU, Parallel(), free_bytes=1 << 30)
