@@ -1,4 +1,4 @@
-"""Every answer of recall-gqa is right, whatever the settings: a wrong row, page or position would show."""
+"""Every answer of the recall models is right, whatever the settings: a wrong row, page or position would show."""
 
 from __future__ import annotations
 
@@ -26,8 +26,22 @@ VARIANTS = {
     "no-mixed+preempted": ("--no-mixed", *SMALL_POOL),
     "no-overlap+preempted": ("--no-overlap", *SMALL_POOL),
 }
+# recall-mla caches latents; on several ranks both models are cut into shares.
+LATENT_AND_RANKS = {
+    ("recall-mla", "default"): (),
+    ("recall-mla", "chunk-64"): ("--long-prefill", "64"),
+    ("recall-mla", "context-chunk-256"): ("--context-chunk", "256", "--long-prefill", "512"),
+    ("recall-mla", "no-mixed"): ("--no-mixed",),
+    ("recall-mla", "preempted"): SMALL_POOL,
+    ("recall-mla", "tp-2"): ("--tp", "2"),
+    ("recall-mla", "tp-4"): ("--tp", "4"),
+    ("recall-mla", "chunk-64+tp-2"): ("--long-prefill", "64", "--tp", "2"),
+    ("recall-gqa", "tp-2"): ("--tp", "2"),
+    ("recall-gqa", "tp-4"): ("--tp", "4"),
+}
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (4, 40)}
+SIZES_OF_LATENT_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # Problems from which on a run is long enough to be sure of mixed steps and of preemptions.
 ENOUGH = 20
 # Context -> long answers beside the problems, where requests are to be preempted: at 8k each costs minutes.
@@ -58,6 +72,33 @@ def test_every_answer_is_right(
     record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])
     assert wrong == []
     assert_settings_were_exercised(variant, metrics, len(asked))
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize(("model", "variant"), LATENT_AND_RANKS)
+def test_every_answer_from_latents_and_of_several_ranks_is_right(
+    model: str,
+    variant: str,
+    check_models: Path,
+    server: StartServer,
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    sizes = {context: sized(*both) for context, both in SIZES_OF_LATENT_AND_RANKS.items()}
+    asked = [recall.problems(check_models, seed=context, num=num, context=context) for context, num in sizes.items()]
+    small_pool = longest_in_pages([problem for problems in asked for problem in problems])
+    flags = [flag.format(small_pool=small_pool) for flag in LATENT_AND_RANKS[model, variant]]
+    running = server(check_models / model, *flags)
+    num_writers = 12 if variant == "preempted" else 0
+    with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
+        wrong = [recall.ask_all(running.url, problems, model=model) for problems in asked]
+    metrics = read_metrics(running.url)
+    for context, problems, mistakes in zip(sizes, asked, wrong, strict=True):
+        right = len(problems) - len(mistakes)
+        record(f"{model} {context} {variant}", "problems_right", "problems", right, len(problems))
+    record(f"{model} {variant}", "preemptions", "preemptions", metrics["plait_preemptions_total"])
+    assert not any(wrong), wrong
+    assert_settings_were_exercised(variant, metrics, sum(map(len, asked)))
 
 
 def longest_in_pages(asked: list[recall.Problem]) -> int:

@@ -53,10 +53,10 @@ def tasks(check_models: Path) -> ModuleType:
     return module
 
 
-def ask_all(url: str, asked: list[Problem], *, concurrency: int = 8) -> list[Wrong]:
+def ask_all(url: str, asked: list[Problem], *, model: str = "recall-gqa", concurrency: int = 8) -> list[Wrong]:
     """Ask every problem over HTTP, `concurrency` at a time; the answers that are wrong."""
     with httpx.Client(base_url=url, timeout=1200) as client, ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda problem: ask(client, problem), asked))
+        answers = list(pool.map(lambda problem: ask(client, problem, model), asked))
     return [
         Wrong(index, problem["kind"], problem["answer"], answer)
         for index, (problem, answer) in enumerate(zip(asked, answers, strict=True))
@@ -65,7 +65,7 @@ def ask_all(url: str, asked: list[Problem], *, concurrency: int = 8) -> list[Wro
 
 
 @contextmanager
-def writers(url: str, num_writers: int, num_tokens: int) -> Iterator[None]:
+def writers(url: str, num_writers: int, num_tokens: int, model: str = "recall-gqa") -> Iterator[None]:
     """So many streams at any time that write `num_tokens` each, and so outgrow what a small pool has left.
 
     In the end they hang up in the middle of what they read.
@@ -74,7 +74,7 @@ def writers(url: str, num_writers: int, num_tokens: int) -> Iterator[None]:
 
     def keep_writing() -> None:
         body = {
-            "model": "recall-gqa",
+            "model": model,
             "prompt": "count 1 9",
             "max_tokens": num_tokens,
             "ignore_eos": True,
@@ -96,9 +96,9 @@ def writers(url: str, num_writers: int, num_tokens: int) -> Iterator[None]:
             each.result()
 
 
-def ask(client: httpx.Client, problem: Problem) -> str:
+def ask(client: httpx.Client, problem: Problem, model: str = "recall-gqa") -> str:
     """The model's answer; the server's error, in words, where there is none."""
-    body = {"model": "recall-gqa", "messages": problem["messages"], "temperature": 0, "max_tokens": 400}
+    body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 400}
     response = client.post("/v1/chat/completions", json=body)
     if response.status_code != 200:
         return f"HTTP {response.status_code}: {response.text}"
