@@ -79,12 +79,17 @@ def test_flags_reach_their_component() -> None:
         ("--num-gpu-blocks-override", "--num-pages"),
         ("--gpu-memory-utilization", "--memory-fraction"),
         ("--mem-fraction-static", "--memory-fraction"),
-        ("--tensor-parallel-size", "--tp"),
-        ("--tp-size", "--tp"),
     ],
 )
 def test_the_names_of_other_engines_mean_the_same(theirs: str, ours: str) -> None:
     assert parse(theirs, "1") == parse(ours, "1") != parse()
+
+
+@pytest.mark.parametrize("theirs", ["--tensor-parallel-size", "--tp-size"])
+def test_so_do_their_names_for_the_number_of_ranks(theirs: str) -> None:
+    settings = parse(theirs, "2")
+    assert settings == parse("--tp", "2") != parse()
+    assert engine_settings(settings, "/model", None, "/run").num_ranks == 2
 
 
 def test_switches_have_a_no() -> None:
@@ -142,7 +147,7 @@ def test_a_bad_value_is_refused_with_what_was_given_and_what_is_allowed(
         (["--ports=1"], "did you mean --port?"),
         (["--no-mix"], "did you mean --no-mixed?"),
         (["--frobnicate"], "see `plait serve --help`"),
-        (["--tp", "2"], "unknown setting '--tp'"),
+        (["--dp", "2"], "unknown setting '--dp'"),
         (["a", "b"], "unknown argument 'b'"),
     ],
 )

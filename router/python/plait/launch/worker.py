@@ -29,8 +29,6 @@ class Worker:
             stdout=sys.stderr.fileno(),
             stderr=subprocess.PIPE,
             start_new_session=True,
-            # The ranks of a machine talk among themselves; gloo would listen at the address of the host's name.
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._last_line = b""
