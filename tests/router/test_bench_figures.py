@@ -147,7 +147,7 @@ def test_percentiles_are_those_of_the_standard_library() -> None:
     found = summary(values)
     assert found is not None
     assert (found.p50, found.p90, found.p99) == pytest.approx((cuts[49], cuts[89], cuts[98]))
-    assert (found.mean, found.max) == (pytest.approx(statistics.fmean(values)), max(values))
+    assert (found.mean, found.max) == pytest.approx((statistics.fmean(values), max(values)))
 
 
 @pytest.mark.parametrize(

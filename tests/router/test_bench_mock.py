@@ -24,7 +24,9 @@ from plait_proto import ExitCode
 from running_mock import Mock, as_sent, running_mock
 
 FAST = Timing(ttft=0.004, itl=0.002)
-LOAD = LoadSettings(num_prompts=12, input_len="20", output_len="8")
+LOAD = LoadSettings(num_prompts=12, input_len="20", output_len="uniform:5-16")
+"""Each answer has a length of its own, by which what was sent finds what was seen."""
+LENGTHS = list(range(5, 17))
 STREAMS = PaceSettings(concurrency=4)
 
 
@@ -67,9 +69,9 @@ def test_every_token_is_counted_and_no_latency_is_flattered(timing: Timing) -> N
         seen = measured(mock)
         told = figures(as_sent(seen.run, mock.truth()), None)
     assert seen.figures.num_completed == 12
-    assert [sum(one.tokens) for one in seen.run.outcomes] == [8] * 12
-    num_chunks = -(-8 // timing.tokens_per_chunk)
-    assert [len(one.arrivals) for one in seen.run.outcomes] == [num_chunks] * 12
+    assert sorted(sum(one.tokens) for one in seen.run.outcomes) == LENGTHS
+    num_chunks = [-(-length // timing.tokens_per_chunk) for length in LENGTHS]
+    assert sorted(len(one.arrivals) for one in seen.run.outcomes) == sorted(num_chunks)
     assert seen.run.counting == timing.tells
     for name in ("ttft", "e2e"):
         latency, true = seen.figures.latencies[name], told.latencies[name]
@@ -84,7 +86,7 @@ def test_a_server_that_tells_less_is_counted_by_what_it_tells(tells: str, counti
         seen = measured(mock)
     assert seen.run.counting == counting
     num_tokens = seen.figures.output_tokens_per_second * seen.figures.duration
-    assert num_tokens == pytest.approx(12 * (8 if counting == "usage" else 4))
+    assert num_tokens == pytest.approx(sum(length if counting == "usage" else -(-length // 2) for length in LENGTHS))
 
 
 def test_a_chat_is_sized_by_the_servers_usage(mock: Mock) -> None:
@@ -97,7 +99,7 @@ def test_a_whole_answer_has_an_end_and_no_first_token(mock: Mock) -> None:
     assert seen.figures.num_completed == 12
     assert seen.figures.latencies["ttft"] is None
     assert seen.figures.latencies["e2e"] is not None
-    assert seen.figures.output_tokens_per_second * seen.figures.duration == pytest.approx(96)
+    assert seen.figures.output_tokens_per_second * seen.figures.duration == pytest.approx(sum(LENGTHS))
 
 
 def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:

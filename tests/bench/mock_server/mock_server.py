@@ -48,6 +48,7 @@ class Told(msgspec.Struct):
     tokens: list[int] = []
     ended: float = 0.0
     num_prompt_tokens: int = 0
+    max_tokens: int = 0
     fails: bool = False
 
 
@@ -77,7 +78,7 @@ class Stream:
     def __init__(self, client: Client, body: Body, timing: Timing, number: int, came: float) -> None:
         self.client, self.body, self.timing = client, body, timing
         self.number = number
-        self.told = Told(came=came, num_prompt_tokens=body.num_prompt_tokens)
+        self.told = Told(came, num_prompt_tokens=body.num_prompt_tokens, max_tokens=body.max_tokens)
         self.timeline: deque[Moment] = deque(moments(timing, body.max_tokens, number))
         self.begun = came
         self.num_tokens = 0

@@ -44,10 +44,12 @@ def running_mock(timing: Timing) -> Iterator[Mock]:
 def as_sent(run: Run, told: list[Told]) -> Run:
     """The run with the server's times in place of the client's.
 
-    Requests are paired in the order of their ends, the last of what was told being the run's: warm-ups came before.
+    `told` may begin with warm-ups. Requests are paired by the length of their answers, those of one length in the
+    order of their ends.
     """
-    seen = sorted(run.outcomes, key=lambda one: one.ended)
-    true = sorted(told[len(told) - len(seen) :], key=lambda one: one.ended or one.came)
+    requests = run.load.requests
+    seen = sorted(run.outcomes, key=lambda one: (requests[one.index].output_len, one.ended))
+    true = sorted(told[len(told) - len(seen) :], key=lambda one: (one.max_tokens, one.ended or one.came))
     outcomes = [_true(outcome, one) for outcome, one in zip(seen, true, strict=True)]
     return msgspec.structs.replace(run, outcomes=outcomes)
 

@@ -50,7 +50,7 @@ def _add_sweep_flags(sweep: Parser) -> None:
 def bench(typed: argparse.Namespace, words: list[str]) -> int:
     """Run one of the commands; the exit code. `words` are the whole command line, for the record.
 
-    Raises `StartError`: for settings (2), for a run that the client itself was too slow for (3).
+    0 also after Ctrl-C; 3 where the client itself was too slow. Raises `StartError` (2) for settings and servers.
     """
     if typed.bench is None:
         raise SettingsError(f"no command was given; `plait bench` has {', '.join(COMMANDS)}")
@@ -129,7 +129,7 @@ def _sweep(settings: BenchSettings, typed: argparse.Namespace, command: str) -> 
     points = sweep(measure, loads, _read_refine(typed.refine), whole=not is_open)
     unit = "requests/s" if is_open else "streams"
     print(sweep_table(points, unit) + "\n")
-    return conclude(bench, [point.measured for point in points], Written(out, command, "sweep", points, unit))
+    return conclude(bench, [point.measured for point in points], Written(out, command, typed.bench))
 
 
 def _at(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.bench.compare import METRICS, ratios, value
 from plait.bench.figures import Timed, timed_request, tokens_by_second
 from plait.bench.measure import Measured
-from plait.bench.sweep import Point, knee
+from plait.bench.pace import Closed
+from plait.bench.sweep import knee, load_points
 from plait.errors import SettingsError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SIZE_INCHES = (8.0, 5.0)
 DPI = 110
@@ -32,33 +32,18 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def draw(runs: list[Measured], points: list[Point], unit: str, folder: Path, name: str) -> list[Path]:
+def draw(runs: list[Measured], folder: Path, name: str) -> list[Path]:
     """Draw all that these runs have; the files."""
     from matplotlib.figure import Figure
 
     drawn: list[Path] = []
-    for kind, figure in _figures(runs, points, unit, Figure):
-        figure.tight_layout()
-        drawn.append(folder / f"{name}-{kind}.png")
-        figure.savefig(drawn[-1], dpi=DPI)
+    for kind, paint in _PLOTS.items():
+        figure = Figure(figsize=SIZE_INCHES)
+        if paint(figure.add_subplot(), runs):
+            figure.tight_layout()
+            drawn.append(folder / f"{name}-{kind}.png")
+            figure.savefig(drawn[-1], dpi=DPI)
     return drawn
-
-
-def _figures(runs: list[Measured], points: list[Point], unit: str, make: type[Figure]) -> Iterator[tuple[str, Figure]]:
-    shown = runs[:MAX_RUNS]
-    for kind, paint in (("itl-tail", _itl_tail), ("ttft-by-prompt", _ttft_by_prompt), ("tokens-over-time", _tokens)):
-        figure = make(figsize=SIZE_INCHES)
-        axes = figure.add_subplot()
-        if paint(axes, shown):
-            yield kind, figure
-    if len(points) > 1:
-        figure = make(figsize=SIZE_INCHES)
-        _latency_by_load(figure.add_subplot(), points, unit)
-        yield "latency-by-load", figure
-    if len({one.run.position for one in runs}) > 1:
-        figure = make(figsize=SIZE_INCHES)
-        _pairs(figure.add_subplot(), runs)
-        yield "pairs", figure
 
 
 def _label(measured: Measured) -> str:
@@ -77,7 +62,7 @@ def _finish(axes: Axes, title: str, x: str, y: str) -> None:
 
 def _itl_tail(axes: Axes, runs: list[Measured]) -> bool:
     """Share of the gaps that are longer than a time."""
-    for measured in runs:
+    for measured in runs[:MAX_RUNS]:
         gaps = sorted(gap for one in _completed(measured) for gap in one.gaps if gap > 0)
         if gaps:
             longer = [1 - place / len(gaps) for place in range(len(gaps))]
@@ -89,7 +74,7 @@ def _itl_tail(axes: Axes, runs: list[Measured]) -> bool:
 
 
 def _ttft_by_prompt(axes: Axes, runs: list[Measured]) -> bool:
-    for measured in runs:
+    for measured in runs[:MAX_RUNS]:
         started = [one for one in _completed(measured) if one.ttft is not None]
         if started:
             times = [one.ttft * 1000 for one in started if one.ttft is not None]
@@ -100,7 +85,7 @@ def _ttft_by_prompt(axes: Axes, runs: list[Measured]) -> bool:
 
 
 def _tokens(axes: Axes, runs: list[Measured]) -> bool:
-    for measured in runs:
+    for measured in runs[:MAX_RUNS]:
         seconds = tokens_by_second(measured.run)
         if seconds:
             axes.step(range(len(seconds)), seconds, where="post", label=_label(measured))
@@ -109,19 +94,30 @@ def _tokens(axes: Axes, runs: list[Measured]) -> bool:
     return bool(axes.lines)
 
 
-def _latency_by_load(axes: Axes, points: list[Point], unit: str) -> None:
+def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
+    """Of the first server and seed, where it was measured at several rates or concurrencies."""
+    from matplotlib.ticker import LogFormatter
+
+    points = load_points(runs)
     for metric in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "e2e_p50"):
         pairs = [(point.load, v * 1000) for point in points if (v := value(point.measured, metric)) is not None]
         if pairs:
             axes.plot(*zip(*pairs, strict=True), marker="o", label=metric.replace("_", " "))
-    axes.axvline(knee(points).load, linestyle="--", color="grey", label="knee")
+    if len(points) > 1:
+        axes.axvline(knee(points).load, linestyle="--", color="grey", label="knee")
     axes.set_yscale("log")
-    _finish(axes, "Latency against load", unit, "ms")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))
+    pace = runs[0].run.load.case.pace
+    _finish(axes, "Latency against load", "streams" if isinstance(pace, Closed) else "requests/s", "ms")
+    return len(points) > 1
 
 
-def _pairs(axes: Axes, runs: list[Measured]) -> None:
+def _pairs(axes: Axes, runs: list[Measured]) -> bool:
     """Each ratio to the first server: the median of the seeds, and from the least to the greatest."""
     found = ratios(runs)
+    if not found:
+        return False
     kinds = list(dict.fromkeys((one.case, one.position) for one in found))
     width = 0.8 / len(kinds)
     for number, kind in enumerate(kinds):
@@ -139,7 +135,18 @@ def _pairs(axes: Axes, runs: list[Measured]) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(METRICS)), METRICS, rotation=40, ha="right", fontsize="x-small")
     _finish(axes, "Pairs: ratio to the first server", "", "ratio (bar: median; line: least to greatest seed)")
+    return True
 
 
 def _completed(measured: Measured) -> Iterator[Timed]:
     return (timed_request(measured.run, one) for one in measured.run.outcomes if one.failure is None)
+
+
+_PLOTS: dict[str, Callable[[Axes, list[Measured]], bool]] = {
+    "itl-tail": _itl_tail,
+    "ttft-by-prompt": _ttft_by_prompt,
+    "tokens-over-time": _tokens,
+    "latency-by-load": _latency_by_load,
+    "pairs": _pairs,
+}
+"""What paints each plot; false where these runs have nothing for it."""

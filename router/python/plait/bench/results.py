@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,6 @@ from plait.bench.measure import Bench, Measured
 from plait.bench.plots import draw, require_matplotlib
 from plait.bench.record import record
 from plait.bench.settings import BenchSettings
-from plait.bench.sweep import Point
 from plait.bench.table import foot, table
 from plait.errors import DONE, SettingsError, StartError
 
@@ -24,9 +24,6 @@ class Written(msgspec.Struct, frozen=True):
     folder: Path | None
     command: str
     name: str
-    points: list[Point] = []
-    unit: str = ""
-    """Of a sweep's loads."""
 
 
 def out_folder(settings: BenchSettings) -> Path | None:
@@ -53,7 +50,7 @@ def show(measured: Measured) -> None:
 def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
     """Print what all runs say together and write the files; the exit code.
 
-    Raises `StartError` where nothing was completed (2), or where the client was too slow (3).
+    3 where the client was too slow for a run; raises `StartError` (2) where nothing was completed.
     """
     is_several = len({(one.run.position, one.run.seed) for one in runs}) > 1
     if is_several:
@@ -64,8 +61,7 @@ def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
             print(f"written: {path}", flush=True)
     if any(one.run.is_partial for one in runs):
         return DONE  # Ctrl-C is no failure, here as in `plait serve`
-    _judge(runs)
-    return DONE
+    return _judge(runs)
 
 
 def _write(settings: BenchSettings, runs: list[Measured], written: Written, folder: Path) -> list[Path]:
@@ -73,7 +69,7 @@ def _write(settings: BenchSettings, runs: list[Measured], written: Written, fold
     path = folder / f"{name}.json"
     result = record(written.command, runs, ratios(runs), settings.output.requests)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    plots = draw(runs, written.points, written.unit, folder, name) if settings.output.plots else []
+    plots = draw(runs, folder, name) if settings.output.plots else []
     return [path, *plots]
 
 
@@ -84,13 +80,17 @@ def _slug(settings: BenchSettings) -> list[str]:
     return [re.sub(r"[^a-z0-9]+", "-", Path(named).stem.lower()).strip("-")] if named is not None else []
 
 
-def _judge(runs: list[Measured]) -> None:
+def _judge(runs: list[Measured]) -> int:
     if not any(one.figures.num_completed for one in runs):
         raise StartError("no request was completed; the kinds of failure stand in the tables above", ExitCode.SETTINGS)
     late = next((one.lateness.reasons for one in runs if one.lateness.reasons), None)
-    if late is not None:
-        raise StartError(
-            f"a run is invalid, because the client was late: {'; '.join(late)}. Its figures are not the server's: "
-            "use more --processes, another machine for the client, or a lighter load; --max-lag-ms says what is late",
-            ExitCode.HARDWARE,
-        )
+    if late is None:
+        return DONE
+    print(
+        f"plait: a run is invalid (exit code {ExitCode.HARDWARE}): the client was late: {'; '.join(late)}. Its figures "
+        "are not the server's: use more --processes, another machine for the client, or a lighter load; --max-lag-ms "
+        "says what is late",
+        file=sys.stderr,
+        flush=True,
+    )
+    return ExitCode.HARDWARE

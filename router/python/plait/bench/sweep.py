@@ -9,6 +9,7 @@ import msgspec
 
 from plait.bench.figures import Figures
 from plait.bench.measure import Measured
+from plait.bench.pace import Closed, Open, Pace, TraceClock
 from plait.errors import SettingsError
 
 MAX_POINTS = 64
@@ -26,6 +27,23 @@ class Point(msgspec.Struct, frozen=True):
     load: float
     """Requests a second, or streams."""
     measured: Measured
+
+
+def load_points(runs: list[Measured]) -> list[Point]:
+    """The runs of the first server and seed by their rates, or by their streams; a trace's clock is no load."""
+    first = [one for one in runs if (one.run.position, one.run.seed) == (runs[0].run.position, runs[0].run.seed)]
+    points = [Point(load, one) for one in first if (load := _load(one.run.load.case.pace)) is not None]
+    return sorted(points, key=lambda point: point.load)
+
+
+def _load(pace: Pace) -> float | None:
+    match pace:
+        case Closed():
+            return float(pace.num_streams)
+        case Open():
+            return pace.rate
+        case TraceClock():
+            return None
 
 
 def power(figures: Figures) -> float:
