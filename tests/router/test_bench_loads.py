@@ -267,7 +267,11 @@ def test_prefill_heavy_is_what_it_is_known_for() -> None:
     [
         (LoadSettings(), PaceSettings(rate=1.0, concurrency=1), "--rate and --concurrency"),
         (LoadSettings(), PaceSettings(max_concurrency=1), "--max-concurrency needs an open loop"),
-        (LoadSettings(), PaceSettings(arrivals="fixed", burstiness=2.0), "--burstiness needs"),
+        (LoadSettings(), PaceSettings(rate=1.0, arrivals="fixed", burstiness=2.0), "--burstiness needs"),
+        (LoadSettings(), PaceSettings(burstiness=2.0), "--arrivals and --burstiness are of an open loop"),
+        (LoadSettings(prefix_len=5), PaceSettings(), "give --num-prefixes too"),
+        (LoadSettings(text="x", token_range="5-9"), PaceSettings(), "texts have none"),
+        (LoadSettings(prompts="x", num_prefixes=2), PaceSettings(), "--prompts have their own"),
         (LoadSettings(), PaceSettings(speed=2.0), "--speed is of a trace"),
         (LoadSettings(trace="x", prompts="y"), PaceSettings(), "--trace and --prompts name several loads"),
         (LoadSettings(trace="x", input_len="5"), PaceSettings(), "a trace has its own lengths"),

@@ -14,6 +14,7 @@ import select
 import socket
 import sys
 from collections import deque
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
@@ -79,58 +80,40 @@ class Stream:
         self.client, self.body, self.timing = client, body, timing
         self.number = number
         self.told = Told(came, num_prompt_tokens=body.num_prompt_tokens, max_tokens=body.max_tokens)
-        self.timeline: deque[Moment] = deque(moments(timing, body.max_tokens, number))
+        self.told.fails = bool(timing.fail_every and number % timing.fail_every == 0)
         self.begun = came
         self.num_tokens = 0
-        self.rest = b""
-        self.told.fails = bool(timing.fail_every and number % timing.fail_every == 0)
+        self._rest = b""
+        self._timeline = moments(timing, body.max_tokens, number)
+        self._next: Moment | None = next(self._timeline)
 
     def next_due(self) -> float:
         """When something is to be sent next."""
-        return self.begun + self.timeline[0].offset
+        assert self._next is not None
+        return self.begun + self._next.offset + (self.timing.cut if self._rest else 0.0)
 
     def step(self) -> bool:
         """Send what is due; true when the answer is over."""
-        if self.rest:
-            self._say(self.rest)
-            self.rest = b""
-        else:
-            data = self._chunk(self.timeline[0].num_tokens)
-            if self.timing.cut:
-                self._cut(data)
-                return False
-            self._say(data)
-        self._count(self.timeline.popleft().num_tokens)
-        return self._fails_now() or not self.timeline
-
-    def _cut(self, data: bytes) -> None:
-        middle = data.index(b"data:") + 3
-        self.client.send(data[:middle])
-        self.rest = data[middle:]
-        offset, num_tokens = self.timeline[0]
-        self.timeline[0] = Moment(offset + self.timing.cut, num_tokens)
-
-    def _say(self, data: bytes) -> None:
+        assert self._next is not None
+        data = self._rest or self._chunk(self._next.num_tokens)
+        if self.timing.cut and not self._rest:
+            middle = data.index(b"data:") + 3
+            self.client.send(data[:middle])
+            self._rest = data[middle:]
+            return False
+        self._rest = b""
         self.told.sent.append(monotonic())
         self.client.send(data)
-
-    def _count(self, num_tokens: int) -> None:
-        self.told.tokens.append(num_tokens)
-
-    def _fails_now(self) -> bool:
-        return self.told.fails and len(self.told.sent) == 2
+        self.told.tokens.append(self._next.num_tokens)
+        self._next = next(self._timeline, None)
+        return self._next is None or (self.told.fails and len(self.told.sent) == 2)
 
     def _chunk(self, num_tokens: int) -> bytes:
         self.num_tokens += num_tokens
         if not self.body.stream:
             return b""
-        tells = self.timing.tells
-        ids = b',"token_ids":%b' % str(list(range(num_tokens))).encode() if tells == "token-ids" else b""
-        text = b" word" * num_tokens
-        choice = b'{"index":0,"delta":{"content":"%b"}%b}' if self.body.messages else b'{"index":0,"text":"%b"%b}'
-        usage = b',"usage":%b' % self._usage() if tells == "running-usage" else b""
-        event = b'data: {"id":"mock-%d","choices":[%b]%b}\n\n' % (self.number, choice % (text, ids), usage)
-        return framed(event)
+        usage = self._usage() if self.timing.tells == "running-usage" else b""
+        return chunk(num_tokens, self.body.messages is not None, self.timing.tells == "token-ids", usage)
 
     def _usage(self) -> bytes:
         return b'{"prompt_tokens":%d,"completion_tokens":%d}' % (self.told.num_prompt_tokens, self.num_tokens)
@@ -159,6 +142,16 @@ class Stream:
             )
         elif self.timing.failure == "close":
             self.client.socket.shutdown(socket.SHUT_RDWR)
+
+
+@lru_cache(maxsize=64)
+def chunk(num_tokens: int, is_chat: bool, has_ids: bool, usage: bytes) -> bytes:
+    """An event with some tokens."""
+    ids = b',"token_ids":%b' % str(list(range(num_tokens))).encode() if has_ids else b""
+    text = b" word" * num_tokens
+    choice = b'{"index":0,"delta":{"content":"%b"}%b}' if is_chat else b'{"index":0,"text":"%b"%b}'
+    told = b',"usage":%b' % usage if usage else b""
+    return framed(b'data: {"id":"mock","object":"chunk","choices":[%b]%b}\n\n' % (choice % (text, ids), told))
 
 
 def framed(event: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from plait.bench.files import read_prompts, read_trace
@@ -14,6 +15,7 @@ from plait.errors import SettingsError
 
 PLAIN = Profile(input_len="128", output_len="128", num_prompts=100)
 """Where no profile is named."""
+PREFIX_LEN = 256
 MAX_TOTAL_TOKENS = 200_000_000
 """Prompt tokens of a load: its bodies are made before it starts and held in memory, some six bytes each."""
 
@@ -90,42 +92,62 @@ def _source(settings: BenchSettings, profile: Profile) -> Source:
         return FromFile(tuple(rows), read_own_lengths("--output-len", output_len))
     num_prefixes, prefix_len = profile.num_prefixes, profile.prefix_len
     if load.num_prefixes > 0:
-        num_prefixes, prefix_len = load.num_prefixes, load.prefix_len
+        num_prefixes, prefix_len = load.num_prefixes, load.prefix_len or PREFIX_LEN
     inputs = read_own_lengths("--input-len", load.input_len or profile.input_len)
     return Random(inputs, read_lengths("--output-len", output_len), num_prefixes, prefix_len)
 
 
 def _check(settings: BenchSettings) -> None:
     """Raise `SettingsError` for settings of which one would be ignored."""
-    load, pace = settings.load, settings.pace
-    is_open = pace.rate is not None or (load.trace is not None and pace.concurrency is None)
-    has_rates = is_open or (
-        load.profile is not None and bool(PROFILES[load.profile].rates) and pace.concurrency is None
-    )
-    sources = [name for name in ("trace", "prompts", "profile", "text") if getattr(load, name) is not None]
-    is_shaped = load.input_len is not None or load.output_len is not None or load.num_prefixes > 0
-    wrong = (
-        (pace.rate is not None and pace.concurrency is not None, "--rate and --concurrency are both given; give one"),
-        (pace.max_concurrency is not None and not has_rates, "--max-concurrency needs an open loop; give --rate too"),
-        (pace.arrivals == "fixed" and pace.burstiness != 1, "--burstiness needs --arrivals gamma; leave one out"),
-        (
-            pace.speed != 1 and (load.trace is None or pace.rate is not None or pace.concurrency is not None),
-            "--speed is of a trace's own clock; give --trace, and neither --rate nor --concurrency",
-        ),
-        (
-            len(sources) > 1 and sources != ["profile", "text"],
-            f"{' and '.join('--' + name for name in sources)} name several loads; give one of them",
-        ),
-        (load.trace is not None and is_shaped, "a trace has its own lengths and prefixes; leave those settings out"),
-        (load.prompts is not None and load.input_len is not None, "--prompts have their own --input-len; leave it out"),
-        (
-            load.duration is not None and load.num_prompts is None and not is_open and load.prompts is None,
-            "--duration of a closed loop or a profile needs --num-prompts: requests are made before the run starts",
-        ),
-    )
-    for is_wrong, message in wrong:
+    for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings)):
         if is_wrong:
             raise SettingsError(message)
+
+
+def _wrong_paces(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
+    load, pace = settings.load, settings.pace
+    profile_rates = load.profile is not None and bool(PROFILES[load.profile].rates) and pace.concurrency is None
+    has_rate = pace.rate is not None or (profile_rates and load.trace is None)
+    has_clock = load.trace is not None and pace.rate is None and pace.concurrency is None
+    yield pace.rate is not None and pace.concurrency is not None, "--rate and --concurrency are both given; give one"
+    yield (
+        pace.max_concurrency is not None and not (has_rate or has_clock),
+        "--max-concurrency needs an open loop; give --rate too, or say --concurrency",
+    )
+    yield (
+        (pace.arrivals == "fixed" or pace.burstiness != 1) and not has_rate,
+        "--arrivals and --burstiness are of an open loop; give --rate too, or leave them out",
+    )
+    yield pace.arrivals == "fixed" and pace.burstiness != 1, "--burstiness needs --arrivals gamma; leave one out"
+    yield (
+        pace.speed != 1 and not has_clock,
+        "--speed is of a trace's own clock; give --trace, and neither --rate nor --concurrency",
+    )
+    yield (
+        load.duration is not None and load.num_prompts is None and not (has_rate or has_clock),
+        "--duration of a closed loop needs --num-prompts: requests are made before the run starts",
+    )
+
+
+def _wrong_loads(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
+    load = settings.load
+    sources = [name for name in ("trace", "prompts", "profile", "text") if getattr(load, name) is not None]
+    is_shaped = load.input_len is not None or load.output_len is not None or load.num_prefixes > 0
+    has_text = settings.server.api == "chat" or load.text is not None
+    yield (
+        len(sources) > 1 and sources != ["profile", "text"],
+        f"{' and '.join('--' + name for name in sources)} name several loads; give one of them",
+    )
+    yield load.trace is not None and is_shaped, "a trace has its own lengths and prefixes; leave those settings out"
+    yield (
+        load.prompts is not None and (load.input_len is not None or load.num_prefixes > 0),
+        "--prompts have their own lengths and prefixes; leave --input-len and --num-prefixes out",
+    )
+    yield (
+        load.prefix_len is not None and load.num_prefixes == 0,
+        "--prefix-len is of shared prefixes; give --num-prefixes too",
+    )
+    yield load.token_range is not None and has_text, "--token-range is of prompts of token ids; texts have none"
 
 
 def _check_size(case: Case) -> None:

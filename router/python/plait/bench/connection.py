@@ -30,7 +30,7 @@ class Exchange:
         return Outcome(
             index=self.go.index,
             intended=self.go.intended if self.go.intended is not None else self.taken,
-            due=self.go.due,
+            due=self.go.due if self.go.due is not None else self.taken,
             taken=self.taken,
             ended=answer.ended or monotonic(),
             failure=answer.failure,

@@ -72,7 +72,8 @@ DEFINITIONS = {
 def figures(run: Run, slo: Slo | None) -> Figures:
     """All figures of a run."""
     timed = [timed_request(run, outcome) for outcome in run.outcomes if outcome.failure is None]
-    duration = max((outcome.ended for outcome in run.outcomes), default=run.ended) - run.begun
+    ended = max((outcome.ended for outcome in run.outcomes), default=run.ended)
+    duration = max(ended - run.begun, 1e-6)  # Ctrl-C may come before the first arrival
     num_output = sum(one.num_output_tokens for one in timed)
     num_prompt = sum(one.num_prompt_tokens for one in timed)
     return Figures(

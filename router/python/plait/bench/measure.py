@@ -27,6 +27,8 @@ STREAMS_PER_PROCESS = 16
 """Fewer are not worth another process."""
 MAX_PROCESSES = 8
 WARM_UP_TOKENS = 16
+TOKEN_RANGE = "1000-30000"
+"""Inside the vocabularies of today's models, past their special tokens."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -107,7 +109,7 @@ def _maker(settings: BenchSettings, size: TextSize) -> PromptMaker:
         return Lines(chat, size, read_text_lines(Path(settings.load.text)))
     if chat:
         return Words(chat, size)
-    return TokenIds(*read_token_range(settings.load.token_range))
+    return TokenIds(*read_token_range(settings.load.token_range or TOKEN_RANGE))
 
 
 def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize | None:

@@ -50,8 +50,8 @@ class Go(msgspec.Struct, tag=True, array_like=True, frozen=True):
     index: int
     intended: float | None
     """From when its latency counts; None: from when the client takes it up (closed loop)."""
-    due: float
-    """When it could be sent at the earliest: what comes later is the client's fault."""
+    due: float | None
+    """When it could be sent at the earliest: what comes later is the client's fault. None: a stream's first request."""
 
 
 class Finish(msgspec.Struct, tag=True, array_like=True, frozen=True):

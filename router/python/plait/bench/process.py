@@ -78,8 +78,8 @@ class Client:
         self._connecting: set[asyncio.Task[None]] = set()
         self._num_resent = 0
 
-    def take(self, message: ToClient) -> bool:
-        """Do what the bench says; false when it was the last."""
+    def take(self, message: ToClient) -> None:
+        """Do what the bench says."""
         match message:
             case Setup():
                 self._setup = message
@@ -92,8 +92,6 @@ class Client:
                 self._start(Exchange(self._setup, self._jobs.pop(message.index), message))
             case Finish():
                 self._say(self._watch.report(self._num_resent))
-                return False
-        return True
 
     def _begin(self) -> None:
         gc.freeze()
@@ -173,15 +171,16 @@ class Client:
 
 
 async def _serve_bench() -> None:
+    """Until the bench ends this process, or is gone."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     out, _ = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
     client, decoder = Client(loop, out), msgspec.msgpack.Decoder(ToClient)
-    while client.take(decoder.decode(await reader.readexactly(frame_length(await reader.readexactly(LENGTH_BYTES))))):
-        pass
-    out.close()
+    while True:
+        length = frame_length(await reader.readexactly(LENGTH_BYTES))
+        client.take(decoder.decode(await reader.readexactly(length)))
 
 
 def _crash(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -191,7 +190,7 @@ def _crash(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve until the bench says that the run is over, or is gone."""
+    """Serve one run of the bench."""
     try:
         uvloop.run(_serve_bench())
     except asyncio.IncompleteReadError:

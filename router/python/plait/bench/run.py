@@ -95,12 +95,12 @@ class Sending:
 
     def _send(self, index: int) -> None:
         intended = self.begun + self._load.due[index]
-        free = self._freed.popleft() if self._freed else 0.0
+        freed = self._freed.popleft() if self._freed else None
         self._num_in_flight += 1
         if self._closed:
-            self._clients.go(Go(index, None, free or monotonic()))
+            self._clients.go(Go(index, None, freed))
         else:
-            self._clients.go(Go(index, intended, max(intended, free)))
+            self._clients.go(Go(index, intended, max(intended, freed or 0.0)))
 
     def _take(self, message: FromClient) -> None:
         if isinstance(message, Outcome):

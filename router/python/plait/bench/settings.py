@@ -52,13 +52,17 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     input_len: Annotated[str | None, Setting(f"prompt tokens: {FORMS}", unset="128 or the profile's")] = None
     output_len: Annotated[str | None, Setting("answer tokens, in the same forms", unset="128 or the profile's")] = None
     num_prefixes: Annotated[Annotated[int, Meta(ge=0, le=100_000)], Setting("prefixes that prompts share")] = 0
-    prefix_len: Annotated[Tokens, Setting("tokens of each shared prefix, part of --input-len")] = 256
+    prefix_len: Annotated[Tokens | None, Setting("tokens of each shared prefix, part of --input-len", unset="256")] = (
+        None
+    )
     trace: Annotated[str | None, Setting("recorded service: Azure's CSV or Mooncake's JSONL", unset="none")] = None
     prompts: Annotated[
         str | None, Setting("JSONL of prompts: `prompt` or `messages`, and `output_len`", unset="none")
     ] = None
     text: Annotated[str | None, Setting("text whose lines make the prompts", unset="random tokens")] = None
-    token_range: Annotated[str, Setting("LOW-HIGH, without HIGH: the ids of random prompts")] = "1000-30000"
+    token_range: Annotated[
+        str | None, Setting("LOW-HIGH, without HIGH: the ids of random prompts", unset="1000-30000")
+    ] = None
     max_len: Annotated[
         Tokens | None, Setting("prompt and answer together; longer requests are left out", unset="no limit")
     ] = None
