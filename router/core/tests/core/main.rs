@@ -7,4 +7,5 @@ mod oracle;
 mod pages;
 mod properties;
 mod rules;
+mod time_target;
 mod world;

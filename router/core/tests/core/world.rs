@@ -32,7 +32,7 @@ impl Spec {
         }
     }
 
-    fn request(&self, seed: u64) -> Request {
+    pub fn request(&self, seed: u64) -> Request {
         let prompt_logprobs = self.prompt_logprobs.then_some(0);
         let sampling = Sampling {
             temperature: 1.0,

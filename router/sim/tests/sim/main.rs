@@ -1,0 +1,9 @@
+//! Claims about traces, runs in virtual time, and the step-time target.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod descriptions;
+mod runs;
+mod setup;
+mod target;
+mod traces;

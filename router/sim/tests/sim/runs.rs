@@ -1,0 +1,128 @@
+//! What happens to requests in virtual time.
+
+use plait_sim::{SimError, simulate};
+use serde_json::{Value, json};
+
+use crate::descriptions::constant_hardware;
+use crate::setup::{file, poisson, report, set_up, summary, trace};
+
+/// Two requests at once, and a third one minute later.
+const TRACE: &str = r#"{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [0]}
+{"timestamp": 0, "input_length": 300, "output_length": 7, "hash_ids": [1]}
+{"timestamp": 60000, "input_length": 900, "output_length": 1, "hash_ids": [2, 3]}
+"#;
+
+fn on_constant_hardware(scheduler: Value) -> plait_sim::Summary {
+    let folder = tempfile::tempdir().unwrap();
+    summary(json!({
+        "load": trace(&file(&folder, "t.jsonl", TRACE)),
+        "cluster": constant_hardware(&folder),
+        "scheduler": scheduler,
+    }))
+}
+
+#[test]
+fn times_are_sums_of_step_times() {
+    let found = on_constant_hardware(json!({}));
+    assert_eq!(
+        (found.ttft_seconds.p50, found.ttft_seconds.max),
+        (0.001, 0.001)
+    );
+    assert_eq!(
+        (found.itl_seconds.p50, found.itl_seconds.max),
+        (0.001, 0.001)
+    );
+    assert_eq!(
+        (found.e2e_seconds.p50, found.e2e_seconds.max),
+        (0.005, 0.007)
+    );
+    assert_eq!((found.num_output_tokens, found.num_steps), (13, 8));
+    assert_eq!(found.duration_seconds, 60.001);
+}
+
+#[test]
+fn steps_are_separate_without_mixing() {
+    let chunked = json!({"max_batch_tokens": 50});
+    let separate = json!({"max_batch_tokens": 50, "mixed": false});
+    assert!(on_constant_hardware(chunked).mixed_share > 0.0);
+    assert_eq!(on_constant_hardware(separate).mixed_share, 0.0);
+}
+
+#[test]
+fn requests_go_to_the_replicas_in_turn() {
+    let found = |replicas: u32| {
+        let change = json!({
+            "load": {"source": poisson(1e6, 8, 4096, 2)},
+            "cluster": {"replicas": replicas},
+            "scheduler": {"max_batch_tokens": 4096},
+        });
+        summary(change).ttft_seconds
+    };
+    let (one, eight) = (found(1), found(8));
+    assert!((one.max / eight.max - 8.0).abs() < 0.5, "{one:?} {eight:?}");
+    assert!(eight.max < 1.01 * eight.p50);
+}
+
+#[test]
+fn threads_change_nothing() {
+    let told = |threads: u32| {
+        let change = json!({
+            "load": {"source": poisson(60.0, 400, 500, 40)},
+            "cluster": {"replicas": 5, "threads": threads},
+        });
+        report(change).to_json()
+    };
+    assert_eq!(told(1), told(3));
+}
+
+#[test]
+fn a_pool_that_is_too_small_preempts_and_still_answers_everything() {
+    let found = summary(json!({
+        "load": {"source": poisson(1000.0, 40, 200, 100)},
+        "scheduler": {"num_pages": 40, "watermark": 0},
+    }));
+    assert!(found.num_preemptions > 0);
+    assert_eq!(
+        (
+            found.num_requests,
+            found.num_refused,
+            found.num_output_tokens
+        ),
+        (40, 0, 4000)
+    );
+}
+
+#[test]
+fn what_no_queue_takes_is_counted() {
+    let found = summary(json!({
+        "load": {"source": poisson(1e6, 40, 200, 10)},
+        "scheduler": {"max_seqs": 1, "max_queue": 10},
+    }));
+    assert!(found.num_refused >= 29, "{found:?}");
+    assert_eq!(found.num_output_tokens, 10 * (40 - found.num_refused));
+}
+
+#[test]
+fn mixing_bounds_the_longest_gap_between_tokens() {
+    let found = |mixed: bool| {
+        summary(json!({
+            "load": {"source": poisson(20.0, 400, 2048, 64)},
+            "scheduler": {"mixed": mixed, "max_batch_tokens": 2048},
+        }))
+    };
+    let (mixed, separate) = (found(true), found(false));
+    assert!(
+        mixed.itl_seconds.max * 5.0 < separate.itl_seconds.max,
+        "{mixed:?} {separate:?}"
+    );
+    assert!(mixed.output_tokens_per_second > separate.output_tokens_per_second);
+}
+
+#[test]
+fn a_caller_can_end_it() {
+    let setup = set_up(json!({})).unwrap();
+    assert!(matches!(
+        simulate(&setup, &mut |_| false),
+        Err(SimError::Stopped)
+    ));
+}
