@@ -19,7 +19,7 @@ pub enum CostModel {
     /// From rates and sizes.
     Roofline(Box<Roofline>),
     /// From measured steps.
-    Fitted(StepCost),
+    Fitted(Box<StepCost>),
 }
 
 impl CostModel {

@@ -64,7 +64,7 @@ impl SimError {
 
     pub(crate) fn setting(
         setting: impl Into<String>,
-        given: impl ToString,
+        given: &impl ToString,
         allowed: impl Into<String>,
     ) -> Self {
         Self::Setting {
@@ -77,6 +77,6 @@ impl SimError {
 
 impl From<plait_core::SettingsError> for SimError {
     fn from(error: plait_core::SettingsError) -> Self {
-        Self::setting(format!("--{}", error.setting), error.given, error.allowed)
+        Self::setting(format!("--{}", error.setting), &error.given, error.allowed)
     }
 }

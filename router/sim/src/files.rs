@@ -30,7 +30,7 @@ pub(crate) fn describe<T: DeserializeOwned>(
     if !path.is_file() {
         let known: Vec<&str> = built_in.iter().map(|(known, _)| *known).collect();
         let allowed = format!("allowed: {}, or a file", known.join(", "));
-        return Err(SimError::setting(setting, name, allowed));
+        return Err(SimError::setting(setting, &name, allowed));
     }
     serde_json::from_str(&read(path)?).map_err(|error| SimError::content(path, error.to_string()))
 }

@@ -125,7 +125,7 @@ impl Settings {
     /// Reads the JSON.
     pub fn parse(json: &[u8]) -> Result<Self, SimError> {
         serde_json::from_slice(json)
-            .map_err(|error| SimError::setting("settings", "not valid", error.to_string()))
+            .map_err(|error| SimError::setting("settings", &"not valid", error.to_string()))
     }
 
     /// Reads what the settings name, and checks that it fits together.
@@ -166,7 +166,7 @@ impl Settings {
         let scale = self.load.rate_scale;
         if !(1.0 / MAX_RATE_SCALE..=MAX_RATE_SCALE).contains(&scale) {
             let allowed = format!("allowed: {} to {MAX_RATE_SCALE}", 1.0 / MAX_RATE_SCALE);
-            return Err(SimError::setting("--rate-scale", scale, allowed));
+            return Err(SimError::setting("--rate-scale", &scale, allowed));
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Cluster {
     fn device(&self) -> Result<Device, SimError> {
         let hardware = Path::new(&self.hardware);
         if hardware.extension().is_some_and(|ending| ending == "jsonl") {
-            let cost = CostModel::Fitted(fit(hardware)?);
+            let cost = CostModel::Fitted(Box::new(fit(hardware)?));
             return Ok(Device { cost, room: None });
         }
         let (hardware, model) = (
@@ -241,7 +241,7 @@ impl Cluster {
             }
             return Err(SimError::setting(
                 "--tp",
-                asked,
+                &asked,
                 format!("allowed: 1 to {MAX_GPUS}"),
             ));
         }
@@ -271,7 +271,7 @@ impl Cluster {
             weights / 1e9,
             usable / 1e9
         );
-        Err(SimError::setting("--tp", num_gpus, allowed))
+        Err(SimError::setting("--tp", &num_gpus, allowed))
     }
 }
 
@@ -320,7 +320,7 @@ impl Scheduling {
         match self.itl_target_ms {
             Some(target) if !(target > 0.0 && target <= MAX_ITL_TARGET_MS) => {
                 let allowed = format!("allowed: over 0 and up to {MAX_ITL_TARGET_MS}");
-                Err(SimError::setting("--itl-target-ms", target, allowed))
+                Err(SimError::setting("--itl-target-ms", &target, allowed))
             }
             target => Ok(target.map(|target| micros(target * 1000.0).max(Micros(1)))),
         }
@@ -329,5 +329,5 @@ impl Scheduling {
 
 fn not_in_records(setting: &str) -> SimError {
     let allowed = "step records do not tell it; give it";
-    SimError::setting(setting, "not given", allowed)
+    SimError::setting(setting, &"not given", allowed)
 }

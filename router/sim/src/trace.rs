@@ -68,7 +68,7 @@ pub fn read(path: &Path) -> Result<Vec<Arrival>, SimError> {
         Some("jsonl") => mooncake::read,
         _ => {
             let allowed = "a trace ends in .csv (Azure's columns TIMESTAMP, ContextTokens, GeneratedTokens) or .jsonl (Mooncake's keys timestamp, input_length, output_length, hash_ids)";
-            return Err(SimError::setting("--trace", path.display(), allowed));
+            return Err(SimError::setting("--trace", &path.display(), allowed));
         }
     };
     let file = File::open(path).map_err(|source| SimError::File {

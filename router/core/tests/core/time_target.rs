@@ -1,4 +1,5 @@
 //! Claims about the step-time target, on a worker whose times are known but for noise.
+#![allow(clippy::cast_sign_loss, reason = "times are positive")]
 
 use std::collections::VecDeque;
 

@@ -31,7 +31,7 @@ pub(super) fn read(path: &Path, file: impl Read) -> Result<Vec<Arrival>, SimErro
 }
 
 fn check_columns(path: &Path, headers: &StringRecord) -> Result<(), SimError> {
-    if headers == &COLUMNS[..] {
+    if headers == COLUMNS[..] {
         return Ok(());
     }
     let given: Vec<&str> = headers.iter().collect();

@@ -51,13 +51,13 @@ impl Poisson {
     fn check(&self) -> Result<(), SimError> {
         if !(self.rate.is_finite() && self.rate > 0.0) {
             let allowed = "a number of requests a second over 0 is needed";
-            return Err(SimError::setting("--rate", self.rate, allowed));
+            return Err(SimError::setting("--rate", &self.rate, allowed));
         }
         if !(1..=MAX_REQUESTS).contains(&(self.num_prompts as usize)) {
             let allowed = format!("1 to {MAX_REQUESTS} are allowed");
             return Err(SimError::setting(
                 "--num-prompts",
-                self.num_prompts,
+                &self.num_prompts,
                 allowed,
             ));
         }
@@ -66,7 +66,7 @@ impl Poisson {
             ("--output-len", self.output_len),
         ] {
             num_tokens(setting, length.into())
-                .map_err(|allowed| SimError::setting(setting, length, allowed))?;
+                .map_err(|allowed| SimError::setting(setting, &length, allowed))?;
         }
         Ok(())
     }

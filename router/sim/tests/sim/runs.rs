@@ -12,7 +12,7 @@ const TRACE: &str = r#"{"timestamp": 0, "input_length": 100, "output_length": 5,
 {"timestamp": 60000, "input_length": 900, "output_length": 1, "hash_ids": [2, 3]}
 "#;
 
-fn on_constant_hardware(scheduler: Value) -> plait_sim::Summary {
+fn on_constant_hardware(scheduler: &Value) -> plait_sim::Summary {
     let folder = tempfile::tempdir().unwrap();
     summary(json!({
         "load": trace(&file(&folder, "t.jsonl", TRACE)),
@@ -23,7 +23,7 @@ fn on_constant_hardware(scheduler: Value) -> plait_sim::Summary {
 
 #[test]
 fn times_are_sums_of_step_times() {
-    let found = on_constant_hardware(json!({}));
+    let found = on_constant_hardware(&json!({}));
     assert_eq!(
         (found.ttft_seconds.p50, found.ttft_seconds.max),
         (0.001, 0.001)
@@ -44,8 +44,8 @@ fn times_are_sums_of_step_times() {
 fn steps_are_separate_without_mixing() {
     let chunked = json!({"max_batch_tokens": 50});
     let separate = json!({"max_batch_tokens": 50, "mixed": false});
-    assert!(on_constant_hardware(chunked).mixed_share > 0.0);
-    assert_eq!(on_constant_hardware(separate).mixed_share, 0.0);
+    assert!(on_constant_hardware(&chunked).mixed_share > 0.0);
+    assert_eq!(on_constant_hardware(&separate).mixed_share, 0.0);
 }
 
 #[test]

@@ -5,15 +5,15 @@ use serde_json::{Value, json};
 use crate::setup::{file, poisson, summary, trace};
 
 /// Prompts of 2,000 tokens, at some three quarters of what the replica can take.
-fn under_load(scheduler: Value) -> plait_sim::Summary {
+fn under_load(scheduler: &Value) -> plait_sim::Summary {
     summary(json!({"load": {"source": poisson(12.0, 600, 2000, 200)}, "scheduler": scheduler}))
 }
 
 #[test]
 fn gaps_between_tokens_keep_the_target() {
-    let free = under_load(json!({})).itl_seconds;
+    let free = under_load(&json!({})).itl_seconds;
     for target in [20.0, 40.0, 60.0] {
-        let found = under_load(json!({"itl_target_ms": target})).itl_seconds;
+        let found = under_load(&json!({"itl_target_ms": target})).itl_seconds;
         let target = target / 1e3;
         assert!(free.p99 > 1.2 * target, "{free:?} needs no target");
         assert!(found.p99 <= 1.02 * target, "{target}: {found:?}");
@@ -28,8 +28,8 @@ fn gaps_between_tokens_keep_the_target() {
 #[test]
 fn the_target_costs_little_throughput() {
     let (free, bound) = (
-        under_load(json!({})),
-        under_load(json!({"itl_target_ms": 40.0})),
+        under_load(&json!({})),
+        under_load(&json!({"itl_target_ms": 40.0})),
     );
     assert!(bound.output_tokens_per_second > 0.98 * free.output_tokens_per_second);
 }
