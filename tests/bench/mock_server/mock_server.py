@@ -213,11 +213,16 @@ class MockServer:
             self._run(self._waiting.popleft(), stream.told.ended)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._clients[connection.fileno()] = Client(connection)
-        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        """Everyone who waits: the next glance may be long in coming."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._clients[connection.fileno()] = Client(connection)
+            self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _read(self, client: Client) -> None:
         try:
