@@ -21,7 +21,7 @@ from plait.bench.prompts import Part
 from plait.bench.record import rows
 from plait.bench.run import Run
 from plait.bench.slo import Slo, read_slo
-from plait.bench.sweep import knee, sweep
+from plait.bench.sweep import knee, knee_words, sweep
 from plait.bench.table import notes, table
 from plait.errors import SettingsError
 
@@ -229,6 +229,12 @@ def test_a_sweep_finds_the_knee_by_itself() -> None:
     points = sweep(saturating, None, 0, whole=True)
     assert knee(points).load == 8
     assert [point.load for point in points] == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_knee_at_the_heaviest_load_may_lie_beyond_it() -> None:
+    points = sweep(saturating, [1, 2, 4], 0, whole=True)
+    assert knee_words(points) == "knee, or beyond it"
+    assert knee_words(sweep(saturating, [4, 8, 16], 0, whole=True)) == "knee"
 
 
 def test_a_sweep_refines_around_the_knee() -> None:

@@ -10,7 +10,7 @@ from plait.bench.compare import METRICS, ratios, value
 from plait.bench.figures import Timed, timed_request, tokens_by_second
 from plait.bench.measure import Measured
 from plait.bench.pace import Closed
-from plait.bench.sweep import knee, load_points
+from plait.bench.sweep import knee, knee_words, load_points
 from plait.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
         if pairs:
             axes.plot(*zip(*pairs, strict=True), marker="o", label=metric.replace("_", " "))
     if len(points) > 1:
-        axes.axvline(knee(points).load, linestyle="--", color="grey", label="knee")
+        axes.axvline(knee(points).load, linestyle="--", color="grey", label=knee_words(points))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))

@@ -116,18 +116,20 @@ def _between(points: list[Point], whole: bool) -> float | None:
     return None
 
 
+def knee_words(points: list[Point]) -> str:
+    """`knee`, or that it may lie beyond: the power still rises at the heaviest load that was measured."""
+    return "knee, or beyond it" if knee(points) is points[-1] else "knee"
+
+
 def sweep_table(points: list[Point], unit: str) -> str:
     """One line for each load; the knee is marked."""
     head = (
         f"  {unit:>12}{'requests/s':>12}{'tokens/s':>12}{'TTFT p50':>12}{'TTFT p99':>12}{'ITL p99':>12}{'E2E p50':>12}"
     )
-    best = knee(points)
-    lines = [
-        f"  {point.load:>12g}{_line(point.measured.figures)}{'  <- knee' if point is best else ''}" for point in points
-    ]
-    return "\n".join(
-        [head, *lines, "  times in ms; the knee has the most requests/s for its mean E2E (Kleinrock's power)"]
-    )
+    marks = {knee(points).load: f"  <- {knee_words(points)}"}
+    lines = [f"  {p.load:>12g}{_line(p.measured.figures)}{marks.get(p.load, '')}" for p in points]
+    foot = "  times in ms; the knee has the most requests/s for its mean E2E (Kleinrock's power)"
+    return "\n".join([head, *lines, foot])
 
 
 def _line(figures: Figures) -> str:
