@@ -26,6 +26,23 @@ fn overlap_keeps_two_plans_in_flight_and_never_three() {
 }
 
 #[test]
+fn under_a_target_that_decoding_alone_misses_prefill_lives_on_grants() {
+    for (target, is_starved) in [(json!(null), false), (json!(0.5), true)] {
+        let mut rig = Rig::ready(&json!({"itl_target_ms": target}), |rank| {
+            rank.step = Duration::from_millis(2);
+        });
+        rig.submit(1, "abc", &json!({"max_tokens": 200}));
+        rig.wait_until("it decodes", |rig| {
+            rig.metric("plait_generated_tokens_total") >= 3.0
+        });
+        rig.submit(2, &"abc".repeat(16), &json!({"max_tokens": 2}));
+        rig.answer(2);
+        let num_grants = rig.metric("plait_starvation_grants_total");
+        assert_eq!(num_grants > 0.0, is_starved, "{num_grants} grants");
+    }
+}
+
+#[test]
 fn an_aborted_requests_pages_are_free_when_the_steps_in_flight_are_in() {
     let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
     rig.submit(1, "abc", &json!({"max_tokens": 400}));
