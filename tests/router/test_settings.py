@@ -33,8 +33,8 @@ SETTINGS = """
     host port api-key-file served-model-name
     dtype
     max-model-len max-batch-tokens max-seqs long-prefill mixed max-queue overlap
-    itl-target-ms
-    page-size num-pages memory-fraction
+    itl-target-ms policy starvation-steps max-queue-tokens
+    page-size num-pages memory-fraction prefix-cache watermark
     context-chunk
     tp threads seed log-level
 """
@@ -105,6 +105,18 @@ def test_long_prefill_is_the_whole_step_unless_given() -> None:
     assert engine_settings(parse("--long-prefill", "64"), "/m", None, "/r").long_prefill == 64
 
 
+def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
+    for words, on in (([], True), (["--no-prefix-cache"], False), (["--enable-prefix-caching"], True)):
+        assert engine_settings(parse(*words), "/m", None, "/r").prefix_cache is on
+
+
+def test_who_goes_first_and_what_may_wait_are_settings() -> None:
+    words = ["--policy", "fair", "--starvation-steps", "3", "--watermark", "7", "--max-queue-tokens", "1000"]
+    told = engine_settings(parse(*words), "/m", None, "/r")
+    assert (told.policy, told.starvation_steps, told.watermark, told.max_queue_tokens) == ("fair", 3, 7, 1000)
+    assert engine_settings(parse(), "/m", None, "/r").watermark is None
+
+
 def test_the_engine_is_told_every_field() -> None:
     told = engine_settings(parse("--seed", "5", "--served-model-name", "mine"), "/m", "other", "/r")
     read = msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings)
@@ -119,6 +131,10 @@ def test_the_engine_is_told_every_field() -> None:
         ["--port", "-1"],
         ["--port", "x"],
         ["--max-seqs", "0"],
+        ["--policy", "lifo"],
+        ["--starvation-steps", "0"],
+        ["--watermark", "-1"],
+        ["--max-queue-tokens", "0"],
         ["--max-batch-tokens", "1.5"],
         ["--max-batch-tokens", "65537"],
         ["--memory-fraction", "0"],

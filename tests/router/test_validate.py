@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.http.api import GenerateRequest
 from plait.http.errors import ApiError
 from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION
+from plait.http.owners import Owner
 from plait.http.validate import read_chat, read_completion
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -318,3 +319,26 @@ def test_whatever_json_comes_it_is_a_request_or_an_error_for_the_client(fields: 
             status = 200
             assert msgspec.json.decode(msgspec.json.encode(request), type=GenerateRequest) == request
         assert status in (200, 400, 404)
+
+
+def test_priority_goes_to_the_engine_and_has_a_range() -> None:
+    assert chat(priority=-5).priority == -5
+    assert chat().priority == 0
+    with pytest.raises(ApiError, match="priority"):
+        chat(priority=1 << 31)
+
+
+def test_tenants_are_keys_else_users_and_salts_are_keys_and_cache_salts() -> None:
+    def asked(api_key: bytes | None, **fields: object) -> GenerateRequest:
+        return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny", Owner(api_key))
+
+    nobody, ada, bob = asked(None), asked(None, user="ada"), asked(None, user="bob")
+    assert (nobody.tenant, nobody.salt) == (0, 0)
+    assert len({nobody.tenant, ada.tenant, bob.tenant}) == 3
+    assert ada.tenant == asked(None, user="ada").tenant
+    assert ada.salt == bob.salt == 0, "users of one server share cached pages"
+    one, other = asked(b"key-1", user="ada"), asked(b"key-2", user="ada")
+    assert one.tenant == asked(b"key-1", user="bob").tenant, "the key says whose share it is"
+    assert one.tenant != other.tenant
+    assert one.salt != other.salt
+    assert asked(None, cache_salt="s").salt != asked(None, cache_salt="t").salt != 0

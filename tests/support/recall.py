@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,6 +38,21 @@ def problems(check_models: Path, seed: int, num: int, context: int) -> list[Prob
     """`num` problems whose dialogues stay under `context` tokens."""
     made: list[Problem] = tasks(check_models).problems(seed, num, context)
     return made
+
+
+def about_one_table(check_models: Path, seed: int, num: int, context: int) -> list[Problem]:
+    """`num` questions about one table that fills most of `context` tokens: their prompts begin alike."""
+    made = tasks(check_models)
+    r = random.Random(f"shared-{seed}")
+    table = made.table(r, (context - 200) // 11)
+    system = {"role": "system", "content": "; ".join(f"{key}={value}" for key, value in table.items())}
+    asked: list[Problem] = []
+    while len(asked) < num:
+        question, answer, kind = made.question(r, table)
+        if kind == "lookup":
+            messages = [system, {"role": "user", "content": question}]
+            asked.append({"messages": messages, "answer": answer, "kind": kind})
+    return asked
 
 
 def num_bytes(problem: Problem) -> int:

@@ -26,7 +26,10 @@ fn settings(num_seqs: u32, num_pages: u32) -> Settings {
         page_size: PAGE_SIZE,
         num_pages,
         max_model_len: 1 << 20,
+        draft_width: 0,
+        policy: plait_core::Policy::Fcfs,
         mixed: true,
+        prefix_cache: None,
         watermark: 0,
         starvation_steps: 8,
         itl_target: None,
@@ -52,6 +55,8 @@ fn request(num_prompt: u32, max_tokens: u32) -> Request {
         stop_ids: [u32::MAX].into(),
         sampling,
         priority: 0,
+        salt: 0,
+        tenant: plait_core::TenantId(0),
     }
 }
 

@@ -59,7 +59,7 @@ impl Draft {
     }
 
     pub(crate) fn push_decode(&mut self, order: Order, row: DecodeRow) {
-        self.count(order, 1);
+        self.count(order, row.length);
         self.work.add_decode(row.start);
         self.decode.push((order, row));
     }

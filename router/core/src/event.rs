@@ -57,8 +57,8 @@ pub enum UnexpectedResult {
         /// Rows of the plan that sample.
         expected: usize,
     },
-    /// A row accepted other than one token.
-    #[error("the result of step {} accepts {given} tokens in sampled row {row}; 1 was planned", .step.0)]
+    /// A row accepted no token, or more than it computed.
+    #[error("the result of step {} accepts {given} tokens in sampled row {row}; {planned} were planned", .step.0)]
     Accepted {
         /// Which step.
         step: StepId,
@@ -66,6 +66,8 @@ pub enum UnexpectedResult {
         row: usize,
         /// Tokens accepted.
         given: u32,
+        /// The most that the row could accept.
+        planned: u32,
     },
     /// Not as many tokens as were accepted.
     #[error("the result of step {} has {given} tokens, its rows accepted {expected}", .step.0)]

@@ -17,10 +17,10 @@ pub(crate) struct Parked {
 #[derive(Clone, Debug)]
 pub(crate) struct Flight {
     pub(crate) step: StepId,
-    /// Slots of the rows that sample nothing.
-    pub(crate) chunks: Vec<SlotId>,
-    /// Slots of the rows that sample, in the plan's order.
-    pub(crate) samples: Vec<SlotId>,
+    /// Slots of the rows that sample nothing, and the position after each row's last.
+    pub(crate) chunks: Vec<(SlotId, u32)>,
+    /// Slots of the rows that sample, in the plan's order, and the most tokens that each may accept.
+    pub(crate) samples: Vec<(SlotId, u32)>,
     /// What this step is the last to name.
     pub(crate) parked: Vec<Parked>,
 }
@@ -78,13 +78,18 @@ fn check_fit(flight: &Flight, result: &StepResult<'_>) -> Result<(), UnexpectedR
             expected,
         });
     }
-    if let Some(row) = result.num_accepted.iter().position(|num| *num != 1) {
-        return Err(UnexpectedResult::Accepted {
-            step,
-            row,
-            given: result.num_accepted[row],
-        });
+    let rows = result.num_accepted.iter().zip(&flight.samples);
+    for (row, (given, (_, planned))) in rows.enumerate() {
+        if !(1..=*planned).contains(given) {
+            return Err(UnexpectedResult::Accepted {
+                step,
+                row,
+                given: *given,
+                planned: *planned,
+            });
+        }
     }
+    let expected = result.num_accepted.iter().map(|num| *num as usize).sum();
     if result.token_ids.len() != expected {
         return Err(UnexpectedResult::Tokens {
             step,

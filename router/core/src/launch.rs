@@ -22,6 +22,7 @@ impl Scheduler {
             step: draft.step,
             freed_slots: std::mem::take(&mut self.freed_slots),
             new_slots: draft.new_slots,
+            trimmed_slots: std::mem::take(&mut self.trimmed_slots),
             appended_pages: draft.appended_pages,
             token_ids: self.tokens_of(&prefill),
             prefill,
@@ -49,19 +50,19 @@ fn in_order<Row>(mut rows: Vec<(Order, Row)>) -> Vec<Row> {
 }
 
 fn flight_of(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) -> Flight {
-    let slots = |is_last: bool| {
-        prefill
-            .iter()
-            .filter(move |row| row.is_last_chunk == is_last)
-            .map(|row| row.slot)
-    };
-    let samples = slots(true)
-        .chain(decode.iter().map(|row| row.slot))
-        .collect();
+    let (last, middle): (Vec<_>, Vec<_>) = prefill.iter().partition(|row| row.is_last_chunk);
+    let decoders = decode.iter().map(|row| (row.slot, row.length));
     Flight {
         step,
-        chunks: slots(false).collect(),
-        samples,
+        chunks: middle
+            .into_iter()
+            .map(|row| (row.slot, row.start + row.length))
+            .collect(),
+        samples: last
+            .into_iter()
+            .map(|row| (row.slot, 1))
+            .chain(decoders)
+            .collect(),
         parked: Vec::new(),
     }
 }

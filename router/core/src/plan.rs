@@ -7,7 +7,7 @@ use crate::request::Sampling;
 
 /// One step: rows, and what changed on the device since the last one.
 ///
-/// A worker applies the parts in the order freed, new, appended, rows.
+/// A worker applies the parts in the order freed, new, trimmed, appended, rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Which step this is; steps count up by one from 1.
@@ -18,7 +18,11 @@ pub struct Plan {
     pub freed_slots: Vec<SlotId>,
     /// Slots that take a request in this plan; each has a prefill row below.
     pub new_slots: Vec<NewSlot>,
-    /// Pages that slots gain, in the order of their positions.
+    /// Slots that keep this many of their pages and lose the last ones, which were leased for drafts that
+    /// were not accepted.
+    pub trimmed_slots: Vec<(SlotId, u32)>,
+    /// Pages that slots gain, in the order of their positions; a new slot's first ones may be shared with
+    /// other slots (see [`NewSlot::num_cached`]).
     pub appended_pages: Vec<(SlotId, PageId)>,
     /// Prefill rows, in the scheduler's order.
     pub prefill: Vec<PrefillRow>,
@@ -31,7 +35,8 @@ pub struct Plan {
 impl Plan {
     /// Tokens that the step computes.
     pub fn num_tokens(&self) -> u32 {
-        self.num_prefill_tokens() + self.num_decode_rows()
+        let num_decode_tokens: u32 = self.decode.iter().map(|row| row.length).sum();
+        self.num_prefill_tokens() + num_decode_tokens
     }
 
     /// Tokens of the prefill rows.
@@ -56,6 +61,9 @@ pub struct NewSlot {
     pub sampling: Sampling,
     /// Index of the next output token: 0, or more after a preemption.
     pub next_output: u32,
+    /// Leading tokens whose KV is in the slot's first pages already; whole pages, which nobody writes.
+    /// Its first row starts behind them.
+    pub num_cached: u32,
     /// How long the request waited from its submit; nothing where it comes back from a preemption.
     pub waited: Option<Micros>,
 }
@@ -82,13 +90,17 @@ pub struct PrefillRow {
     pub prompt_logprobs: Range<u32>,
 }
 
-/// One token of a request whose prompt has been computed; the worker holds the token itself.
+/// The next token of a request whose prompt has been computed, and drafts of those after it; the worker
+/// holds the tokens themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeRow {
     /// Whose row it is.
     pub request: RequestId,
     /// Where the worker finds its pages and its last token.
     pub slot: SlotId,
-    /// Position of the token.
+    /// Position of the first token; with drafts on the wire an upper bound, as if all will be accepted.
+    /// Pages are there up to `start + length`.
     pub start: u32,
+    /// Tokens computed, and at most accepted: 1, or with drafts more.
+    pub length: u32,
 }

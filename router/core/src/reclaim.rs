@@ -28,8 +28,8 @@ impl Scheduler {
     /// on the wire; the asker itself does where nobody after it has a row in this plan.
     fn make_room(&mut self, asker: SlotId, num: u32, draft: &mut Draft) -> bool {
         let order = self.roster.seated(asker).job.order;
-        while self.pages.num_free() < num {
-            if self.pages.num_free() + self.num_promised() >= num {
+        while self.pages.num_available() < num {
+            if self.pages.num_available() + self.num_promised() >= num {
                 return false;
             }
             let Some(victim) = self.last_candidate(order, draft) else {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ids::TokenId;
+use crate::ids::{TenantId, TokenId};
 
 /// How the worker picks this request's tokens. The scheduler carries it and never reads it.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,8 +34,13 @@ pub struct Request {
     pub stop_ids: Arc<[TokenId]>,
     /// How tokens are picked.
     pub sampling: Sampling,
-    /// Smaller goes first; arrival decides between equals.
+    /// Smaller goes first; arrival decides between equals. [`crate::Policy::Fcfs`] does not look at it.
     pub priority: i32,
+    /// Whose share [`crate::Policy::Fair`] counts its tokens against.
+    pub tenant: TenantId,
+    /// Requests of different salts never share pages, so that neither can tell by the time of an answer
+    /// what the other has asked.
+    pub salt: u64,
 }
 
 /// Why a request was not taken.

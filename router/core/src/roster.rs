@@ -140,11 +140,11 @@ impl Roster {
         self.shift(slot, Phase::Held);
     }
 
-    /// Books a row; a decoder goes to the tail of the turns.
-    pub(crate) fn book_row(&mut self, slot: SlotId, step: StepId, length: u32, samples: bool) {
+    /// Books a row that samples `num_sampled` tokens at most; a decoder goes to the tail of the turns.
+    pub(crate) fn book_row(&mut self, slot: SlotId, step: StepId, length: u32, num_sampled: u32) {
         let running = self.seated_mut(slot);
         let before = running.phase;
-        let after = running.book_row(step, length, samples);
+        let after = running.book_row(step, length, num_sampled);
         if before != after {
             self.shift(slot, after);
         } else if after == Phase::Decoding {
@@ -168,6 +168,29 @@ impl Roster {
             self.num_prefill_pages -= num;
         }
         pages.grow(&mut running.lease, num)
+    }
+
+    /// A decoder that was planned to its end is due tokens after all: its drafts were not accepted.
+    pub(crate) fn take_turns_again(&mut self, slot: SlotId) {
+        let running = self.seated(slot);
+        if running.phase == Phase::FullyPlanned && running.num_left() > 0 {
+            self.shift(slot, Phase::Decoding);
+        }
+    }
+
+    /// Takes back pages that no row on the wire can reach; how many are kept, where any are taken.
+    pub(crate) fn trim(&mut self, slot: SlotId, pages: &mut PagePool) -> Option<u32> {
+        let num_kept = self.seated(slot).num_planned.div_ceil(self.page_size);
+        let num_surplus = self.seated(slot).lease.num_pages() - num_kept;
+        if num_surplus == 0 {
+            return None;
+        }
+        let running = self.seated_mut(slot);
+        pages.shrink(&mut running.lease, num_kept);
+        if running.phase == Phase::Held {
+            self.num_held_pages -= num_surplus;
+        }
+        Some(num_kept)
     }
 
     fn shift(&mut self, slot: SlotId, phase: Phase) {

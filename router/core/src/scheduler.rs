@@ -8,11 +8,12 @@ use crate::flight::Flights;
 use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::pages::PagePool;
 use crate::plan::{DecodeRow, Plan, PrefillRow};
-use crate::queue::Queue;
-use crate::request::{Refusal, Request};
+use crate::prefix::Namer;
+use crate::queue::{Queue, QueuePlace};
 use crate::roster::Roster;
-use crate::settings::{Settings, SettingsError};
-use crate::state::{Job, Order, Phase, Queued};
+use crate::settings::{Policy, Settings, SettingsError};
+use crate::shares::Shares;
+use crate::state::Phase;
 use crate::stats::{Counts, Stats};
 use crate::time_target::TimeTarget;
 
@@ -23,7 +24,7 @@ pub(crate) const MIN_CHUNK: u32 = 16;
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    Queue(Order),
+    Queue(QueuePlace),
     Slot(SlotId),
 }
 
@@ -40,9 +41,15 @@ pub struct Scheduler {
     pub(crate) places: FxHashMap<RequestId, Place>,
     /// Slots that the worker has not been told of yet.
     pub(crate) freed_slots: Vec<SlotId>,
-    num_submitted: u64,
+    /// Slots that lost pages since the last plan, with how many they keep.
+    pub(crate) trimmed_slots: Vec<(SlotId, u32)>,
+    pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
-    is_draining: bool,
+    pub(crate) is_draining: bool,
+    /// What tenants were served, where it decides who goes first.
+    pub(crate) shares: Option<Shares>,
+    /// Names full pages, where prefixes are kept.
+    pub(crate) namer: Option<Namer>,
 }
 
 impl Scheduler {
@@ -58,26 +65,14 @@ impl Scheduler {
             time_target: TimeTarget::new(&settings),
             places: FxHashMap::default(),
             freed_slots: Vec::new(),
+            trimmed_slots: Vec::new(),
             num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
+            shares: (settings.policy == Policy::Fair).then(Shares::default),
+            namer: settings.prefix_cache.map(Namer::new),
             settings,
         })
-    }
-
-    /// Takes a request into the queue, its output capped by the model's length and the pool.
-    pub fn submit(&mut self, request: Request, now: Micros) -> Result<RequestId, Refusal> {
-        if self.is_draining {
-            return Err(Refusal::Draining);
-        }
-        let num_due = num_due(&request, &self.settings)?;
-        self.queue
-            .check_room(request.prompt.len(), &self.settings)?;
-        let id = RequestId(self.num_submitted);
-        self.num_submitted += 1;
-        let job = Box::new(Job::new(id, request, num_due));
-        self.enqueue(Queued::Waiting { job, since: now });
-        Ok(id)
     }
 
     /// Decides the next step; nothing where no request can have a row now.
@@ -141,7 +136,7 @@ impl Scheduler {
     /// Tokens of a request's prompt; nothing once it has ended.
     pub fn prompt_len(&self, request: RequestId) -> Option<u32> {
         let job = match self.places.get(&request)? {
-            Place::Queue(order) => self.queue.get(*order)?.job(),
+            Place::Queue(place) => self.queue.job(*place)?,
             Place::Slot(slot) => &self.roster.get(*slot)?.job,
         };
         Some(job.prompt_len())
@@ -154,14 +149,11 @@ impl Scheduler {
             num_running: self.roster.len(),
             num_in_flight: self.num_in_flight(),
             pages: self.pages.counts(),
-            counts: self.counts,
+            counts: Counts {
+                num_evictions: self.pages.num_evicted(),
+                ..self.counts
+            },
         }
-    }
-
-    pub(crate) fn enqueue(&mut self, queued: Queued) {
-        let order = queued.job().order;
-        self.places.insert(queued.job().id(), Place::Queue(order));
-        self.queue.push(queued);
     }
 
     /// Rule 1: a prefill that had no row for too long comes before the decoders, with a page at most.
@@ -184,19 +176,21 @@ impl Scheduler {
         }
     }
 
-    /// Rule 2: every decoder in turn, one token and one row each.
+    /// Rule 2: every decoder in turn, one row each.
     fn decode(&mut self, draft: &mut Draft) {
         let mut num_asked = 0;
         self.roster.turns().begin_round();
         while let Some(slot) = self.roster.turns().next() {
-            if self.roster.seated(slot).last_step == draft.step {
+            let running = self.roster.seated(slot);
+            if running.last_step == draft.step {
                 return;
             }
-            if draft.is_full() {
+            let length = running.num_left().min(1 + self.settings.draft_width);
+            if length > draft.num_tokens_left || draft.num_rows_left == 0 {
                 return self.carry_over(num_asked, draft);
             }
             num_asked += 1;
-            self.decode_row(slot, draft);
+            self.decode_row(slot, length, draft);
         }
     }
 
@@ -220,43 +214,9 @@ impl Scheduler {
         }
     }
 
-    /// Rule 4: the waiting requests, strictly in order.
-    fn admit(&mut self, now: Micros, draft: &mut Draft) {
-        while let Some((slot, length)) = self.room_for_first(draft) {
-            let Some(queued) = self.queue.pop_first() else {
-                return;
-            };
-            let (running, new_slot) = queued.admit(slot, draft.step, now);
-            self.places.insert(running.job.id(), Place::Slot(slot));
-            draft.new_slots.push(new_slot);
-            self.roster.seat(running);
-            let has_row = self.prefill_row(slot, length, draft);
-            assert!(has_row, "admission saw free pages for the whole prompt");
-        }
-    }
-
-    /// A slot and a chunk length for the head of the queue, where it can be admitted now.
-    fn room_for_first(&self, draft: &Draft) -> Option<(SlotId, u32)> {
-        let num_tokens = self.queue.first()?.job().num_known();
-        let slot = self.roster.free_slot()?;
-        let length = self.chunk_length(0, num_tokens, draft)?;
-        let watermark = if self.roster.is_empty() {
-            0
-        } else {
-            self.settings.watermark
-        };
-        let own_pages = num_tokens.div_ceil(self.settings.page_size);
-        let num_pages = u64::from(own_pages)
-            + u64::from(self.roster.num_prefill_pages())
-            + u64::from(watermark);
-        let can_admit =
-            self.roster.num_held() == 0 && num_pages <= u64::from(self.pages.num_free());
-        can_admit.then_some((slot, length))
-    }
-
     /// How many of the `remaining` tokens from `start` on a chunk may take now; nothing where it would
     /// be cut too short.
-    fn chunk_length(&self, start: u32, remaining: u32, draft: &Draft) -> Option<u32> {
+    pub(crate) fn chunk_length(&self, start: u32, remaining: u32, draft: &Draft) -> Option<u32> {
         let most = remaining.min(self.settings.long_prefill);
         let least = most.min(MIN_CHUNK).min(self.settings.max_batch_tokens);
         let in_time = self.time_target.as_ref().map_or(u32::MAX, |target| {
@@ -266,7 +226,7 @@ impl Scheduler {
         (length >= least && draft.num_rows_left > 0).then_some(length)
     }
 
-    fn prefill_row(&mut self, slot: SlotId, length: u32, draft: &mut Draft) -> bool {
+    pub(crate) fn prefill_row(&mut self, slot: SlotId, length: u32, draft: &mut Draft) -> bool {
         let start = self.roster.seated(slot).num_planned;
         if !self.lease_pages(slot, start + length, draft) {
             return false;
@@ -290,13 +250,13 @@ impl Scheduler {
             },
         );
         self.roster
-            .book_row(slot, draft.step, length, is_last_chunk);
+            .book_row(slot, draft.step, length, u32::from(is_last_chunk));
         true
     }
 
-    fn decode_row(&mut self, slot: SlotId, draft: &mut Draft) {
+    fn decode_row(&mut self, slot: SlotId, length: u32, draft: &mut Draft) {
         let start = self.roster.seated(slot).num_planned;
-        if !self.lease_pages(slot, start + 1, draft) {
+        if !self.lease_pages(slot, start + length, draft) {
             self.counts.carryover.pages += 1;
             if self
                 .roster
@@ -314,41 +274,20 @@ impl Scheduler {
                 request: job.id(),
                 slot,
                 start,
+                length,
             },
         );
-        self.roster.book_row(slot, draft.step, 1, true);
+        self.roster.book_row(slot, draft.step, length, length);
     }
 
     fn carry_over(&mut self, num_asked: u32, draft: &Draft) {
         let num_left = u64::from(self.roster.turns().len().saturating_sub(num_asked));
         let carryover = &mut self.counts.carryover;
-        let cause = if draft.num_tokens_left == 0 {
+        let cause = if draft.num_rows_left > 0 {
             &mut carryover.tokens
         } else {
             &mut carryover.rows
         };
         *cause += num_left;
     }
-}
-
-/// Rule 0: output tokens that a request gets at most.
-fn num_due(request: &Request, settings: &Settings) -> Result<u32, Refusal> {
-    let (prompt, num_pool) = (request.prompt.len(), settings.pool_tokens());
-    if prompt == 0 {
-        return Err(Refusal::EmptyPrompt);
-    }
-    if request.max_tokens == 0 {
-        return Err(Refusal::NoOutput);
-    }
-    let room_in = |limit: u64| limit.checked_sub(prompt as u64).filter(|room| *room > 0);
-    let in_model = room_in(settings.max_model_len.into()).ok_or(Refusal::TooLongForModel {
-        prompt,
-        limit: settings.max_model_len,
-    })?;
-    let in_pool = room_in(num_pool).ok_or(Refusal::TooLongForPool {
-        prompt,
-        limit: num_pool,
-    })?;
-    let num = u64::from(request.max_tokens).min(in_model).min(in_pool);
-    Ok(u32::try_from(num).expect("no more than max_tokens"))
 }

@@ -1,6 +1,19 @@
 //! What a replica's scheduler is given once, at start-up.
 
 use crate::ids::Micros;
+use crate::prefix::HashSeed;
+
+/// What comes first in the order by which requests are admitted, prefilled and, from its end, preempted.
+/// Turns to decode never depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Arrival alone.
+    Fcfs,
+    /// The request's priority, then arrival.
+    Priority,
+    /// The tenant that was served fewer tokens, then priority and arrival within it.
+    Fair,
+}
 
 /// Limits and switches of one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +32,14 @@ pub struct Settings {
     pub num_pages: u32,
     /// Longest prompt plus output, in tokens.
     pub max_model_len: u32,
+    /// k: draft tokens that a decode row computes beside the last sampled one, and may have accepted.
+    pub draft_width: u32,
+    /// Who goes first.
+    pub policy: Policy,
     /// Prefill and decode rows share a step; off is the baseline that mixing is measured against.
     pub mixed: bool,
+    /// Prompts find the pages that earlier ones computed; nothing keeps none.
+    pub prefix_cache: Option<HashSeed>,
     /// Pages kept free at admission for the decoders' next pages.
     pub watermark: u32,
     /// Plans without a row after which the oldest prefill under way is served first.
@@ -55,6 +74,17 @@ impl Settings {
     /// Finds the first setting with which no request could ever run.
     pub(crate) fn check(&self) -> Result<(), SettingsError> {
         self.check_at_least_one()?;
+        if self.max_batch_tokens <= self.draft_width {
+            let allowed = format!(
+                "a row with {} draft tokens and the one before them must fit a step",
+                self.draft_width
+            );
+            return Err(SettingsError {
+                setting: "max-batch-tokens",
+                given: self.max_batch_tokens.into(),
+                allowed,
+            });
+        }
         at_least(
             "max-model-len",
             self.max_model_len,

@@ -3,15 +3,22 @@
 //! [`Queued`] (waiting, or preempted) holds no page; [`Running`] (prefilling, decoding, or on its way
 //! out) owns a lease and a slot. A transition consumes the old state, so a request is in one place.
 
+use smallvec::SmallVec;
+
 use crate::event::{FinishReason, Output};
-use crate::ids::{Micros, RequestId, SlotId, StepId, TokenId};
+use crate::ids::{Micros, RequestId, SlotId, StepId, TenantId, TokenId};
 use crate::pages::Lease;
 use crate::plan::NewSlot;
+use crate::prefix::{Namer, PageKey};
 use crate::request::Request;
+use crate::settings::Policy;
 
-/// Who goes first: the smaller priority, and between equals the earlier arrival.
+/// Who goes first: what the policy says, then the smaller priority, and between equals the earlier
+/// arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
+    /// Fair share: tokens that the tenant had been served at the first admission; until then the most.
+    num_served: u64,
     priority: i32,
     request: RequestId,
 }
@@ -26,12 +33,15 @@ pub(crate) struct Job {
     output: Vec<TokenId>,
     /// Prompt positions below this one had their log-probabilities asked of the worker.
     num_prompt_reported: u32,
+    /// Names of its full pages, as far as they were needed; a token once known never changes.
+    keys: Vec<PageKey>,
 }
 
 impl Job {
-    pub(crate) fn new(id: RequestId, request: Request, num_due: u32) -> Self {
+    pub(crate) fn new(id: RequestId, request: Request, num_due: u32, policy: Policy) -> Self {
         let order = Order {
-            priority: request.priority,
+            num_served: u64::from(policy == Policy::Fair) * u64::MAX,
+            priority: i32::from(policy != Policy::Fcfs) * request.priority,
             request: id,
         };
         Self {
@@ -40,11 +50,16 @@ impl Job {
             num_due,
             output: Vec::new(),
             num_prompt_reported: 0,
+            keys: Vec::new(),
         }
     }
 
     pub(crate) fn id(&self) -> RequestId {
         self.order.request
+    }
+
+    pub(crate) fn tenant(&self) -> TenantId {
+        self.request.tenant
     }
 
     pub(crate) fn prompt_len(&self) -> u32 {
@@ -66,6 +81,32 @@ impl Job {
         tokens.extend_from_slice(&prompt[start.min(prompt.len())..end.min(prompt.len())]);
         let past_prompt = |position: usize| position.saturating_sub(prompt.len());
         tokens.extend_from_slice(&self.output[past_prompt(start)..past_prompt(end)]);
+    }
+
+    /// Names of the first `num_pages` pages, whose tokens are all known; each is computed once.
+    pub(crate) fn keys(&mut self, num_pages: u32, page_size: u32, namer: &mut Namer) -> &[PageKey] {
+        let mut tokens = Vec::new();
+        for page in len_u32(&self.keys)..num_pages {
+            let parent = self.keys.last().copied();
+            let parent = parent.unwrap_or_else(|| namer.root(self.request.salt));
+            tokens.clear();
+            self.extend_with_tokens(&mut tokens, page * page_size, (page + 1) * page_size);
+            self.keys.push(namer.child(parent, &tokens));
+        }
+        &self.keys[..num_pages as usize]
+    }
+
+    /// Names of the pages that may be taken from the cache: the last token is computed in any case, for
+    /// the next one is sampled from it, and so is every one that predicts a prompt token whose
+    /// log-probability is still to be reported.
+    pub(crate) fn cacheable_keys(&mut self, page_size: u32, namer: &mut Namer) -> &[PageKey] {
+        let is_measured = self.request.sampling.prompt_logprobs.is_some();
+        let num_tokens = if is_measured && self.num_prompt_reported < self.prompt_len() {
+            self.num_prompt_reported.saturating_sub(1)
+        } else {
+            self.num_known() - 1
+        };
+        self.keys(num_tokens / page_size, page_size, namer)
     }
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.
@@ -122,21 +163,45 @@ impl Queued {
         }
     }
 
-    /// Gives the request a slot and an empty lease.
-    pub(crate) fn admit(self, slot: SlotId, step: StepId, now: Micros) -> (Running, NewSlot) {
+    pub(crate) fn job_mut(&mut self) -> &mut Job {
+        match self {
+            Self::Waiting { job, .. } | Self::Preempted { job } => job,
+        }
+    }
+
+    /// Fair share: a request keeps the place in order that its first admission gave it.
+    pub(crate) fn place_in_order(&mut self, num_served: u64) {
+        if let Self::Waiting { job, .. } = self {
+            job.order.num_served = num_served;
+        }
+    }
+
+    /// Gives the request a slot and a lease.
+    pub(crate) fn admit(self, seat: Seat, step: StepId, now: Micros) -> (Running, NewSlot) {
         let (job, waited) = match self {
             Self::Waiting { job, since } => (job, Some(Micros(now.0.saturating_sub(since.0)))),
             Self::Preempted { job } => (job, None),
         };
         let new_slot = NewSlot {
-            slot,
+            slot: seat.slot,
             request: job.id(),
             sampling: job.request.sampling.clone(),
             next_output: job.num_output(),
+            num_cached: seat.num_cached,
             waited,
         };
-        (Running::new(job, slot, step), new_slot)
+        (Running::new(job, seat, step), new_slot)
     }
+}
+
+/// What a request is admitted to.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) slot: SlotId,
+    /// The pages that were found in the cache.
+    pub(crate) lease: Lease,
+    /// Tokens in them.
+    pub(crate) num_cached: u32,
 }
 
 /// How far a request that holds a lease has come.
@@ -159,25 +224,30 @@ pub(crate) struct Running {
     pub(crate) slot: SlotId,
     pub(crate) lease: Lease,
     pub(crate) phase: Phase,
-    /// Positions whose computation is done or on the wire: where the next row starts.
+    /// Positions whose computation is done or on the wire, as if all drafts will be accepted: where the
+    /// next row starts.
     pub(crate) num_planned: u32,
+    /// Positions whose KV is computed and whose tokens are final.
+    pub(crate) num_computed: u32,
     /// The last step in which it had a row.
     pub(crate) last_step: StepId,
     num_rows_in_flight: u32,
-    num_samples_in_flight: u32,
+    /// Output tokens that the rows on the wire can give at most.
+    num_tokens_in_flight: u32,
 }
 
 impl Running {
-    fn new(job: Box<Job>, slot: SlotId, step: StepId) -> Self {
+    fn new(job: Box<Job>, seat: Seat, step: StepId) -> Self {
         Self {
             job,
-            slot,
-            lease: Lease::default(),
+            slot: seat.slot,
+            lease: seat.lease,
             phase: Phase::Prefilling,
-            num_planned: 0,
+            num_planned: seat.num_cached,
+            num_computed: seat.num_cached,
             last_step: step,
             num_rows_in_flight: 0,
-            num_samples_in_flight: 0,
+            num_tokens_in_flight: 0,
         }
     }
 
@@ -190,38 +260,50 @@ impl Running {
         self.num_rows_in_flight > 0
     }
 
-    /// Books a row of `length` tokens, and gives the phase that follows.
-    pub(crate) fn book_row(&mut self, step: StepId, length: u32, samples: bool) -> Phase {
+    /// Output tokens that are due and that no row on the wire can give.
+    pub(crate) fn num_left(&self) -> u32 {
+        self.job.num_due - self.job.num_output() - self.num_tokens_in_flight
+    }
+
+    /// Books a row of `length` tokens that samples `num_sampled` at most, and gives the phase that
+    /// follows.
+    pub(crate) fn book_row(&mut self, step: StepId, length: u32, num_sampled: u32) -> Phase {
         self.num_planned += length;
         self.last_step = step;
         self.num_rows_in_flight += 1;
-        self.num_samples_in_flight += u32::from(samples);
-        match (
-            samples,
-            self.job.num_output() + self.num_samples_in_flight < self.job.num_due,
-        ) {
-            (false, _) => Phase::Prefilling,
-            (true, true) => Phase::Decoding,
-            (true, false) => Phase::FullyPlanned,
+        self.num_tokens_in_flight += num_sampled;
+        match (num_sampled, self.num_left()) {
+            (0, _) => Phase::Prefilling,
+            (_, 0) => Phase::FullyPlanned,
+            _ => Phase::Decoding,
         }
     }
 
-    /// A middle chunk's result is in.
-    pub(crate) fn land_chunk(&mut self) {
+    /// The result of a middle chunk that ends before position `end` is in.
+    pub(crate) fn land_chunk(&mut self, end: u32) {
         self.num_rows_in_flight -= 1;
+        self.num_computed = end;
     }
 
-    /// A sampling row's result is in: the output that follows, and whether it ends the request.
+    /// The result of a row that could accept `num_sampled` tokens is in: the output that follows, up to
+    /// what ends the request, and whether it does.
     pub(crate) fn land_sample(
         &mut self,
-        token: TokenId,
+        accepted: &[TokenId],
+        num_sampled: u32,
         sampled_row: u32,
     ) -> (Output, Option<FinishReason>) {
         self.num_rows_in_flight -= 1;
-        self.num_samples_in_flight -= 1;
+        self.num_tokens_in_flight -= num_sampled;
+        self.num_planned -= num_sampled - len_u32(accepted);
         let first = self.job.num_output();
-        let end = self.job.push(token);
-        let tokens = smallvec::smallvec![token];
+        let mut tokens = SmallVec::new();
+        let end = accepted.iter().find_map(|token| {
+            tokens.push(*token);
+            self.job.push(*token)
+        });
+        // The last token has no KV yet.
+        self.num_computed = self.job.num_known() - 1;
         (
             Output::Tokens {
                 request: self.job.id(),
@@ -245,6 +327,6 @@ impl Running {
     }
 }
 
-fn len_u32(tokens: &[TokenId]) -> u32 {
-    u32::try_from(tokens.len()).expect("submit keeps prompt and output within max_model_len")
+fn len_u32<T>(items: &[T]) -> u32 {
+    u32::try_from(items.len()).expect("submit keeps prompt and output within max_model_len")
 }

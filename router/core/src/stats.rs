@@ -24,6 +24,10 @@ pub struct Counts {
     pub num_preemptions: u64,
     /// Turns to decode that were put off, by cause.
     pub carryover: Carryover,
+    /// Tokens of admitted requests whose KV was in the cache, returns from a preemption included.
+    pub num_hit_tokens: u64,
+    /// Cached pages that were given to others.
+    pub num_evictions: u64,
     /// Prefills that were served first because they had waited too long.
     pub num_starvation_grants: u64,
 }

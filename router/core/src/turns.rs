@@ -1,58 +1,37 @@
 //! Whose turn it is to decode: one queue, in which only getting a row moves a request.
 
 use crate::ids::SlotId;
+use crate::ring::Ring;
 
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    before: u32,
-    after: u32,
-}
-
-/// A queue of slots: to the tail, out of the middle and on to the next in constant time.
-///
-/// A ring with one link per slot, closed by a link of its own that stands before the first and
-/// after the last.
+/// A queue of slots, and how far this round has come in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Turns {
-    links: Vec<Link>,
-    len: u32,
-    /// The last one passed over in this round, or the closing link.
+    slots: Ring,
+    /// The last one passed over in this round, or the ring's end.
     passed: u32,
 }
 
 impl Turns {
     pub(crate) fn new(num_slots: u32) -> Self {
-        let links = (0..=num_slots)
-            .map(|i| Link {
-                before: i,
-                after: i,
-            })
-            .collect();
         Self {
-            links,
-            len: 0,
+            slots: Ring::new(num_slots),
             passed: num_slots,
         }
     }
 
     pub(crate) fn len(&self) -> u32 {
-        self.len
+        self.slots.len()
     }
 
     pub(crate) fn push(&mut self, slot: SlotId) {
-        let last = self.link(self.end()).before;
-        self.join(last, slot.0);
-        self.join(slot.0, self.end());
-        self.len += 1;
+        self.slots.push(slot.0);
     }
 
     pub(crate) fn remove(&mut self, slot: SlotId) {
-        let Link { before, after } = self.link(slot.0);
-        self.join(before, after);
-        self.len -= 1;
         if self.passed == slot.0 {
-            self.passed = before;
+            self.passed = self.slots.before(slot.0);
         }
+        self.slots.remove(slot.0);
     }
 
     pub(crate) fn move_to_tail(&mut self, slot: SlotId) {
@@ -62,31 +41,18 @@ impl Turns {
 
     /// Asks from the head again.
     pub(crate) fn begin_round(&mut self) {
-        self.passed = self.end();
+        self.passed = self.slots.end();
     }
 
     /// Who is asked next; who was served stands at the tail and comes up again.
     pub(crate) fn next(&self) -> Option<SlotId> {
-        let next = self.link(self.passed).after;
-        (next != self.end()).then_some(SlotId(next))
+        let next = self.slots.after(self.passed);
+        (next != self.slots.end()).then_some(SlotId(next))
     }
 
     /// Leaves a request where it is and asks the one behind it.
     pub(crate) fn pass(&mut self, slot: SlotId) {
         self.passed = slot.0;
-    }
-
-    fn end(&self) -> u32 {
-        u32::try_from(self.links.len() - 1).expect("made from a u32 of slots")
-    }
-
-    fn link(&self, index: u32) -> Link {
-        self.links[index as usize]
-    }
-
-    fn join(&mut self, before: u32, after: u32) {
-        self.links[before as usize].after = after;
-        self.links[after as usize].before = before;
     }
 }
 

@@ -93,6 +93,7 @@ impl Engine {
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
+            policy: outline.settings.policy,
             seeds: SeedSource::new(outline.settings.seed),
             shared: shared.clone(),
             admissions,

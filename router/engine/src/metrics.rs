@@ -221,6 +221,8 @@ pub struct SchedulerMetrics {
     pages: [Gauge; 4],
     usage: Gauge<f64, AtomicU64>,
     preemptions: Counter,
+    prefix_hit_tokens: Counter,
+    evictions: Counter,
     carryover: [Counter; 3],
     starvation_grants: Counter,
 }
@@ -253,12 +255,22 @@ impl SchedulerMetrics {
             usage: registered(
                 registry,
                 "plait_kv_usage_ratio",
-                "Share of the KV pool that is not free",
+                "Share of the KV pool that requests hold",
             ),
             preemptions: registered(
                 registry,
                 "plait_preemptions",
                 "Requests that gave their pages back",
+            ),
+            prefix_hit_tokens: registered(
+                registry,
+                "plait_prefix_hit_tokens",
+                "Tokens of admitted requests that were in the prefix cache, returns from preemption included",
+            ),
+            evictions: registered(
+                registry,
+                "plait_prefix_evictions",
+                "Cached pages that were given to other requests",
             ),
             carryover: labelled(
                 registry,
@@ -282,7 +294,7 @@ impl SchedulerMetrics {
         }
         let num_pages: u32 = by_state.iter().sum();
         self.usage
-            .set(f64::from(num_pages - pages.free) / f64::from(num_pages.max(1)));
+            .set(f64::from(pages.leased + pages.parked) / f64::from(num_pages.max(1)));
         let carryover = [
             counts.carryover.tokens,
             counts.carryover.rows,
@@ -291,6 +303,8 @@ impl SchedulerMetrics {
         for (counter, count) in self.carryover.iter().zip(carryover) {
             raise(counter, count);
         }
+        raise(&self.prefix_hit_tokens, counts.num_hit_tokens);
+        raise(&self.evictions, counts.num_evictions);
         raise(&self.preemptions, counts.num_preemptions);
         raise(&self.starvation_grants, counts.num_starvation_grants);
     }

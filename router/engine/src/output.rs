@@ -33,6 +33,13 @@ pub enum StreamEvent {
         /// One for each position.
         records: Vec<TokenLogprobs>,
     },
+    /// A request was admitted, and the prefix cache had some of its prompt.
+    CachedTokens {
+        /// Whose.
+        request: RequestId,
+        /// Tokens of it.
+        num_tokens: u32,
+    },
     /// A request's next output tokens.
     Tokens {
         /// Whose.
@@ -131,6 +138,14 @@ impl Output {
                     writing
                         .text
                         .push_prompt_logprobs(place.choice, first_position, &records);
+                }
+            }
+            StreamEvent::CachedTokens {
+                request,
+                num_tokens,
+            } => {
+                if let Some((place, writing)) = self.find(request) {
+                    writing.text.set_cached_tokens(place.choice, num_tokens);
                 }
             }
             StreamEvent::Tokens {

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use plait_core::HashSeed;
+
 /// `SplitMix64` (Steele, Lea and Flood, 2014): a counter and a mixing function, so that threads share
 /// it without a lock.
 #[derive(Debug)]
@@ -28,6 +30,11 @@ impl SeedSource {
     }
 }
 
+/// The key of the names under which cached pages are found; nobody outside the process knows it.
+pub fn hash_seed() -> HashSeed {
+    HashSeed([system_random(), system_random()])
+}
+
 /// 64 bits from the operating system, through the keys that std draws for its hash maps.
 fn system_random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
@@ -43,6 +50,11 @@ mod tests {
         let source = SeedSource::new(Some(0));
         assert_eq!(source.draw(), 0xE220_A839_7B1D_CDAF);
         assert_eq!(source.draw(), 0x6E78_9E6A_A1B9_65F4);
+    }
+
+    #[test]
+    fn two_processes_or_two_replicas_name_pages_differently() {
+        assert_ne!(hash_seed(), hash_seed());
     }
 
     #[test]

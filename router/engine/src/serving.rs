@@ -55,6 +55,16 @@ struct LiveRequest {
 }
 
 impl LiveRequest {
+    fn new(choice: &plait_core::Request, stream: StreamId, received: Micros) -> Self {
+        Self {
+            stream,
+            received,
+            last_token: None,
+            num_top: choice.sampling.logprobs.map(u32::from),
+            num_top_prompt: choice.sampling.prompt_logprobs.map(u32::from),
+        }
+    }
+
     fn wants_logprobs(&self) -> bool {
         self.num_top.is_some() || self.num_top_prompt.is_some()
     }
@@ -132,12 +142,18 @@ impl Serving {
             prepared,
         } = admission;
         let num_prompt_tokens: usize = prepared.choices.iter().map(|it| it.prompt.len()).sum();
-        let mut requests = SmallVec::new();
-        for choice in prepared.choices {
-            match self.submit(choice, stream, received, now) {
-                Ok(request) => requests.push(request),
-                Err(error) => return self.refuse(stream, &requests, error),
-            }
+        let lives: Vec<_> = prepared
+            .choices
+            .iter()
+            .map(|choice| LiveRequest::new(choice, stream, received))
+            .collect();
+        let requests = match self.scheduler.submit_all(prepared.choices, now) {
+            Ok(requests) => SmallVec::from_vec(requests),
+            Err(refusal) => return self.refuse(stream, refusal),
+        };
+        for (request, live) in requests.iter().zip(lives) {
+            self.num_measured += usize::from(live.wants_logprobs());
+            self.requests.insert(*request, live);
         }
         let metrics = &self.parts.shared.metrics.requests;
         metrics.prompt_tokens.inc_by(num_prompt_tokens as u64);
@@ -227,42 +243,10 @@ impl Serving {
         shared.status.set_idle(self.is_idle());
     }
 
-    fn submit(
-        &mut self,
-        choice: plait_core::Request,
-        stream: StreamId,
-        received: Micros,
-        now: Micros,
-    ) -> Result<RequestId, plait_core::Refusal> {
-        let live = LiveRequest {
-            stream,
-            received,
-            last_token: None,
-            num_top: choice.sampling.logprobs.map(u32::from),
-            num_top_prompt: choice.sampling.prompt_logprobs.map(u32::from),
-        };
-        let request = self.scheduler.submit(choice, now)?;
-        self.num_measured += usize::from(live.wants_logprobs());
-        self.requests.insert(request, live);
-        Ok(request)
-    }
-
-    fn refuse(&mut self, stream: StreamId, taken: &[RequestId], refusal: plait_core::Refusal) {
-        self.parts
-            .shared
-            .metrics
-            .requests
-            .reject(Rejection::from(&refusal));
-        for request in taken {
-            let live = self.requests.remove(request);
-            self.num_measured -= usize::from(live.is_some_and(|live| live.wants_logprobs()));
-            let ended = self
-                .scheduler
-                .advance(Event::Abort(*request), &mut self.outputs);
-            ended.expect("only results can be unexpected");
-        }
-        // The stream counts as one rejection, and its choices as no requests that ended.
-        self.outputs.clear();
+    /// The stream counts as one rejection, however many choices it has.
+    fn refuse(&mut self, stream: StreamId, refusal: plait_core::Refusal) {
+        let metrics = &self.parts.shared.metrics.requests;
+        metrics.reject(Rejection::from(&refusal));
         self.events.push(StreamEvent::Fail {
             stream,
             error: refusal.into(),
@@ -294,6 +278,12 @@ impl Serving {
         let queue = &self.parts.shared.metrics.latency.queue;
         for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
             queue.observe(since(self.requests[&new.request].received, now));
+            if new.num_cached > 0 {
+                self.events.push(StreamEvent::CachedTokens {
+                    request: new.request,
+                    num_tokens: new.num_cached,
+                });
+            }
         }
         let mut step = StepInFlight::new(plan, now, &self.parts.patience);
         if self.num_measured > 0 {

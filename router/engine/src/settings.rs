@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::seeds::hash_seed;
+
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
 // budget: mirrors the command line's flat list of settings, one field a flag
 #[derive(Clone, Debug, Deserialize)]
@@ -25,10 +27,14 @@ pub struct EngineSettings {
     pub max_seqs: u32,
     /// Cap of one request's chunk.
     pub long_prefill: u32,
+    /// Who goes first.
+    pub policy: Policy,
     /// Prefill and decode rows share a step.
     pub mixed: bool,
     /// Tokens in a page.
     pub page_size: u32,
+    /// Prompts find the pages that earlier ones computed.
+    pub prefix_cache: bool,
     /// Pages kept free at admission; None takes a hundredth of the pool.
     pub watermark: Option<u32>,
     /// Plans without a row after which the oldest prefill is served first.
@@ -45,6 +51,28 @@ pub struct EngineSettings {
     pub seed: Option<u64>,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
+}
+
+/// [`plait_core::Policy`] as the command line writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// Arrival alone.
+    Fcfs,
+    /// The requests' own priorities, then arrival.
+    Priority,
+    /// Equal shares of tokens for tenants.
+    Fair,
+}
+
+impl From<Policy> for plait_core::Policy {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Fcfs => Self::Fcfs,
+            Policy::Priority => Self::Priority,
+            Policy::Fair => Self::Fair,
+        }
+    }
 }
 
 /// How much goes to stderr.
@@ -136,7 +164,11 @@ impl EngineSettings {
             page_size: self.page_size,
             num_pages,
             max_model_len,
+            // Drafts need the worker's part of the protocol.
+            draft_width: 0,
+            policy: self.policy.into(),
             mixed: self.mixed,
+            prefix_cache: self.prefix_cache.then(hash_seed),
             watermark: self
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),

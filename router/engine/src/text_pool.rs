@@ -9,6 +9,7 @@ use plait_core::Micros;
 use crate::metrics::Rejection;
 use crate::outbox::StreamId;
 use crate::seeds::SeedSource;
+use crate::settings::Policy;
 use crate::shared::Shared;
 use crate::text::{ApiError, GenerateRequest, ModelText, Prepared, RequestError};
 
@@ -86,6 +87,8 @@ pub struct TextWorker {
     pub model: Arc<ModelText>,
     /// Longest prompt plus output.
     pub max_model_len: u32,
+    /// Whether requests may have a priority.
+    pub policy: Policy,
     /// For requests without a seed.
     pub seeds: SeedSource,
     /// The rest of the engine.
@@ -151,6 +154,7 @@ impl TextWorker {
                 code: "invalid_request",
                 message: format!("the request cannot be read: {error}"),
             })?;
+        check_priority(request.owner.priority, self.policy)?;
         self.model
             .prepare(&request, self.max_model_len, &mut || self.seeds.draw())
     }
@@ -161,4 +165,16 @@ impl TextWorker {
             self.shared.outbox.put_error(stream, error);
         }
     }
+}
+
+/// A priority that changed nothing would be believed to have changed something.
+fn check_priority(priority: i32, policy: Policy) -> Result<(), RequestError> {
+    if priority == 0 || policy != Policy::Fcfs {
+        return Ok(());
+    }
+    let problem = format!(
+        "priority: {priority} is asked for, but this server serves in the order of arrival; leave it out, or start \
+         the server with --policy priority"
+    );
+    Err(RequestError::invalid("priority", problem))
 }

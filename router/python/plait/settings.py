@@ -29,8 +29,12 @@ TokenLimit = Annotated[int, Meta(ge=1, le=65_536)]
 ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
 SlotCount = Annotated[int, Meta(ge=1, le=4096)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
+QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
+StepCount = Annotated[int, Meta(ge=1, le=1_000_000)]
+Policy = Literal["fcfs", "priority", "fair"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
+Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 RankCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
@@ -89,7 +93,24 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
-    max_queue: Annotated[QueueLength, Setting("requests that may wait; more get 429")] = 1024
+    policy: Annotated[
+        Policy,
+        Setting(
+            "who goes first: fcfs by arrival, priority by the requests' `priority` (smaller first), fair by the tokens "
+            "that a tenant (API key, else `user`) was served",
+            ("--scheduling-policy", "--schedule-policy"),
+        ),
+    ] = "fcfs"
+    starvation_steps: Annotated[
+        StepCount, Setting("steps without a row after which the oldest prompt under way comes first")
+    ] = 8
+    max_queue: Annotated[
+        QueueLength,
+        Setting(
+            "requests that may wait; more get 429, but an empty queue takes any one call", ("--max-queued-requests",)
+        ),
+    ] = 1024
+    max_queue_tokens: Annotated[QueueTokens, Setting("prompt tokens that may wait; more get 429")] = 1 << 22
 
 
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +120,17 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: Annotated[
         PageCount | None,
         Setting("pages in the pool", ("--num-gpu-blocks-override",), unset="what the device has room for"),
+    ] = None
+    prefix_cache: Annotated[
+        bool,
+        Setting(
+            "keep computed pages; prompts begin behind what they share with earlier ones",
+            ("--enable-prefix-caching",),
+        ),
+    ] = True
+    watermark: Annotated[
+        Watermark | None,
+        Setting("pages kept free at admission for the next tokens of running requests", unset="1% of the pool"),
     ] = None
     memory_fraction: Annotated[
         Share | None,
@@ -162,8 +194,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     max_batch_tokens: int
     max_seqs: int
     long_prefill: int
+    policy: Policy
     mixed: bool
     page_size: int
+    prefix_cache: bool
     watermark: int | None
     """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
     starvation_steps: int
@@ -175,10 +209,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     overlap: bool
     seed: int | None
     log_level: LogLevel
-
-
-STARVATION_STEPS = 8
-MAX_QUEUE_TOKENS = 1 << 22
 
 
 def engine_settings(settings: ServeSettings, model: str, name: str | None, run_dir: str) -> EngineSettings:
@@ -193,13 +223,15 @@ def engine_settings(settings: ServeSettings, model: str, name: str | None, run_d
         max_batch_tokens=scheduler.max_batch_tokens,
         max_seqs=scheduler.max_seqs,
         long_prefill=scheduler.long_prefill or scheduler.max_batch_tokens,
+        policy=scheduler.policy,
         mixed=scheduler.mixed,
         page_size=settings.pages.page_size,
-        watermark=None,
-        starvation_steps=STARVATION_STEPS,
+        prefix_cache=settings.pages.prefix_cache,
+        watermark=settings.pages.watermark,
+        starvation_steps=scheduler.starvation_steps,
         itl_target_ms=scheduler.itl_target_ms,
         max_queue=scheduler.max_queue,
-        max_queue_tokens=MAX_QUEUE_TOKENS,
+        max_queue_tokens=scheduler.max_queue_tokens,
         overlap=scheduler.overlap,
         seed=settings.process.seed,
         log_level=settings.process.log_level,

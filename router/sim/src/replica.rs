@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use plait_core::{
     Event, Micros, Output, Plan, Refusal, Request, RequestId, Sampling, Scheduler, StepId,
-    StepResult, TokenId,
+    StepResult, TenantId, TokenId,
 };
 use rustc_hash::FxHashMap;
 
@@ -192,5 +192,7 @@ fn request(arrival: &Arrival) -> Request {
             prompt_logprobs: None,
         },
         priority: 0,
+        tenant: TenantId(0),
+        salt: 0,
     }
 }

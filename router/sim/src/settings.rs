@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plait_core::{Micros, Settings as SchedulerSettings};
+use plait_core::{Micros, Policy, Settings as SchedulerSettings};
 use serde::Deserialize;
 
 use crate::clock::micros;
@@ -286,7 +286,10 @@ impl Scheduling {
             page_size: self.page_size,
             num_pages,
             max_model_len: self.max_model_len(device)?,
+            draft_width: 0,
+            policy: Policy::Fcfs,
             mixed: self.mixed,
+            prefix_cache: None,
             watermark: self
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages.saturating_sub(1))),

@@ -3,7 +3,7 @@
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
 
-use plait_core::{RequestId, Settings};
+use plait_core::{HashSeed, RequestId, Settings};
 use rustc_hash::FxHashMap;
 
 use crate::rules::settings;
@@ -217,10 +217,27 @@ fn all_settings() -> Vec<(Settings, usize)> {
     all
 }
 
+fn keeping_prefixes() -> Vec<(Settings, usize)> {
+    let mut all = all_settings();
+    for (settings, _) in &mut all {
+        settings.prefix_cache = Some(HashSeed([1, 2]));
+    }
+    all
+}
+
 /// Explores all settings with all requests of these lengths in all orders; gives the number of states.
 fn explore_all(lengths: &[(u32, u32)], num_aborts: usize, priority: i32) -> usize {
+    explore(all_settings(), lengths, num_aborts, priority)
+}
+
+fn explore(
+    all_settings: Vec<(Settings, usize)>,
+    lengths: &[(u32, u32)],
+    num_aborts: usize,
+    priority: i32,
+) -> usize {
     let mut num_states = 0;
-    for (settings, depth) in all_settings() {
+    for (settings, depth) in all_settings {
         for first in lengths {
             for second in lengths {
                 for third in lengths {
@@ -258,6 +275,25 @@ fn no_latecomer_that_goes_first_gets_the_others_stuck() {
     assert!(num_states > 10_000, "only {num_states} states");
 }
 
+/// All prompts begin alike, so that pages are hit while others are evicted.
+#[test]
+fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {
+    let num_states = explore(keeping_prefixes(), &[(3, 4), (6, 2)], 1, 0);
+    assert!(num_states > 20_000, "only {num_states} states");
+}
+
+/// Drafts that are accepted or not, with their pages leased and given back.
+#[test]
+fn no_schedule_with_drafts_gets_stuck() {
+    let mut drafting = all_settings();
+    drafting.retain(|(settings, _)| settings.max_batch_tokens > 2);
+    for (settings, _) in &mut drafting {
+        settings.draft_width = 2;
+    }
+    let num_states = explore(drafting, &[(1, 7), (5, 3)], 0, 0);
+    assert!(num_states > 3_000, "only {num_states} states");
+}
+
 #[test]
 #[ignore = "an hour on one core: more lengths, and two aborts"]
 fn no_schedule_of_more_lengths_gets_stuck() {
@@ -272,6 +308,8 @@ fn no_schedule_of_more_lengths_gets_stuck() {
         (6, 2),
         (7, 1),
     ];
-    let num_states = explore_all(&lengths, 2, 0) + explore_all(&lengths, 1, -1);
+    let num_states = explore_all(&lengths, 2, 0)
+        + explore_all(&lengths, 1, -1)
+        + explore(keeping_prefixes(), &lengths, 1, 0);
     assert!(num_states > 1_000_000, "only {num_states} states");
 }

@@ -2,9 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod device;
+mod drafts;
+mod elsewhere;
 mod explorer;
+mod fairness;
+mod group;
 mod oracle;
 mod pages;
+mod prefix;
 mod properties;
 mod rules;
 mod time_target;

@@ -293,7 +293,8 @@ fn a_result_that_fits_no_step_is_an_error_and_changes_nothing() {
         UnexpectedResult::Accepted {
             step,
             row: 0,
-            given: 2
+            given: 2,
+            planned: 1
         }
     );
     assert_eq!(

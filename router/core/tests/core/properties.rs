@@ -1,6 +1,6 @@
 //! The invariants under random settings, arrivals, delays, aborts and stops.
 
-use plait_core::{Micros, Plan, Settings};
+use plait_core::{HashSeed, Micros, Plan, Policy, Settings};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -18,29 +18,44 @@ enum Action {
 
 prop_compose! {
     /// Pools of a few pages, where nearly every case preempts, to pools where none does.
-    fn any_settings()(
-        (max_batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
+    pub fn any_settings()(
+        draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],
+        (batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages) in (1..6u32, 2..14u32),
-        (max_model_len, mixed, watermark) in (12..60u32, any::<bool>(), 0..2u32),
+        (max_model_len, mixed, keeps_prefixes, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
         (starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
+        policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair]),
     ) -> Settings {
         Settings {
-            max_batch_tokens, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, mixed,
-            watermark, starvation_steps, max_queue, max_queue_tokens: 200,
+            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, policy, mixed,
+            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, starvation_steps, max_queue, max_queue_tokens: 200,
             itl_target: itl_target.filter(|_| mixed).map(Micros),
         }
     }
 }
 
+/// Short, long, or one that begins as others do: like one of two texts.
+fn any_prompt() -> impl Strategy<Value = Vec<u32>> {
+    let shared = (0..2u32, 1..40u32, vec(0..61u32, 0..4));
+    prop_oneof![
+        vec(0..61u32, 1..8),
+        vec(0..61u32, 1..40),
+        shared
+            .prop_map(|(text, num, own)| (0..num).map(|i| i * 5 % 61 + text).chain(own).collect()),
+    ]
+}
+
 prop_compose! {
-    fn any_spec()(
-        prompt in prop_oneof![vec(0..61u32, 1..8), vec(0..61u32, 1..40)],
+    pub fn any_spec()(
+        prompt in any_prompt(),
         max_tokens in 1..24u32,
         stop_ids in vec(0..61u32, 0..4),
         priority in -1..2i32,
-        prompt_logprobs in any::<bool>(),
+        prompt_logprobs in prop::bool::weighted(0.3),
+        salt in prop_oneof![9 => Just(0), 1 => Just(1u64)],
+        tenant in 0..3u64,
     ) -> Spec {
-        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs }
+        Spec { prompt, max_tokens, stop_ids, priority, prompt_logprobs, salt, tenant }
     }
 }
 
@@ -78,8 +93,16 @@ fn pick(world: &World, index: usize) -> Option<plait_core::RequestId> {
         .copied()
 }
 
+/// Cases of the main property: `PLAIT_CASES=1000000` runs as many as the design page asks for.
+fn num_cases() -> u32 {
+    let asked = std::env::var("PLAIT_CASES").ok();
+    asked.map_or(4_000, |asked| {
+        asked.parse().expect("PLAIT_CASES is a number")
+    })
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: num_cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn every_request_ends_once_with_its_own_tokens_and_all_pages_come_back(

@@ -1,6 +1,6 @@
 //! Claims about the rules by which a plan is made, one at a time.
 
-use plait_core::{Plan, Refusal, Request, Scheduler, Settings};
+use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
 
 use crate::world::{Spec, World};
 
@@ -13,7 +13,10 @@ pub fn settings() -> Settings {
         page_size: 16,
         num_pages: 64,
         max_model_len: 256,
+        draft_width: 0,
+        policy: Policy::Priority,
         mixed: true,
+        prefix_cache: None,
         watermark: 0,
         starvation_steps: 8,
         itl_target: None,
@@ -150,6 +153,18 @@ fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
             limit: 1
         })
     );
+    let more = vec![Spec::new(1, 1); 5];
+    assert_eq!(
+        few.submit_all(more.clone()),
+        Err(Refusal::QueueFull {
+            waiting: 1,
+            limit: 1
+        }),
+        "all or none"
+    );
+    few.run_to_the_end(1);
+    assert_eq!(few.submit_all(more).map(|ids| ids.len()), Ok(5));
+    few.run_to_the_end(1);
     let mut short = world(
         Settings {
             max_queue_tokens: 10,
@@ -393,6 +408,27 @@ fn priority_decides_who_is_admitted_first() {
 }
 
 #[test]
+fn fcfs_does_not_look_at_priorities() {
+    let mut world = World::new(Settings {
+        max_rows: 1,
+        policy: Policy::Fcfs,
+        ..settings()
+    });
+    for priority in [1, 0, -1] {
+        world
+            .submit(Spec {
+                priority,
+                ..Spec::new(1, 1)
+            })
+            .unwrap();
+    }
+    let admitted: Vec<u64> = (0..3)
+        .map(|_| step(&mut world).prefill[0].request.0)
+        .collect();
+    assert_eq!(admitted, [0, 1, 2]);
+}
+
+#[test]
 fn the_watermark_is_kept_free_unless_nothing_holds_a_lease() {
     let settings = Settings {
         num_pages: 8,
@@ -479,6 +515,8 @@ fn the_wait_is_told_at_the_first_admission() {
             prompt_logprobs: None,
         },
         priority: 0,
+        salt: 0,
+        tenant: TenantId(0),
     };
     scheduler.submit(request, plait_core::Micros(100)).unwrap();
     let plan = scheduler.plan(plait_core::Micros(350)).unwrap();

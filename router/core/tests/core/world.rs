@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, PageId, Plan, PrefillRow, Refusal, Request, RequestId,
-    Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TokenId,
+    Event, FinishReason, Micros, Output, PageId, Plan, Policy, PrefillRow, Refusal, Request,
+    RequestId, Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
 };
 
-use crate::device::Device;
+use crate::device::{Computed, Device};
 use crate::oracle;
 
 /// What a client asks for.
@@ -18,6 +18,8 @@ pub struct Spec {
     pub stop_ids: Vec<TokenId>,
     pub priority: i32,
     pub prompt_logprobs: bool,
+    pub salt: u64,
+    pub tenant: u64,
 }
 
 impl Spec {
@@ -29,6 +31,8 @@ impl Spec {
             stop_ids: Vec::new(),
             priority: 0,
             prompt_logprobs: false,
+            salt: 0,
+            tenant: 0,
         }
     }
 
@@ -49,6 +53,8 @@ impl Spec {
             stop_ids: self.stop_ids.clone().into(),
             sampling,
             priority: self.priority,
+            salt: self.salt,
+            tenant: TenantId(self.tenant),
         }
     }
 }
@@ -68,7 +74,7 @@ pub struct Client {
 #[derive(Clone, Debug)]
 struct OnTheWire {
     step: StepId,
-    tokens: Vec<TokenId>,
+    computed: Computed,
     sampling: Vec<RequestId>,
     /// Pages that its rows read or write, with whose they are.
     named: BTreeMap<PageId, RequestId>,
@@ -99,11 +105,23 @@ impl World {
     }
 
     pub fn submit(&mut self, spec: Spec) -> Result<RequestId, Refusal> {
+        Ok(self.submit_all(vec![spec])?[0])
+    }
+
+    /// Requests that belong together.
+    pub fn submit_all(&mut self, specs: Vec<Spec>) -> Result<Vec<RequestId>, Refusal> {
         self.now += 1;
-        let seed = self.clients.len() as u64;
-        let id = self
-            .scheduler
-            .submit(spec.request(seed), Micros(self.now))?;
+        let seeds = self.clients.len() as u64..;
+        let requests = specs.iter().zip(seeds.clone());
+        let requests = requests.map(|(spec, seed)| spec.request(seed)).collect();
+        let ids = self.scheduler.submit_all(requests, Micros(self.now))?;
+        for (id, (spec, seed)) in ids.iter().zip(specs.into_iter().zip(seeds)) {
+            self.add_client(*id, spec, seed);
+        }
+        Ok(ids)
+    }
+
+    fn add_client(&mut self, id: RequestId, spec: Spec, seed: u64) {
         let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
         let room = settings
             .max_model_len
@@ -126,20 +144,31 @@ impl World {
             self.clients.insert(id, client).is_none(),
             "{id:?} is given out twice"
         );
-        Ok(id)
     }
 
     /// Plans one step and runs it on the device; its result waits until it is landed.
     pub fn plan(&mut self) -> Option<Plan> {
+        let plan = self.draft()?;
+        self.send(&plan);
+        Some(plan)
+    }
+
+    /// Plans one step, which is sent later.
+    pub fn draft(&mut self) -> Option<Plan> {
         self.now += 1;
         let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
         let plan = self.scheduler.plan(Micros(self.now))?;
         let num_preempted = self.scheduler.stats().counts.num_preemptions - num_preempted_before;
         self.check_victims(&plan, num_preempted);
         self.check_limits(&plan);
-        self.check_deltas(&plan);
-        let tokens = self.device.step(&plan);
-        self.check_prompt_positions(&plan);
+        Some(plan)
+    }
+
+    /// Runs a step on the device.
+    pub fn send(&mut self, plan: &Plan) {
+        self.check_deltas(plan);
+        let computed = self.device.step(plan);
+        self.check_prompt_positions(plan);
         let last_chunks = plan
             .prefill
             .iter()
@@ -148,15 +177,17 @@ impl World {
         let sampling = last_chunks
             .chain(plan.decode.iter().map(|row| row.request))
             .collect();
-        let named = self.pages_named_by(&plan);
+        let named = computed.named.iter();
+        let named = named
+            .map(|(page, slot)| (*page, self.slots[slot]))
+            .collect();
         self.on_the_wire.push_back(OnTheWire {
             step: plan.step,
-            tokens,
+            computed,
             sampling,
             named,
         });
         self.check_pool();
-        Some(plan)
     }
 
     pub fn num_on_the_wire(&self) -> usize {
@@ -166,15 +197,15 @@ impl World {
     /// Hands the oldest result in.
     pub fn land(&mut self) -> Vec<Output> {
         let landed = self.on_the_wire.pop_front().expect("a step is on the wire");
+        self.device.land(&landed.computed);
         self.advance(Event::Measured {
             step: landed.step,
             elapsed: oracle::step_time(landed.step),
         });
-        let accepted = vec![1; landed.tokens.len()];
         let result = StepResult {
             step: landed.step,
-            num_accepted: &accepted,
-            token_ids: &landed.tokens,
+            num_accepted: &landed.computed.num_accepted,
+            token_ids: &landed.computed.tokens,
         };
         let outputs = self.advance(Event::Result(result));
         for output in &outputs {
@@ -287,15 +318,21 @@ impl World {
                 .all(|row| (1..=settings.long_prefill).contains(&row.length)),
             "{plan:?}"
         );
+        let widths = 1..=1 + settings.draft_width;
+        assert!(
+            plan.decode.iter().all(|row| widths.contains(&row.length)),
+            "{plan:?}"
+        );
         assert!(
             settings.mixed || plan.prefill.is_empty() || plan.decode.is_empty(),
             "{plan:?}"
         );
         let prefills: Vec<RequestId> = plan.prefill.iter().map(|row| row.request).collect();
         let decodes: Vec<RequestId> = plan.decode.iter().map(|row| row.request).collect();
-        let order = |request: &RequestId| (self.clients[request].spec.priority, *request);
+        let order = |request: &RequestId| self.order(*request);
         assert!(
-            prefills.is_sorted_by_key(order) && decodes.is_sorted_by_key(order),
+            self.settings.policy == Policy::Fair
+                || (prefills.is_sorted_by_key(order) && decodes.is_sorted_by_key(order)),
             "{plan:?}"
         );
         let distinct: BTreeSet<&RequestId> = prefills.iter().chain(&decodes).collect();
@@ -312,10 +349,22 @@ impl World {
         );
     }
 
+    /// The order of every policy but fair share, whose counts the world does not keep.
+    fn order(&self, request: RequestId) -> (i32, RequestId) {
+        let priority = match self.settings.policy {
+            Policy::Fcfs => 0,
+            Policy::Priority | Policy::Fair => self.clients[&request].spec.priority,
+        };
+        (priority, request)
+    }
+
     /// Invariant 5, where nothing was on the wire, so that victims of this plan left in this plan:
     /// the first in order is none, and whoever comes after one has a row.
     fn check_victims(&self, plan: &Plan, num_preempted: u64) {
-        let order = |request: &RequestId| (self.clients[request].spec.priority, *request);
+        if self.settings.policy == Policy::Fair {
+            return;
+        }
+        let order = |request: &RequestId| self.order(*request);
         let mut victims: Vec<RequestId> = plan
             .freed_slots
             .iter()
@@ -362,7 +411,7 @@ impl World {
             assert!(
                 plan.prefill
                     .iter()
-                    .any(|row| row.slot == new.slot && row.start == 0),
+                    .any(|row| row.slot == new.slot && row.start == new.num_cached),
                 "a new slot has a row"
             );
         }
@@ -377,10 +426,17 @@ impl World {
         let new_slots: BTreeSet<SlotId> = plan.new_slots.iter().map(|new| new.slot).collect();
         let kept = self.slots.keys().filter(|slot| !new_slots.contains(slot));
         let mut taken: BTreeSet<PageId> = kept
-            .flat_map(|slot| self.device.table(*slot))
+            .flat_map(|slot| {
+                let trimmed = plan.trimmed_slots.iter().filter(|it| it.0 == *slot);
+                let table = self.device.table(*slot);
+                let num_kept = trimmed.map(|it| it.1 as usize).min().unwrap_or(table.len());
+                &table[..num_kept]
+            })
             .copied()
             .collect();
-        for (slot, page) in &plan.appended_pages {
+        let hits = self.check_hits(plan);
+        taken.extend(hits.iter().map(|(_, page)| *page));
+        for (slot, page) in plan.appended_pages.iter().filter(|it| !hits.contains(it)) {
             assert!(taken.insert(*page), "{page:?} is in two leases");
             let named_for = self
                 .on_the_wire
@@ -394,16 +450,22 @@ impl World {
         }
     }
 
-    fn pages_named_by(&self, plan: &Plan) -> BTreeMap<PageId, RequestId> {
-        let prefills = plan.prefill.iter().map(|row| (row.slot, row.request));
-        let rows = prefills.chain(plan.decode.iter().map(|row| (row.slot, row.request)));
-        rows.flat_map(|(slot, request)| {
-            self.device
-                .table(slot)
-                .iter()
-                .map(move |page| (*page, request))
-        })
-        .collect()
+    /// Pages of new slots that come from the cache; every KV in them is computed and in.
+    fn check_hits(&self, plan: &Plan) -> Vec<(SlotId, PageId)> {
+        let mut hits = Vec::new();
+        for new in &plan.new_slots {
+            let num_known = self.clients[&new.request].spec.prompt.len()
+                + self.clients[&new.request].emitted.len();
+            assert_eq!(new.num_cached % self.settings.page_size, 0, "{new:?}");
+            assert!((new.num_cached as usize) < num_known, "{new:?}");
+            let own = plan.appended_pages.iter().filter(|it| it.0 == new.slot);
+            hits.extend(own.take((new.num_cached / self.settings.page_size) as usize));
+        }
+        assert!(
+            hits.iter().all(|(_, page)| self.device.is_full(*page)),
+            "a page was published before its KV was there: {plan:?}"
+        );
+        hits
     }
 
     /// Each prompt position is reported once, in order, and the lookahead token is the prompt's.
@@ -430,7 +492,11 @@ impl World {
         }
         let stats = self.scheduler.stats();
         assert_eq!(
-            (stats.pages.free, stats.num_running, stats.num_waiting),
+            (
+                stats.pages.free + stats.pages.cached,
+                stats.num_running,
+                stats.num_waiting
+            ),
             (self.settings.num_pages, 0, 0)
         );
     }

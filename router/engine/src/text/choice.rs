@@ -24,6 +24,8 @@ pub(super) struct Rules {
 #[derive(Debug)]
 pub(super) struct Choice {
     pub(super) prompt: Arc<[TokenId]>,
+    /// Leading prompt tokens that the prefix cache had.
+    pub(super) num_cached_tokens: u64,
     /// One for each prompt token where they were asked for, else empty.
     pub(super) prompt_scores: Vec<Option<TokenLogprobs>>,
     pub(super) unsent: Unsent,
@@ -77,6 +79,7 @@ impl Choice {
         };
         Self {
             prompt,
+            num_cached_tokens: 0,
             prompt_scores: vec![None; num_scores],
             unsent: Unsent::default(),
             num_tokens: 0,

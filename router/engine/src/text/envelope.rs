@@ -24,6 +24,8 @@ impl Api {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) num_prompt_tokens: u64,
+    /// Those of them whose KV was in the prefix cache.
+    pub(super) num_cached_tokens: u64,
     pub(super) num_completion_tokens: u64,
 }
 
@@ -35,7 +37,9 @@ impl Usage {
         write_u64(self.num_completion_tokens, out);
         out.extend_from_slice(b",\"total_tokens\":");
         write_u64(self.num_prompt_tokens + self.num_completion_tokens, out);
-        out.extend_from_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":0}}");
+        out.extend_from_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
+        write_u64(self.num_cached_tokens, out);
+        out.extend_from_slice(b"}}");
     }
 }
 

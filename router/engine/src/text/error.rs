@@ -45,7 +45,7 @@ impl RequestError {
         }
     }
 
-    pub(super) fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self::new(param, "invalid_value", message)
     }
 }

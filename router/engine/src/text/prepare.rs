@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plait_core::{Request, Sampling, TokenId};
+use plait_core::{Request, Sampling, TenantId, TokenId};
 
 use super::choice::Rules;
 use super::detokenise::TextStart;
@@ -54,7 +54,9 @@ impl ModelText {
             max_tokens: max_tokens(request),
             stop_ids: stop_ids.clone(),
             sampling: self.sampling(request, draw_seed),
-            priority: 0,
+            priority: request.owner.priority,
+            tenant: TenantId(request.owner.tenant),
+            salt: request.owner.salt,
         });
         let choices = choices.collect();
         let rules = Rules {

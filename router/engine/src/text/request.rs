@@ -33,6 +33,9 @@ pub struct GenerateRequest {
     /// What is told beside the text.
     #[serde(flatten)]
     pub report: ReportFields,
+    /// Who asks.
+    #[serde(flatten)]
+    pub owner: OwnerFields,
 }
 
 /// What is to be answered or continued.
@@ -129,6 +132,18 @@ pub struct ReportFields {
     pub prompt_logprobs: Option<u8>,
     /// The ids of the prompt's and the answer's tokens.
     pub return_token_ids: bool,
+}
+
+/// Who asks, in numbers that the front door draws.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct OwnerFields {
+    /// Smaller goes first; needs a policy that looks at it.
+    pub priority: i32,
+    /// Whose share its tokens count against.
+    pub tenant: u64,
+    /// Requests of different salts share no cached pages.
+    pub salt: u64,
 }
 
 /// A request ready for the scheduler, and what will write its answer.

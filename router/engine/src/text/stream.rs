@@ -94,6 +94,11 @@ impl StreamText {
         }
     }
 
+    /// Notes how many tokens of a choice's prompt the prefix cache had, for the usage.
+    pub fn set_cached_tokens(&mut self, choice: usize, num_tokens: u32) {
+        self.choices[choice].num_cached_tokens = num_tokens.into();
+    }
+
     /// Ends one choice and appends what is left of its text, or the whole answer, to `out`.
     pub fn finish(
         &mut self,
@@ -122,6 +127,7 @@ impl StreamText {
     fn usage(&self) -> Usage {
         Usage {
             num_prompt_tokens: self.choices.iter().map(|it| it.prompt.len() as u64).sum(),
+            num_cached_tokens: self.choices.iter().map(|it| it.num_cached_tokens).sum(),
             num_completion_tokens: self.choices.iter().map(|it| it.num_tokens).sum(),
         }
     }

@@ -109,25 +109,91 @@ fn a_full_queue_answers_429_with_retry_after() {
 
 #[test]
 fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
-    let mut rig = Rig::ready(&json!({"max_queue": 2}), |_| {});
+    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
+        rank.step = Duration::from_millis(5);
+    });
+    rig.submit(1, "abc", &json!({"max_tokens": 200}));
+    rig.submit(2, "abc", &json!({"max_tokens": 2}));
+    rig.wait_until("one runs and one waits", |rig| {
+        rig.metric("plait_requests_waiting") == 1.0
+    });
     rig.submit(
-        1,
+        3,
         "",
         &json!({"prompts": ["abc", "abc", "abc"], "max_tokens": 2}),
     );
-    assert_eq!(rig.answer(1).error, Some((429, 1)));
-    rig.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(rig.answer(3).error, Some((429, 1)));
+    rig.engine.abort(1);
     assert_eq!(rig.answer(2).text(), "de");
     assert_eq!(rig.metric("plait_requests_waiting"), 0.0);
     let counts = [
         ("plait_requests_rejected_total{reason=\"queue_full\"}", 1.0),
-        ("plait_requests_finished_total{reason=\"abort\"}", 0.0),
+        ("plait_requests_finished_total{reason=\"abort\"}", 1.0),
         ("plait_requests_finished_total{reason=\"length\"}", 1.0),
-        ("plait_prompt_tokens_total", 3.0),
+        ("plait_prompt_tokens_total", 6.0),
     ];
     for (name, count) in counts {
         assert_eq!(rig.metric(name), count, "{name}");
     }
+}
+
+#[test]
+fn an_empty_queue_takes_any_one_requests_choices() {
+    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |_| {});
+    let prompts = ["abc"; 5];
+    rig.submit(1, "", &json!({"prompts": prompts, "max_tokens": 2}));
+    let ends = rig.answer(1).chunks();
+    let ends = ends
+        .iter()
+        .filter(|it| it["choices"][0]["finish_reason"] == "length");
+    assert_eq!(ends.count(), 5);
+}
+
+#[test]
+fn the_usage_says_what_the_prefix_cache_had() {
+    let prompt = "a".repeat(40);
+    for (prefix_cache, num_cached) in [(true, 32), (false, 0)] {
+        let mut rig = Rig::ready(&json!({"prefix_cache": prefix_cache}), |_| {});
+        let cached = |rig: &mut Rig, stream, change| {
+            rig.submit(stream, &prompt, &change);
+            let last = rig.answer(stream).chunks().pop().unwrap();
+            last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+        };
+        let asks = json!({"max_tokens": 2, "include_usage": true});
+        assert_eq!(cached(&mut rig, 1, asks.clone()), Some(0));
+        assert_eq!(cached(&mut rig, 2, asks), Some(num_cached));
+        let other = json!({"max_tokens": 2, "include_usage": true, "salt": 5});
+        assert_eq!(cached(&mut rig, 3, other), Some(0), "of another salt");
+        let hits = rig.metric("plait_prefix_hit_tokens_total");
+        assert_eq!(hits, num_cached as f64);
+    }
+}
+
+#[test]
+fn a_priority_is_refused_where_nobody_would_look_at_it() {
+    for (policy, error) in [("fcfs", Some((400, 0))), ("priority", None), ("fair", None)] {
+        let mut rig = Rig::ready(&json!({"policy": policy}), |_| {});
+        rig.submit(1, "abc", &json!({"max_tokens": 2, "priority": -3}));
+        let answer = rig.answer(1);
+        assert_eq!(answer.error, error, "{policy}");
+        assert!(error.is_none() || answer.message().contains("--policy priority"));
+    }
+}
+
+#[test]
+fn fair_share_lets_the_tenant_that_was_served_less_go_first() {
+    let mut rig = Rig::ready(&json!({"policy": "fair", "max_seqs": 1}), |rank| {
+        rank.step = Duration::from_millis(2);
+    });
+    for stream in 0..6 {
+        rig.submit(stream, "abc", &json!({"max_tokens": 20, "tenant": 1}));
+    }
+    rig.wait_until("they wait", |rig| {
+        rig.metric("plait_requests_waiting") >= 4.0
+    });
+    rig.submit(6, "abc", &json!({"max_tokens": 2, "tenant": 2}));
+    rig.answer(6);
+    assert!(!rig.so_far(5).is_over, "it came before the newcomer");
 }
 
 #[test]

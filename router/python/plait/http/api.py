@@ -46,5 +46,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """How many of the best to list beside each output token (0: the token's own only)."""
     prompt_logprobs: int | None = None
+    priority: int = 0
+    """Smaller goes first; only servers with `--policy priority` or `fair` take one."""
+    tenant: int = 0
+    """Whose share it counts against, as a number (`plait.http.owners`)."""
+    salt: int = 0
+    """Requests of different salts share no cached pages."""
     return_token_ids: bool = False
     """vLLM's field: `token_ids` in each choice or chunk, `prompt_token_ids` in the answer."""

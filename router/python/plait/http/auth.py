@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.errors import SettingsError
 from plait.http.errors import ApiError, send_error
+from plait.http.owners import KEY
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
@@ -67,15 +68,19 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or go on."""
-        if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS and not self._fits(scope):
-            await send_error(send, _refusal(scope), [(b"www-authenticate", b"Bearer")])
-            return
+        if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS:
+            key = self._fitting_key(scope)
+            if key is None:
+                await send_error(send, _refusal(scope), [(b"www-authenticate", b"Bearer")])
+                return
+            scope[KEY] = key
         await self._app(scope, receive, send)
 
-    def _fits(self, scope: Scope) -> bool:
+    def _fitting_key(self, scope: Scope) -> bytes | None:
         given = _authorization(scope)
         scheme, _, key = given.partition(b" ")
-        return len(given) <= MAX_KEY_FILE_BYTES and scheme.lower() == b"bearer" and self._keys.admit(key.strip())
+        fits = len(given) <= MAX_KEY_FILE_BYTES and scheme.lower() == b"bearer" and self._keys.admit(key.strip())
+        return key.strip() if fits else None
 
 
 def _authorization(scope: Scope) -> bytes:

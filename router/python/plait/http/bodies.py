@@ -62,6 +62,12 @@ class AnswerFields(EndingFields, kw_only=True):
     """vLLM's."""
     return_token_ids: bool | None = None
     """vLLM's."""
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+    """Whose share the request counts against where no API key says so."""
+    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
+    """vLLM's; smaller goes first."""
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    """vLLM's; prompts of another salt share no cached pages with this one."""
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

@@ -1,7 +1,7 @@
 """Fields of OpenAI's and vLLM's API that Plait lacks, with the values at which they change nothing.
 
 Any other value is refused by name, so that nobody believes it was heeded. Fields that never change an answer
-(`user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`) are not listed: they are
+(`metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`) are not listed: they are
 ignored, as unknown names are. null is neutral everywhere.
 """
 
@@ -43,9 +43,7 @@ _BOTH: Neutral = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "priority": (0,),
     "request_id": (),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "logprob_token_ids": ([],),

@@ -13,7 +13,9 @@ from plait.http.api import GenerateRequest
 from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message, Role
 from plait.http.errors import ApiError
 from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION, Neutral, refuse_lacking, shown
+from plait.http.owners import Owner
 
+ANYBODY = Owner()
 MAX_PROMPTS = 128
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
@@ -45,7 +47,7 @@ class _Asked(msgspec.Struct, kw_only=True):
     prompts: list[str | list[int]] = []
 
 
-def read_chat(raw: bytes, served_model: str) -> GenerateRequest:
+def read_chat(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> GenerateRequest:
     """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
     body = _decode(raw, ChatBody, LACKING_CHAT)
     if body.top_logprobs and not body.logprobs:
@@ -60,10 +62,10 @@ def read_chat(raw: bytes, served_model: str) -> GenerateRequest:
         chat_template_kwargs=_template_arguments(body.chat_template_kwargs or {}),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
-    return _request(asked, body, served_model)
+    return _request(asked, body, served_model, owner)
 
 
-def read_completion(raw: bytes, served_model: str) -> GenerateRequest:
+def read_completion(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> GenerateRequest:
     """The request in the body of `POST /v1/completions`; raises `ApiError`."""
     body = _decode(raw, CompletionBody, LACKING_COMPLETION)
     asked = _Asked(
@@ -73,10 +75,10 @@ def read_completion(raw: bytes, served_model: str) -> GenerateRequest:
         logprobs=body.logprobs,
         prompts=_prompts(body.prompt),
     )
-    return _request(asked, body, served_model)
+    return _request(asked, body, served_model, owner)
 
 
-def _request(asked: _Asked, body: AnswerFields, served_model: str) -> GenerateRequest:
+def _request(asked: _Asked, body: AnswerFields, served_model: str, owner: Owner) -> GenerateRequest:
     _check_model(body.model, served_model)
     stream = bool(body.stream)
     _check_stream(stream, body)
@@ -104,6 +106,9 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str) -> GenerateRe
         logprobs=asked.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
+        priority=body.priority or 0,
+        tenant=owner.tenant(body.user),
+        salt=owner.salt(body.cache_salt),
     )
 
 

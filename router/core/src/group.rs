@@ -1,0 +1,242 @@
+//! Replicas that must step together: each votes on its own plan, the verdict follows from the votes
+//! alone, and what is sent is the plan with the verdict beside it.
+
+use crate::flight::Flight;
+use crate::ids::StepId;
+use crate::plan::Plan;
+use crate::scheduler::Scheduler;
+
+/// What one replica would do in a step, read from the rows of its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vote {
+    /// Whose vote, counted from 0.
+    pub replica: u32,
+    /// For which step.
+    pub step: StepId,
+    /// Tokens of its prefill rows.
+    pub num_prefill_tokens: u32,
+    /// Its decode rows.
+    pub num_decode_rows: u32,
+    /// Tokens that it would compute.
+    pub num_tokens: u32,
+    /// Its plan has prefill and decode rows.
+    pub wants_mixed: bool,
+    /// Its rows could run as a captured graph.
+    pub can_graph: bool,
+    /// Nothing waits, runs or is on the wire.
+    pub idle: bool,
+    /// It takes no new requests.
+    pub draining: bool,
+}
+
+/// Which rows a group has in a step, over all its replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// None: no step is made.
+    Idle,
+    /// Prefill rows only.
+    Prefill,
+    /// Decode rows only.
+    Decode,
+    /// Both.
+    Mixed,
+}
+
+/// Everything about a step that a collective depends on; the same on every replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Which step.
+    pub step: StepId,
+    /// Its rows.
+    pub mode: Mode,
+    /// Tokens that every replica pads to.
+    pub pad_tokens: u32,
+    /// Tokens of the captured graph that all run, where there is one for this step.
+    pub graph_bucket: Option<u32>,
+    /// Replicas without rows, which run a dummy row on a page outside the pool.
+    pub dummy_replicas: Vec<u32>,
+    /// Someone drains: nobody takes new requests.
+    pub draining: bool,
+    /// Someone drains and all are idle: the group ends.
+    pub stop: bool,
+}
+
+/// What a replica sends to its ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sealed {
+    /// As it was voted on; without rows for a replica that runs a dummy row.
+    pub plan: Plan,
+    /// What all replicas do.
+    pub verdict: Verdict,
+}
+
+/// Votes from which no verdict follows: the group cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Disagreement {
+    /// Not every replica voted.
+    #[error("replica {replica} did not vote on step {}", .step.0)]
+    Missing {
+        /// Who.
+        replica: u32,
+        /// On what.
+        step: StepId,
+    },
+    /// A vote that is none of the group's, or comes twice.
+    #[error(
+        "a vote of replica {replica} came that was not asked for; the group has {num_replicas}"
+    )]
+    Unasked {
+        /// Whose.
+        replica: u32,
+        /// Replicas of the group.
+        num_replicas: u32,
+    },
+    /// A replica is at another step.
+    #[error("replica {replica} voted on step {}, replica 0 on step {}", .given.0, .expected.0)]
+    Step {
+        /// Who.
+        replica: u32,
+        /// Its step.
+        given: StepId,
+        /// Replica 0's step.
+        expected: StepId,
+    },
+}
+
+/// The verdict of a group of `num_replicas`, whose votes come in any order.
+///
+/// `graph_buckets` are the sizes in tokens for which graphs were captured, the same in the whole group.
+pub fn verdict(
+    votes: &[Vote],
+    num_replicas: u32,
+    graph_buckets: &[u32],
+) -> Result<Verdict, Disagreement> {
+    let votes = in_order(votes, num_replicas)?;
+    let most_tokens = votes.iter().map(|vote| vote.num_tokens).max().unwrap_or(0);
+    let mode = mode_of(&votes);
+    let graph_bucket = graph_buckets
+        .iter()
+        .filter(|bucket| **bucket >= most_tokens)
+        .min()
+        .filter(|_| mode == Mode::Decode && votes.iter().all(|vote| vote.can_graph))
+        .copied();
+    let idlers = votes.iter().filter(|vote| vote.num_tokens == 0);
+    let draining = votes.iter().any(|vote| vote.draining);
+    Ok(Verdict {
+        step: votes[0].step,
+        mode,
+        pad_tokens: graph_bucket.unwrap_or(most_tokens),
+        graph_bucket,
+        dummy_replicas: idlers
+            .filter(|_| mode != Mode::Idle)
+            .map(|vote| vote.replica)
+            .collect(),
+        draining,
+        stop: draining && votes.iter().all(|vote| vote.idle),
+    })
+}
+
+fn mode_of(votes: &[Vote]) -> Mode {
+    let has_prefill = votes.iter().any(|vote| vote.num_prefill_tokens > 0);
+    let has_decode = votes.iter().any(|vote| vote.num_decode_rows > 0);
+    match (has_prefill, has_decode) {
+        (false, false) => Mode::Idle,
+        (true, false) => Mode::Prefill,
+        (false, true) => Mode::Decode,
+        (true, true) => Mode::Mixed,
+    }
+}
+
+/// One vote of each replica on the same step.
+fn in_order(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreement> {
+    let mut by_replica = vec![None; num_replicas as usize];
+    for vote in votes {
+        let replica = vote.replica;
+        let place = by_replica.get_mut(replica as usize);
+        match place {
+            Some(place @ None) => *place = Some(*vote),
+            _ => {
+                return Err(Disagreement::Unasked {
+                    replica,
+                    num_replicas,
+                });
+            }
+        }
+    }
+    let step = votes.first().map_or(StepId(0), |vote| vote.step);
+    let each = (0..).zip(by_replica);
+    let votes: Vec<Vote> = each
+        .map(|(replica, vote)| vote.ok_or(Disagreement::Missing { replica, step }))
+        .collect::<Result<_, _>>()?;
+    let expected = votes[0].step;
+    match votes.iter().find(|vote| vote.step != expected) {
+        None => Ok(votes),
+        Some(vote) => Err(Disagreement::Step {
+            replica: vote.replica,
+            given: vote.step,
+            expected,
+        }),
+    }
+}
+
+impl Scheduler {
+    /// What replica `replica` of a group says of the plan that was just made, or of having none.
+    ///
+    /// `largest_graph` is the greatest number of tokens for which a graph was captured; 0 without any.
+    pub fn vote(&self, plan: Option<&Plan>, replica: u32, largest_graph: u32) -> Vote {
+        let count = |of: fn(&Plan) -> u32| plan.map_or(0, of);
+        let num_prefill_tokens = count(Plan::num_prefill_tokens);
+        let num_decode_rows = count(Plan::num_decode_rows);
+        let num_tokens = count(Plan::num_tokens);
+        Vote {
+            replica,
+            step: plan.map_or(self.next_step(), |plan| plan.step),
+            num_prefill_tokens,
+            num_decode_rows,
+            num_tokens,
+            wants_mixed: num_prefill_tokens > 0 && num_decode_rows > 0,
+            can_graph: num_prefill_tokens == 0 && num_tokens <= largest_graph,
+            idle: self.is_idle(),
+            draining: self.is_draining,
+        }
+    }
+
+    /// What is sent for the step: the plan as it was voted on, or, where the group steps without rows
+    /// of this replica, one for its dummy row. Nothing where the whole group is idle.
+    pub fn seal(&mut self, plan: Option<Plan>, verdict: &Verdict) -> Option<Sealed> {
+        self.is_draining |= verdict.draining;
+        let is_step = verdict.mode != Mode::Idle;
+        let plan = plan.or_else(|| is_step.then(|| self.dummy()))?;
+        assert_eq!(plan.step, verdict.step, "the verdict is on another step");
+        Some(Sealed {
+            plan,
+            verdict: verdict.clone(),
+        })
+    }
+
+    fn next_step(&self) -> StepId {
+        StepId(self.last_step.0 + 1)
+    }
+
+    /// A step in which nothing of this replica is computed; its result is waited for like any other.
+    fn dummy(&mut self) -> Plan {
+        let step = self.next_step();
+        self.last_step = step;
+        self.flights.launch(Flight {
+            step,
+            chunks: Vec::new(),
+            samples: Vec::new(),
+            parked: Vec::new(),
+        });
+        Plan {
+            step,
+            freed_slots: Vec::new(),
+            new_slots: Vec::new(),
+            trimmed_slots: Vec::new(),
+            appended_pages: Vec::new(),
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            token_ids: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What went wrong in other schedulers, one test for each (the design page lists them).
+
+use plait_core::{HashSeed, Micros, Plan, Request, Sampling, Scheduler, Settings, TenantId};
+
+use crate::rules::{chunks, decoded, settings, step, world};
+use crate::world::{Spec, World};
+
+fn rows_of(plan: &Plan) -> Vec<u64> {
+    let prefills = plan.prefill.iter().map(|row| row.request.0);
+    prefills
+        .chain(plan.decode.iter().map(|row| row.request.0))
+        .collect()
+}
+
+/// A prefill row placed in this very plan was chosen as victim, and its pages went to a decode row.
+#[test]
+fn a_prefill_row_of_this_plan_keeps_its_pages_when_a_decoder_lacks_one() {
+    let settings = Settings {
+        page_size: 4,
+        num_pages: 6,
+        starvation_steps: 1,
+        ..settings()
+    };
+    for num_prompt in 5..16 {
+        let mut world = world(settings.clone(), [(4, 12), (num_prompt, 4), (3, 9)]);
+        while !world.scheduler.is_idle() {
+            let plan = step(&mut world);
+            let new: Vec<u64> = plan.new_slots.iter().map(|new| new.request.0).collect();
+            assert!(new.iter().all(|request| rows_of(&plan).contains(request)));
+        }
+        world.check_the_end();
+    }
+}
+
+/// The token in flight was thrown away by a preemption, and a placeholder stayed in the context.
+#[test]
+fn a_token_in_flight_survives_the_preemption_of_its_request() {
+    let settings = Settings {
+        page_size: 4,
+        num_pages: 4,
+        ..settings()
+    };
+    let mut world = world(settings, [(4, 8), (4, 8)]);
+    (0..4).for_each(|_| drop(step(&mut world)));
+    world.plan();
+    assert!(
+        world.plan().is_none(),
+        "the second is held with a row on the wire"
+    );
+    let before = world
+        .clients
+        .values()
+        .map(|it| it.emitted.len())
+        .sum::<usize>();
+    world.land();
+    let after = world
+        .clients
+        .values()
+        .map(|it| it.emitted.len())
+        .sum::<usize>();
+    assert_eq!(after - before, 2, "both tokens of the step are kept");
+    world.run_to_the_end(2);
+}
+
+/// Ties were broken by the request's id: a client could buy priority with it.
+#[test]
+fn nothing_that_a_client_chooses_decides_between_equals() {
+    let admitted = |specs: [Spec; 3]| {
+        let mut world = World::new(Settings {
+            max_rows: 1,
+            ..settings()
+        });
+        for spec in specs {
+            world.submit(spec).unwrap();
+        }
+        (0..3)
+            .map(|_| step(&mut world).prefill[0].request.0)
+            .collect::<Vec<_>>()
+    };
+    let spec = |salt, tenant| Spec {
+        salt,
+        tenant,
+        ..Spec::new(1, 1)
+    };
+    assert_eq!(admitted([spec(1, 3), spec(2, 2), spec(3, 1)]), [0, 1, 2]);
+    assert_eq!(admitted([spec(3, 1), spec(2, 2), spec(1, 3)]), [0, 1, 2]);
+}
+
+/// Planning cost grew with batch x context, and with the pool once the cache was full.
+#[test]
+fn a_decode_plan_is_as_large_at_any_context_and_with_a_full_cache() {
+    let plan_at = |num_prompt: u32, prefix_cache| {
+        let settings = Settings {
+            max_model_len: 4096,
+            num_pages: 600,
+            max_batch_tokens: 4096,
+            long_prefill: 4096,
+            prefix_cache,
+            ..settings()
+        };
+        let mut world = World::new(settings);
+        if prefix_cache.is_some() {
+            for salt in 1..=3 {
+                let filler = Spec {
+                    salt,
+                    ..Spec::new(2900, 1)
+                };
+                world.submit(filler).unwrap();
+                world.run_to_the_end(1);
+            }
+            assert!(world.scheduler.stats().pages.free < 60);
+        }
+        world.submit(Spec::new(num_prompt, 9)).unwrap();
+        (0..2).for_each(|_| drop(step(&mut world)));
+        let plan = step(&mut world);
+        (
+            plan.decode.len(),
+            plan.appended_pages.len(),
+            plan.token_ids.len(),
+        )
+    };
+    for prefix_cache in [None, Some(HashSeed([1, 2]))] {
+        assert_eq!(plan_at(20, prefix_cache), (1, 0, 0));
+        assert_eq!(plan_at(2001, prefix_cache), (1, 0, 0));
+    }
+}
+
+/// Prefill first: gaps of minutes between tokens. Decoders have a row in every plan with room.
+#[test]
+fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
+    let settings = Settings {
+        max_model_len: 2048,
+        num_pages: 1024,
+        max_queue: 100,
+        max_queue_tokens: 1 << 20,
+        ..settings()
+    };
+    let mut world = world(settings, [(5, 200)]);
+    step(&mut world);
+    for _ in 0..20 {
+        world.submit(Spec::new(500, 1)).unwrap();
+    }
+    for _ in 0..100 {
+        let plan = step(&mut world);
+        assert!(decoded(&plan).contains(&0), "{plan:?}");
+        assert!(!chunks(&plan).is_empty(), "and the prompts go on");
+    }
+}
+
+/// Parallel arrays of which one was not cut like the others: garbage.
+#[test]
+fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
+    let mut world = world(settings(), [(40, 3), (5, 3)]);
+    while !world.scheduler.is_idle() {
+        let plan = step(&mut world);
+        let num_tokens: u32 = plan
+            .prefill
+            .iter()
+            .map(|row| row.length + u32::from(row.lookahead))
+            .sum();
+        assert_eq!(plan.token_ids.len(), num_tokens as usize);
+    }
+}
+
+/// Rows that were all found in the cache came to the kernel with no token to compute.
+#[test]
+fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
+    for num_prompt in 1..40 {
+        let mut world = world(
+            Settings {
+                page_size: 4,
+                prefix_cache: Some(HashSeed([1, 2])),
+                ..settings()
+            },
+            [(num_prompt, 1)],
+        );
+        world.run_to_the_end(1);
+        world.submit(Spec::new(num_prompt, 1)).unwrap();
+        assert!(step(&mut world).prefill[0].length >= 1);
+        world.run_to_the_end(1);
+    }
+}
+
+/// Hashing went on with the cache switched off: two requests that differ in their salt alone are then
+/// the same to the scheduler, whose whole state is printed here.
+#[test]
+fn without_the_cache_nothing_is_hashed() {
+    let state_with = |salt| {
+        let mut scheduler = Scheduler::new(settings()).unwrap();
+        let sampling = Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+        };
+        let request = Request {
+            prompt: (0..100).collect(),
+            max_tokens: 2,
+            stop_ids: [].into(),
+            sampling,
+            priority: 0,
+            tenant: TenantId(0),
+            salt,
+        };
+        scheduler.submit(request, Micros(0)).unwrap();
+        scheduler.plan(Micros(1)).unwrap();
+        format!("{scheduler:?}").replace(&format!("salt: {salt}"), "")
+    };
+    assert_eq!(state_with(1), state_with(2));
+}

@@ -1,0 +1,90 @@
+//! Claims about fair share between tenants.
+
+use plait_core::{Policy, Settings};
+
+use crate::rules::{settings, step};
+use crate::world::{Spec, World};
+
+fn fair() -> Settings {
+    Settings {
+        policy: Policy::Fair,
+        max_seqs: 1,
+        max_rows: 1,
+        ..settings()
+    }
+}
+
+fn of(tenant: u64, num_prompt: u32, max_tokens: u32) -> Spec {
+    Spec {
+        tenant,
+        ..Spec::new(num_prompt, max_tokens)
+    }
+}
+
+/// The tenants in the order of their admissions.
+fn admissions(world: &mut World) -> Vec<u64> {
+    let mut tenants = Vec::new();
+    while !world.scheduler.is_idle() {
+        let plan = step(world);
+        let new = plan.new_slots.iter().filter(|new| new.waited.is_some());
+        tenants.extend(new.map(|new| world.clients[&new.request].spec.tenant));
+    }
+    tenants
+}
+
+#[test]
+fn a_tenant_with_one_request_does_not_wait_for_anothers_ten() {
+    let mut world = World::new(fair());
+    for _ in 0..10 {
+        world.submit(of(1, 5, 5)).unwrap();
+    }
+    world.submit(of(2, 5, 5)).unwrap();
+    assert_eq!(admissions(&mut world)[..3], [1, 2, 1]);
+}
+
+#[test]
+fn shares_are_counted_in_tokens_of_prompts_and_answers() {
+    let mut world = World::new(fair());
+    for _ in 0..3 {
+        world.submit(of(1, 20, 10)).unwrap();
+    }
+    for _ in 0..9 {
+        world.submit(of(2, 5, 5)).unwrap();
+    }
+    assert_eq!(
+        admissions(&mut world),
+        [1, 2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2],
+        "30 tokens a request against 10"
+    );
+}
+
+#[test]
+fn a_tenant_that_stayed_away_saves_nothing_up() {
+    let mut world = World::new(fair());
+    world.submit(of(1, 20, 50)).unwrap();
+    world.run_to_the_end(1);
+    for _ in 0..2 {
+        world.submit(of(1, 5, 5)).unwrap();
+        world.submit(of(2, 5, 5)).unwrap();
+    }
+    assert_eq!(admissions(&mut world), [1, 2, 1, 2]);
+}
+
+#[test]
+fn priority_orders_the_requests_of_one_tenant_only() {
+    let mut world = World::new(fair());
+    world.submit(of(1, 5, 5)).unwrap();
+    for (tenant, priority) in [(2, 5), (1, 0), (1, -1)] {
+        world
+            .submit(Spec {
+                priority,
+                ..of(tenant, 5, 5)
+            })
+            .unwrap();
+    }
+    let mut order = Vec::new();
+    while !world.scheduler.is_idle() {
+        order.extend(step(&mut world).new_slots.iter().map(|new| new.request.0));
+    }
+    assert_eq!(order, [3, 1, 0, 2]);
+}

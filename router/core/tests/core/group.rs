@@ -1,0 +1,223 @@
+//! Claims about replicas that step together, and their invariants under random schedules.
+
+use plait_core::{Disagreement, Mode, Settings, StepId, Verdict, Vote, verdict};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::properties::{any_settings, any_spec};
+use crate::rules::settings;
+use crate::world::{Spec, World};
+
+const GRAPHS: [u32; 3] = [1, 4, 8];
+
+/// Replicas, each with a device of its own.
+struct Group {
+    worlds: Vec<World>,
+}
+
+impl Group {
+    fn new(num_replicas: usize, settings: &Settings) -> Self {
+        let worlds = (0..num_replicas).map(|_| World::new(settings.clone()));
+        Self {
+            worlds: worlds.collect(),
+        }
+    }
+
+    /// All plan, vote and send; the verdict, and whether each replica's rows are as it voted.
+    fn step(&mut self) -> Verdict {
+        let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
+        let votes = (0..).zip(self.worlds.iter().zip(&plans));
+        let votes: Vec<Vote> = votes
+            .map(|(replica, (world, plan))| world.scheduler.vote(plan.as_ref(), replica, 8))
+            .collect();
+        let verdict = agree(&votes);
+        for (world, plan) in self.worlds.iter_mut().zip(plans) {
+            let sealed = world.scheduler.seal(plan.clone(), &verdict);
+            assert_eq!(sealed.is_some(), verdict.mode != Mode::Idle);
+            let Some(sealed) = sealed else { continue };
+            assert!(plan.is_none_or(|plan| plan == sealed.plan), "a row changed");
+            assert_eq!(sealed.plan.step, verdict.step);
+            world.send(&sealed.plan);
+        }
+        verdict
+    }
+
+    fn most_on_the_wire(&self) -> usize {
+        let each = self.worlds.iter().map(World::num_on_the_wire);
+        each.max().unwrap()
+    }
+
+    fn land_all(&mut self) {
+        for world in &mut self.worlds {
+            while world.num_on_the_wire() > 0 {
+                world.land();
+            }
+        }
+    }
+
+    /// Steps until all are idle.
+    fn run_to_the_end(&mut self) {
+        for _ in 0..100_000 {
+            self.land_all();
+            if self.step().mode == Mode::Idle {
+                return self.worlds.iter().for_each(World::check_the_end);
+            }
+        }
+        panic!("livelock");
+    }
+}
+
+/// The verdict; the same from votes that came in another order.
+fn agree(votes: &[Vote]) -> Verdict {
+    let num_replicas = u32::try_from(votes.len()).unwrap();
+    let verdict_of = |votes: &[Vote]| verdict(votes, num_replicas, &GRAPHS).unwrap();
+    let backwards: Vec<Vote> = votes.iter().rev().copied().collect();
+    assert_eq!(verdict_of(votes), verdict_of(&backwards));
+    verdict_of(votes)
+}
+
+fn vote(replica: u32) -> Vote {
+    Vote {
+        replica,
+        step: StepId(3),
+        num_prefill_tokens: 0,
+        num_decode_rows: 0,
+        num_tokens: 0,
+        wants_mixed: false,
+        can_graph: true,
+        idle: true,
+        draining: false,
+    }
+}
+
+fn decoding(replica: u32, num_rows: u32) -> Vote {
+    Vote {
+        num_decode_rows: num_rows,
+        num_tokens: num_rows,
+        idle: false,
+        ..vote(replica)
+    }
+}
+
+#[test]
+fn a_replica_without_rows_runs_a_dummy_row_and_all_pad_to_the_largest() {
+    let agreed = agree(&[decoding(0, 3), vote(1), decoding(2, 2)]);
+    assert_eq!((agreed.mode, agreed.pad_tokens), (Mode::Decode, 4));
+    assert_eq!(agreed.graph_bucket, Some(4));
+    assert_eq!(agreed.dummy_replicas, [1]);
+}
+
+#[test]
+fn one_replica_that_cannot_use_a_graph_decides_for_all() {
+    let eager = Vote {
+        can_graph: false,
+        ..decoding(1, 3)
+    };
+    let agreed = agree(&[decoding(0, 3), eager]);
+    assert_eq!((agreed.graph_bucket, agreed.pad_tokens), (None, 3));
+}
+
+#[test]
+fn one_replica_that_prefills_makes_the_step_mixed_for_all() {
+    let prefilling = Vote {
+        num_prefill_tokens: 100,
+        num_tokens: 100,
+        can_graph: false,
+        idle: false,
+        ..vote(1)
+    };
+    let agreed = agree(&[decoding(0, 3), prefilling]);
+    assert_eq!((agreed.mode, agreed.pad_tokens), (Mode::Mixed, 100));
+    assert_eq!(agreed.graph_bucket, None);
+}
+
+#[test]
+fn a_missing_vote_is_an_error_with_the_replicas_name_and_never_a_verdict() {
+    let votes = [decoding(0, 3), vote(2)];
+    let error = verdict(&votes, 3, &GRAPHS).unwrap_err();
+    let step = StepId(3);
+    assert_eq!(error, Disagreement::Missing { replica: 1, step });
+    assert_eq!(error.to_string(), "replica 1 did not vote on step 3");
+    assert!(verdict(&[], 1, &GRAPHS).is_err());
+    assert!(verdict(&[vote(0), vote(0)], 2, &GRAPHS).is_err());
+    assert!(verdict(&[vote(0), vote(7)], 2, &GRAPHS).is_err());
+    let behind = Vote {
+        step: StepId(2),
+        ..vote(1)
+    };
+    assert!(matches!(
+        verdict(&[vote(0), behind], 2, &GRAPHS),
+        Err(Disagreement::Step { replica: 1, .. })
+    ));
+}
+
+#[test]
+fn a_drain_anywhere_closes_the_whole_group_and_it_stops_when_all_are_idle() {
+    let mut group = Group::new(3, &settings());
+    group.worlds[0].submit(Spec::new(5, 4)).unwrap();
+    group.worlds[1].scheduler.drain();
+    assert!(!group.step().stop);
+    assert!(group.worlds[2].submit(Spec::new(5, 4)).is_err());
+    group.run_to_the_end();
+    assert!(group.step().stop);
+}
+
+#[test]
+fn the_first_vote_with_rows_wakes_an_idle_group() {
+    let mut group = Group::new(4, &settings());
+    assert_eq!(group.step().mode, Mode::Idle);
+    group.worlds[3].submit(Spec::new(5, 2)).unwrap();
+    let agreed = group.step();
+    assert_eq!(agreed.mode, Mode::Prefill);
+    assert_eq!(agreed.dummy_replicas, [0, 1, 2]);
+    group.run_to_the_end();
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Submit(usize, Spec),
+    Step,
+    Land(usize),
+    Abort(usize, usize),
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        6 => (any::<usize>(), any_spec()).prop_map(|(replica, spec)| Action::Submit(replica, spec)),
+        20 => Just(Action::Step),
+        24 => any::<usize>().prop_map(Action::Land),
+        1 => (any::<usize>(), any::<usize>()).prop_map(|(replica, index)| Action::Abort(replica, index)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn replicas_that_step_together_give_every_request_its_own_tokens(
+        settings in any_settings(),
+        num_replicas in 1..5usize,
+        actions in vec(any_action(), 1..80),
+    ) {
+        let mut group = Group::new(num_replicas, &settings);
+        for action in actions {
+            match action {
+                Action::Submit(replica, spec) => drop(group.worlds[replica % num_replicas].submit(spec)),
+                Action::Step if group.most_on_the_wire() < 2 => drop(group.step()),
+                Action::Step => {}
+                Action::Land(replica) => {
+                    let world = &mut group.worlds[replica % num_replicas];
+                    if world.num_on_the_wire() > 0 {
+                        world.land();
+                    }
+                }
+                Action::Abort(replica, index) => {
+                    let world = &mut group.worlds[replica % num_replicas];
+                    let request = world.clients.keys().nth(index % world.clients.len().max(1)).copied();
+                    request.map(|request| world.abort(request));
+                }
+            }
+        }
+        group.run_to_the_end();
+    }
+}

@@ -1,0 +1,46 @@
+"""Numbers for those who ask: the engine is told who is the same, never who it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from starlette.types import Scope
+
+KEY = "plait.api_key"
+"""Where in the scope `RequireKey` leaves the key that it let in."""
+
+_SECRET = os.urandom(32)
+"""Of this process: no client can aim at another's number."""
+
+
+class Owner:
+    """Who sent a request: the holder of an API key, or anybody."""
+
+    def __init__(self, api_key: bytes | None = None) -> None:
+        self._api_key = api_key
+
+    @classmethod
+    def of(cls, scope: Scope) -> Owner:
+        """The holder of the key that the door let in; anybody where it asks for none."""
+        return cls(scope.get(KEY))
+
+    def tenant(self, user: str | None) -> int:
+        """Whose share a request counts against: the key's, else the user's, else everybody's (0)."""
+        if self._api_key is not None:
+            return _number(b"key", self._api_key)
+        return _number(b"user", user.encode()) if user else 0
+
+    def salt(self, cache_salt: str | None) -> int:
+        """Who shares cached pages: those with the same key and the same `cache_salt` (0: without either)."""
+        if self._api_key is None and cache_salt is None:
+            return 0
+        return _number(b"salt", self._api_key or b"", (cache_salt or "").encode())
+
+
+def _number(*parts: bytes) -> int:
+    """64 bits that stand for these parts in this process."""
+    digest = hashlib.blake2b(key=_SECRET, digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,74 @@
+"""Questions that share their table: most of each prompt comes from the prefix cache, and every answer is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import recall
+from metrics import read_metrics
+from recording import Record
+from running_server import StartServer
+
+CONTEXT = 1024
+PAGE_SIZE = 16
+NUM_TABLES = 3
+# Pages for two dialogues at a time, of three tables that take turns: some are hit while others are evicted.
+TINY_POOL = ("--num-pages", str(2 * CONTEXT // PAGE_SIZE), "--watermark", "1")
+VARIANTS = {
+    "on": (),
+    "off": ("--no-prefix-cache",),
+    "evicted": TINY_POOL,
+    "evicted+chunk-64": (*TINY_POOL, "--long-prefill", "64"),
+}
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_questions_that_share_their_table_are_answered_right(
+    variant: str,
+    check_models: Path,
+    server: StartServer,
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    num_each = sized(4, 40)
+    tables = [recall.about_one_table(check_models, seed, num_each, CONTEXT) for seed in range(NUM_TABLES)]
+    running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE), *VARIANTS[variant])
+    wrong = []
+    for first in range(0, num_each, 2):
+        for asked in tables:
+            wrong += recall.ask_all(running.url, asked[first : first + 2], concurrency=1 if first == 0 else 2)
+    metrics = read_metrics(running.url)
+    share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
+    case = f"recall-gqa {CONTEXT} shared tables, cache {variant}"
+    record(case, "problems_right", "problems", NUM_TABLES * num_each - len(wrong), NUM_TABLES * num_each)
+    record(case, "share_of_prompt_tokens_cached", "share", share)
+    record(case, "evictions", "pages", metrics["plait_prefix_evictions_total"])
+    assert wrong == []
+    assert_the_cache_did_its_part(variant, share, metrics["plait_prefix_evictions_total"])
+
+
+def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: float) -> None:
+    """Right answers prove little where nothing was hit, or where nothing had to go."""
+    if variant == "off":
+        assert share == 0
+    elif variant == "on":
+        assert share > 0.5
+        assert num_evictions == 0
+    else:
+        assert share > 0.2
+        assert num_evictions > 0
+
+
+def test_the_usage_says_how_much_came_from_the_cache(check_models: Path, server: StartServer) -> None:
+    problem = recall.about_one_table(check_models, 0, 1, CONTEXT)[0]
+    running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE))
+    body = {"messages": problem["messages"], "temperature": 0, "max_tokens": 8}
+    with httpx.Client(base_url=running.url, timeout=120) as client:
+        usages = [client.post("/v1/chat/completions", json=body).json()["usage"] for _ in range(2)]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    num_prompt = usages[0]["prompt_tokens"]
+    assert cached == [0, (num_prompt - 1) // PAGE_SIZE * PAGE_SIZE]
