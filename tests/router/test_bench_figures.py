@@ -7,6 +7,7 @@ from array import array
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from plait.bench.compare import ratios, spread_table, value
 from plait.bench.figures import Figures, figures, tokens_by_second
@@ -15,7 +16,7 @@ from plait.bench.lengths import Fixed
 from plait.bench.load import Case, Load, Random, Request
 from plait.bench.measure import Measured
 from plait.bench.messages import Outcome, Report
-from plait.bench.pace import Closed
+from plait.bench.pace import Closed, Open, Pace
 from plait.bench.percentiles import summary
 from plait.bench.prompts import Part
 from plait.bench.record import rows
@@ -53,10 +54,17 @@ def outcome(
     )
 
 
-def run_of(*outcomes: Outcome, lag: float = 0.0, cpu: float = 0.1, position: int = 0, seed: int = 0) -> Run:
+def run_of(
+    *outcomes: Outcome,
+    lag: float = 0.0,
+    cpu: float = 0.1,
+    position: int = 0,
+    seed: int = 0,
+    pace: Pace = CASE.pace,
+) -> Run:
     requests = [Request((Part(str(index), 10),), 4) for index in range(len(outcomes))]
     return Run(
-        load=Load(CASE, requests, [0.0] * len(outcomes), 0),
+        load=Load(msgspec.structs.replace(CASE, pace=pace), requests, [0.0] * len(outcomes), 0),
         server=f"http://server-{position}",
         position=position,
         model="model",
@@ -159,12 +167,20 @@ def test_a_client_that_was_late_makes_the_run_invalid(lag: float, cpu: float, wo
     assert "INVALID" in table(late)
 
 
-def test_late_sends_make_the_run_invalid() -> None:
-    late = run_of(outcome(0, [1.0], [1], ended=1.0))
-    (only,) = late.outcomes
-    shifted = Outcome(**{name: getattr(only, name) for name in only.__struct_fields__} | {"taken": 0.05})
-    reasons = lateness(run_of(shifted), 0.01).reasons
-    assert reasons == ("it sent requests 50.0 ms late (p99)",)
+def sent_late(pace: Pace) -> Measured:
+    """A request that was served for 0.95 s and could have been sent 0.05 s before it was."""
+    late = run_of(outcome(0, [1.0], [1], ended=1.0), pace=pace)
+    late.outcomes[0] = msgspec.structs.replace(late.outcomes[0], taken=0.05)
+    return measured_of(late)
+
+
+def test_late_sends_make_an_open_loop_invalid() -> None:
+    assert sent_late(Open(1.0, None, None)).lateness.reasons == ("it sent requests 50.0 ms late (p99)",)
+
+
+def test_idle_streams_make_a_closed_loop_invalid() -> None:
+    (reason,) = sent_late(Closed(1)).lateness.reasons
+    assert reason == "it sent requests 50.0 ms late (p99), and its streams stood idle for 5.3% of their time"
 
 
 def test_a_valid_run_says_nothing_of_lateness(run: Run) -> None:

@@ -63,8 +63,8 @@ def rows(measured: Measured) -> list[Row]:
             made += [Row(case, f"{name}_{k}", "seconds", v) for k, v in msgspec.structs.asdict(found).items()]
     late = msgspec.structs.asdict(measured.lateness)
     made += [
-        Row(case, f"client_{name}", "cores" if name == "cpu_share" else "seconds", late[name])
-        for name in ("lag_p99", "lag_max", "send_p99", "send_max", "cpu_share")
+        Row(case, f"client_{name}", "share" if name.endswith("share") else "seconds", late[name])
+        for name in ("lag_p99", "lag_max", "send_p99", "send_max", "idle_share", "cpu_share")
     ]
     return made
 

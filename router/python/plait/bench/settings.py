@@ -115,7 +115,7 @@ class MeasureSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     max_lag_ms: Annotated[
         Annotated[float, Meta(gt=0, le=10_000)],
-        Setting("the client's own lateness (p99 of its loop and of its sends) above which a run is invalid"),
+        Setting("the client's own lateness (p99, of its loop and of its sends) that makes a run invalid"),
     ] = 10.0
 
 
