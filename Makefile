@@ -11,6 +11,7 @@ CARGO := $(BIN)/python tools/cargo.py
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py
 RUST := $(shell find router proto -name '*.rs' -o -name Cargo.toml)
+NATIVE := kernels/hatch_build.py kernels/compile_native.py $(wildcard kernels/csrc/*)
 PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels proto/plait_proto
 
 # A .venv whose Python has gone is made anew.
@@ -28,12 +29,12 @@ help:
 	@echo "make wheel      the four wheels, into dist"
 	@echo "make clean      remove what make made"
 
-# Python sources are installed in place: only Rust and the manifests ask for another build.
-.venv/.installed: $(MANIFESTS) $(RUST)
+# Python sources are installed in place: only Rust, C++ and the manifests ask for another build.
+.venv/.installed: $(MANIFESTS) $(RUST) $(NATIVE)
 	@$(VENV)
 	@$(BIN)/python tools/install.py --stamp $@
 
-.venv/.tested: $(MANIFESTS) $(RUST)
+.venv/.tested: $(MANIFESTS) $(RUST) $(NATIVE)
 	@$(VENV)
 	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed
 	@touch --reference .venv/.installed $@

@@ -19,6 +19,7 @@ from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, load_model
+from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rendezvous import meet
 from plait_worker.same_files import refuse_other_files
@@ -36,6 +37,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     device, device_name = open_device(config)
     parallel = meet(config, rank)
     model = _load(config, device, parallel)
+    _leave_cores_to_kernels(model)
     link.send(encode(_hello(config, config_bytes, model, parallel, device_name)))
     welcome = link.welcome()
     if welcome is None:
@@ -56,6 +58,13 @@ def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Mod
         raise Failure(ExitCode.SETTINGS, str(error)) from error
     parallel.wait_for_all()
     return model
+
+
+def _leave_cores_to_kernels(model: Model[Any]) -> None:
+    """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
+    if isinstance(model, HeadsDecoder) and model.stack is not None:
+        torch.set_num_threads(1)
+        _log.info("the decoder's layers run as one compiled call a step")
 
 
 def _hello(config: WorkerConfig, config_bytes: bytes, model: Model[Any], parallel: Parallel, device_name: str) -> Hello:

@@ -6,7 +6,8 @@ order, greedy choice and ranks too, breaks ties by the lower token id, so that a
 """
 
 from plait_kernels.sampling.philox import philox4x32, uniform
-from plait_kernels.sampling.reference import Filters, pick_filtered, pick_greedy, pick_random
+from plait_kernels.sampling.pick import pick_filtered, pick_greedy, pick_random
+from plait_kernels.sampling.reference import Filters
 from plait_kernels.sampling.scores import TokenScores, score_tokens
 
 __all__ = [

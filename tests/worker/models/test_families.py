@@ -27,11 +27,17 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+# Wide enough that the compiled kernel takes all layers at once.
+ONE_CALL = {"intermediate_size": 96}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with tied embeddings": ("llama", {"tie_word_embeddings": True}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama with a head per kv head": ("llama", {"num_key_value_heads": 6}),
+    "llama in one call": ("llama", ONE_CALL),
+    "llama in one call with biases": ("llama", {**ONE_CALL, "attention_bias": True, "mlp_bias": True}),
+    "qwen3 in one call": ("qwen3", ONE_CALL),
     "llama with an odd eps": ("llama", {"rms_norm_eps": 0.01}),
     "llama with linear rope": ("llama", {"rope_parameters": LINEAR}),
     "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
@@ -86,9 +92,24 @@ def test_log_probabilities_equal_transformers(
         assert_close(decoded[0], expected[position])
 
 
+@pytest.mark.parametrize(
+    ("family", "intermediate_size", "in_one_call"),
+    [("llama", 96, True), ("qwen3", 96, True), ("llama", 80, False), ("qwen3_moe", 96, False)],
+)
+def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
+    family: str,
+    intermediate_size: int,
+    in_one_call: bool,
+    save_tiny: Callable[..., Any],
+    load: Callable[..., Any],
+) -> None:
+    saved = save_tiny(family, intermediate_size=intermediate_size)
+    assert (load(saved.path).stack is not None) == in_one_call
+
+
 @pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
-    return save_tiny(request.param)
+    return save_tiny(request.param, **ONE_CALL)
 
 
 chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size=1, max_size=8)

@@ -5,18 +5,30 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.linear import PanelMatrix, can_hold
 from torch import Tensor
 
-Matrix = Callable[[Tensor], Tensor]
-"""``x_NI -> x @ weight^T + bias`` of shape ``[N, O]``, in the dtype of ``x``."""
+
+class Matrix(Protocol):
+    """A matrix that is held for many products."""
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """``x @ weight^T + bias`` of shape ``[N, O]``, in the dtype of ``x``."""
+        ...
+
+    def float32(self, x_NI: Tensor) -> Tensor:
+        """The same in float32, with what precision the way of multiplying has."""
+        ...
 
 
 def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
     """The fastest way for the matrix's device and type; sums are float32 in each."""
+    if can_hold(weight_OI):
+        return PanelMatrix(weight_OI, bias_O)
     packed = weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16
     return _Packed(weight_OI, bias_O) if packed and _onednn_multiplies_bfloat16() else _Plain(weight_OI, bias_O)
 
@@ -31,6 +43,9 @@ class _Plain:
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         return F.linear(x_NI, self.weight_OI, self.bias_O)
+
+    def float32(self, x_NI: Tensor) -> Tensor:
+        return self(x_NI).float()
 
 
 class _Packed:
@@ -48,3 +63,6 @@ class _Packed:
     def __call__(self, x_NI: Tensor) -> Tensor:
         product: Tensor = self.multiply(x_NI, self.packed, self.bias_O, "none", [], "")
         return product
+
+    def float32(self, x_NI: Tensor) -> Tensor:
+        return self(x_NI).float()

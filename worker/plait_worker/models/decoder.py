@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape, StepAttention
+from plait_worker.attention.paged import PagedStep
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.rope import Rope
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import ModelConfig
+from plait_worker.models.stack import read_stack
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
@@ -116,6 +118,21 @@ class Decoder(Generic[PreparedT]):
 
 class HeadsDecoder(Decoder[StepAttention]):
     """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader[StepAttention]
+    ) -> None:
+        """Read the whole model."""
+        super().__init__(config, weights, parallel, read_block)
+        self.stack = read_stack(self.blocks, self.norm, parallel)
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``; in one call where a kernel takes the blocks and the step."""
+        if self.stack is None or not isinstance(attention, PagedStep):
+            return super().forward(rows, cache, attention)
+        tables = self.rope.tables(rows.positions_T)
+        return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
 
     @property
     def cache_spec(self) -> CacheSpec:

@@ -10,6 +10,7 @@ from plait_kernels.rope import apply_rope
 from torch import Tensor
 
 from plait_worker.attention import StepAttention
+from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
@@ -18,7 +19,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
 
-class LlamaAttention:
+class LlamaAttention(GroupedAttention):
     """Query, key and value in one matrix; query and key rotated by position."""
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:

@@ -10,6 +10,7 @@ from plait_kernels.rope import apply_rope
 from torch import Tensor
 
 from plait_worker.attention import StepAttention
+from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
@@ -19,8 +20,11 @@ from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
 
-class Qwen3Attention:
+class Qwen3Attention(GroupedAttention):
     """Query, key and value in one matrix; query and key normalised head by head, then rotated."""
+
+    q_norm: RmsNorm
+    k_norm: RmsNorm
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""

@@ -1,0 +1,149 @@
+// A stack of dense decoder blocks in one call: x + attention(norm(x)), then x + mlp(norm(x)), layer after layer.
+//
+// The residual stream is float32, so that it is never rounded between the layers.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "attention.h"
+
+namespace plait {
+
+// One block's weights and cache. As kernels/plait_kernels/cpu/library.py declares it.
+struct Layer {
+    Matrix qkv;
+    Matrix output;
+    Matrix gate_up;
+    Matrix down;
+    const void* attention_norm;
+    const void* mlp_norm;
+    const void* q_norm;  // null where heads are not normalised
+    const void* k_norm;
+    void* pages;
+};
+
+// As kernels/plait_kernels/cpu/library.py declares it.
+struct Decoder {
+    const Layer* layers;
+    const void* norm;
+    int64_t num_layers;
+    int64_t hidden_size;
+    int64_t intermediate_size;
+    double eps;
+};
+
+// One step's tensors.
+struct Activations {
+    const float* cos;  // [tokens, D]
+    const float* sin;
+    void* hidden;  // [tokens, hidden]: embeddings in, normalised states out
+};
+
+// Memory of a step: as much as the largest one took.
+template <class Type>
+struct Buffers {
+    using Raw = typename Type::Raw;
+    std::vector<float> residual;
+    std::vector<Raw> qkv, attended, gated;
+
+    template <class Item>
+    static void fit(std::vector<Item>& items, int64_t count) {
+        if (items.size() < size_t(count)) items.resize(size_t(count));
+    }
+};
+
+// Queries and keys normalised by head where the model does it, and rotated; keys and values go into their pages.
+template <class Type>
+void place_token(const Rows& rows, const Layer& layer, const Activations& step, float eps, int64_t token,
+                 typename Type::Raw* qkv) {
+    using Raw = typename Type::Raw;
+    const int64_t dim = rows.head_dim, row = rows.row_of(token);
+    const int64_t position = rows.starts[row] + token - rows.first_tokens[row];
+    const float *cos = step.cos + token * dim, *sin = step.sin + token * dim;
+    auto* pages = static_cast<Raw*>(layer.pages);
+    const auto turn = [&](Raw* head, const void* norm, Raw* out) {
+        if (norm) rms_norm<Type, Type>(head, static_cast<const Raw*>(norm), dim, eps, head);
+        rotate<Type>(head, cos, sin, dim, out);
+    };
+    for (int64_t head = 0; head < rows.num_heads; ++head, qkv += dim) turn(qkv, layer.q_norm, qkv);
+    for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
+        turn(qkv, layer.k_norm, pages + rows.place(row, position, head));
+    for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
+        std::memcpy(pages + rows.place(row, position, head) + rows.value_offset(), qkv, dim * sizeof(Raw));
+}
+
+// The residual stream takes in a product, unrounded.
+template <class Type>
+void add_product(Team& team, const Matrix& matrix, const void* x, int64_t rows, float* residual) {
+    multiply<Type>(team, matrix, x, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
+        add_bias<Type>(matrix, first, exist, sums);
+        float* to = residual + row * matrix.outputs + first;
+        if (exist == kPanel)
+            for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, load<Floats>(to + v * kLanes) + sums[v]);
+        else
+            for (int i = 0; i < exist; ++i) to[i] += sums[i / kLanes][i % kLanes];
+    });
+}
+
+// silu(gate) * up of a product whose outputs are gates, then ups: [rows, outputs / 2].
+template <class Type>
+void gated(Team& team, const Matrix& matrix, const void* x, int64_t rows, typename Type::Raw* out) {
+    const int64_t width = matrix.outputs / 2;
+    multiply_halves<Type>(team, matrix, x, rows, [&](int64_t row, int64_t first, Floats* gate, Floats* up) {
+        add_bias<Type>(matrix, first, kPanel, gate);
+        add_bias<Type>(matrix, first + width, kPanel, up);
+        for (int v = 0; v < kVectors; ++v)
+            Type::write(out + row * width + first + v * kLanes, silu(gate[v]) * up[v]);
+    });
+}
+
+template <class Type>
+void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const Activations& step,
+                   Buffers<Type>& buffers) {
+    using Raw = typename Type::Raw;
+    const int64_t tokens = rows.num_tokens(), hidden = decoder.hidden_size, dim = rows.head_dim;
+    const int64_t width = (rows.num_heads + 2 * rows.num_kv_heads) * dim;
+    const float eps = float(decoder.eps);
+    float* residual = buffers.residual.data();
+    Raw *x = static_cast<Raw*>(step.hidden), *qkv = buffers.qkv.data();
+    Raw *attended = buffers.attended.data(), *gates = buffers.gated.data();
+    const auto normalise = [&](const void* weight) {
+        team.each(tokens, [&](int64_t token) {
+            rms_norm<Float32, Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps,
+                                    x + token * hidden);
+        });
+    };
+    team.each(tokens, [&](int64_t token) {
+        for (int64_t i = 0; i < hidden; ++i) residual[token * hidden + i] = Type::read_one(x + token * hidden + i);
+    });
+    for (int64_t index = 0; index < decoder.num_layers; ++index) {
+        const Layer& layer = decoder.layers[index];
+        normalise(layer.attention_norm);
+        linear<Type, Type>(team, layer.qkv, x, tokens, qkv);
+        team.each(tokens, [&](int64_t token) {
+            place_token<Type>(rows, layer, step, eps, token, qkv + token * width);
+        });
+        Attention<Type>{rows, qkv, width, static_cast<const Raw*>(layer.pages), attended}.run(team);
+        add_product<Type>(team, layer.output, attended, tokens, residual);
+        normalise(layer.mlp_norm);
+        gated<Type>(team, layer.gate_up, x, tokens, gates);
+        add_product<Type>(team, layer.down, gates, tokens, residual);
+    }
+    normalise(decoder.norm);
+}
+
+template <class Type>
+void decode(const Decoder& decoder, const Rows& rows, const Activations& step) {
+    static std::mutex alone;
+    static Buffers<Type> buffers;
+    std::lock_guard lock(alone);
+    const int64_t tokens = rows.num_tokens();
+    buffers.fit(buffers.residual, tokens * decoder.hidden_size);
+    buffers.fit(buffers.qkv, tokens * (rows.num_heads + 2 * rows.num_kv_heads) * rows.head_dim);
+    buffers.fit(buffers.attended, tokens * rows.num_heads * rows.head_dim);
+    buffers.fit(buffers.gated, tokens * decoder.intermediate_size);
+    Team::get().run([&](Team& team) { decode_layers<Type>(team, decoder, rows, step, buffers); });
+}
+
+}  // namespace plait

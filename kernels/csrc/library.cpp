@@ -1,0 +1,108 @@
+// The C interface, declared for Python in kernels/plait_kernels/cpu/library.py. Built once for each instruction set.
+//
+// `type` is 0 for bfloat16 and 1 for float32. Pointers are to contiguous arrays of the sizes given; nothing is kept.
+#include "decoder.h"
+#include "sampling.h"
+
+namespace {
+
+using plait::BFloat16;
+using plait::Float32;
+using plait::Team;
+
+// work.operator()<Type>() for the type that a number names.
+template <class Work>
+void typed(int type, const Work& work) {
+    if (type == 0)
+        work.template operator()<BFloat16>();
+    else
+        work.template operator()<Float32>();
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+void plait_set_threads(int num_threads) { Team::get().resize(num_threads); }
+
+int64_t plait_panel_words(int64_t outputs, int64_t inputs, int type) {
+    return (outputs + plait::kPanel - 1) / plait::kPanel * plait::kPanel * inputs / (type == 0 ? 2 : 1);
+}
+
+void plait_pack(const void* weight, int64_t outputs, int64_t inputs, int type, uint32_t* panels) {
+    typed(type, [&]<class Type>() {
+        Team::get().run([&](Team& team) { plait::pack<Type>(team, weight, outputs, inputs, panels); });
+    });
+}
+
+void plait_linear(const plait::Matrix* matrix, const void* x, int64_t rows, int type, int type_out, void* out) {
+    typed(type, [&]<class Type>() {
+        typed(type_out, [&]<class Out>() {
+            Team::get().run([&](Team& team) { plait::linear<Type, Out>(team, *matrix, x, rows, out); });
+        });
+    });
+}
+
+void plait_rms_norm(const void* x, const void* weight, int64_t rows, int64_t stride, int64_t width, double eps,
+                    int type, void* out) {
+    typed(type, [&]<class Type>() {
+        using Raw = typename Type::Raw;
+        for (int64_t row = 0; row < rows; ++row)
+            plait::rms_norm<Type, Type>(static_cast<const Raw*>(x) + row * stride, static_cast<const Raw*>(weight),
+                                        width, float(eps), static_cast<Raw*>(out) + row * width);
+    });
+}
+
+void plait_attend(const plait::Rows* rows, const void* queries, int64_t query_stride, const void* pages, int type,
+                  void* out) {
+    typed(type, [&]<class Type>() {
+        using Raw = typename Type::Raw;
+        Team::get().run([&](Team& team) {
+            plait::Attention<Type>{*rows, static_cast<const Raw*>(queries), query_stride,
+                                   static_cast<const Raw*>(pages), static_cast<Raw*>(out)}
+                .run(team);
+        });
+    });
+}
+
+void plait_store(const plait::Rows* rows, const void* keys, int64_t key_stride, const void* values,
+                 int64_t value_stride, int type, void* pages) {
+    typed(type, [&]<class Type>() {
+        using Raw = typename Type::Raw;
+        plait::store_rows<Type>(*rows, static_cast<const Raw*>(keys), key_stride, static_cast<const Raw*>(values),
+                                value_stride, static_cast<Raw*>(pages));
+    });
+}
+
+void plait_decode(const plait::Decoder* decoder, const plait::Rows* rows, const plait::Activations* step, int type) {
+    typed(type, [&]<class Type>() { plait::decode<Type>(*decoder, *rows, *step); });
+}
+
+// Ids [rows] from logits [rows, vocab].
+void plait_pick_greedy(const float* logits, int64_t rows, int64_t vocab, int64_t* ids) {
+    Team::get().run([&](Team& team) {
+        team.each(rows, [&](int64_t row) { ids[row] = plait::pick_greedy(logits + row * vocab, vocab); });
+    });
+}
+
+void plait_pick_random(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters, int64_t* ids) {
+    Team::get().run([&](Team& team) {
+        team.each(rows, [&](int64_t row) {
+            ids[row] = plait::pick_random(logits + row * vocab, vocab, filters->temperature[row], filters->min_p[row],
+                                          filters->uniform[row]);
+        });
+    });
+}
+
+void plait_pick_filtered(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters,
+                         int64_t* ids) {
+    Team::get().run([&](Team& team) {
+        team.each(rows, [&](int64_t row) {
+            ids[row] = plait::pick_filtered(logits + row * vocab, vocab, *filters, row);
+        });
+    });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

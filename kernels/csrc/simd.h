@@ -1,0 +1,143 @@
+// Vectors of float in GCC's and clang's vector extension: one source, compiled once for each instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace plait {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Cells __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+template <class Vector, class Source>
+inline Vector load(const Source* from) {
+    Vector value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class Vector, class Target>
+inline void store(Target* to, Vector value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+template <class To, class From>
+inline To bits(From value) {
+    static_assert(sizeof(To) == sizeof(From));
+    To same;
+    std::memcpy(&same, &value, sizeof same);
+    return same;
+}
+
+inline Floats all(float value) { return value - Floats{}; }
+inline Cells all(uint32_t value) { return value - Cells{}; }
+
+inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
+
+inline float sum(Floats values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(reinterpret_cast<__m512>(values));
+#else
+    float total = 0;
+    for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
+    return total;
+#endif
+}
+
+inline float largest_lane(Floats values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(reinterpret_cast<__m512>(values));
+#else
+    float best = values[0];
+    for (int lane = 1; lane < kLanes; ++lane) best = best < values[lane] ? values[lane] : best;
+    return best;
+#endif
+}
+
+inline Ints lane_numbers() {
+    Ints numbers;
+    for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+    return numbers;
+}
+
+// e^x within 2 units in the last place; 0 below -87.3 and e^88 above 88 (Cephes' expf).
+inline Floats exponential(Floats x) {
+    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    Floats clamped = least(largest(x, all(-87.3f)), all(88.0f));
+    Floats turns = (clamped * 1.44269504088896341f + magic) - magic;
+    Floats rest = clamped - turns * 0.693359375f + turns * 2.12194440e-4f;
+    Floats series = all(1.9875691500e-4f);
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = series * rest * rest + rest + 1.0f;
+    Ints exponent = (__builtin_convertvector(turns, Ints) + 127) << 23;
+    Floats power = series * bits<Floats>(exponent);
+    return x < all(-87.3f) ? Floats{} : power;
+}
+
+// The two types of weights, activations and cache. A cell is the 32 bits that one multiplication of a lane takes in:
+// two neighbouring bfloat16 numbers, or one float32.
+struct BFloat16 {
+    using Raw = uint16_t;
+    static constexpr int kPerCell = 2;
+    static constexpr int64_t kRun = INT64_MAX;  // cells of one sum; the inputs' own rounding is far larger
+
+    static Floats read(const Raw* from) {
+        return bits<Floats>(__builtin_convertvector(load<Halves>(from), Cells) << 16);
+    }
+    static void write(Raw* to, Floats value) { store(to, __builtin_convertvector(rounded(value) >> 16, Halves)); }
+    static float read_one(const Raw* from) { return bits<float>(uint32_t(*from) << 16); }
+    static void write_one(Raw* to, float value) {
+        uint32_t raw = bits<uint32_t>(value);
+        *to = Raw((raw + 0x7fff + ((raw >> 16) & 1)) >> 16);
+    }
+
+    // acc + w[even] * x[even] + w[odd] * x[odd] in every lane.
+    static Floats multiply(Floats acc, Cells w, Cells x) {
+#if defined(__AVX512BF16__)
+        return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(acc), reinterpret_cast<__m512bh>(w),
+                                                         reinterpret_cast<__m512bh>(x)));
+#else
+        acc += bits<Floats>(w << 16) * bits<Floats>(x << 16);
+        return acc + bits<Floats>(w & 0xffff0000u) * bits<Floats>(x & 0xffff0000u);
+#endif
+    }
+
+private:
+    static Cells rounded(Floats value) {
+        Cells raw = bits<Cells>(value);
+        return raw + 0x7fff + ((raw >> 16) & 1);
+    }
+};
+
+struct Float32 {
+    using Raw = float;
+    static constexpr int kPerCell = 1;
+    static constexpr int64_t kRun = 128;
+
+    static Floats read(const Raw* from) { return load<Floats>(from); }
+    static void write(Raw* to, Floats value) { store(to, value); }
+    static float read_one(const Raw* from) { return *from; }
+    static void write_one(Raw* to, float value) { *to = value; }
+    static Floats multiply(Floats acc, Cells w, Cells x) { return acc + bits<Floats>(w) * bits<Floats>(x); }
+};
+
+}  // namespace plait

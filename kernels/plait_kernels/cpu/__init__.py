@@ -1,0 +1,1 @@
+"""The compiled CPU kernels behind the families' ``native`` solutions."""

@@ -1,0 +1,157 @@
+"""The compiled CPU kernels (``kernels/csrc``): which build this processor takes, and its functions.
+
+Structures mirror those of the same names in the C++ headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import POINTER, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LEVELS = ("portable", "avx2", "avx512bf16")
+"""The instruction sets that there are builds for, each a part of the next."""
+
+_log = logging.getLogger(__name__)
+
+TYPES = {torch.bfloat16: 0, torch.float32: 1}
+"""The types of weights, activations and cache that the kernels take, with their numbers."""
+
+
+class Matrix(ctypes.Structure):
+    """A matrix in panels; ``bias`` null where it has none."""
+
+    _fields_ = (("cells", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+
+
+class Rows(ctypes.Structure):
+    """The rows of one step; pointers to host arrays."""
+
+    _fields_ = (
+        ("starts", c_void_p),
+        ("first_tokens", c_void_p),
+        ("table", c_void_p),
+        ("pieces", c_void_p),
+        ("num_rows", c_int64),
+        ("num_pieces", c_int64),
+        ("table_width", c_int64),
+        ("page_size", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_double),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One decoder block's weights and pages."""
+
+    _fields_ = (
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("pages", c_void_p),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """A stack of decoder blocks and the norm behind it."""
+
+    _fields_ = (
+        ("layers", c_void_p),
+        ("norm", c_void_p),
+        ("num_layers", c_int64),
+        ("hidden_size", c_int64),
+        ("intermediate_size", c_int64),
+        ("eps", c_double),
+    )
+
+
+class Activations(ctypes.Structure):
+    """One step's tensors: rotation tables, and embeddings that become hidden states."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("hidden", c_void_p))
+
+
+class Filters(ctypes.Structure):
+    """How each row's token is picked; pointers to one number a row."""
+
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniform", c_void_p),
+    )
+
+
+_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "plait_set_threads": (c_int,),
+    "plait_pack": (c_void_p, c_int64, c_int64, c_int, c_void_p),
+    "plait_linear": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
+    "plait_rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_double, c_int, c_void_p),
+    "plait_attend": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int, c_void_p),
+    "plait_store": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int64, c_int, c_void_p),
+    "plait_pick_greedy": (c_void_p, c_int64, c_int64, c_void_p),
+    "plait_pick_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
+    "plait_pick_filtered": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
+    "plait_decode": (POINTER(Decoder), POINTER(Rows), POINTER(Activations), c_int),
+}
+
+
+@cache
+def level() -> str:
+    """The richest instruction set that this processor has and the kernels are built for."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+        return "avx512bf16"
+    return "avx2" if capability in ("AVX2", "AVX512") else "portable"
+
+
+def open_library() -> ctypes.CDLL | None:
+    """This processor's build of the kernels; None, with a line in the log, where the package was built without."""
+    return open_build(level())
+
+
+@cache
+def open_build(name: str) -> ctypes.CDLL | None:
+    """The build for one instruction set, which the processor must have."""
+    path = Path(__file__).with_name(f"libplait_{name}.so")
+    if not path.exists():
+        _log.warning("the compiled CPU kernels are not there (%s); torch computes instead, slower", path.name)
+        return None
+    library = ctypes.CDLL(str(path))
+    _log.info("CPU kernels: the build for %s", name)
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The kernels, for solutions that were chosen because they are there. Raises ``RuntimeError`` otherwise."""
+    found = open_library()
+    if found is None:
+        raise RuntimeError("the compiled CPU kernels are not there: install plait-kernels again")
+    return found
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Threads that the kernels use, the caller's among them."""
+    if (found := open_library()) is not None:
+        found.plait_set_threads(num_threads)
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether the kernels are there and take tensors of this device and type."""
+    return all(t.device.type == "cpu" and t.dtype in TYPES for t in tensors) and open_library() is not None

@@ -1,0 +1,40 @@
+"""Picking one token a row, by the compiled CPU kernels; the contracts are ``reference``'s.
+
+A filtered row is not sorted: its tokens are counted and weighed in narrow ranges of the logit, and only the ranges in
+which a filter ends or the draw falls are put in order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plait_kernels.cpu import library as cpu
+from plait_kernels.sampling.reference import Filters
+
+
+def pick_greedy(logits_SV: Tensor) -> Tensor:
+    """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
+    logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
+    cpu.library().plait_pick_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())
+    return ids_S
+
+
+def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
+    kept = [tensor.contiguous() for tensor in (logits_SV, temperature_S, min_p_S, uniform_S)]
+    logits, temperature, min_p, uniform = (tensor.data_ptr() for tensor in kept)
+    filters = cpu.Filters(temperature=temperature, min_p=min_p, uniform=uniform)
+    ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
+    cpu.library().plait_pick_random(logits, *logits_SV.shape, filters, ids_S.data_ptr())
+    return ids_S
+
+
+def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
+    inputs = (logits_SV, temperature_S, filters.top_k_S, filters.top_p_S, filters.min_p_S, uniform_S)
+    kept = [tensor.contiguous() for tensor in inputs]
+    logits, *pointers = (tensor.data_ptr() for tensor in kept)
+    ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
+    cpu.library().plait_pick_filtered(logits, *logits_SV.shape, cpu.Filters(*pointers), ids_S.data_ptr())
+    return ids_S

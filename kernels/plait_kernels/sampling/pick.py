@@ -1,0 +1,28 @@
+"""The door to picking tokens: which solution takes a call. The contracts are the reference's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plait_kernels.cpu import library as cpu
+from plait_kernels.sampling import native, reference
+from plait_kernels.sampling.reference import Filters
+
+
+def pick_greedy(logits_SV: Tensor) -> Tensor:
+    """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
+    return native.pick_greedy(logits_SV) if cpu.takes(logits_SV) else reference.pick_greedy(logits_SV)
+
+
+def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
+    if cpu.takes(logits_SV):
+        return native.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
+    return reference.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
+
+
+def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
+    if cpu.takes(logits_SV):
+        return native.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
+    return reference.pick_filtered(logits_SV, temperature_S, filters, uniform_S)

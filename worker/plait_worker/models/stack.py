@@ -1,0 +1,73 @@
+"""The decoder's blocks in one call, where a kernel takes them all.
+
+Shapes: T tokens of the step, D the hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plait_kernels.decoder import DenseBlock, DenseStack, can_stack
+from plait_kernels.linear import PanelMatrix
+from torch import Tensor
+
+from plait_worker.attention import StepAttention
+from plait_worker.attention.paged import PagedStep
+from plait_worker.cache import KVCache
+from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.mlp import GatedMlp
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.parallel import Parallel
+
+if TYPE_CHECKING:
+    from plait_worker.models.decoder import Block
+
+
+class Stack:
+    """Dense blocks on one rank, for steps whose attention is the compiled kernels' too."""
+
+    def __init__(self, blocks: Sequence[DenseBlock], norm: RmsNorm) -> None:
+        """The blocks' matrices are shared with the layers that they came from."""
+        self._blocks = blocks
+        self._norm = norm
+        self._cache: KVCache | None = None
+        self._bound: DenseStack | None = None
+
+    def forward(self, x_TD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, step: PagedStep, cache: KVCache) -> Tensor:
+        """Hidden states after the final norm, in place of the embeddings ``x_TD``; writes keys and values."""
+        return self._bind(cache).forward(x_TD, cos_T1D, sin_T1D, step.rows)
+
+    def _bind(self, cache: KVCache) -> DenseStack:
+        if self._bound is None or self._cache is not cache:
+            self._bound = DenseStack(self._blocks, self._norm.weight_D, self._norm.eps, cache.layers)
+            self._cache = cache
+        return self._bound
+
+
+def read_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> Stack | None:
+    """The blocks as one kernel takes them; None where one of them is of another kind, or ranks must meet in between."""
+    dense = [_dense_block(block) for block in blocks]
+    whole = [block for block in dense if block is not None and can_stack(block)]
+    return Stack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
+
+
+def _dense_block(block: Block[StepAttention]) -> DenseBlock | None:
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
+        return None
+    matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
+    panels = [matrix for matrix in matrices if isinstance(matrix, PanelMatrix)]
+    if len(panels) < len(matrices):
+        return None
+    qkv, output, gate_up, down = panels
+    return DenseBlock(
+        attention_norm_H=block.attention_norm.weight_D,
+        q_norm_D=attention.q_norm.weight_D if attention.q_norm else None,
+        k_norm_D=attention.k_norm.weight_D if attention.k_norm else None,
+        qkv=qkv,
+        output=output,
+        mlp_norm_H=block.mlp_norm.weight_D,
+        gate_up=gate_up,
+        down=down,
+    )
