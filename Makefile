@@ -18,13 +18,14 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test acceptance lint wheel clean
+.PHONY: help install serve test acceptance bench-scheduler lint wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
 	@echo "make test       every claim, reduced: Rust and Python tests"
 	@echo "make install    build and install only"
 	@echo "make acceptance the gates at their full size"
+	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json"
 	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
 	@echo "make wheel      the four wheels, into dist"
 	@echo "make clean      remove what make made"
@@ -51,8 +52,13 @@ test: .venv/.tested
 
 # One gate may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested
+	PLAIT_CASES=1000000 $(CARGO) test --locked --quiet -p plait-core --test core -- properties
 	$(BIN)/python -m pytest -m acceptance --full --record $(GATES) --timeout 3600 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-$(GATES).json"
+
+# Times depend on what else runs; instructions do not.
+bench-scheduler: .venv/.tested
+	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json
 
 lint: .venv/.tested
 	$(CARGO) fmt --all --check

@@ -1,6 +1,7 @@
 //! Time of plan + advance by number of decoders and context, and of admitting one long prompt.
 //!
-//! `cargo run --release -p plait-core --example plan_cost`
+//! `cargo run --release -p plait-core --example plan_cost` prints one JSON object a case and line;
+//! with the words `DECODERS CONTEXT STEPS` it runs that case alone, for counting instructions.
 #![allow(
     clippy::disallowed_types,
     reason = "this program measures time; the core has none"
@@ -12,10 +13,12 @@
 
 use std::time::{Duration, Instant};
 
-use plait_core::{Event, Micros, Plan, Request, Sampling, Scheduler, Settings, StepResult};
+use plait_core::{
+    Event, HashSeed, Micros, Plan, Request, Sampling, Scheduler, Settings, StepResult,
+};
 
 const PAGE_SIZE: u32 = 64;
-const NUM_STEPS: usize = 2_000;
+const NUM_STEPS: u32 = 2_000;
 
 fn settings(num_seqs: u32, num_pages: u32) -> Settings {
     Settings {
@@ -29,7 +32,7 @@ fn settings(num_seqs: u32, num_pages: u32) -> Settings {
         draft_width: 0,
         policy: plait_core::Policy::Fcfs,
         mixed: true,
-        prefix_cache: None,
+        prefix_cache: Some(HashSeed([1, 2])),
         watermark: 0,
         starvation_steps: 8,
         itl_target: None,
@@ -38,7 +41,8 @@ fn settings(num_seqs: u32, num_pages: u32) -> Settings {
     }
 }
 
-fn request(num_prompt: u32, max_tokens: u32) -> Request {
+/// Prompts of other salts share no page.
+fn request(num_prompt: u32, max_tokens: u32, salt: u64) -> Request {
     let sampling = Sampling {
         temperature: 1.0,
         top_k: 0,
@@ -55,7 +59,7 @@ fn request(num_prompt: u32, max_tokens: u32) -> Request {
         stop_ids: [u32::MAX].into(),
         sampling,
         priority: 0,
-        salt: 0,
+        salt,
         tenant: plait_core::TenantId(0),
     }
 }
@@ -75,14 +79,13 @@ fn advance(scheduler: &mut Scheduler, plan: &Plan) {
 }
 
 /// Sorted times of plan + advance with every request decoding, one plan in flight beyond the step.
-fn decode_times(num_decoders: u32, context: u32) -> Vec<Duration> {
-    let num_steps = u32::try_from(NUM_STEPS).expect("a few thousand");
+fn decode_times(num_decoders: u32, context: u32, num_steps: u32) -> Vec<Duration> {
     let num_pages = num_decoders * (context + num_steps + num_decoders).div_ceil(PAGE_SIZE);
     let mut scheduler =
         Scheduler::new(settings(num_decoders, num_pages)).expect("the settings fit");
-    for _ in 0..num_decoders {
+    for salt in 0..u64::from(num_decoders) {
         scheduler
-            .submit(request(context, num_steps + num_decoders), Micros(0))
+            .submit(request(context, num_steps + num_decoders, salt), Micros(0))
             .expect("there is room");
     }
     let mut in_flight = loop {
@@ -92,7 +95,7 @@ fn decode_times(num_decoders: u32, context: u32) -> Vec<Duration> {
         }
         advance(&mut scheduler, &plan);
     };
-    let mut times: Vec<Duration> = (0..NUM_STEPS)
+    let mut times: Vec<Duration> = (0..num_steps)
         .map(|_| time_one(&mut scheduler, &mut in_flight))
         .collect();
     times.sort_unstable();
@@ -107,42 +110,86 @@ fn time_one(scheduler: &mut Scheduler, in_flight: &mut Plan) -> Duration {
     begin.elapsed()
 }
 
-/// Sorted times of submit + plan of one prompt of 8,192 tokens in a pool of 131,072 pages.
-fn admission_times() -> Vec<Duration> {
-    let mut scheduler = Scheduler::new(settings(256, 131_072)).expect("the settings fit");
-    let mut times: Vec<Duration> = (0..500).map(|_| time_admission(&mut scheduler)).collect();
+/// Sorted times of submit + plan of one prompt of 8,192 tokens in a pool of 131,072 pages, of which all
+/// but a few are cached where the cache is full; every admission then evicts what it leases.
+fn admission_times(is_cache_full: bool) -> Vec<Duration> {
+    const NUM_PAGES: u32 = 131_072;
+    let mut scheduler = Scheduler::new(settings(256, NUM_PAGES)).expect("the settings fit");
+    let mut salts = 0..;
+    let num_fillers = NUM_PAGES / (8_192 / PAGE_SIZE) + 1;
+    for salt in salts
+        .by_ref()
+        .take(num_fillers as usize * usize::from(is_cache_full))
+    {
+        time_admission(&mut scheduler, salt);
+    }
+    assert_eq!(is_cache_full, scheduler.stats().pages.free == 0);
+    let mut times: Vec<Duration> = salts
+        .take(500)
+        .map(|salt| time_admission(&mut scheduler, salt))
+        .collect();
     times.sort_unstable();
     times
 }
 
-fn time_admission(scheduler: &mut Scheduler) -> Duration {
-    let request = request(8_192, 1);
+/// Sorted times of admitting a prompt whose every page but the last is cached.
+fn hit_times() -> Vec<Duration> {
+    let mut scheduler = Scheduler::new(settings(256, 131_072)).expect("the settings fit");
+    time_admission(&mut scheduler, 0);
+    let mut times: Vec<Duration> = (0..500)
+        .map(|_| time_admission(&mut scheduler, 0))
+        .collect();
+    times.sort_unstable();
+    times
+}
+
+fn time_admission(scheduler: &mut Scheduler, salt: u64) -> Duration {
+    let request = request(8_192, 1, salt);
     let begin = Instant::now();
-    scheduler
-        .submit(request, Micros(0))
-        .expect("the pool is empty");
+    scheduler.submit(request, Micros(0)).expect("there is room");
     let plan = scheduler.plan(Micros(0)).expect("the prompt is admitted");
     let elapsed = begin.elapsed();
     advance(scheduler, &plan);
     elapsed
 }
 
-fn print(name: &str, times: &[Duration]) {
+fn print(case: &str, times: &[Duration]) {
     let micros = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
-    println!(
-        "{name:<44} p50 {:>7.1} us   p99 {:>7.1} us",
-        micros(50),
-        micros(99)
-    );
+    let (p50, p99) = (micros(50), micros(99));
+    println!("{{\"case\": \"{case}\", \"p50_us\": {p50:.1}, \"p99_us\": {p99:.1}}}");
 }
 
 fn main() {
-    for (num_decoders, context) in [(256, 8_192), (256, 131_072), (1_024, 8_192), (4_096, 2_048)] {
-        let name = format!("plan + advance, {num_decoders} decoders, context {context}");
-        print(&name, &decode_times(num_decoders, context));
+    let words: Vec<u32> = std::env::args()
+        .skip(1)
+        .map(|word| word.parse().expect("three numbers"))
+        .collect();
+    if let [num_decoders, context, num_steps] = words[..] {
+        decode_times(num_decoders, context, num_steps);
+        return;
+    }
+    let cases = [
+        (32, 1_024),
+        (256, 1_024),
+        (256, 8_192),
+        (256, 131_072),
+        (1_024, 8_192),
+        (4_096, 2_048),
+    ];
+    for (num_decoders, context) in cases {
+        let case = format!("plan + advance, {num_decoders} decoders, context {context}");
+        print(&case, &decode_times(num_decoders, context, NUM_STEPS));
     }
     print(
-        "admit 8,192 tokens, pool of 131,072 pages",
-        &admission_times(),
+        "admit 8192 tokens, pool of 131072 pages, cache empty",
+        &admission_times(false),
+    );
+    print(
+        "admit 8192 tokens, pool of 131072 pages, cache full",
+        &admission_times(true),
+    );
+    print(
+        "admit 8192 tokens, all cached but the last page",
+        &hit_times(),
     );
 }
