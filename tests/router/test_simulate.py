@@ -48,7 +48,17 @@ def test_the_settings_stand_beside_the_figures_as_they_were_used(tmp_path: Path)
     assert isinstance(settings, dict)
     assert settings["max_batch_tokens"] == settings["long_prefill"] == 512
     assert settings["num_pages"] > 0
-    assert settings["hardware"] == "h200"
+    assert (settings["hardware"], settings["rate"]) == ("h200", 20.0)
+
+
+def test_a_played_file_has_no_synthetic_arrivals_beside_its_figures(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(AZURE)
+    cli.run(["simulate", "--trace", str(trace), "--out", str(tmp_path)])
+    settings = figures(tmp_path)["settings"]
+    assert isinstance(settings, dict)
+    assert settings["trace"] == str(trace)
+    assert not {"rate", "num_prompts", "input_len", "output_len", "seed"} & set(settings)
 
 
 def test_the_same_settings_give_the_same_figures() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plait.simulate.settings import SimulateSettings
+from plait.simulate.settings import POISSON, LoadSettings, SimulateSettings
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -72,7 +72,13 @@ class Report(msgspec.Struct, frozen=True):
 
 def summary_json(settings: SimulateSettings, report: Report) -> bytes:
     """`summary.json`: the figures with the settings beside them, those that were left open as they were used."""
-    told = {**msgspec.to_builtins(settings.load), **msgspec.to_builtins(settings.cluster)}
+    told = {**_load_told(settings.load), **msgspec.to_builtins(settings.cluster)}
     told |= {**msgspec.to_builtins(settings.scheduler), **msgspec.to_builtins(report.resolved)}
     figures = {"settings": told, **msgspec.to_builtins(report.summary)}
     return msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n"
+
+
+def _load_told(load: LoadSettings) -> dict[str, object]:
+    """Without what only shapes synthetic arrivals, where a file was played."""
+    told: dict[str, object] = msgspec.to_builtins(load)
+    return told if load.trace == POISSON else {name: told[name] for name in ("trace", "rate_scale")}
