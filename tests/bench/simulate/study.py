@@ -17,22 +17,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from plait.simulate.command import run
 from plait.simulate.report import Summary
 from plait.simulate.settings import ClusterSettings, LoadSettings, SchedulingSettings, SimulateSettings
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 ALL_AT_ONCE = 1e6
-UNBOUNDED = {"max_queue": 1 << 20, "max_queue_tokens": 1 << 40}
-# Prefill joins no step that decodes, ever: a target that nothing meets, and no grants.
-NEVER_JOIN = {"itl_target_ms": 0.001, "starvation_steps": (1 << 32) - 1}
+UNBOUNDED = SchedulingSettings(max_queue=1 << 20, max_queue_tokens=1 << 40)
 POLICIES = {
-    "mixed": SchedulingSettings(**UNBOUNDED),
-    "mixed, 2048 tokens": SchedulingSettings(max_batch_tokens=2048, **UNBOUNDED),
-    "mixed, target 50 ms": SchedulingSettings(itl_target_ms=50, **UNBOUNDED),
-    "mixed, target 25 ms": SchedulingSettings(itl_target_ms=25, **UNBOUNDED),
-    "mixed off (prefill first)": SchedulingSettings(mixed=False, **UNBOUNDED),
-    "decode first": SchedulingSettings(**NEVER_JOIN, **UNBOUNDED),
+    "mixed": UNBOUNDED,
+    "mixed, 2048 tokens": replace(UNBOUNDED, max_batch_tokens=2048),
+    "mixed, target 50 ms": replace(UNBOUNDED, itl_target_ms=50.0),
+    "mixed, target 25 ms": replace(UNBOUNDED, itl_target_ms=25.0),
+    "mixed off (prefill first)": replace(UNBOUNDED, mixed=False),
+    # Prefill joins no step that decodes, ever: a target that nothing meets, and no grants.
+    "decode first": replace(UNBOUNDED, itl_target_ms=0.001, starvation_steps=(1 << 32) - 1),
 }
 
 
