@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plait_core::{Micros, Policy, Settings as SchedulerSettings};
+use plait_core::{HashSeed, Micros, Policy, Settings as SchedulerSettings};
 use serde::Deserialize;
 
 use crate::clock::micros;
@@ -81,6 +81,8 @@ pub struct Scheduling {
     pub max_model_len: Option<u32>,
     /// Prefill and decode rows share a step.
     pub mixed: bool,
+    /// Prompts find the pages that earlier ones computed.
+    pub prefix_cache: bool,
     /// Pages kept free at admission; None takes a hundredth of the pool.
     pub watermark: Option<u32>,
     /// Plans without a row after which the oldest prefill comes first.
@@ -112,6 +114,8 @@ pub struct Setup {
     pub num_threads: usize,
 }
 
+/// Any: nobody chooses tokens here so that their hashes meet.
+const HASH_SEED: HashSeed = HashSeed([0, 0]);
 /// Replicas of one simulation at most.
 const MAX_REPLICAS: u32 = 1024;
 /// Accelerators of one replica at most.
@@ -289,7 +293,7 @@ impl Scheduling {
             draft_width: 0,
             policy: Policy::Fcfs,
             mixed: self.mixed,
-            prefix_cache: None,
+            prefix_cache: self.prefix_cache.then_some(HASH_SEED),
             watermark: self
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages.saturating_sub(1))),

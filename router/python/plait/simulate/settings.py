@@ -89,6 +89,9 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[
         ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
     ] = None
+    prefix_cache: Annotated[
+        bool, Setting("prompts begin behind what they share with earlier ones", ("--enable-prefix-caching",))
+    ] = True
     watermark: Annotated[
         PageCount | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
     ] = None

@@ -92,6 +92,25 @@ fn a_pool_that_is_too_small_preempts_and_still_answers_everything() {
     );
 }
 
+/// A prompt that begins with all 1,024 tokens of the first one, whose answer is long over.
+const FOLLOWING: &str = r#"{"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [0, 1]}
+{"timestamp": 60000, "input_length": 1536, "output_length": 2, "hash_ids": [0, 1, 2]}
+"#;
+
+#[test]
+fn a_prompt_that_begins_like_an_earlier_one_hits_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = trace(&file(&folder, "t.jsonl", FOLLOWING));
+    let found = |cache: bool| summary(json!({"load": load, "scheduler": {"prefix_cache": cache}}));
+    let (hit, missed) = (found(true), found(false));
+    assert_eq!(hit.prefix_hit_ratio, 1024.0 / 2560.0);
+    assert_eq!(missed.prefix_hit_ratio, 0.0);
+    assert!(
+        hit.ttft_seconds.max < missed.ttft_seconds.max,
+        "{hit:?} {missed:?}"
+    );
+}
+
 #[test]
 fn what_no_queue_takes_is_counted() {
     let found = summary(json!({
