@@ -40,7 +40,7 @@ def settings(typed: argparse.Namespace, scheduler: SchedulingSettings, rate_scal
     return SimulateSettings(
         load=LoadSettings(trace=typed.trace, rate_scale=rate_scale),
         cluster=ClusterSettings(hardware=typed.hardware, model=typed.model),
-        scheduler=scheduler,
+        scheduler=replace(scheduler, prefix_cache=typed.prefix_cache),
     )
 
 
@@ -112,12 +112,13 @@ def main() -> None:
     parser.add_argument("--trace", required=True)
     parser.add_argument("--hardware", default="h200")
     parser.add_argument("--model", default="qwen3-8b")
+    parser.add_argument("--prefix-cache", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, required=True)
     typed = parser.parse_args()
     result = {
         "commit": commit(),
         "command": f"tests/bench/simulate/study.py --trace {Path(typed.trace).name} --hardware {typed.hardware} "
-        f"--model {typed.model}",
+        f"--model {typed.model} --{'' if typed.prefix_cache else 'no-'}prefix-cache",
         "machine": {"simulated": f"one replica of {typed.hardware}, in virtual time", "cpu": platform.machine()},
         "versions": {"plait": plait_version()},
         "rows": study(typed),
