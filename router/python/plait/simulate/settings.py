@@ -8,20 +8,23 @@ import msgspec
 from msgspec import Meta
 
 from plait.settings import (
-    MAX_QUEUE_TOKENS,
-    STARVATION_STEPS,
     ContextLength,
     ItlTarget,
     PageCount,
     PageSize,
     QueueLength,
+    QueueTokens,
+    SchedulerSettings,
     Seed,
     Setting,
     Share,
     ThreadCount,
+    Watermark,
 )
 
 POISSON = "poisson"
+SERVED = SchedulerSettings()
+"""What `plait serve` does by default holds here too, where it is no matter of the device."""
 
 ReplicaCount = Annotated[int, Meta(ge=1, le=1024)]
 Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -32,7 +35,6 @@ GpuCount = Annotated[int, Meta(ge=1, le=64)]
 BatchTokens = Annotated[int, Meta(ge=1, le=1_048_576)]
 SeqCount = Annotated[int, Meta(ge=1, le=65_536)]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-TokenCount = Annotated[int, Meta(ge=1, le=1 << 48)]
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +95,17 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Setting("prompts begin behind what they share with earlier ones", ("--enable-prefix-caching",))
     ] = True
     watermark: Annotated[
-        PageCount | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
+        Watermark | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
     ] = None
     starvation_steps: Annotated[
         StepCount, Setting("steps without a row after which the oldest prefill comes first")
-    ] = STARVATION_STEPS
-    max_queue: Annotated[QueueLength, Setting("requests that may wait at a replica; more are refused")] = 1024
-    max_queue_tokens: Annotated[TokenCount, Setting("prompt tokens that may wait at a replica")] = MAX_QUEUE_TOKENS
+    ] = SERVED.starvation_steps
+    max_queue: Annotated[QueueLength, Setting("requests that may wait at a replica; more are refused")] = (
+        SERVED.max_queue
+    )
+    max_queue_tokens: Annotated[QueueTokens, Setting("prompt tokens that may wait at a replica")] = (
+        SERVED.max_queue_tokens
+    )
     overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
 
 
