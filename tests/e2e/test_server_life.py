@@ -75,6 +75,15 @@ def test_sigterm_drains_an_idle_server(server: StartServer, check_models: Path) 
     assert server(check_models / "recall-gqa").stop(signal.SIGTERM) == 0
 
 
+def test_a_server_whose_output_nobody_reads_any_more_still_drains(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    assert httpx.get(running.url + "/ready").status_code == 200
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(timeout=30) == 0
+
+
 def test_a_draining_server_takes_no_new_request(server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
     streaming = Streaming(running).begun()

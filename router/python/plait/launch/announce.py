@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import msgspec
@@ -15,8 +17,18 @@ READY = "Plait is ready: "
 
 
 def say(line: str) -> None:
-    """Write a line at once."""
-    print(line, flush=True)
+    """Write a line at once. A server goes on, and still drains, when whoever read its output is gone."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        _silence()
+
+
+def _silence() -> None:
+    # What is still buffered would fail again at exit, and spoil the exit code.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def announce(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
