@@ -187,12 +187,12 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
 
     return {
         "of it products, alone": least(products, now),
-        "of it attention, alone": least(attention_alone(rank, case), now),
+        "of it attention, alone": least(attention_alone(rank, model, case), now),
     }
 
 
-def attention_alone(rank: loop.Rank, case: Case) -> Callable[[], None]:
-    shape = rank.model.attention_shape
+def attention_alone(rank: loop.Rank, model: HeadsDecoder, case: Case) -> Callable[[], None]:
+    shape = model.attention_shape
     num_tokens = sum(length for _, length in case.rows)
     table = torch.arange(len(case.rows) * PAGES_EACH, dtype=torch.int32).view(len(case.rows), PAGES_EACH)
     rows = Rows(
