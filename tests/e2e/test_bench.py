@@ -15,7 +15,7 @@ IDS = "100-200"
 
 def bench(server: Server, out: Path, *words: str) -> list[dict[str, object]]:
     """The runs that `plait bench serve` recorded; how late the client was on a busy machine is no claim here."""
-    always = ("--token-range", IDS, "--out", str(out), "--no-plots", "--requests", "--max-lag-ms", "10000")
+    always = ("--out", str(out), "--no-plots", "--requests", "--max-lag-ms", "10000")
     assert cli.run(["bench", "serve", "--url", server.url, *always, *words]) == 0
     (path,) = out.glob("*.json")
     runs: list[dict[str, object]] = json.loads(path.read_text())["runs"]
@@ -32,7 +32,7 @@ def bench(server: Server, out: Path, *words: str) -> list[dict[str, object]]:
 def test_prompts_and_answers_have_exactly_the_lengths_asked_for(
     recall_server: Server, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    (run,) = bench(recall_server, tmp_path, *words, "--output-len", "9")
+    (run,) = bench(recall_server, tmp_path, *words, "--output-len", "9", "--token-range", IDS)
     assert run["failures"] == {}
     assert run["notes"] == []
     assert run["counted_by"] == "token-ids"
