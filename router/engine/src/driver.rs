@@ -93,10 +93,11 @@ enum Stage {
 
 /// A rank that is gone, while the words that explain it may still be on their way.
 struct LostRank {
+    /// Who is gone, or misses another.
+    rank: u32,
+    is_missing_another: bool,
     reason: String,
     deadline: Micros,
-    /// The rank that misses another one; `None` where the end of the lost one's process was seen.
-    missed_by: Option<u32>,
 }
 
 /// The driver at work.
@@ -197,28 +198,29 @@ impl Wheel {
             }
             Stage::Over => {}
             _ if is_explained => {}
-            _ => self.await_last_words(format!("rank {rank} was lost: {reason}"), None),
+            _ => self.await_last_words(rank, false, format!("rank {rank} was lost: {reason}")),
         }
     }
 
     /// Whether the end of this rank follows from a loss that is known.
     fn is_explained(&self, rank: u32) -> bool {
         let known = self.lost.as_ref();
-        known.is_some_and(|lost| lost.missed_by.is_none_or(|other| other == rank))
+        known.is_some_and(|lost| !lost.is_missing_another || lost.rank == rank)
     }
 
-    /// A rank that misses another one knows less of the loss than the other's process or its own Fail tells.
+    /// A rank that misses another one knows less of the loss than the end of the other's process tells.
     fn rank_missed(&mut self, by: u32, reason: &str) {
-        if self.lost.is_none() {
-            self.await_last_words(format!("rank {by}: {reason}"), Some(by));
+        if self.lost.as_ref().is_none_or(|lost| lost.rank == by) {
+            self.await_last_words(by, true, format!("rank {by}: {reason}"));
         }
     }
 
-    fn await_last_words(&mut self, reason: String, missed_by: Option<u32>) {
+    fn await_last_words(&mut self, rank: u32, is_missing_another: bool, reason: String) {
         self.lost = Some(LostRank {
+            rank,
+            is_missing_another,
             reason,
             deadline: self.after(self.patience.last_words),
-            missed_by,
         });
     }
 

@@ -114,14 +114,19 @@ fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
     all_ends(rig, 5, "rank 0 was lost: killed by signal 9");
 }
 
-#[test]
-fn the_words_of_a_rank_that_misses_another_wait_for_those_of_the_lost_one() {
-    let missing = Fail {
+/// What a rank says whose collective breaks off.
+fn misses_another() -> Misdeed {
+    let fail = Fail {
         rank: 0,
         code: ExitCode::RankLost,
         reason: "another rank cannot be reached".to_owned(),
     };
-    let rig = two_streams_and(Misdeed::Say(missing.into()));
+    Misdeed::LastWords(fail.into())
+}
+
+#[test]
+fn the_words_of_a_rank_that_misses_another_give_way_to_the_lost_ones_end() {
+    let rig = two_streams_and(misses_another());
     rig.engine.worker_lost(1, "killed by signal 9");
     rig.engine.worker_lost(0, "ended with exit code 5");
     all_ends(rig, 5, "rank 1 was lost: killed by signal 9");
@@ -129,12 +134,7 @@ fn the_words_of_a_rank_that_misses_another_wait_for_those_of_the_lost_one() {
 
 #[test]
 fn a_rank_that_misses_another_is_believed_where_nobody_says_more() {
-    let missing = Fail {
-        rank: 0,
-        code: ExitCode::RankLost,
-        reason: "another rank cannot be reached".to_owned(),
-    };
-    let rig = two_streams_and(Misdeed::Say(missing.into()));
+    let rig = two_streams_and(misses_another());
     rig.engine.worker_lost(0, "ended with exit code 5");
     all_ends(rig, 5, "rank 0: another rank cannot be reached");
 }

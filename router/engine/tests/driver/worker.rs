@@ -32,6 +32,8 @@ pub enum Misdeed {
     Silence,
     /// Sends this message instead.
     Say(Message),
+    /// Sends this message instead, and nothing after it.
+    LastWords(Message),
     /// Sends these frames instead.
     SayFrames(Vec<Vec<u8>>),
     /// Answers with a token that the model lacks.
@@ -235,6 +237,10 @@ impl Rank {
             let mut result = self.compute(&plan);
             match misdeed {
                 Some(Misdeed::Say(message)) => self.say(&message),
+                Some(Misdeed::LastWords(message)) => {
+                    self.say(&message);
+                    *self.conduct.misdeed.lock().unwrap() = Some(Misdeed::Silence);
+                }
                 Some(Misdeed::SayFrames(frames)) => self.socket.send_multipart(frames, 0).unwrap(),
                 Some(Misdeed::WrongToken) => {
                     result.token_ids[0] = 1 << 20;
