@@ -15,6 +15,7 @@ pub enum Policy {
     Fair,
 }
 
+// budget: one field a setting of the command line, with nothing behind them to group them by
 /// Limits and switches of one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
