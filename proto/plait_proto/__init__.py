@@ -1,7 +1,7 @@
 """The wire between Plait's engine and its workers: typed messages, and frames of bytes."""
 
 from plait_proto.codec import Malformed, decode, encode
-from plait_proto.config import WorkerConfig, decode_config, encode_config
+from plait_proto.config import DeviceConfig, WorkerConfig, decode_config, encode_config
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
     IS_LAST_CHUNK,
@@ -32,6 +32,7 @@ __all__ = [
     "SCHEMA_FINGERPRINT",
     "Beat",
     "Bye",
+    "DeviceConfig",
     "Drain",
     "ExitCode",
     "Fail",

@@ -5,6 +5,19 @@ from __future__ import annotations
 import msgspec
 
 
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a rank computes on, and how."""
+
+    kind: str
+    """``auto``, ``cpu`` or ``cuda``."""
+    attention: str
+    """``auto``, ``torch``, ``triton``, ``flashinfer`` or ``trtllm_mha``."""
+    cuda_graphs: bool
+    """Whether decode steps are captured."""
+    max_graph_batch: int
+    """Rows of the largest captured step."""
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a rank is told before it dials; the same for all ranks of a replica.
 
@@ -17,6 +30,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Directory of mode 0700 that holds the ipc socket and the ranks' rendezvous file."""
     world: int
     """Ranks of this replica (tensor parallelism)."""
+    device: DeviceConfig
+    load_format: str
+    """``auto``, or ``dummy`` for random weights of the configuration's shape."""
     dtype: str
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     page_size: int

@@ -220,7 +220,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step: int
     elapsed_us: int
-    """From taking the plan to having the tokens."""
+    """What the step took by itself: from taking the plan, or from the end of the step before, to its own end."""
     num_accepted: Words
     """Tokens accepted of each row that sampled, in row order; at least 1 each."""
     token_ids: Words

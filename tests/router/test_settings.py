@@ -31,7 +31,8 @@ def all_flags() -> list[str]:
 
 SETTINGS = """
     host port api-key-file served-model-name
-    dtype
+    dtype load-format
+    device attention-backend cuda-graphs max-graph-batch
     max-model-len max-batch-tokens max-seqs long-prefill mixed max-queue overlap
     itl-target-ms policy starvation-steps max-queue-tokens
     page-size num-pages memory-fraction prefix-cache watermark

@@ -30,6 +30,9 @@ def next_token(context: list[int]) -> int:
 class Unplanned:
     """An attention backend with nothing to prepare."""
 
+    name: str = "unplanned"
+    is_capturable: bool = False
+
     def prepare(self, rows: Rows) -> StepAttention:
         return Seen(rows)
 

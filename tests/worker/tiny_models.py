@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from plait_proto import WorkerConfig
+from plait_proto import DeviceConfig, WorkerConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 300
@@ -37,6 +37,8 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "model": str(model),
         "run_dir": str(run_dir),
         "world": 1,
+        "device": DeviceConfig(kind="cpu", attention="auto", cuda_graphs=True, max_graph_batch=8),
+        "load_format": "auto",
         "dtype": "float32",
         "page_size": 16,
         "num_pages": None,

@@ -33,21 +33,26 @@ def build_rows(delta: Delta, slots: Slots, vocab: int) -> Rows:
 
     Raises ``Failure`` where a token id lies outside the vocabulary.
     """
-    ids = delta.token_ids
-    ensure(len(ids) == 0 or int(ids.max()) < vocab, "the plan holds a token id outside the model's vocabulary")
+    check_tokens(delta, vocab)
     ends_R = np.cumsum(delta.lengths_R)
     slots_R = slots.to_device(delta.slots_R)
-    prompt_ids = slots.to_device(_without_lookaheads(delta))
+    prompt_ids = slots.to_device(without_lookaheads(delta))
     return Rows(
         num_prefill=delta.num_prefill,
         slots=delta.slots_R.tolist(),
         starts=delta.starts_R.tolist(),
         lengths=delta.lengths_R.tolist(),
         token_ids_T=torch.cat((prompt_ids, slots.last_tokens(slots_R[delta.num_prefill :]))),
-        positions_T=slots.to_device(_positions(delta, ends_R)),
+        positions_T=slots.to_device(positions(delta, ends_R)),
         page_table_RW=slots.page_table(slots_R, int((delta.starts_R + delta.lengths_R).max(initial=0))),
         sample_index_S=slots.to_device(ends_R[delta.samples_R] - 1),
     )
+
+
+def check_tokens(delta: Delta, vocab: int) -> None:
+    """Raise ``Failure`` where a token id lies outside the vocabulary."""
+    ids = delta.token_ids
+    ensure(len(ids) == 0 or int(ids.max()) < vocab, "the plan holds a token id outside the model's vocabulary")
 
 
 def prompt_targets(delta: Delta, slots: Slots) -> list[PromptTargets]:
@@ -67,14 +72,15 @@ def prompt_targets(delta: Delta, slots: Slots) -> list[PromptTargets]:
     return targets
 
 
-def _positions(delta: Delta, ends_R: Ints) -> Ints:
+def positions(delta: Delta, ends_R: Ints) -> Ints:
     """Row r's tokens lie at ``starts[r] ..``: their place in the batch, moved by what lies between the two."""
     shift_R = delta.starts_R - (ends_R - delta.lengths_R)
     positions_T: Ints = np.arange(delta.num_tokens) + np.repeat(shift_R, delta.lengths_R)
     return positions_T
 
 
-def _without_lookaheads(delta: Delta) -> Ints:
+def without_lookaheads(delta: Delta) -> Ints:
+    """The prefill rows' tokens that are computed."""
     if not delta.has_lookahead_P.any():
         return delta.token_ids
     num_ids_P = delta.lengths_R[: delta.num_prefill] + delta.has_lookahead_P

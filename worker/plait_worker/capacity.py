@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from plait_proto import ExitCode, WorkerConfig
 
 from plait_worker.failure import Failure
 
 _GIB = 2**30
-_DEFAULT_POOL_BYTES = 4 * _GIB
-_DEFAULT_SHARE = 0.25
+_CPU_POOL_BYTES = 4 * _GIB
+_CPU_SHARE = 0.25
+_GPU_FRACTION = 0.9
 
 
-def choose_num_pages(config: WorkerConfig, page_bytes: int, weight_bytes: int, free_bytes: int) -> int:
-    """The number that the settings ask for, or what memory has room for.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of one rank, after its weights were loaded."""
 
-    ``page_bytes`` and ``weight_bytes`` are this rank's, ``free_bytes`` the machine's after the weights were loaded; its
-    ranks share it. Raises ``Failure`` of code MEMORY where the pages asked for do not fit, or where those that fit
-    are too few for one request of ``max_model_len`` tokens.
+    free_bytes: int
+    """What can still be allocated."""
+    weight_bytes: int
+    working_bytes: int
+    """What the largest step and the captured graphs take beside weights and pages; 0 where it was not measured."""
+
+    @property
+    def offered_bytes(self) -> int:
+        """What is left for pages where all of it may be taken."""
+        return self.free_bytes - self.working_bytes
+
+    def pool_bytes(self, fraction: float) -> int:
+        """What pages may take, where weights, pages and working space together take this share of the memory."""
+        return int((self.free_bytes + self.weight_bytes) * fraction) - self.weight_bytes - self.working_bytes
+
+
+def cpu_pool_bytes(config: WorkerConfig, room: Room) -> int:
+    """What the settings leave for pages on a CPU."""
+    if config.memory_fraction is None:
+        return min(_CPU_POOL_BYTES, int(room.free_bytes * _CPU_SHARE))
+    return room.pool_bytes(config.memory_fraction)
+
+
+def gpu_pool_bytes(config: WorkerConfig, room: Room) -> int:
+    """What the settings leave for pages on a GPU, which nobody else uses."""
+    return room.pool_bytes(_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction)
+
+
+def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, room: Room) -> int:
+    """The number that the settings ask for, or what ``pool_bytes`` hold.
+
+    Raises ``Failure`` of code HARDWARE where the pages asked for do not fit, or where those that fit are too few for
+    one request of ``max_model_len`` tokens.
     """
-    share_bytes = free_bytes // config.world
     if config.num_pages is not None:
-        return _asked(config.num_pages, page_bytes, share_bytes)
-    num_pages = max(0, _pool_bytes(config.memory_fraction, share_bytes, weight_bytes)) // page_bytes
+        return _asked(config.num_pages, page_bytes, room.offered_bytes)
+    num_pages = max(0, pool_bytes) // page_bytes
     num_needed = -(-config.max_model_len // config.page_size)
     if num_pages < num_needed:
         raise Failure(
             ExitCode.HARDWARE,
             f"one request of {config.max_model_len} tokens needs {_gib(num_needed * page_bytes)} of key-value cache, "
-            f"and {_gib(num_pages * page_bytes)} are there for it ({_gib(share_bytes)} of memory are free); lower "
-            f"--max-model-len, or set --memory-fraction or --num-pages higher",
+            f"and {_gib(num_pages * page_bytes)} are there for it ({_gib(room.free_bytes)} of memory are free, a step "
+            f"takes {_gib(room.working_bytes)}); lower --max-model-len or --max-batch-tokens, or set "
+            f"--memory-fraction or --num-pages higher",
         )
     return num_pages
 
@@ -43,18 +77,12 @@ def refuse_too_large(weight_bytes: int, free_bytes: int) -> None:
         )
 
 
-def _pool_bytes(memory_fraction: float | None, share_bytes: int, weight_bytes: int) -> int:
-    if memory_fraction is None:
-        return min(_DEFAULT_POOL_BYTES, int(share_bytes * _DEFAULT_SHARE))
-    return int((share_bytes + weight_bytes) * memory_fraction) - weight_bytes
-
-
-def _asked(num_pages: int, page_bytes: int, share_bytes: int) -> int:
-    if num_pages * page_bytes > share_bytes:
+def _asked(num_pages: int, page_bytes: int, offered_bytes: int) -> int:
+    if num_pages * page_bytes > offered_bytes:
         raise Failure(
             ExitCode.HARDWARE,
-            f"--num-pages {num_pages} needs {_gib(num_pages * page_bytes)} and {_gib(share_bytes)} of memory are free; "
-            f"at most {share_bytes // page_bytes} pages fit",
+            f"--num-pages {num_pages} needs {_gib(num_pages * page_bytes)} and {_gib(offered_bytes)} of memory are "
+            f"free; at most {max(0, offered_bytes) // page_bytes} pages fit",
         )
     return num_pages
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from plait_kernels.cpu.library import set_num_threads
-from plait_proto import WorkerConfig
+from plait_proto import ExitCode, WorkerConfig
 
+from plait_worker.failure import Failure
 from plait_worker.machine import num_usable_cores
 
 
@@ -13,9 +14,32 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
     """The rank's device, made ready, and what it is in words.
 
     The cores of a machine are shared among its ranks, unless the settings give a number of threads.
+    Raises ``Failure`` of code HARDWARE where the settings ask for a GPU that is not there, or for several.
     """
     num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // config.world)
     torch.set_num_threads(num_threads)
     set_num_threads(num_threads)
     torch.set_num_interop_threads(1)
-    return torch.device("cpu"), f"cpu, {num_threads} threads"
+    if config.device.kind == "cpu" or (config.device.kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu"), f"cpu, {num_threads} threads"
+    return _open_gpu(config.world)
+
+
+def _open_gpu(world: int) -> tuple[torch.device, str]:
+    if world > 1:
+        raise Failure(ExitCode.HARDWARE, f"--tp {world}: several ranks do not run on GPUs yet; add --device cpu")
+    if not torch.cuda.is_available():
+        raise Failure(
+            ExitCode.HARDWARE,
+            f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
+            "or serve with --device cpu",
+        )
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    return device, torch.cuda.get_device_name(device)
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """What is left of a GPU's memory, with what torch holds unused given back."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

@@ -12,8 +12,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 
 import zmq
 from plait_proto import Beat, Drain, ExitCode, Fail, Kind, Malformed, Plan, Welcome, decode, encode
@@ -33,6 +33,8 @@ _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # Two plans of credit and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 4
+# How long a step's end may go unseen while no plan comes in: a hundredth of a short step.
+_POLL_SECONDS = 50e-6
 # Without one of these the worker's state and the engine's differ; any other message can be missed.
 _ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
 
@@ -69,9 +71,13 @@ class Link:
             raise Failure(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
         return answer
 
-    def plans(self) -> Iterator[Plan]:
-        """Plans as they come in, until Drain. Raises ``Failure`` where the link ends or the protocol is broken."""
-        while not isinstance(message := self._receive(), Drain):
+    def plans(self, is_busy: Callable[[], bool]) -> Iterator[Plan]:
+        """Plans as they come in, until Drain.
+
+        ``is_busy`` is asked before each wait, and again and again during one while it says yes.
+        Raises ``Failure`` where the link ends or the protocol is broken.
+        """
+        while not isinstance(message := self._receive(is_busy), Drain):
             if not isinstance(message, Plan):
                 raise Failure(ExitCode.BUG, f"the engine sent {type(message).__name__} where a plan was due")
             yield message
@@ -87,11 +93,17 @@ class Link:
         self._outbox.close(linger=0)
         self._context.term()
 
-    def _receive(self) -> FromEngine:
-        received = self._inbox.get()
+    def _receive(self, is_busy: Callable[[], bool] = lambda: False) -> FromEngine:
+        received = self._next(is_busy)
         if isinstance(received, Failure):
             raise received
         return received
+
+    def _next(self, is_busy: Callable[[], bool]) -> FromEngine | Failure:
+        while is_busy():
+            with contextlib.suppress(Empty):
+                return self._inbox.get(timeout=_POLL_SECONDS)
+        return self._inbox.get()
 
 
 class _Wire:

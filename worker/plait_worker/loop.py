@@ -1,12 +1,16 @@
 """The loop: take a plan, apply what changed, build rows, forward, sample, answer.
 
+A device that works by itself is given the next plan while it computes this one: ``launch`` hands it a step's
+work, ``InFlight.result`` takes the outcome. On a CPU a step is over when ``launch`` returns.
+
 Shapes: T tokens of the step, D the hidden size, S rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,26 +22,56 @@ from torch import Tensor
 from plait_worker.attention import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta, read_plan
+from plait_worker.delta import Delta, Ints, read_plan
+from plait_worker.graphs import StepGraphs
 from plait_worker.link import Link
 from plait_worker.models import Model
 from plait_worker.parallel import Parallel
-from plait_worker.rows import Rows
-from plait_worker.sample import output_records, prompt_records, sample
+from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
+from plait_worker.transfer import Download, Mark
 
 _log = logging.getLogger(__name__)
 
 
 def run(link: Link, rank: Rank) -> None:
     """Compute and answer plans until Drain. Raises ``Failure`` where a plan or the link is broken."""
-    for plan in link.plans():
-        result = rank.step(plan)
-        if rank.answers(plan):
-            link.send(encode(result))
-        link.finished(plan.step)
+    flights = _Flights(link, rank)
+    for plan in link.plans(flights.land_finished):
+        flights.launch(plan)
+    flights.land_all()
     _log.info("drained: %s", rank.totals)
     link.send(encode(Bye(rank=rank.parallel.rank, num_steps=rank.totals.num_steps)))
+
+
+class _Flights:
+    """Steps that were launched and not yet answered, oldest first."""
+
+    def __init__(self, link: Link, rank: Rank) -> None:
+        self._link = link
+        self._rank = rank
+        self._steps: deque[tuple[Plan, InFlight]] = deque()
+
+    def launch(self, plan: Plan) -> None:
+        self._steps.append((plan, self._rank.launch(plan)))
+
+    def land_finished(self) -> bool:
+        """Answer the steps that are over; whether others are still under way."""
+        while self._steps and self._steps[0][1].is_over():
+            self._land()
+        return bool(self._steps)
+
+    def land_all(self) -> None:
+        """Answer every step, waiting for each."""
+        while self._steps:
+            self._land()
+
+    def _land(self) -> None:
+        plan, flight = self._steps.popleft()
+        result = flight.result()
+        if self._rank.answers(plan):
+            self._link.send(encode(result))
+        self._link.finished(plan.step)
 
 
 @dataclass(slots=True)
@@ -47,20 +81,53 @@ class Totals:
     num_steps: int = 0
     num_mixed_steps: int = 0
     """Steps with rows of both kinds."""
+    num_graph_steps: int = 0
+    """Steps that were one replay of a captured graph."""
     num_prefill_tokens: int = 0
     """Prompt tokens computed."""
     num_decode_rows: int = 0
     num_head_rows: int = 0
     """Rows of the output head that tokens were sampled from."""
 
-    def count(self, rows: Rows) -> None:
+    def count(self, delta: Delta) -> None:
         """Add one step."""
-        num_decode_rows = rows.num_rows - rows.num_prefill
+        num_decode_rows = len(delta.slots_R) - delta.num_prefill
         self.num_steps += 1
-        self.num_mixed_steps += rows.num_prefill > 0 and num_decode_rows > 0
-        self.num_prefill_tokens += rows.num_prefill_tokens
+        self.num_mixed_steps += delta.num_prefill > 0 and num_decode_rows > 0
+        self.num_prefill_tokens += delta.num_tokens - num_decode_rows
         self.num_decode_rows += num_decode_rows
-        self.num_head_rows += rows.sample_index_S.shape[0]
+        self.num_head_rows += int(delta.samples_R.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step whose work the device has been given."""
+
+    step: int
+    begin: Mark
+    """The steps before it lie before it."""
+    ids: Download
+    """int32 ``[S]``."""
+    output_records: Sequence[Records]
+    prompt_records: Sequence[Records]
+    end: Mark
+
+    def is_over(self) -> bool:
+        """Whether ``result`` returns at once."""
+        return self.end.is_reached()
+
+    def result(self) -> StepResult:
+        """What the step sampled; waits for it."""
+        self.end.wait()
+        ids = self.ids.array()
+        return StepResult(
+            step=self.step,
+            elapsed_us=self.end.us_since(self.begin),
+            num_accepted=np.ones(len(ids), dtype="<u4").tobytes(),
+            token_ids=ids.tobytes(),
+            logprobs=b"".join(records.frame() for records in self.output_records),
+            prompt_logprobs=b"".join(records.frame() for records in self.prompt_records),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +140,63 @@ class Rank:
     """Of the kind that the model attends by."""
     slots: Slots
     parallel: Parallel
+    graphs: StepGraphs = field(default_factory=StepGraphs)
     totals: Totals = field(default_factory=Totals)
 
     def answers(self, plan: Plan) -> bool:
         """Every rank answers the warm-up; of later plans only the first rank's result is needed."""
         return plan.step == 0 or self.parallel.rank == 0
 
-    @torch.inference_mode()
     def step(self, plan: Plan) -> StepResult:
-        """Compute the plan. Raises ``Failure`` where it does not fit what the rank holds."""
-        began_ns = time.perf_counter_ns()
+        """Compute the plan and wait for it. Raises ``Failure`` where it does not fit what the rank holds."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> InFlight:
+        """Hand the plan's work to the device. Raises ``Failure`` where it does not fit what the rank holds."""
+        begin = Mark(self.slots.device)
         delta = read_plan(plan)
         self.slots.apply(delta)
         self.slots.advance(delta)
-        rows = build_rows(delta, self.slots, self.model.config.vocab_size)
-        self.totals.count(rows)
-        if rows.num_rows == 0:
-            return _result(plan.step, began_ns)
-        hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
-        ids_S, logprobs = self._sample(hidden_TD, rows, delta)
-        prompt_logprobs = prompt_records(hidden_TD, self.model.logits, prompt_targets(delta, self.slots))
-        return _result(plan.step, began_ns, ids_S, logprobs, prompt_logprobs)
+        self.totals.count(delta)
+        graph = self.graphs.fitting(delta, self.slots)
+        if graph is None:
+            return self._eager(plan.step, begin, delta)
+        self.totals.num_graph_steps += 1
+        ids_S, records = self._sample(graph.replay(delta), delta.slots_R[delta.samples_R])
+        return self._flight(plan.step, begin, ids_S, records)
 
-    def _sample(self, hidden_TD: Tensor, rows: Rows, delta: Delta) -> tuple[Tensor, bytes]:
-        """A token for each last chunk and each decode row, picked by rank 0; the head never sees another row."""
-        index_S = rows.sample_index_S
-        if index_S.shape[0] == 0:
-            return index_S, b""
-        slots_S = delta.slots_R[delta.samples_R]
+    def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:
+        """A step whose every operation is launched by itself."""
+        rows = build_rows(delta, self.slots, self.model.config.vocab_size)
+        if rows.num_rows == 0:
+            return self._flight(step, begin, rows.sample_index_S, [])
+        hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        ids_S, records = rows.sample_index_S, list[Records]()
+        if ids_S.shape[0]:  # the head never sees a row that does not sample
+            logits_SV = self.model.logits(hidden_TD[rows.sample_index_S])
+            ids_S, records = self._sample(logits_SV, delta.slots_R[delta.samples_R])
+        of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(delta, self.slots))
+        return self._flight(step, begin, ids_S, records, of_prompts)
+
+    def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
+        """A token for each row, picked by rank 0; the next step's input."""
         device_slots_S = self.slots.to_device(slots_S)
-        logits_SV = self.model.logits(hidden_TD[index_S])
         is_first = self.parallel.rank == 0
-        picked_S = sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else index_S.clone()
+        picked_S = (
+            sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
+        )
         ids_S = self.parallel.broadcast(picked_S)
         self.slots.keep_tokens(device_slots_S, ids_S)
-        return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else b""
+        return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
 
-
-def _result(
-    step: int, began_ns: int, ids_S: Tensor | None = None, logprobs: bytes = b"", prompt_logprobs: bytes = b""
-) -> StepResult:
-    ids = np.zeros(0, dtype="<i4") if ids_S is None else ids_S.to(torch.int32).cpu().numpy()
-    return StepResult(
-        step=step,
-        elapsed_us=(time.perf_counter_ns() - began_ns) // 1000,
-        num_accepted=np.ones(len(ids), dtype="<u4").tobytes(),
-        token_ids=ids.tobytes(),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    def _flight(
+        self,
+        step: int,
+        begin: Mark,
+        ids_S: Tensor,
+        of_outputs: Sequence[Records],
+        of_prompts: Sequence[Records] = (),
+    ) -> InFlight:
+        ids = Download(ids_S.to(torch.int32))
+        return InFlight(step, begin, ids, of_outputs, of_prompts, Mark(self.slots.device))

@@ -1,6 +1,6 @@
 """The rows of one step, as the models and the attention backends see them.
 
-Shapes: T tokens of the step, R rows, S rows that sample, W pages in the widest row's table.
+Shapes: T tokens of the step, R rows, P prefill rows, S rows that sample, W pages in the widest row's table.
 """
 
 from __future__ import annotations
@@ -8,6 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLengths:
+    """Of P prefill rows, on the device; the two bounds are the host's."""
+
+    ends_q: Tensor
+    """int32 ``[P + 1]``: new tokens before each row."""
+    ends_kv: Tensor
+    """int32 ``[P + 1]``: positions before each row."""
+    kv_P: Tensor
+    """int32 ``[P]``: positions that each row's last token sees."""
+    row_T: Tensor
+    """int64: row of each token of the step, decode rows included."""
+    max_q: int
+    """No row has more new tokens."""
+    max_kv: int
+    """No row has more positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,8 @@ class Rows:
     """int32 ``[R, W]``, padded with the dummy page; W is a multiple of 4 and covers ``start + length``."""
     sample_index_S: Tensor
     """int64 ``[S]``: where in T the last token of each sampling row lies; empty if none samples."""
+    device_lengths: DeviceLengths | None = None
+    """Set for rows of a graph: their lengths differ from replay to replay, and the host's lists are bounds."""
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,8 @@ Shapes: S rows that sample, V vocabulary, C prompt tokens that get a record, K b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,9 +17,30 @@ from torch import Tensor
 from plait_worker.batch import PromptTargets
 from plait_worker.delta import Ints
 from plait_worker.sampling_table import SamplingTable, Way
+from plait_worker.transfer import Download, upload
 
 # Prompt positions whose logits exist at a time: 256 of a vocabulary of 150,000 take 150 MB.
 _SLICE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records of several tokens, on their way to the host: ``logprob f32, rank u32, K ids, K logprobs f32`` each."""
+
+    words: Download
+    """int32 ``[S, W]``."""
+    counts: Sequence[int]
+    """How many of the best tokens each row wants."""
+    num_best: int
+    """K, as many as were found for every row."""
+
+    def frame(self) -> bytes:
+        """The records one after the other; call it as late as ``Download.array``."""
+        words_SW = self.words.array()
+        if min(self.counts) == self.num_best:
+            return words_SW.tobytes()
+        rows = zip(words_SW, self.counts, strict=True)
+        return b"".join(_shorten(words_W, count, self.num_best) for words_W, count in rows)
 
 
 def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
@@ -29,25 +51,26 @@ def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: Samp
         return _pick(Way(present[0]), logits_SV, device_slots_S, table)
     ids_S = torch.empty_like(device_slots_S)
     for way in present:
-        rows = torch.from_numpy(np.flatnonzero(ways_S == way)).to(logits_SV.device)
+        rows = upload(np.flatnonzero(ways_S == way), logits_SV.device)
         ids_S[rows] = _pick(Way(way), logits_SV[rows], device_slots_S[rows], table)
     return ids_S
 
 
-def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: SamplingTable) -> bytes:
+def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: SamplingTable) -> list[Records]:
     """Frame 4 of a step's result: the records of the rows whose requests want them, in row order."""
     wanted = [(row, num) for row, slot in enumerate(slots_S) if (num := table.num_logprobs[slot]) is not None]
     if not wanted:
-        return b""
-    rows = torch.tensor([row for row, _ in wanted], device=logits_SV.device)
+        return []
+    rows = upload(np.array([row for row, _ in wanted], dtype=np.int64), logits_SV.device)
     counts = [num for _, num in wanted]
-    scores = score_tokens(logits_SV[rows], ids_S[rows], max(counts))
-    return _records(scores, counts)
+    return [_records(score_tokens(logits_SV[rows], ids_S[rows], max(counts)), counts)]
 
 
-def prompt_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], targets: Sequence[PromptTargets]) -> bytes:
+def prompt_records(
+    hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], targets: Sequence[PromptTargets]
+) -> list[Records]:
     """Frame 5 of a step's result; ``logits`` is the model's head."""
-    return b"".join(_target_records(hidden_TD, logits, target) for target in targets)
+    return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
 def _pick(way: Way, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
@@ -60,26 +83,14 @@ def _pick(way: Way, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) ->
     return pick_filtered(logits_SV, temperature_S, filters, uniform_S)
 
 
-def _target_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], target: PromptTargets) -> bytes:
-    ids_C = torch.from_numpy(target.ids_C).to(hidden_TD.device)
+def _target_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], target: PromptTargets) -> Iterator[Records]:
+    ids_C = upload(target.ids_C, hidden_TD.device)
     hidden_CD = hidden_TD[target.first : target.first + len(ids_C)]
-    return b"".join(
-        _records(score_tokens(logits(hidden), ids, target.num_best), [target.num_best] * len(ids))
-        for hidden, ids in zip(torch.split(hidden_CD, _SLICE), torch.split(ids_C, _SLICE), strict=True)
-    )
+    for hidden, ids in zip(torch.split(hidden_CD, _SLICE), torch.split(ids_C, _SLICE), strict=True):
+        yield _records(score_tokens(logits(hidden), ids, target.num_best), [target.num_best] * len(ids))
 
 
-def _records(scores: TokenScores, counts: Sequence[int]) -> bytes:
-    """The records of rows of which row i wants ``counts[i]`` of the best tokens that were found."""
-    words_SW = _words(scores)
-    num_best = scores.best_ids_SK.shape[1]
-    if min(counts) == num_best:
-        return words_SW.tobytes()
-    return b"".join(_shorten(words_W, count, num_best) for words_W, count in zip(words_SW, counts, strict=True))
-
-
-def _words(scores: TokenScores) -> NDArray[np.int32]:
-    """``logprob f32, rank u32, K ids, K logprobs f32`` a row, as words, in one transfer."""
+def _records(scores: TokenScores, counts: Sequence[int]) -> Records:
     words_SW = torch.cat(
         (
             scores.logprob_S.view(torch.int32)[:, None],
@@ -89,8 +100,7 @@ def _words(scores: TokenScores) -> NDArray[np.int32]:
         ),
         dim=1,
     )
-    array: NDArray[np.int32] = words_SW.cpu().numpy()
-    return array
+    return Records(Download(words_SW), counts, scores.best_ids_SK.shape[1])
 
 
 def _shorten(words_W: NDArray[np.int32], count: int, num_best: int) -> bytes:

@@ -15,6 +15,8 @@ from plait_kernels.sampling import Filters
 from plait_proto import NewSlot
 from torch import Tensor
 
+from plait_worker.transfer import upload
+
 # Below this, softmax(logits / temperature) is the best token's alone, and the division loses its meaning.
 _COLDEST = 1e-5
 
@@ -53,11 +55,11 @@ class SamplingTable:
         for new in new_slots:
             self.num_logprobs[new.slot] = new.logprobs
             self.num_prompt_logprobs[new.slot] = new.prompt_logprobs
-        index = torch.tensor(slots, device=self._device)
+        index = upload(np.array(slots, dtype=np.int64), self._device)
         floats = [(new.temperature, new.top_p, new.min_p) for new in new_slots]
         ints = [(new.top_k, _signed(new.seed), new.next_output) for new in new_slots]
-        self._floats_N3[index] = torch.tensor(floats, dtype=torch.float32, device=self._device)
-        self._ints_N3[index] = torch.tensor(ints, dtype=torch.int64, device=self._device)
+        self._floats_N3[index] = upload(np.array(floats, dtype=np.float32), self._device)
+        self._ints_N3[index] = upload(np.array(ints, dtype=np.int64), self._device)
 
     def temperature(self, slots_S: Tensor) -> Tensor:
         """float32 ``[S]``."""

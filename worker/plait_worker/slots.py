@@ -1,7 +1,7 @@
 """What the device keeps of every request that runs: its pages, its last token, how its tokens are picked.
 
-Shapes: N slots, M pages in the longest table, R rows of a step, S rows that sample. All work is by array: a step's
-cost follows what changed, not the slots or their context.
+Shapes: N slots (and one dummy), M pages in the longest table, R rows of a step, S rows that sample. All work is by
+array: a step's cost follows what changed, not the slots or their context.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from plait_worker.delta import Delta, Ints
 from plait_worker.failure import ensure
 from plait_worker.sampling_table import SamplingTable
+from plait_worker.transfer import upload
 
 # Attention kernels take tables whose width is a multiple of this.
 _TABLE_STEP = 4
@@ -36,14 +37,29 @@ class Slots:
         self._num_pages = num_pages
         self._max_pages = max_pages
         self._page_table_NM = torch.full(
-            (num_slots, max_pages + -max_pages % _TABLE_STEP), num_pages, dtype=torch.int32, device=device
+            (num_slots + 1, max_pages + -max_pages % _TABLE_STEP), num_pages, dtype=torch.int32, device=device
         )
-        self._last_token_N = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._last_token_N = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._num_held_N = np.zeros(num_slots, dtype=np.int64)
         self._num_computed_N = np.zeros(num_slots, dtype=np.int64)
         self._is_live_N = np.zeros(num_slots, dtype=np.bool_)
         self._is_fresh_N = np.zeros(num_slots, dtype=np.bool_)
         self._has_token_N = np.zeros(num_slots, dtype=np.bool_)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables live."""
+        return self._device
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the longest table has room for."""
+        return self._max_pages * self._page_size
+
+    @property
+    def dummy_slot(self) -> int:
+        """A slot that no request takes: its table is all dummy page. Rows that only pad a batch have it."""
+        return self.num_slots
 
     def apply(self, delta: Delta) -> None:
         """Free, take and extend slots, in this order. Raises ``Failure`` where the plan does not fit the slots."""
@@ -76,7 +92,7 @@ class Slots:
 
     def to_device(self, values: Ints) -> Tensor:
         """The values as int64 on the slots' device."""
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        return upload(values, self._device)
 
     def _free(self, freed_F: Ints) -> None:
         if len(freed_F) == 0:
@@ -95,7 +111,7 @@ class Slots:
         self._is_live_N[slots] = True
         self._is_fresh_N[slots] = True
         self._has_token_N[slots] = False
-        self._page_table_NM[self.to_device(slots)] = self._num_pages
+        self._page_table_NM.index_fill_(0, self.to_device(slots), self._num_pages)
         self.sampling.assign(new_slots)
 
     def _append(self, appended_A2: Ints) -> None:

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention import AttentionBackend
+from plait_worker.attention.choice import Need, choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
-from plait_worker.capacity import choose_num_pages
-from plait_worker.device import open_device
+from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
+from plait_worker.device import free_device_bytes, open_device
 from plait_worker.failure import Failure
+from plait_worker.graphs import StepGraphs, capture, sizes
 from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
-from plait_worker.models import Model, load_model
+from plait_worker.models import Model, dummy_model, load_model
 from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rendezvous import meet
+from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
 from plait_worker.slots import Slots
 from plait_worker.weights import ModelFilesError
+from plait_worker.working_space import measure_working_bytes
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a rank has before the engine says how much to allocate."""
+
+    config: WorkerConfig
+    device: torch.device
+    device_name: str
+    parallel: Parallel
+    model: Model[Any]
+    attention: AttentionBackend[Any]
 
 
 def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
@@ -34,28 +55,67 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
     Raises ``Failure`` where one of these cannot be.
     """
-    device, device_name = open_device(config)
-    parallel = meet(config, rank)
-    model = _load(config, device, parallel)
-    _leave_cores_to_kernels(model)
-    link.send(encode(_hello(config, config_bytes, model, parallel, device_name)))
+    loaded = load(config, meet(config, rank))
+    with _phase("memory"):
+        hello = _hello(loaded, config_bytes)
+    link.send(encode(hello))
     welcome = link.welcome()
     if welcome is None:
         return None
-    _log.info("rank %d of %d on %s: %d pages", rank, config.world, device_name, welcome.num_pages)
-    return _allocate(config, welcome, model, parallel, device)
+    _log.info("rank %d of %d on %s: %d pages", rank, config.world, loaded.device_name, welcome.num_pages)
+    return allocate(loaded, welcome)
 
 
-def _load(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model[Any]:
+def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
+    """Open the device, load the model and choose its attention. Raises ``Failure`` where one of these cannot be."""
+    device, device_name = open_device(config)
+    with _phase("weights"):
+        model = _load_model(config, device, parallel)
+    _leave_cores_to_kernels(model)
+    max_tokens = config.max_batch_tokens + config.max_seqs
+    need = Need(model.attention_shape, config.page_size, config.context_chunk, max_tokens, device)
+    with _phase("attention"):
+        attention = choose_attention(config.device.attention, need)
+    return Loaded(config, device, device_name, parallel, model, attention)
+
+
+def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
+    """The cache, the slots and the graphs."""
+    config, model = loaded.config, loaded.model
+    cache = KVCache(model.cache_spec, welcome.num_pages, config.page_size, loaded.device)
+    slots = Slots(welcome.num_slots, welcome.num_pages, config.page_size, config.max_model_len, loaded.device)
+    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, _capture(loaded, cache, slots))
+    # What lives now lives until the end: the collector need never look at it again.
+    gc.collect()
+    gc.freeze()
+    return ready
+
+
+@contextmanager
+def _phase(name: str) -> Iterator[None]:
+    """Log how long a part of the start took."""
+    began = time.perf_counter()
+    yield
+    _log.info("%s: %.1f s", name, time.perf_counter() - began)
+
+
+def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model[Any]:
     """The model; every rank reads the same files, and measures memory before any of them fills it."""
-    path, free_bytes = Path(config.model), free_memory_bytes()
+    path, free_bytes = Path(config.model), _free_bytes(device)
     try:
         refuse_other_files(path, parallel)
-        model = load_model(path, config.dtype, device, parallel, free_bytes)
+        if config.load_format == "dummy":
+            model = dummy_model(path, config.dtype, device, parallel)
+        else:
+            model = load_model(path, config.dtype, device, parallel, free_bytes)
     except ModelFilesError as error:
         raise Failure(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
         raise Failure(ExitCode.SETTINGS, str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise Failure(
+            ExitCode.HARDWARE, f"the weights do not fit this GPU: {error}; serve a smaller model, or a smaller --dtype"
+        ) from error
     parallel.wait_for_all()
     return model
 
@@ -67,31 +127,56 @@ def _leave_cores_to_kernels(model: Model[Any]) -> None:
         _log.info("the decoder's layers run as one compiled call a step")
 
 
-def _hello(config: WorkerConfig, config_bytes: bytes, model: Model[Any], parallel: Parallel, device_name: str) -> Hello:
+def _free_bytes(device: torch.device) -> int:
+    """Of the memory that the weights go to."""
+    return free_memory_bytes() if device.type == "cpu" else free_device_bytes(device)
+
+
+def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
+    config, model = loaded.config, loaded.model
     page_bytes = bytes_per_page(model.cache_spec, config.page_size)
     return Hello(
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,
         config=config_fingerprint(config_bytes),
-        rank=parallel.rank,
-        world=parallel.world,
+        rank=loaded.parallel.rank,
+        world=loaded.parallel.world,
         pid=os.getpid(),
-        device=device_name,
+        device=f"{loaded.device_name}, {loaded.attention.name} attention",
         dtype=str(model.dtype).removeprefix("torch."),
-        num_pages=choose_num_pages(config, page_bytes, model.weight_bytes, free_memory_bytes()),
+        num_pages=_num_pages(loaded, page_bytes),
         page_bytes=page_bytes,
         weight_bytes=model.weight_bytes,
     )
 
 
-def _allocate(
-    config: WorkerConfig, welcome: Welcome, model: Model[Any], parallel: Parallel, device: torch.device
-) -> Rank:
-    num_pages, page_size = welcome.num_pages, config.page_size
-    return Rank(
-        model=model,
-        cache=KVCache(model.cache_spec, num_pages, page_size, device),
-        attention=cpu_attention(model.attention_shape, page_size, config.context_chunk),
-        slots=Slots(welcome.num_slots, num_pages, page_size, config.max_model_len, device),
-        parallel=parallel,
-    )
+def _num_pages(loaded: Loaded, page_bytes: int) -> int:
+    config, model = loaded.config, loaded.model
+    if loaded.device.type == "cpu":
+        room = Room(_free_bytes(loaded.device) // config.world, model.weight_bytes, working_bytes=0)
+        return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, room), room)
+    try:
+        working_bytes = measure_working_bytes(config, model, loaded.attention, loaded.device)
+    except torch.OutOfMemoryError as error:
+        raise Failure(
+            ExitCode.HARDWARE,
+            f"a step of {config.max_batch_tokens} tokens does not fit: {error}; lower --max-batch-tokens or --max-seqs",
+        ) from error
+    room = Room(_free_bytes(loaded.device), model.weight_bytes, working_bytes)
+    return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, room), room)
+
+
+def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
+    model, attention, settings = loaded.model, loaded.attention, loaded.config.device
+    if loaded.device.type == "cpu" or not settings.cuda_graphs:
+        return StepGraphs()
+    if not attention.is_capturable:
+        _log.warning("%s attention plans each step on the host, so that no step is captured", attention.name)
+        return StepGraphs()
+
+    def compute(rows: Rows) -> torch.Tensor:
+        hidden_TD = model.forward(rows, cache, attention.prepare(rows))
+        return model.logits(hidden_TD[rows.sample_index_S])
+
+    max_rows = min(settings.max_graph_batch, slots.num_slots)
+    return capture(sizes(max_rows, loaded.config.max_batch_tokens), slots, compute, model.config.vocab_size)

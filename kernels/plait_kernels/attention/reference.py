@@ -24,3 +24,13 @@ def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
     hidden_TL = positions_L > positions_L[-num_new:, None]
     weights_HTL = scores_HTL.masked_fill(hidden_TL, float("-inf")).softmax(dim=-1)
     return torch.einsum("htl,lhd->thd", weights_HTL, v_LHD)
+
+
+def decode_paged(
+    q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
+) -> None:
+    """See ``plait_kernels.attention.decode_paged``; row by row."""
+    for row, length in enumerate(lengths_B.tolist()):
+        kv = pages[table_BW[row].long()].transpose(2, 3)
+        k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[:length] for part in (0, 1))
+        out_BHD[row] = attend(q_BHD[row : row + 1], k_LGD, v_LGD, scale)[0]

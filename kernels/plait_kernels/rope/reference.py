@@ -7,8 +7,22 @@ one roll and two multiplications.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from plait_kernels.norm import reference as norm_reference
+
+
+class HeadNorm(NamedTuple):
+    """An RMS norm of each head's numbers before its rotation."""
+
+    query_D: Tensor
+    """Weight of the query heads."""
+    key_D: Tensor
+    """Weight of the key heads."""
+    eps: float
 
 
 def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -22,3 +36,16 @@ def apply_rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     """``x`` rotated, computed in float32 and given back in the dtype of ``x``."""
     swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_THD * cos_T1D, swapped_THD, sin_T1D).to(x_THD.dtype)
+
+
+def rotate_heads(
+    qk_THD: Tensor, num_query_heads: int, cos_T1D: Tensor, sin_T1D: Tensor, norm: HeadNorm | None = None
+) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.rope.rotate_heads``."""
+    q_THD, k_TGD = qk_THD[:, :num_query_heads], qk_THD[:, num_query_heads:]
+    if norm is None:
+        qk_THD = apply_rope(qk_THD, cos_T1D, sin_T1D)
+        return qk_THD[:, :num_query_heads], qk_THD[:, num_query_heads:]
+    q_THD = norm_reference.rms_norm(q_THD, norm.query_D, norm.eps)
+    k_TGD = norm_reference.rms_norm(k_TGD, norm.key_D, norm.eps)
+    return apply_rope(q_THD, cos_T1D, sin_T1D), apply_rope(k_TGD, cos_T1D, sin_T1D)

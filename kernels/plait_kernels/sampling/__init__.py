@@ -5,10 +5,24 @@ min-p before top-k and top-p, which gives a smaller nucleus where all three are 
 order, greedy choice and ranks too, breaks ties by the lower token id, so that a row gives the same token in any batch.
 """
 
+from __future__ import annotations
+
+from torch import Tensor
+
+from plait_kernels.sampling import pick
 from plait_kernels.sampling.philox import philox4x32, uniform
-from plait_kernels.sampling.pick import pick_filtered, pick_greedy, pick_random
+from plait_kernels.sampling.pick import pick_filtered, pick_random
 from plait_kernels.sampling.reference import Filters
 from plait_kernels.sampling.scores import TokenScores, score_tokens
+from plait_kernels.solutions import triton_solution
+
+
+def pick_greedy(logits_SV: Tensor) -> Tensor:
+    """The id of each row's largest logit (float32), the lowest where several are: int64 ``[S]``."""
+    solution = triton_solution(__name__) if logits_SV.is_cuda else pick
+    ids_S: Tensor = solution.pick_greedy(logits_SV)
+    return ids_S
+
 
 __all__ = [
     "Filters",

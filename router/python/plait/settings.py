@@ -63,9 +63,29 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Setting("number format of weights and KV; auto takes bfloat16 where the processor has it, else float32"),
     ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        Setting("where weights come from; dummy draws random ones for a configuration that has none"),
+    ] = "auto"
     max_model_len: Annotated[
         ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
     ] = None
+
+
+class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Device."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], Setting("what computes; auto takes a GPU where there is one")] = (
+        "auto"
+    )
+    attention_backend: Annotated[
+        Literal["auto", "torch", "triton", "flashinfer", "trtllm_mha"],
+        Setting("attention kernels; auto takes the fastest that are right on this device"),
+    ] = "auto"
+    cuda_graphs: Annotated[bool, Setting("capture decode steps of a GPU, where the attention kernels allow it")] = True
+    max_graph_batch: Annotated[
+        SlotCount, Setting("rows of the largest captured decode step", ("--cuda-graph-max-bs",))
+    ] = 512
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +157,7 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "share of the free memory for weights and pages",
             ("--gpu-memory-utilization", "--mem-fraction-static"),
-            unset="on a CPU min(4 GiB, a quarter of free memory) for pages",
+            unset="0.9 on a GPU; on a CPU min(4 GiB, a quarter of free memory) for pages",
         ),
     ] = None
 
@@ -174,6 +194,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http: HttpSettings = HttpSettings()
     model: ModelSettings = ModelSettings()
+    device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
     attention: AttentionSettings = AttentionSettings()

@@ -90,6 +90,16 @@ PreparedT_co = TypeVar("PreparedT_co", covariant=True)
 class AttentionBackend(Protocol[PreparedT_co]):
     """One way to attend, by ``StepAttention`` or by ``LatentStep``; chosen at start-up."""
 
+    @property
+    def name(self) -> str:
+        """As ``--attention-backend`` spells it."""
+        ...
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a step of decode rows, or of rows with ``device_lengths``, uses the device's tensors alone."""
+        ...
+
     def prepare(self, rows: Rows) -> PreparedT_co:
         """The host's work for one step."""
         ...

@@ -30,6 +30,9 @@ class PagedStep:
 class PagedAttention:
     """``AttentionBackend`` for CPUs, in bfloat16 and float32."""
 
+    name = "cpu"
+    is_capturable = False
+
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         """``page_size`` in tokens."""
         self.heads = PagedHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, page_size)

@@ -1,5 +1,6 @@
 """Attention with plain torch operations: the CPU's backend and the oracle of every other one.
 
+On a GPU the plain formula is taken, in float32: torch's fused kernels refuse masks that begin anywhere in memory.
 ``scaled_dot_product_attention`` on a CPU keeps scores, softmax and sums in float32; with bfloat16
 inputs it rounds the softmax's weights once, to bfloat16 (measured against float64 in the tests).
 
@@ -11,11 +12,13 @@ D numbers in a head, P tokens in a page, N pages, I flat indices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plait_worker.attention import AttentionShape
 from plait_worker.rows import Rows
@@ -86,10 +89,11 @@ class TorchStep:
         flat.index_copy_(0, self.value_index_I, v_TGD.reshape(-1, head_dim))
         q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
         out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
-        for row in self.prefill:
-            self._attend_prefill(row, q_TGMD, pages, out_TGMD)
-        for batch in self.decode:
-            self._attend_decode(batch, q_TGMD, pages, out_TGMD)
+        with _formula(q_THD.device):
+            for row in self.prefill:
+                self._attend_prefill(row, q_TGMD, pages, out_TGMD)
+            for batch in self.decode:
+                self._attend_decode(batch, q_TGMD, pages, out_TGMD)
         return out_TGMD.flatten(1, 2)
 
     def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
@@ -120,6 +124,10 @@ class TorchStep:
         return self.causal[:num_queries, shift : shift + position + num_queries]
 
 
+def _formula(device: torch.device) -> AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+
+
 def batch_of_one(kv: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values ``[G, L, D]`` of the only row in ``[2, 1, G, L, D]``."""
     return kv[0, 0], kv[1, 0]
@@ -127,6 +135,9 @@ def batch_of_one(kv: Tensor) -> tuple[Tensor, Tensor]:
 
 class TorchAttention:
     """``AttentionBackend`` for any device."""
+
+    name = "torch"
+    is_capturable = False
 
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         """``page_size`` in tokens."""

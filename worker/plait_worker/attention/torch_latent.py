@@ -119,6 +119,9 @@ def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_caus
 class TorchLatentAttention:
     """``AttentionBackend`` of ``LatentStep`` on a CPU."""
 
+    name = "torch"
+    is_capturable = False
+
     def __init__(self, shape: LatentShape, page_size: int, context_chunk: int) -> None:
         """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
         self.shape = shape

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import PanelMatrix, can_hold
+from plait_kernels.linear import PanelMatrix, can_hold, multiply_row
 from torch import Tensor
 
 
@@ -27,9 +27,11 @@ class Matrix(Protocol):
 
 def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
     """The fastest way for the matrix's device and type; sums are float32 in each."""
+    if weight_OI.is_cuda:
+        return _OnGpu(weight_OI, bias_O)
     if can_hold(weight_OI):
         return PanelMatrix(weight_OI, bias_O)
-    packed = weight_OI.device.type == "cpu" and weight_OI.dtype == torch.bfloat16
+    packed = weight_OI.dtype == torch.bfloat16
     return _Packed(weight_OI, bias_O) if packed and _onednn_multiplies_bfloat16() else _Plain(weight_OI, bias_O)
 
 
@@ -46,6 +48,13 @@ class _Plain:
 
     def float32(self, x_NI: Tensor) -> Tensor:
         return self(x_NI).float()
+
+
+class _OnGpu(_Plain):
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        if x_NI.shape[0] == 1 and self.bias_O is None:
+            return multiply_row(x_NI, self.weight_OI)
+        return super().__call__(x_NI)
 
 
 class _Packed:

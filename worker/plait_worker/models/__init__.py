@@ -21,7 +21,7 @@ from plait_worker.models.decoder import BlockReader, HeadsDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import HalvesSource, Weights, open_checkpoint
+from plait_worker.weights import DummyWeights, HalvesSource, Weights, open_checkpoint, open_config
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
@@ -95,6 +95,17 @@ def load_model(
         model = _read_model(config, weights, parallel)
     weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))
     return model
+
+
+def dummy_model(path: Path, dtype: str, device: torch.device, parallel: Parallel) -> Model[Any]:
+    """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
+
+    Raises ``ModelFilesError`` where the configuration is missing, broken or not supported.
+    """
+    config = open_config(path)
+    weights = DummyWeights(choose_dtype(dtype, device), device)
+    with torch.inference_mode():
+        return _read_model(config, weights, parallel)
 
 
 def _read_model(config: ModelConfig, weights: Weights, parallel: Parallel) -> HeadsDecoder | DeepseekDecoder:

@@ -6,7 +6,7 @@ Shapes: T tokens, D the hidden size, H query heads and G key-value heads of this
 from __future__ import annotations
 
 import torch
-from plait_kernels.rope import apply_rope
+from plait_kernels.rope import rotate_heads
 from torch import Tensor
 
 from plait_worker.attention import StepAttention
@@ -36,8 +36,7 @@ class LlamaAttention(GroupedAttention):
         """``[T, D]``."""
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
         qk_THE, v_TGE = torch.split(qkv_THE, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        qk_THE = apply_rope(qk_THE, step.cos_T1D, step.sin_T1D)
-        q_THE, k_TGE = torch.split(qk_THE, [self.num_heads, self.num_kv_heads], dim=1)
+        q_THE, k_TGE = rotate_heads(qk_THE, self.num_heads, step.cos_T1D, step.sin_T1D)
         out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages)
         return self.output(out_THE.flatten(1))
 

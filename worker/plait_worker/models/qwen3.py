@@ -6,7 +6,7 @@ Shapes: T tokens, D the hidden size, H query heads and G key-value heads of this
 from __future__ import annotations
 
 import torch
-from plait_kernels.rope import apply_rope
+from plait_kernels.rope import HeadNorm, rotate_heads
 from torch import Tensor
 
 from plait_worker.attention import StepAttention
@@ -37,13 +37,13 @@ class Qwen3Attention(GroupedAttention):
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(weights, "k_norm", config.head_dim, config.norm_eps)
+        self.norm = HeadNorm(self.q_norm.weight_D, self.k_norm.weight_D, config.norm_eps)
 
     def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
-        q_THE, k_TGE, v_TGE = torch.split(qkv_THE, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        q_THE = apply_rope(self.q_norm(q_THE), step.cos_T1D, step.sin_T1D)
-        k_TGE = apply_rope(self.k_norm(k_TGE), step.cos_T1D, step.sin_T1D)
+        qk_THE, v_TGE = torch.split(qkv_THE, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        q_THE, k_TGE = rotate_heads(qk_THE, self.num_heads, step.cos_T1D, step.sin_T1D, self.norm)
         out_THE = step.attention.forward(q_THE, k_TGE, v_TGE, pages)
         return self.output(out_THE.flatten(1))
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plait_worker.model_config import ModelConfig
+from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.errors import ModelFilesError
-from plait_worker.weights.folder import Folder
+from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile
 from plait_worker.weights.interleaved import HalvesSource
+from plait_worker.weights.json_config import read_config
 from plait_worker.weights.reader import Weights
 
-__all__ = ["Folder", "GgufFile", "HalvesSource", "ModelFilesError", "Weights", "open_checkpoint"]
+__all__ = [
+    "DummyWeights",
+    "Folder",
+    "GgufFile",
+    "HalvesSource",
+    "ModelFilesError",
+    "Weights",
+    "open_checkpoint",
+    "open_config",
+]
 
 
 def open_checkpoint(path: Path) -> Folder | GgufFile:
@@ -23,3 +35,8 @@ def open_checkpoint(path: Path) -> Folder | GgufFile:
     if path.exists():
         return GgufFile(path)
     raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
+
+
+def open_config(path: Path) -> ModelConfig:
+    """The configuration in a folder, whether or not it holds weights; raises ``ModelFilesError``."""
+    return read_config(read_json(path / "config.json"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from plait_proto import ExitCode, WorkerConfig, config_fingerprint, encode_config
+from plait_proto import DeviceConfig, ExitCode, WorkerConfig, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.errors import DONE, StartError
@@ -75,6 +75,13 @@ def _write_config(
             model=str(local.path),
             run_dir=str(run_dir),
             world=settings.process.tp,
+            device=DeviceConfig(
+                kind=settings.device.device,
+                attention=settings.device.attention_backend,
+                cuda_graphs=settings.device.cuda_graphs,
+                max_graph_batch=settings.device.max_graph_batch,
+            ),
+            load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             page_size=settings.pages.page_size,
             num_pages=settings.pages.num_pages,

@@ -1,0 +1,135 @@
+"""Decode rows over pages in Triton: a program takes one row, one key-value head and a share of the row's pages.
+
+The queries of a group fill one tile, so that keys and values are read once. A row is divided among several
+programs where rows and heads alone leave the device idle; how many is fixed by their number, never by the
+lengths, which are read on the device: a captured step replays at any depth.
+
+Shapes: B rows, H query heads, G key-value heads, M = H / G, D numbers in a head, P tokens in a page, S shares of a row.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PROGRAMS_PER_SM = 4
+"""How many are wanted: enough to keep loads in flight while others compute."""
+_MAX_SHARES = 64
+_MIN_TILE = 16
+"""Rows of the smallest tile that the matrix units take."""
+_LOG2_E = 1.4426950408889634
+
+
+def decode_paged(
+    q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
+) -> None:
+    """See ``plait_kernels.attention.decode_paged``; D and P are powers of two, all tensors contiguous."""
+    num_rows, num_heads, head_dim = q_BHD.shape
+    num_kv_heads, page_size = pages.shape[2], pages.shape[3]
+    group = num_heads // num_kv_heads
+    shares = _num_shares(num_rows * num_kv_heads, q_BHD.device)
+    parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
+    sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
+    _decode[(num_rows, num_kv_heads, shares)](
+        q_BHD,
+        pages,
+        table_BW,
+        lengths_B,
+        parts,
+        sums,
+        scale * _LOG2_E,
+        table_BW.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        TILE=max(_MIN_TILE, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        PAGE=page_size,
+        SHARES=shares,
+        num_warps=2,
+        num_stages=3,
+    )
+    if shares > 1:
+        _merge[(num_rows, num_heads)](parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2)
+
+
+def _num_shares(num_programs: int, device: torch.device) -> int:
+    """A power of two that fills the device; few values, since each is compiled by itself."""
+    wanted = _PROGRAMS_PER_SM * _num_sms(device) // num_programs
+    most = min(max(wanted, 1), _MAX_SHARES)
+    return 1 << (most.bit_length() - 1)
+
+
+@functools.cache
+def _num_sms(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _decode(  # type: ignore[no-untyped-def]
+    q_ptr,
+    pages_ptr,
+    table_ptr,
+    lengths_ptr,
+    parts_ptr,
+    sums_ptr,
+    scale,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths_ptr + row)
+    num_pages = (length + PAGE - 1) // PAGE
+    per_share = (num_pages + SHARES - 1) // SHARES
+    first, last = share * per_share, tl.minimum((share + 1) * per_share, num_pages)
+    member, number, token = tl.arange(0, TILE), tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
+    head = kv_head * GROUP + member
+    is_head = member < GROUP
+    q_at = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + number[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_head[:, None], other=0.0)
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    out = tl.zeros([TILE, HEAD_DIM], tl.float32)
+    inside = token[:, None] * HEAD_DIM + number[None, :]
+    for page in range(first, last):
+        number_of_page = tl.load(table_ptr + row * table_stride + page).to(tl.int64)
+        begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
+        k = tl.load(pages_ptr + begin + inside)
+        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.where((page * PAGE + token < length)[None, :], scores, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        fade = tl.exp2(best - new_best)
+        total = total * fade + tl.sum(weights, axis=1)
+        out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+        best = new_best
+    if SHARES == 1:
+        tl.store(parts_ptr + q_at, (out / total[:, None]).to(parts_ptr.dtype.element_ty), mask=is_head[:, None])
+    else:
+        # A share without pages has the sum -inf and a weight of 0 in the merge; its part is never read.
+        at = (row * NUM_KV_HEADS * GROUP + head) * SHARES + share
+        tl.store(sums_ptr + at, best + tl.log2(total), mask=is_head)
+        if first < last:
+            part_at = at[:, None] * HEAD_DIM + number[None, :]
+            tl.store(parts_ptr + part_at, out / total[:, None], mask=is_head[:, None])
+
+
+@triton.jit
+def _merge(parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * num_heads + tl.program_id(1)
+    share, number = tl.arange(0, SHARES), tl.arange(0, HEAD_DIM)
+    sums = tl.load(sums_ptr + at * SHARES + share)
+    weights = tl.exp2(sums - tl.max(sums, axis=0))
+    parts_at = (at * SHARES + share)[:, None] * HEAD_DIM + number[None, :]
+    parts = tl.load(parts_ptr + parts_at, mask=(weights > 0)[:, None], other=0.0)
+    out = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    tl.store(out_ptr + at * HEAD_DIM + number, out.to(out_ptr.dtype.element_ty))

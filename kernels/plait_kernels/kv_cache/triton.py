@@ -1,0 +1,60 @@
+"""Writing to pages in Triton: one program a token, its keys and its values.
+
+Shapes: T tokens, G key-value heads, D numbers in a head, N pages of P tokens.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor) -> None:
+    """See ``plait_kernels.kv_cache.store``; heads may lie apart, the numbers of a head may not."""
+    num_tokens, num_heads, head_dim = k_TGD.shape
+    if num_tokens == 0:
+        return
+    _store[(num_tokens,)](
+        k_TGD,
+        v_TGD,
+        pages,
+        place_T,
+        k_TGD.stride(0),
+        k_TGD.stride(1),
+        v_TGD.stride(0),
+        v_TGD.stride(1),
+        pages.shape[3],
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK=triton.next_power_of_2(num_heads * head_dim),
+    )
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    k_ptr,
+    v_ptr,
+    pages_ptr,
+    place_ptr,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    page_size,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(place_ptr + token)
+    index = tl.arange(0, BLOCK)
+    is_there = index < NUM_HEADS * HEAD_DIM
+    head, number = index // HEAD_DIM, index % HEAD_DIM
+    k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + number, mask=is_there)
+    v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + number, mask=is_there)
+    half = NUM_HEADS * page_size * HEAD_DIM
+    first = (place // page_size) * 2 * half + (place % page_size) * HEAD_DIM
+    target = pages_ptr + first + head * page_size * HEAD_DIM + number
+    tl.store(target, k, mask=is_there)
+    tl.store(target + half, v, mask=is_there)

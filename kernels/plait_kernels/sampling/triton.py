@@ -1,0 +1,45 @@
+"""The largest logit of each row in Triton, in two launches: a piece of a row a program, then a row a program.
+
+Shapes: S rows, V vocabulary, B blocks of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+
+
+def pick_greedy(logits_SV: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.pick_greedy``; float32."""
+    num_rows, vocab = logits_SV.shape
+    num_blocks = triton.cdiv(vocab, _BLOCK)
+    best_SB = logits_SV.new_empty(num_rows, num_blocks)
+    ids_SB = torch.empty(num_rows, num_blocks, dtype=torch.int64, device=logits_SV.device)
+    ids_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
+    if num_rows:
+        _best_of_block[(num_rows, num_blocks)](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK)
+        _best_of_row[(num_rows,)](best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks))
+    return ids_S
+
+
+@triton.jit
+def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf"))
+    best, place = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best_ptr + row * tl.num_programs(1) + block, best)
+    tl.store(ids_ptr + row * tl.num_programs(1) + block, (block * BLOCK + place).to(tl.int64))
+
+
+@triton.jit
+def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))
+    _, place = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(out_ptr + row, tl.load(ids_ptr + row * num_blocks + place))

@@ -1,0 +1,159 @@
+"""Steps of one rank without server or wire: what the host needs to launch one, how long the device takes.
+
+    python tests/bench/gpu/step_times.py FOLDER --rows 1,64,256 --depth 192 --out FILE
+
+Random weights of the folder's configuration. Steps are launched one ahead, as in the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from plait_proto import DeviceConfig, Plan, StepResult, Welcome, WorkerConfig
+from plait_worker import start
+from plait_worker.loop import InFlight, Rank
+from plait_worker.parallel import Parallel
+
+sys.path.append(str(Path(__file__).parents[2] / "worker"))
+from stepper import Stepper
+
+PAGE_SIZE = 64
+STEPS = 40
+
+
+@dataclass
+class Ahead:
+    """Launches a step before it takes the one before."""
+
+    rank: Rank
+    before: InFlight | None = None
+    launch_ms: list[float] = field(default_factory=list)
+
+    def compute(self, plan: Plan) -> StepResult:
+        began = time.perf_counter()
+        flight = self.rank.launch(plan)
+        self.launch_ms.append((time.perf_counter() - began) * 1e3)
+        before, self.before = self.before, flight
+        # As many tokens as this step's, which is all that the stepper looks at.
+        return msgspec.structs.replace((before or flight).result(), step=plan.step)
+
+    def catch_up(self) -> None:
+        if self.before is not None:
+            self.before.result()
+        self.before = None
+        self.launch_ms.clear()
+
+
+def open_rank(folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool) -> Rank:
+    config = WorkerConfig(
+        model=str(folder),
+        run_dir=str(folder),
+        world=1,
+        device=DeviceConfig(kind="cuda", attention=attention, cuda_graphs=graphs, max_graph_batch=512),
+        load_format="dummy",
+        dtype="bfloat16",
+        page_size=PAGE_SIZE,
+        num_pages=num_pages,
+        memory_fraction=None,
+        context_chunk=4096,
+        max_model_len=40_960,
+        max_batch_tokens=max_tokens,
+        max_seqs=num_seqs,
+        threads=None,
+        log_level="info",
+    )
+    loaded = start.load(config, Parallel())
+    welcome = Welcome(
+        num_slots=num_seqs,
+        num_pages=num_pages,
+        max_batch_tokens=max_tokens,
+        max_rows=num_seqs,
+        replica=0,
+        num_replicas=1,
+        credit=2,
+    )
+    return start.allocate(loaded, welcome)
+
+
+def measure(rank: Rank, num_rows: int, depth: int) -> dict[str, float]:
+    """Decode steps of so many rows at a depth; milliseconds."""
+    ahead = Ahead(rank)
+    stepper = Stepper(rank.step, PAGE_SIZE, rank.cache.num_pages)
+    slots = [stepper.admit(torch.randint(0, 50_000, (depth,)).tolist()) for _ in range(num_rows)]
+    per_step = max(1, 8192 // depth)
+    for first in range(0, num_rows, per_step):
+        stepper.step(prefill={slot: depth for slot in slots[first : first + per_step]})
+    for _ in range(5):
+        stepper.step(decode=slots)
+    stepper._compute = ahead.compute
+    ahead.catch_up()
+    stepper.step(decode=slots)
+    ahead.launch_ms.clear()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        stepper.step(decode=slots)
+    torch.cuda.synchronize()
+    step_ms = (time.perf_counter() - began) * 1e3 / STEPS
+    figures = {"step": step_ms, "launch_p50": statistics.median(ahead.launch_ms), "launch_max": max(ahead.launch_ms)}
+    kernels = profile(lambda: stepper.step(decode=slots))
+    ahead.catch_up()
+    stepper._compute = rank.step
+    for slot in slots:
+        stepper.free(slot)
+    stepper.step()
+    return figures | kernels
+
+
+def profile(step: object) -> dict[str, float]:
+    """Microseconds of the device in one step, by kernel, the largest first; and its busy share."""
+    assert callable(step)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _ in range(4):
+            step()
+        torch.cuda.synchronize()
+    spent: dict[str, float] = defaultdict(float)
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name[:70]] += event.device_time_total / 4
+    return {f"us {name}": float(us) for name, us in sorted(spent.items(), key=lambda item: -item[1])[:14]} | {
+        "us all kernels": float(sum(spent.values()))
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rows", default="1,64,256")
+    parser.add_argument("--depth", type=int, default=192)
+    parser.add_argument("--attention", default="trtllm_mha")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    counts = [int(count) for count in options.rows.split(",")]
+    num_pages = max(counts) * (options.depth // PAGE_SIZE + 4) + 64
+    rank = open_rank(options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs)
+    rows: list[dict[str, object]] = []
+    for count in counts:
+        figures = measure(rank, count, options.depth)
+        case = f"decode {count} rows at {options.depth}, {options.attention}{', eager' * options.no_graphs}"
+        print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
+        rows += [
+            {"case": case, "metric": name, "unit": "us" if name.startswith("us ") else "ms", "value": round(value, 3)}
+            for name, value in figures.items()
+        ]
+    if options.out:
+        options.out.write_text(json.dumps({"command": "tests/bench/gpu/step_times.py", "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Every GPU solution gives what its family's reference gives, up to the rounding of bfloat16."""
+
+import pytest
+import torch
+from plait_kernels.activation import reference as activation_reference
+from plait_kernels.activation import silu_mul
+from plait_kernels.kv_cache import reference as cache_reference
+from plait_kernels.kv_cache import store
+from plait_kernels.linear import multiply_row
+from plait_kernels.moe import expert_mlps
+from plait_kernels.moe import reference as moe_reference
+from plait_kernels.norm import add_rms_norm
+from plait_kernels.norm import reference as norm_reference
+from plait_kernels.rope import HeadNorm, rope_tables, rotate_heads
+from plait_kernels.rope import reference as rope_reference
+from plait_kernels.sampling import pick_greedy
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+# Each result is rounded once more or once less than the reference's: two steps of bfloat16 in the largest value.
+TOLERANCE = 2**-7
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
+
+
+def assert_close(given: Tensor, right: Tensor) -> None:
+    error = (given.float() - right.float()).abs().max() / right.float().abs().max()
+    assert float(error) <= TOLERANCE
+
+
+@pytest.mark.parametrize("width", [384, 576, 4096, 5120])
+@pytest.mark.parametrize("num_rows", [1, 3, 513])
+def test_add_rms_norm(num_rows: int, width: int) -> None:
+    x, residual, weight = normal(num_rows, width), normal(num_rows, width), normal(width)
+    given = add_rms_norm(x, residual, weight, 1e-6)
+    right = norm_reference.add_rms_norm(x, residual, weight, 1e-6)
+    assert_close(given[0], right[0])
+    assert torch.equal(given[1], right[1])
+
+
+@pytest.mark.parametrize("width", [192, 1536, 12288])
+@pytest.mark.parametrize("num_rows", [1, 300])
+def test_silu_mul(num_rows: int, width: int) -> None:
+    x = normal(num_rows, 2 * width)
+    assert_close(silu_mul(x), activation_reference.silu_mul(x))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (8, 2), (9, 3), (1, 1)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rotate_heads(num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool) -> None:
+    qk = normal(130, num_heads + 2 * num_kv_heads, head_dim)[:, : num_heads + num_kv_heads]
+    frequencies = 1e4 ** (-torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
+    tables = rope_tables(torch.arange(130, device="cuda") * 63, frequencies)
+    norm = HeadNorm(normal(head_dim), normal(head_dim), 1e-6) if has_norm else None
+    given = rotate_heads(qk, num_heads, *tables, norm)
+    right = rope_reference.rotate_heads(qk, num_heads, *tables, norm)
+    for one, other in zip(given, right, strict=True):
+        assert one.is_contiguous()
+        assert_close(one, other)
+
+
+def test_keys_and_values_reach_their_places_beyond_two_to_the_31_elements() -> None:
+    num_pages, kv_heads, page_size, head_dim = 20_000, 8, 64, 128
+    pages = torch.zeros(num_pages, 2, kv_heads, page_size, head_dim, dtype=torch.bfloat16, device="cuda")
+    kv = normal(200, 4 * kv_heads, head_dim)
+    k, v = kv[:, kv_heads : 2 * kv_heads], kv[:, 2 * kv_heads : 3 * kv_heads]
+    place = num_pages * page_size - 1 - torch.randperm(4000, device="cuda")[:200]
+    store(k, v, pages, place)
+    given = pages.clone()
+    pages.zero_()
+    cache_reference.store(k, v, pages, place)
+    assert torch.equal(given, pages)
+
+
+@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 151_936), (256, 151_936), (7, 264), (3, 4097)])
+def test_pick_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int) -> None:
+    logits = torch.randn(num_rows, vocab, device="cuda").bfloat16().float()  # so coarse that best values repeat
+    first = (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
+    assert torch.equal(pick_greedy(logits), first)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024])
+@pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (128, 8, 2048, 768)])
+@pytest.mark.parametrize("routing", ["spread", "one expert", "every other expert empty"])
+def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str) -> None:
+    x = normal(num_tokens, hidden)
+    gate_up, down = normal(num_experts, 2 * width, hidden) * 0.03, normal(num_experts, hidden, width) * 0.03
+    weights, experts = moe_reference.softmax_top_k(torch.randn(num_tokens, num_experts, device="cuda"), top_k, True)
+    if routing == "one expert":
+        experts = torch.full_like(experts, num_experts - 1)
+    elif routing == "every other expert empty":
+        experts = experts // 2 * 2
+    given = expert_mlps(x, gate_up, down, weights, experts)
+    assert_close(given, moe_reference.expert_mlps(x, gate_up, down, weights, experts))
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
+def test_multiply_row(num_outputs: int, num_inputs: int) -> None:
+    x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
+    right = x.double() @ weight.double().T
+    assert multiply_row(x, weight).shape == (1, num_outputs)
+    assert_close(multiply_row(x, weight), right)

@@ -1,0 +1,69 @@
+"""Rows over a scattered pool of pages on the GPU, for one layer's attention or for a whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from plait_worker.attention import AttentionBackend
+from plait_worker.cache import KVCache
+from plait_worker.models import Model
+from plait_worker.rows import Rows
+from torch import Tensor
+
+PAGE_SIZE = 64
+GPU = torch.device("cuda")
+
+
+def make_rows(tables: list[list[int]], dummy: int, starts: list[int], ids: list[list[int]], num_prefill: int) -> Rows:
+    """Rows whose tables are filled up with the dummy page."""
+    width = -(-max(len(table) for table in tables) // 4) * 4
+    lengths = [len(row) for row in ids]
+    padded = [table + [dummy] * (width - len(table)) for table in tables]
+    return Rows(
+        num_prefill=num_prefill,
+        slots=list(range(len(starts))),
+        starts=starts,
+        lengths=lengths,
+        token_ids_T=torch.tensor([token for row in ids for token in row], device=GPU),
+        positions_T=torch.cat([torch.arange(s, s + n, device=GPU) for s, n in zip(starts, lengths, strict=True)]),
+        page_table_RW=torch.tensor(padded, dtype=torch.int32, device=GPU),
+        sample_index_S=torch.tensor(lengths, device=GPU).cumsum(0) - 1,
+    )
+
+
+@dataclass
+class GpuDriver:
+    """Requests by name over one model; high pages are handed out first."""
+
+    model: Model[Any]
+    attention: AttentionBackend[Any]
+    num_pages: int = 512
+    pages: dict[str, list[int]] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = KVCache(self.model.cache_spec, self.num_pages, PAGE_SIZE, GPU)
+        for layer in self.cache.layers:
+            layer.fill_(1000)  # what a row must not see is large, and finite
+        self.free = torch.randperm(self.num_pages).tolist()
+
+    @torch.inference_mode()
+    def step(self, prefill: dict[str, list[int]], decode: dict[str, int] | None = None) -> dict[str, Tensor]:
+        """One forward over all rows; the log-probabilities ``[length, V]`` at each row's positions."""
+        chunks = prefill | {name: [token] for name, token in (decode or {}).items()}
+        starts = [self.lengths.setdefault(name, 0) for name in chunks]
+        tables = [self._table(name, start + len(chunks[name])) for name, start in zip(chunks, starts, strict=True)]
+        rows = make_rows(tables, self.cache.dummy_page, starts, list(chunks.values()), len(prefill))
+        hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        logprobs = self.model.logits(hidden).log_softmax(-1)
+        for name, chunk in chunks.items():
+            self.lengths[name] += len(chunk)
+        return dict(zip(chunks, logprobs.split(rows.lengths), strict=True))
+
+    def _table(self, name: str, num_tokens: int) -> list[int]:
+        table = self.pages.setdefault(name, [])
+        while len(table) * PAGE_SIZE < num_tokens:
+            table.append(self.free.pop())
+        return list(table)

@@ -1,0 +1,84 @@
+"""Every GPU attention backend against float64: scattered pages, lengths around page edges, pages far into the pool."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpu_driver import GPU, PAGE_SIZE, make_rows
+from plait_kernels.attention import attend
+from plait_worker.attention import AttentionBackend, AttentionShape
+from plait_worker.attention.choice import GPU_BACKENDS, Need, Trial, try_backend
+from plait_worker.attention.torch import TorchAttention
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
+SHAPES = [(8, 8, 128), (16, 8, 128), (32, 8, 128), (40, 8, 128), (48, 8, 128), (64, 8, 128), (8, 2, 128), (9, 3, 64)]
+# Queries, keys and weights of the softmax are bfloat16 in every backend.
+TOLERANCE = 0.02
+MAX_TOKENS = 8192
+
+
+def backend_for(name: str, shape: AttentionShape) -> AttentionBackend[Any]:
+    if name == "torch":
+        return TorchAttention(shape, PAGE_SIZE)
+    outcome = try_backend(name, Need(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
+    assert isinstance(outcome, Trial), outcome
+    return outcome.backend
+
+
+def error_of(
+    backend: AttentionBackend[Any],
+    shape: AttentionShape,
+    starts: list[int],
+    lengths: list[int],
+    num_prefill: int,
+    num_pages: int,
+) -> float:
+    """Largest difference from float64 over the largest value; what no row may see is 1000."""
+    torch.manual_seed(0)
+    pool = torch.full((num_pages + 1, 2, shape.num_kv_heads, PAGE_SIZE, shape.head_dim), 1000.0, device=GPU).bfloat16()
+    free = list(range(num_pages))
+    contexts, tables = [], []
+    for start, length in zip(starts, lengths, strict=True):
+        kv = torch.randn(start + length, 2, shape.num_kv_heads, shape.head_dim, device=GPU).bfloat16()
+        table = [free.pop() for _ in range(-(-(start + length) // PAGE_SIZE))]
+        torch.tensor(table, device=GPU)
+        for position in range(0, start, PAGE_SIZE):
+            piece = kv[position : min(position + PAGE_SIZE, start)]
+            pool[table[position // PAGE_SIZE], :, :, : len(piece)] = piece.permute(1, 2, 0, 3)
+        contexts.append(kv)
+        tables.append(table)
+    rows = make_rows(tables, num_pages, starts, [[0] * length for length in lengths], num_prefill)
+    q = torch.randn(sum(lengths), shape.num_heads, shape.head_dim, device=GPU).bfloat16()
+    new = torch.cat([kv[start:] for kv, start in zip(contexts, starts, strict=True)])
+    with torch.inference_mode():
+        out = backend.prepare(rows).forward(q, new[:, 0], new[:, 1], pool)
+    right = expected(q, contexts, lengths, shape.scale)
+    return float((out.double() - right).abs().max() / right.abs().max())
+
+
+def expected(q: Tensor, contexts: list[Tensor], lengths: list[int], scale: float) -> Tensor:
+    pairs = zip(q.double().split(lengths), (kv.double() for kv in contexts), strict=True)
+    return torch.cat([attend(q_row, kv[:, 0], kv[:, 1], scale) for q_row, kv in pairs])
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("name", ["torch", *GPU_BACKENDS])
+def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
+    backend = backend_for(name, shape)
+    prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 63, 64, 65, 130)]
+    mixed = prefill + [(start, 1) for start in EDGES]
+    for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):
+        starts, lengths = [start for start, _ in rows], [length for _, length in rows]
+        assert error_of(backend, shape, starts, lengths, num_prefill, num_pages=400) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", GPU_BACKENDS)
+def test_pages_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> None:
+    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    backend = backend_for(name, shape)
+    rows = [(700, 300), (0, 65)], [(1000, 1), (129, 1)]
+    starts, lengths = zip(*rows[0], *rows[1], strict=True)
+    assert error_of(backend, shape, list(starts), list(lengths), 2, num_pages=40_000) <= TOLERANCE

@@ -1,0 +1,91 @@
+"""Random models at the kernels' own sizes, in bfloat16, teacher-forced against float32.
+
+A backend may differ from float32 hardly more than the torch backend does: both round the same values.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gpu_driver import GPU, PAGE_SIZE, GpuDriver
+from plait_worker.attention import AttentionBackend, AttentionShape
+from plait_worker.attention.choice import GPU_BACKENDS, Need, Trial, try_backend
+from plait_worker.attention.torch import TorchAttention
+from plait_worker.models import Model, load_model
+from plait_worker.parallel import Parallel
+from recording import Record
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+GROUPS = (1, 2, 4, 5, 6, 8)
+NUM_TOKENS, CHUNK = 4096, 1500
+NUM_ROWS, NUM_DECODED = 15, 100
+LIMIT = 1.5
+
+
+def save_random(path: Path, group: int) -> None:
+    """A Qwen3 whose weights are exact in bfloat16; norms are random too, for ones hide mistakes."""
+    torch.manual_seed(group)
+    config = transformers.Qwen3Config(
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=2 * group,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=8192,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.to(torch.bfloat16).save_pretrained(path)
+
+
+def logprobs(model: Model[Any], attention: AttentionBackend[Any], ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Of a long prompt ``[NUM_TOKENS, V]``, in chunks beside decoding rows; then of those rows' decoding alone."""
+    driver = GpuDriver(model, attention)
+    others = {f"row {row}": ids[200 * row : 200 * row + 65 * row + 1] for row in range(NUM_ROWS)}
+    driver.step(others)
+    chunks = [ids[begin : begin + CHUNK] for begin in range(0, NUM_TOKENS, CHUNK)]
+    prompt = [
+        driver.step({"prompt": chunk}, {name: ids[index] for name in others})["prompt"]
+        for index, chunk in enumerate(chunks)
+    ]
+    steps = [driver.step({}, dict.fromkeys([*others, "prompt"], token)) for token in ids[:NUM_DECODED]]
+    return torch.cat(prompt), torch.cat([logprobs for step in steps for logprobs in step.values()])
+
+
+def torch_attention(model: Model[Any]) -> TorchAttention:
+    assert isinstance(model.attention_shape, AttentionShape)
+    return TorchAttention(model.attention_shape, PAGE_SIZE)
+
+
+def divergence(right: Tensor, given: Tensor) -> Tensor:
+    """Of each position, in nats."""
+    return (right.exp() * (right - given)).sum(dim=-1)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: Record) -> None:
+    save_random(tmp_path, group)
+    ids = torch.randint(2048, (NUM_TOKENS,), generator=torch.Generator().manual_seed(group)).tolist()
+    exact = load_model(tmp_path, "float32", GPU, Parallel())
+    right = logprobs(exact, torch_attention(exact), ids)
+    model = load_model(tmp_path, "bfloat16", GPU, Parallel())
+    rounded = logprobs(model, torch_attention(model), ids)
+    for name in GPU_BACKENDS:
+        outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+        assert isinstance(outcome, Trial), outcome
+        given = logprobs(model, outcome.backend, ids)
+        for kind, *three in zip(("prefill", "decode"), right, rounded, given, strict=True):
+            of_torch, of_backend = (divergence(three[0], bf16) for bf16 in three[1:])
+            for statistic, quantile in (("median", 0.5), ("p99", 0.99)):
+                value, limit = float(of_backend.quantile(quantile)), LIMIT * float(of_torch.quantile(quantile))
+                record(f"{name} group {group} {kind}", f"kl_{statistic}", "nats", value, limit)
+                assert value <= limit

@@ -1,0 +1,124 @@
+"""What a captured step reads is what the step says, filled up with rows that touch nothing of anybody's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plait_kernels.attention import attend
+from plait_kernels.kv_cache import store
+from plait_worker.attention import StepAttention
+from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention.lengths import places
+from plait_worker.cache import KVCache
+from plait_worker.delta import Delta
+from plait_worker.graphs import GraphInputs, Size, StepGraphs, sizes
+from plait_worker.loop import Rank
+from plait_worker.models import Model, load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rows import DeviceLengths, Rows
+from plait_worker.slots import Slots
+from stepper import Stepper
+from tiny_models import VOCAB, save_tiny_llama
+from torch import Tensor
+
+CPU = torch.device("cpu")
+PAGE, NUM_PAGES = 16, 64
+ROOMY = Size(prompt_tokens=96, prompt_rows=4, decode_rows=5)
+
+
+@dataclass(frozen=True)
+class TokenByToken:
+    """Attention that reads nothing but tensors, as in a captured step: each token by its row, table and position."""
+
+    rows: Rows
+    lengths: DeviceLengths
+    scale: float
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        store(k_TGD, v_TGD, pages, places(self.rows, self.lengths, PAGE))
+        out_THD = torch.empty_like(q_THD)
+        for token, (row, position) in enumerate(zip(self.lengths.row_T, self.rows.positions_T, strict=True)):
+            kv = pages[self.rows.page_table_RW[row]].transpose(2, 3)
+            k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[: position + 1] for part in (0, 1))
+            out_THD[token] = attend(q_THD[token : token + 1], k_LGD, v_LGD, self.scale)[0]
+        return out_THD
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The one graph of a size, computed anew at each replay: a CPU captures nothing."""
+
+    rank: Rank
+    inputs: GraphInputs
+    size: Size
+
+    def replay(self, delta: Delta) -> Tensor:
+        self.inputs.fill(delta)
+        rows = self.inputs.rows(self.rank.slots)
+        assert rows.device_lengths is not None
+        step: StepAttention = TokenByToken(rows, rows.device_lengths, self.rank.model.attention_shape.scale)
+        hidden_TD = self.rank.model.forward(rows, self.rank.cache, step)
+        return self.rank.model.logits(hidden_TD[rows.sample_index_S])[: int(delta.samples_R.sum())]
+
+
+def make_rank(model: Model[Any], graphs: StepGraphs) -> Rank:
+    return Rank(
+        model=model,
+        cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, CPU),
+        attention=cpu_attention(model.attention_shape, PAGE, PAGE),
+        slots=Slots(8, NUM_PAGES, PAGE, 256, CPU),
+        parallel=Parallel(),
+        graphs=graphs,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model[Any]:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(folder)
+    return load_model(folder, "float32", CPU, Parallel())
+
+
+def serve_some(rank: Rank) -> list[list[int]]:
+    """Five requests that come, prefill in chunks beside one another's decoding, and go."""
+    choose = random.Random(5)
+    stepper = Stepper(rank.step, PAGE, NUM_PAGES)
+    outputs = []
+    for _ in range(60):
+        waiting = [slot for slot, request in stepper.requests.items() if request.num_left]
+        decoding = [slot for slot, request in stepper.requests.items() if not request.num_left]
+        for slot in [slot for slot in decoding if len(stepper.requests[slot].output) > 9]:
+            outputs.append(stepper.free(slot).output)
+            decoding.remove(slot)
+        if len(stepper.requests) < 5:
+            prompt = choose.choices(range(VOCAB), k=choose.randint(1, 90))
+            waiting.append(stepper.admit(prompt, temperature=choose.choice([0.0, 0.9]), seed=len(outputs)))
+        chunks = {slot: min(stepper.requests[slot].num_left, choose.choice([7, 31])) for slot in waiting[:3]}
+        stepper.step(prefill=chunks, decode=decoding)
+    return outputs
+
+
+def test_padded_steps_sample_what_steps_of_their_own_size_do(model: Model[Any]) -> None:
+    graphs: list[Replayed] = []
+    padded = make_rank(model, StepGraphs(graphs))  # type: ignore[arg-type]
+    graphs.append(Replayed(padded, GraphInputs(ROOMY, padded.slots), ROOMY))
+    outputs = serve_some(padded)
+    assert len(outputs) > 5
+    assert outputs == serve_some(make_rank(model, StepGraphs()))
+    assert padded.totals.num_graph_steps > 30
+
+
+def test_sizes_cover_every_decode_step_with_little_padding() -> None:
+    made = sizes(256, 8192)
+    assert [size.num_tokens for size in made] == sorted(size.num_tokens for size in made)
+    assert max(size.decode_rows for size in made) == 256
+    assert len([size for size in made if size.prompt_rows == 0]) <= 24
+
+
+def test_no_graph_is_larger_than_a_step_may_be() -> None:
+    assert max(size.prompt_tokens for size in sizes(8, 128)) == 128

@@ -1,0 +1,139 @@
+"""flashinfer's own kernels: fa3 over pages for prefill rows, fa2 on tensor cores for decode rows.
+
+Both plan on the host from host lengths, into pinned memory that a copy then reads; a ring of wrappers keeps a
+plan from being written while an earlier step's copy is still to come.
+
+Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; R rows, I pages of them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+import torch
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from plait_kernels.kv_cache import store
+from torch import Tensor
+
+from plait_worker.attention import AttentionShape
+from plait_worker.attention.lengths import device_lengths, places
+from plait_worker.rows import Rows
+from plait_worker.transfer import upload
+
+_WORKSPACE_BYTES = 128 << 20
+# The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
+_RING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _PageLists:
+    """The pages of some rows as the wrappers take them: one list, and how many of it each row has."""
+
+    ends: Tensor
+    """int32 ``[R + 1]`` on the host."""
+    pages_I: Tensor
+    """int32, on the device."""
+    last_length_R: Tensor
+    """int32 on the host: tokens in each row's last page."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlashinferStep:
+    """``StepAttention`` of this backend."""
+
+    place_T: Tensor
+    num_prefill_tokens: int
+    prefill: BatchPrefillWithPagedKVCacheWrapper | None
+    decode: BatchDecodeWithPagedKVCacheWrapper | None
+
+    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
+        store(k_TGE, v_TGE, pages, self.place_T)
+        out_THE = torch.empty_like(q_THE)
+        num = self.num_prefill_tokens
+        if self.prefill is not None:
+            self.prefill.run(q_THE[:num], pages, out=out_THE[:num])
+        if self.decode is not None:
+            self.decode.run(q_THE[num:], pages, out=out_THE[num:])
+        return out_THE
+
+
+class Flashinfer:
+    """``AttentionBackend`` for compute capability 9.0."""
+
+    name = "flashinfer"
+    is_capturable = False
+
+    def __init__(self, shape: AttentionShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
+        """``page_size`` in tokens; allocates the wrappers."""
+        self.shape = shape
+        self.page_size = page_size
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._prefill = cycle(
+            [BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3") for _ in range(_RING)]
+        )
+        self._decode = cycle(
+            [BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True) for _ in range(_RING)]
+        )
+
+    def prepare(self, rows: Rows) -> FlashinferStep:
+        """Plan both halves from the host's lengths."""
+        split = rows.num_prefill
+        return FlashinferStep(
+            place_T=places(rows, device_lengths(rows), self.page_size),
+            num_prefill_tokens=rows.num_prefill_tokens,
+            prefill=self._plan_prefill(rows, slice(0, split)) if split else None,
+            decode=self._plan_decode(rows, slice(split, rows.num_rows)) if split < rows.num_rows else None,
+        )
+
+    def _plan_prefill(self, rows: Rows, part: slice) -> BatchPrefillWithPagedKVCacheWrapper:
+        lists = self._page_lists(rows, part)
+        wrapper = next(self._prefill)
+        wrapper.plan(
+            _ends(np.array(rows.lengths[part])),
+            lists.ends,
+            lists.pages_I,
+            lists.last_length_R,
+            self.shape.num_heads,
+            self.shape.num_kv_heads,
+            self.shape.head_dim,
+            self.page_size,
+            causal=True,
+            sm_scale=self.shape.scale,
+            q_data_type=self.shape.dtype,
+        )
+        return wrapper
+
+    def _plan_decode(self, rows: Rows, part: slice) -> BatchDecodeWithPagedKVCacheWrapper:
+        lists = self._page_lists(rows, part)
+        wrapper = next(self._decode)
+        wrapper.plan(
+            lists.ends,
+            lists.pages_I,
+            lists.last_length_R,
+            self.shape.num_heads,
+            self.shape.num_kv_heads,
+            self.shape.head_dim,
+            self.page_size,
+            sm_scale=self.shape.scale,
+            q_data_type=self.shape.dtype,
+        )
+        return wrapper
+
+    def _page_lists(self, rows: Rows, part: slice) -> _PageLists:
+        seen_R = np.array(rows.starts[part]) + np.array(rows.lengths[part])
+        num_R = -(-seen_R // self.page_size)
+        table_RW = rows.page_table_RW[part]
+        row_I = np.repeat(np.arange(len(num_R)), num_R)
+        place_I = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
+        index_I = upload(row_I * table_RW.shape[1] + place_I, table_RW.device)
+        last_length_R = torch.from_numpy((seen_R - (num_R - 1) * self.page_size).astype(np.int32))
+        return _PageLists(_ends(num_R), table_RW.flatten()[index_I], last_length_R)
+
+
+def _ends(counts_R: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+    """int32 ``[R + 1]`` on the host: how many lie before each row."""
+    return torch.from_numpy(np.concatenate(([0], counts_R.cumsum())).astype(np.int32))

@@ -1,0 +1,45 @@
+"""What the GPU backends share: where a step's keys and values go, and its lengths as the kernels take them.
+
+Shapes: T tokens of the step, R rows, P prefill rows, D decode rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait_worker.rows import DeviceLengths, Rows
+from plait_worker.transfer import upload
+
+
+def device_lengths(rows: Rows) -> DeviceLengths | None:
+    """Lengths of the prefill rows; None where all rows decode."""
+    if rows.num_prefill == 0 or rows.device_lengths is not None:
+        return rows.device_lengths
+    num = rows.num_prefill
+    lengths_R = np.array(rows.lengths)
+    kv_P = lengths_R[:num] + np.array(rows.starts[:num])
+    packed = np.concatenate(([0], lengths_R[:num].cumsum(), [0], kv_P.cumsum()))
+    ends_q, ends_kv = upload(packed.astype(np.int32), rows.positions_T.device).view(2, num + 1)
+    row_T = np.arange(rows.num_rows).repeat(lengths_R)
+    return DeviceLengths(
+        ends_q,
+        ends_kv,
+        upload(kv_P.astype(np.int32), rows.positions_T.device),
+        upload(row_T, rows.positions_T.device),
+        int(lengths_R[:num].max()),
+        int(kv_P.max()),
+    )
+
+
+def places(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
+    """int64 ``[T]``: page times page size plus offset, where each token's key and value are kept."""
+    row_T = torch.arange(rows.num_rows, device=rows.positions_T.device) if lengths is None else lengths.row_T
+    page_T = rows.page_table_RW[row_T, rows.positions_T // page_size]
+    return page_T.long() * page_size + rows.positions_T % page_size
+
+
+def decode_lengths(rows: Rows) -> Tensor:
+    """int32 ``[D]``: positions that each decode row sees, from the device's own positions."""
+    return (rows.positions_T[rows.num_prefill_tokens :] + 1).to(torch.int32)

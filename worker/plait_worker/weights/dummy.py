@@ -1,0 +1,48 @@
+"""Weights drawn at random, for measuring a model of which only the configuration is at hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plait_worker.weights.reader import Weights
+
+SPREAD = 0.02
+"""Standard deviation of the matrices: wide enough that a router sends tokens to different experts."""
+_SEED = 0
+
+
+class DummyWeights(Weights):
+    """Every tensor that a model asks for: normal numbers, norms of one; the same at every start."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Nothing is drawn yet."""
+        self.dtype = dtype
+        self.device = device
+        self.taken = {}
+        self.generator = torch.Generator(device).manual_seed(_SEED)
+
+    def at(self, _prefix: str) -> DummyWeights:
+        """Itself: no name is looked up."""
+        return self
+
+    def has(self, _name: str) -> bool:
+        """It has every tensor."""
+        return True
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """This rank's part of a tensor of the given shape, drawn where it will stay."""
+        num_rows = len(rows) if rows is not None else shape[0]
+        cut = (num_rows, *([len(columns)] if columns is not None else shape[1:]))
+        tensor = torch.ones(cut, dtype=dtype or self.dtype, device=self.device)
+        if len(shape) > 1:
+            tensor.normal_(0, SPREAD, generator=self.generator)
+        self.taken[f"{len(self.taken)} {name}"] = tensor.nbytes
+        return tensor
