@@ -52,7 +52,8 @@ fn an_aborted_requests_pages_are_free_when_the_steps_in_flight_are_in() {
     let step = rig.status()["step"].as_u64().unwrap();
     rig.engine.abort(1);
     rig.wait_until("its pages are free", |rig| {
-        rig.metric("plait_kv_pages{state=\"free\"}") == 64.0
+        rig.metric("plait_kv_pages{state=\"leased\"}") == 0.0
+            && rig.metric("plait_kv_pages{state=\"parked\"}") == 0.0
     });
     // One more may have come in between reading the step and aborting.
     assert!(rig.status()["step"].as_u64().unwrap() <= step + 3);

@@ -78,7 +78,7 @@ fn a_stop_string_ends_the_request_on_the_device_too() {
     assert_eq!(answer.text(), "def");
     assert_eq!(answer.finish_reason().as_deref(), Some("stop"));
     rig.wait_until("its pages are free", |rig| {
-        rig.metric("plait_kv_pages{state=\"free\"}") == 64.0
+        rig.metric("plait_kv_pages{state=\"leased\"}") == 0.0
     });
     assert!(rig.metric("plait_generated_tokens_total") < 400.0);
     assert_eq!(
@@ -168,10 +168,9 @@ fn metrics_add_up() {
         rig.metric("plait_prompt_tokens_total"),
         num_prompt_tokens as f64
     );
-    assert_eq!(
-        rig.metric("plait_step_tokens_total{phase=\"prefill\"}"),
-        num_prompt_tokens as f64
-    );
+    let num_prefilled = rig.metric("plait_step_tokens_total{phase=\"prefill\"}");
+    let num_hits = rig.metric("plait_prefix_hit_tokens_total");
+    assert_eq!(num_prefilled + num_hits, num_prompt_tokens as f64);
     assert_eq!(rig.metric("plait_generated_tokens_total"), 160.0);
     assert_eq!(
         rig.metric("plait_requests_finished_total{reason=\"length\"}"),
@@ -187,6 +186,7 @@ fn metrics_add_up() {
         .map(|kind| rig.metric(&format!("plait_steps_total{{kind=\"{kind}\"}}")))
         .sum();
     assert_eq!(rig.status()["step"].as_f64(), Some(num_steps));
-    assert_eq!(rig.metric("plait_kv_pages{state=\"free\"}"), 64.0);
+    let left = ["free", "cached"].map(|state| format!("plait_kv_pages{{state=\"{state}\"}}"));
+    assert_eq!(left.iter().map(|name| rig.metric(name)).sum::<f64>(), 64.0);
     assert_eq!(rig.metric("plait_requests_running"), 0.0);
 }
