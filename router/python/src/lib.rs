@@ -88,7 +88,7 @@ impl Simulation {
     fn new(py: Python<'_>, settings: &[u8]) -> PyResult<Self> {
         py.detach(|| Settings::parse(settings)?.set_up())
             .map(Self)
-            .map_err(unfit)
+            .map_err(|error| unfit(&error))
     }
 
     #[getter]
@@ -114,12 +114,15 @@ impl Simulation {
         let report = py.detach(|| simulate(&self.0, &mut tell));
         match raised {
             Some(error) => Err(error),
-            None => Ok(PyBytes::new(py, &report.map_err(unfit)?.to_json())),
+            None => Ok(PyBytes::new(
+                py,
+                &report.map_err(|error| unfit(&error))?.to_json(),
+            )),
         }
     }
 }
 
-fn unfit(error: SimError) -> PyErr {
+fn unfit(error: &SimError) -> PyErr {
     match error {
         SimError::File { .. } => PyOSError::new_err(error.to_string()),
         _ => PyValueError::new_err(error.to_string()),

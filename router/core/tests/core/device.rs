@@ -163,7 +163,7 @@ impl Device {
             self.write(slot, position, token.expect("it follows a sampled token"));
             accepted.push(self.sample(slot, position + 1));
             self.slot_mut(slot).length = position + 1;
-            if oracle::mix(u64::from(position), accepted.len() as u64) % 3 == 0 {
+            if oracle::mix(u64::from(position), accepted.len() as u64).is_multiple_of(3) {
                 break;
             }
         }
