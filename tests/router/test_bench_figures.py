@@ -35,6 +35,7 @@ def outcome(
     counts: list[int],
     *,
     ended: float,
+    freed: float | None = None,
     intended: float = 0.0,
     failure: str | None = None,
 ) -> Outcome:
@@ -44,6 +45,7 @@ def outcome(
         due=intended,
         taken=intended,
         ended=ended,
+        freed=freed if freed is not None else ended,
         failure=failure,
         detail="",
         finish_reason="length",
@@ -112,6 +114,13 @@ def test_concurrency_is_what_was_in_flight(run: Run) -> None:
     found = figures(run, None)
     assert found.peak_concurrency == 2
     assert found.mean_concurrency == pytest.approx((4.0 + 3.5 + 0.1) / 4)
+
+
+def test_an_exchange_that_outlasts_its_answer_keeps_its_stream() -> None:
+    found = measured_of(run_of(*(outcome(n, [1.0], [1], ended=1.0, freed=2.0, intended=n) for n in range(2))))
+    assert (found.figures.duration, found.figures.mean_concurrency) == (2.0, 1.5)
+    assert found.figures.peak_concurrency == 2
+    assert found.figures.latencies["e2e"] == summary([1.0, 0.0])
 
 
 def test_latencies_count_from_the_intended_arrival(run: Run) -> None:

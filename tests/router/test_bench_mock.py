@@ -150,6 +150,16 @@ def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
     assert seen.figures.num_completed == 9
 
 
+def test_an_answer_that_never_ends_holds_its_stream_until_the_timeout() -> None:
+    with running_mock(Timing(ttft=0.004, itl=0.002, fail_every=4, failure="hang")) as mock:
+        load = LoadSettings(num_prompts=8, output_len="4")
+        measure = MeasureSettings(warmup=0, timeout=0.4, max_lag_ms=200)
+        seen = measured(mock, PaceSettings(concurrency=1), load, measure=measure)
+    assert seen.figures.failures == {"timed out": 2}
+    assert seen.figures.duration >= 2 * 0.4
+    assert seen.lateness.reasons == ()
+
+
 def test_a_server_that_goes_away_refuses_the_rest() -> None:
     with running_mock(Timing(ttft=0.02, itl=0.002)) as mock:
         settings = BenchSettings(load=LOAD, pace=PaceSettings(rate=50.0), measure=MeasureSettings(warmup=0))

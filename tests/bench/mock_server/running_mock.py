@@ -63,6 +63,5 @@ def _true(outcome: Outcome, told: Told) -> Outcome:
     for place, num in enumerate(told.tokens[: len(counts)]):
         counts[place] = num
     num = sum(told.tokens)
-    return msgspec.structs.replace(
-        outcome, ended=told.ended, times=times.tobytes(), counts=counts.tobytes(), num_output_tokens=num
-    )
+    seen = {"times": times.tobytes(), "counts": counts.tobytes(), "num_output_tokens": num}
+    return msgspec.structs.replace(outcome, ended=told.ended, freed=told.ended, **seen)

@@ -15,7 +15,7 @@ from plait.bench.messages import Go, Job, Outcome, Setup
 class Exchange:
     """One request and its answer so far."""
 
-    __slots__ = ("answer", "body", "go", "taken", "timer")
+    __slots__ = ("answer", "body", "freed", "go", "taken", "timer")
 
     def __init__(self, setup: Setup, job: Job, go: Go) -> None:
         self.go = go
@@ -23,16 +23,20 @@ class Exchange:
         self.taken = monotonic()
         self.answer = Answer(setup.streamed, setup.counting)
         self.timer: asyncio.TimerHandle | None = None
+        self.freed: float | None = None
+        """When its connection had done with it; None: it never had one."""
 
     def outcome(self) -> Outcome:
         """What became of it."""
         answer, usage = self.answer, self.answer.usage
+        freed = self.freed or monotonic()
         return Outcome(
             index=self.go.index,
             intended=self.go.intended if self.go.intended is not None else self.taken,
             due=self.go.due if self.go.due is not None else self.taken,
             taken=self.taken,
-            ended=answer.ended or monotonic(),
+            ended=answer.ended if answer.ended and answer.failure is None else freed,
+            freed=freed,
             failure=answer.failure,
             detail=answer.detail,
             finish_reason=answer.finish_reason,
@@ -98,6 +102,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         is_stale = self._num_served > 0 and not self._has_answered and exchange.answer.failure is None
+        exchange.freed = None if is_stale else monotonic()
         if not exchange.answer.is_complete:
             exchange.answer.fail("closed before its end", str(error or "the server closed the connection"))
         self._on_end(self, exchange, is_stale)
@@ -119,6 +124,7 @@ class Connection(asyncio.Protocol):
             return  # an interim answer, such as 100
         self._exchange = None
         self._num_served += 1
+        exchange.freed = self._now
         exchange.answer.finish()
         if not self._parser.should_keep_alive():
             self._transport.close()

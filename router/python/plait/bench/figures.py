@@ -72,7 +72,7 @@ DEFINITIONS = {
 def figures(run: Run, slo: Slo | None) -> Figures:
     """All figures of a run."""
     timed = [timed_request(run, outcome) for outcome in run.outcomes if outcome.failure is None]
-    ended = max((outcome.ended for outcome in run.outcomes), default=run.ended)
+    ended = max((outcome.freed for outcome in run.outcomes), default=run.ended)
     duration = max(ended - run.begun, 1e-6)  # Ctrl-C may come before the first arrival
     num_output = sum(one.num_output_tokens for one in timed)
     num_prompt = sum(one.num_prompt_tokens for one in timed)
@@ -87,7 +87,7 @@ def figures(run: Run, slo: Slo | None) -> Figures:
         total_tokens_per_second=(num_output + num_prompt) / duration,
         peak_output_tokens_per_second=max(tokens_by_second(run), default=0),
         peak_concurrency=peak_concurrency(run.outcomes),
-        mean_concurrency=sum(outcome.ended - outcome.taken for outcome in run.outcomes) / duration,
+        mean_concurrency=sum(outcome.freed - outcome.taken for outcome in run.outcomes) / duration,
         goodput=sum(_is_good(one, slo) for one in timed) / duration if slo is not None else None,
         latencies=_latencies(timed),
         wait=summary([outcome.taken - outcome.intended for outcome in run.outcomes if outcome.failure is None]),
@@ -149,7 +149,7 @@ def tokens_by_second(run: Run) -> list[int]:
 
 def peak_concurrency(outcomes: list[Outcome]) -> int:
     """The most requests that were in flight at a time."""
-    changes = sorted(change for one in outcomes for change in ((one.taken, 1), (one.ended, -1)))
+    changes = sorted(change for one in outcomes for change in ((one.taken, 1), (one.freed, -1)))
     now = peak = 0
     for _, change in changes:
         now += change

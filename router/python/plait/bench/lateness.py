@@ -37,7 +37,7 @@ def lateness(run: Run, max_lag: float) -> Lateness:
     lag_p99 = max(report.lag_p99 for report in run.reports)
     cpu_share = max(report.cpu_share for report in run.reports)
     send_p99 = max(0.0, percentile(sends, 99))
-    idle_share = sum(sends) / max(1e-9, sum(outcome.ended - outcome.taken for outcome in run.outcomes))
+    idle_share = sum(sends) / max(1e-9, sum(outcome.freed - outcome.taken for outcome in run.outcomes))
     # A closed loop's latencies begin when a request is taken up: lateness leaves them as they are and costs load.
     is_closed = isinstance(run.load.case.pace, Closed)
     late = f"it sent requests {send_p99 * 1000:.1f} ms late (p99)"

@@ -71,6 +71,9 @@ class Outcome(msgspec.Struct, tag=True, array_like=True, frozen=True):
     taken: float
     """When the client took it up; a new connection, where it needs one, comes after."""
     ended: float
+    """When the last byte of its body came; of a failed request, when it had failed."""
+    freed: float
+    """When nothing more of it was to come: its stream and its slot are free."""
     failure: str | None
     """Kind of the failure; failures are counted by it."""
     detail: str

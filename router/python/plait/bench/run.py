@@ -107,7 +107,7 @@ class Sending:
             self.outcomes.append(message)
             self._num_in_flight -= 1
             if self._waiting:
-                self._freed.append(message.ended)
+                self._freed.append(message.freed)
 
 
 def send(clients: Clients, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
