@@ -17,6 +17,8 @@ STREAM = (
     b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
     b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":5}}\n\ndata: [DONE]\n\n'
 )
+TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
 
 
 def read(*pieces: bytes, counting: Counting = "usage", streamed: bool = True, status: int = 200) -> Answer:
@@ -82,6 +84,10 @@ def test_a_whole_answer_arrives_with_its_last_byte() -> None:
         ([b"<html>busy"], 503, "http 503", "<html>busy"),
         ([b'data: {"error":{"message":"lost"}}\n\n'], 200, "error event", "lost"),
         ([b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"error":"lost"}\n\n'], 200, "error event", "lost"),
+        ([TOKEN, b'data: {"object":"error","message":"lost"}\n\n', DONE], 200, "error event", "lost"),
+        ([b'{"object":"error","message":"the queue is full"}'], 429, "http 429", "the queue is full"),
+        ([DONE], 200, "no answer", "200 without a token"),
+        ([b"data: {}\n\n", DONE], 200, "no answer", "200 without a token"),
         ([b'data: {"choices":[{"text":"a"}]}\n\n'], 200, "closed before its end", "without a finish_reason"),
         ([b"<html>hello</html>"], 200, "no OpenAI answer", "<html>hello"),
         ([b"data: {nonsense\n\n"], 200, "no OpenAI answer", "nonsense"),
@@ -92,6 +98,25 @@ def test_what_is_no_answer_fails_by_its_kind(pieces: list[bytes], status: int, f
     answer = read(*pieces, status=status)
     assert answer.failure == failure
     assert detail in answer.detail
+
+
+def test_an_answer_may_be_empty_where_its_end_has_a_reason() -> None:
+    assert read(b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n', DONE).failure is None
+
+
+@pytest.mark.parametrize("body", [b'{"detail":"x"}', b'{"choices":[],"usage":{"completion_tokens":5}}'])
+def test_a_whole_answer_needs_choices(body: bytes) -> None:
+    answer = read(body, streamed=False)
+    assert (answer.failure, "a body without choices" in answer.detail) == ("no OpenAI answer", True)
+
+
+def test_a_whole_chat_answer_is_read() -> None:
+    answer = read(b'{"choices":[{"message":{"content":"abc"}}]}', streamed=False)
+    assert (answer.failure, list(answer.counts)) == (None, [1])
+
+
+def test_a_whole_answer_needs_a_token_or_a_reason() -> None:
+    assert read(b'{"choices":[{"text":""}]}', streamed=False).failure == "no answer"
 
 
 def test_a_body_that_never_ends_is_not_kept() -> None:

@@ -23,6 +23,7 @@ class _Text(msgspec.Struct, gc=False):
 class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Text | None = None
+    message: _Text | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
@@ -42,6 +43,16 @@ class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: _Error | str | None = None
+    kind: str | None = msgspec.field(default=None, name="object")
+    message: str | None = None
+    """Of an error that is the event itself: its `object` is `error`."""
+
+    @property
+    def error_words(self) -> str | None:
+        """What the event says of an error; None where it is none."""
+        if isinstance(self.error, _Error):
+            return self.error.message
+        return (self.message or "") if self.error is None and self.kind == "error" else self.error
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -104,12 +115,20 @@ class Answer:
             return
         if not self._streamed:
             self._event(self.ended, bytes(self._rest))
+            self.require_tokens()
             return
         self._line(self.ended, bytes(self._rest))
         if self._num_events == 0:
             self.fail(NO_ANSWER, f"no event in its body: {bytes(self._rest[:100])!r}")
         elif not self.is_done and self.finish_reason is None:
             self.fail("closed before its end", "the stream ended without a finish_reason and without [DONE]")
+        self.require_tokens()
+
+    def require_tokens(self) -> None:
+        """An answer that ended well and brought nothing, nor said why, is none."""
+        num_told = self.usage.completion_tokens if self.usage is not None else 0
+        if not (self.times or self.finish_reason or num_told):
+            self.fail("no answer", "200 without a token")
 
     def fail(self, kind: str, detail: str) -> None:
         """The first failure is the one that counts."""
@@ -135,8 +154,10 @@ class Answer:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.fail(NO_ANSWER, f"{error}: {bytes(data[:100])!r}")
             return
-        if event.error is not None:
-            self.fail("error event", event.error if isinstance(event.error, str) else event.error.message)
+        if (words := event.error_words) is not None:
+            self.fail("error event", words)
+        elif not self._streamed and not event.choices:
+            self.fail(NO_ANSWER, f"a body without choices: {bytes(data[:100])!r}")
         self._tokens(now, event)
 
     def _tokens(self, now: float, event: _Event) -> None:
@@ -156,7 +177,7 @@ class Answer:
 def _num_tokens(choice: _Choice) -> int:
     if choice.token_ids is not None:
         return len(choice.token_ids)
-    delta = choice.delta
+    delta = choice.delta or choice.message
     if delta is not None:
         return 1 if delta.content or delta.reasoning_content or delta.reasoning else 0
     return 1 if choice.text else 0
@@ -165,9 +186,7 @@ def _num_tokens(choice: _Choice) -> int:
 def _message(body: bytes) -> str:
     """What an error's body says."""
     try:
-        error = _decode(body).error
+        words = _decode(body).error_words
     except (msgspec.DecodeError, UnicodeDecodeError):
-        error = None
-    if error is None:
-        return body[:MAX_DETAIL_CHARS].decode(errors="replace")
-    return error if isinstance(error, str) else error.message
+        words = None
+    return words if words is not None else body[:MAX_DETAIL_CHARS].decode(errors="replace")

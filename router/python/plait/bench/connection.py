@@ -103,7 +103,9 @@ class Connection(asyncio.Protocol):
             return
         is_stale = self._num_served > 0 and not self._has_answered and exchange.answer.failure is None
         exchange.freed = None if is_stale else monotonic()
-        if not exchange.answer.is_complete:
+        if exchange.answer.is_complete:
+            exchange.answer.require_tokens()
+        else:
             exchange.answer.fail("closed before its end", str(error or "the server closed the connection"))
         self._on_end(self, exchange, is_stale)
 
