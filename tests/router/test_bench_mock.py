@@ -170,6 +170,22 @@ def test_a_server_that_goes_away_refuses_the_rest() -> None:
     assert seen.figures.failures == {"connection refused": 12}
 
 
+@pytest.mark.parametrize(
+    ("limit", "code", "said"),
+    [
+        pytest.param("-Sn", 0, "failed      0 ", id="a soft limit is raised"),
+        pytest.param("-n", ExitCode.HARDWARE, "failed: client has no socket", id="a hard limit is told"),
+    ],
+)
+def test_sockets_that_the_client_lacks_are_no_failures_of_the_server(limit: str, code: int, said: str) -> None:
+    with running_mock(Timing(ttft=0.5, itl=0.0)) as mock:
+        words = f"--url {mock.url} --num-prompts 100 --concurrency 100 --output-len 1 --warmup 0 --processes 1"
+        bench = f"exec {sys.executable} -m plait.cli bench serve {words} --max-lag-ms 10000"
+        ended = subprocess.run(["bash", "-c", f"ulimit {limit} 64; {bench}"], capture_output=True, text=True)
+    assert (ended.returncode, said in ended.stdout) == (code, True), ended.stdout + ended.stderr
+    assert ("it had no sockets left" in ended.stdout) is (limit == "-n")
+
+
 def bench_command(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

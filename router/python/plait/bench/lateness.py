@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from plait.bench.messages import NO_SOCKET
 from plait.bench.pace import Closed
 from plait.bench.percentiles import percentile
 from plait.bench.run import Run
@@ -46,6 +47,7 @@ def lateness(run: Run, max_lag: float) -> Lateness:
         (lag_p99 > max_lag, f"its event loop was {lag_p99 * 1000:.1f} ms late (p99)"),
         (send_p99 > max_lag and (not is_closed or idle_share > MAX_IDLE_SHARE), late + idle),
         (cpu_share > MAX_CPU_SHARE, f"a client process took {cpu_share:.0%} of a core"),
+        (any(one.failure == NO_SOCKET for one in run.outcomes), "it had no sockets left"),
     )
     return Lateness(
         lag_p99=lag_p99,

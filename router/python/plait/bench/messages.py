@@ -15,6 +15,9 @@ import msgspec
 Counting = Literal["token-ids", "running-usage", "usage", "chunks"]
 """What tells how many tokens a chunk brings; `usage` tells the total alone."""
 
+NO_SOCKET = "client has no socket"
+"""The kind of a failure that is the client's own."""
+
 _LENGTH = struct.Struct("<I")
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
+import resource
 import ssl
 import sys
 import time
@@ -20,6 +22,7 @@ import uvloop
 from plait.bench.connection import Connection, Exchange
 from plait.bench.messages import (
     LENGTH_BYTES,
+    NO_SOCKET,
     Begin,
     Finish,
     FromClient,
@@ -36,6 +39,8 @@ from plait.bench.percentiles import percentile
 
 TICK_SECONDS = 0.005
 """How often the event loop's lag is looked at."""
+NO_SOCKET_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS}
+"""This machine's limits on descriptors, ports and buffers: the server never heard of the request."""
 
 
 class LagWatch:
@@ -128,7 +133,8 @@ class Client:
         except TimeoutError:
             exchange.answer.fail("timed out", f"no connection within {self._setup.timeout_seconds:g} s")
         except OSError as error:
-            exchange.answer.fail("connection failed", str(error))
+            kind = NO_SOCKET if error.errno in NO_SOCKET_ERRORS else "connection failed"
+            exchange.answer.fail(kind, str(error))
         else:
             self._send(connection, exchange)
             return
@@ -190,7 +196,9 @@ def _crash(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve one run of the bench."""
+    """Serve one run of the bench, with as many sockets as the system lets it have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         uvloop.run(_serve_bench())
     except asyncio.IncompleteReadError:
