@@ -149,6 +149,13 @@ def test_goodput_counts_requests_that_meet_every_limit(run: Run) -> None:
     assert figures(run, Slo(e2e=4.0)).goodput == 0.5
 
 
+def test_a_first_token_that_nobody_saw_keeps_no_limit() -> None:
+    unseen, single = outcome(0, [], [], ended=1.0), outcome(1, [1.0], [1], ended=1.0)
+    assert figures(run_of(unseen), Slo(ttft=2.0)).goodput == 0
+    assert figures(run_of(unseen, single), Slo(ttft=2.0, tpot=0.1, itl=0.1)).goodput == 1
+    assert figures(run_of(unseen), Slo(e2e=2.0)).goodput == 1
+
+
 def test_a_run_in_which_nothing_was_completed_has_no_latencies() -> None:
     found = figures(run_of(outcome(0, [], [], ended=0.1, failure="connection refused")), None)
     assert (found.num_completed, found.requests_per_second) == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from plait.bench.load import Case, Load, Random, Trace, body_prompt, build_load
 from plait.bench.pace import Closed, Open, TraceClock, due_offsets
 from plait.bench.profiles import PROFILES
 from plait.bench.prompts import Exactly, Lines, Part, TextSize, TokenIds, Words
-from plait.bench.settings import BenchSettings, LoadSettings, PaceSettings, ServerSettings
+from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
 from plait.errors import SettingsError
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -283,3 +284,10 @@ def test_prefill_heavy_is_what_it_is_known_for() -> None:
 def test_settings_that_contradict_each_other_are_refused(load: LoadSettings, pace: PaceSettings, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         cases(BenchSettings(load=load, pace=pace, server=ServerSettings()))
+
+
+@pytest.mark.parametrize(("slo", "is_fine"), [("ttft=1ms", False), ("e2e=1s,itl=1ms", False), ("e2e=1s", True)])
+def test_limits_on_tokens_need_streamed_answers(slo: str, is_fine: bool) -> None:
+    settings = BenchSettings(server=ServerSettings(stream=False), measure=MeasureSettings(slo=slo))
+    with nullcontext() if is_fine else pytest.raises(SettingsError, match="leave --no-stream out"):
+        cases(settings)

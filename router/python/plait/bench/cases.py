@@ -11,6 +11,7 @@ from plait.bench.load import Case, FromFile, Random, Source, Trace
 from plait.bench.pace import Closed, Open, Pace, TraceClock
 from plait.bench.profiles import FEWEST_PROMPTS, PROFILES, Profile, scaled
 from plait.bench.settings import BenchSettings, LoadSettings, PaceSettings
+from plait.bench.slo import read_slo
 from plait.errors import SettingsError
 
 PLAIN = Profile(input_len="128", output_len="128", num_prompts=100)
@@ -99,7 +100,7 @@ def _source(settings: BenchSettings, profile: Profile) -> Source:
 
 def _check(settings: BenchSettings) -> None:
     """Raise `SettingsError` for settings of which one would be ignored."""
-    for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings)):
+    for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings), *_wrong_limits(settings)):
         if is_wrong:
             raise SettingsError(message)
 
@@ -148,6 +149,14 @@ def _wrong_loads(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
         "--prefix-len is of shared prefixes; give --num-prefixes too",
     )
     yield load.token_range is not None and has_text, "--token-range is of prompts of token ids; texts have none"
+
+
+def _wrong_limits(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
+    words = settings.measure.slo
+    yield (
+        words is not None and not settings.server.stream and read_slo(words).needs_stream,
+        f"--slo is {words!r}, and whole answers show no tokens; leave --no-stream out, or limit e2e alone",
+    )
 
 
 def _check_size(case: Case) -> None:

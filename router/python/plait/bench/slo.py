@@ -21,9 +21,16 @@ class Slo(msgspec.Struct, frozen=True):
     e2e: float | None = None
 
     def is_met(self, ttft: float | None, tpot: float | None, itl: float | None, e2e: float) -> bool:
-        """Whether a request with these latencies is a good one; what it does not have is not late."""
+        """Whether a request with these latencies is a good one; gaps that a single token does not have are not late."""
+        if self.ttft is not None and ttft is None:
+            return False
         pairs = ((ttft, self.ttft), (tpot, self.tpot), (itl, self.itl), (e2e, self.e2e))
         return all(value is None or limit is None or value <= limit for value, limit in pairs)
+
+    @property
+    def needs_stream(self) -> bool:
+        """Whether a limit is on what only streamed answers show."""
+        return (self.ttft, self.tpot, self.itl) != (None, None, None)
 
     @property
     def words(self) -> str:
