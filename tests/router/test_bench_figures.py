@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from array import array
 from types import SimpleNamespace
@@ -108,6 +109,20 @@ def test_throughput_counts_completed_requests_over_the_duration(run: Run) -> Non
 def test_the_peak_is_that_of_the_busiest_second(run: Run) -> None:
     assert tokens_by_second(run) == [0, 2, 2, 3, 1]
     assert figures(run, None).peak_output_tokens_per_second == 3
+
+
+def test_the_tokens_of_a_whole_answer_arrive_at_its_end() -> None:
+    streamed = run_of(outcome(0, [1.0], [1], ended=1.5), outcome(1, [], [], ended=2.5))
+    outcomes = [msgspec.structs.replace(one, num_output_tokens=7) for one in streamed.outcomes]
+    whole = msgspec.structs.replace(streamed, streamed=False, outcomes=outcomes)
+    assert tokens_by_second(whole) == [0, 7, 7]
+
+
+def test_a_run_without_a_whole_second_has_no_peak() -> None:
+    short = measured_of(run_of(outcome(0, [0.1], [1], ended=0.9)))
+    assert short.figures.peak_output_tokens_per_second is None
+    assert re.search(r"peak generated tokens/s +-\n", table(short))
+    assert "peak_output_tokens_per_second" not in {row.metric for row in rows(short)}
 
 
 def test_concurrency_is_what_was_in_flight(run: Run) -> None:

@@ -43,7 +43,8 @@ class Figures(msgspec.Struct, frozen=True):  # budget: the figures that the tabl
     output_tokens_per_second: float
     prompt_tokens_per_second: float
     total_tokens_per_second: float
-    peak_output_tokens_per_second: float
+    peak_output_tokens_per_second: float | None
+    """None where the run has no whole second."""
     peak_concurrency: int
     mean_concurrency: float
     goodput: float | None
@@ -85,7 +86,7 @@ def figures(run: Run, slo: Slo | None) -> Figures:
         output_tokens_per_second=num_output / duration,
         prompt_tokens_per_second=num_prompt / duration,
         total_tokens_per_second=(num_output + num_prompt) / duration,
-        peak_output_tokens_per_second=max(tokens_by_second(run), default=0),
+        peak_output_tokens_per_second=max(tokens_by_second(run), default=0) if duration >= 1 else None,
         peak_concurrency=peak_concurrency(run.outcomes),
         mean_concurrency=sum(outcome.freed - outcome.taken for outcome in run.outcomes) / duration,
         goodput=sum(_is_good(one, slo) for one in timed) / duration if slo is not None else None,
@@ -138,13 +139,19 @@ def _is_good(one: Timed, slo: Slo) -> bool:
 
 
 def tokens_by_second(run: Run) -> list[int]:
-    """Output tokens of completed requests that arrived in each second since the begin."""
+    """Output tokens of completed requests that arrived in each second since the begin; a whole answer's at its end."""
     seconds: Counter[int] = Counter()
     for outcome in run.outcomes:
         if outcome.failure is None:
-            for time, count in zip(outcome.arrivals, outcome.tokens, strict=True):
+            for time, count in _arrived(run, outcome):
                 seconds[int(time - run.begun)] += count
     return [seconds[second] for second in range(max(seconds, default=-1) + 1)]
+
+
+def _arrived(run: Run, outcome: Outcome) -> Iterator[tuple[float, int]]:
+    if run.streamed:
+        return zip(outcome.arrivals, outcome.tokens, strict=True)
+    return iter([(outcome.ended, timed_request(run, outcome).num_output_tokens)])
 
 
 def peak_concurrency(outcomes: list[Outcome]) -> int:

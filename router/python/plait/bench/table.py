@@ -38,6 +38,7 @@ def _warnings(measured: Measured) -> Iterator[str]:
 
 
 def _counts(figures: Figures) -> str:
+    peak = figures.peak_output_tokens_per_second
     left = [
         ("duration", f"{figures.duration:.2f} s"),
         ("completed", f"{figures.num_completed}"),
@@ -49,7 +50,7 @@ def _counts(figures: Figures) -> str:
         ("generated tokens/s", f"{figures.output_tokens_per_second:.1f}"),
         ("prefill tokens/s", f"{figures.prompt_tokens_per_second:.1f}"),
         ("total tokens/s", f"{figures.total_tokens_per_second:.1f}"),
-        ("peak generated tokens/s", f"{figures.peak_output_tokens_per_second:.0f}"),
+        ("peak generated tokens/s", "-" if peak is None else f"{peak:.0f}"),
         ("concurrency, mean / peak", f"{figures.mean_concurrency:.1f} / {figures.peak_concurrency}"),
     ]
     pairs = zip(left, right, strict=True)
