@@ -278,6 +278,7 @@ def test_prefill_heavy_is_what_it_is_known_for() -> None:
         (LoadSettings(trace="x", input_len="5"), PaceSettings(), "a trace has its own lengths"),
         (LoadSettings(prompts="x", input_len="5"), PaceSettings(), "--prompts have their own"),
         (LoadSettings(duration=5.0), PaceSettings(), "--duration of a closed loop"),
+        (LoadSettings(duration=86_400.0, input_len="1"), PaceSettings(rate=100.0), "lower --rate or --duration"),
         (LoadSettings(num_prompts=100_000, input_len="100000"), PaceSettings(), "tokens together"),
     ],
 )
@@ -291,3 +292,12 @@ def test_limits_on_tokens_need_streamed_answers(slo: str, is_fine: bool) -> None
     settings = BenchSettings(server=ServerSettings(stream=False), measure=MeasureSettings(slo=slo))
     with nullcontext() if is_fine else pytest.raises(SettingsError, match="leave --no-stream out"):
         cases(settings)
+
+
+@pytest.mark.parametrize(("num_prompts", "num_due"), [(None, 500), (200, 200)])
+def test_a_rate_lasts_for_its_duration(num_prompts: int | None, num_due: int) -> None:
+    load = LoadSettings(duration=50.0, num_prompts=num_prompts)
+    (case,) = cases(BenchSettings(load=load, pace=PaceSettings(rate=10.0)))
+    due = build_load(case, 0, "salt", 50.0).due
+    assert len(due) == pytest.approx(num_due, rel=0.02)
+    assert due[-1] == pytest.approx(num_due / 10, abs=1)

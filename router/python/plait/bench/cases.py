@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from plait.bench.lengths import read_lengths, read_own_lengths
 from plait.bench.load import Case, FromFile, Random, Source, Trace
 from plait.bench.pace import Closed, Open, Pace, TraceClock
 from plait.bench.profiles import FEWEST_PROMPTS, PROFILES, Profile, scaled
-from plait.bench.settings import BenchSettings, LoadSettings, PaceSettings
+from plait.bench.settings import MAX_PROMPTS, BenchSettings, LoadSettings, PaceSettings
 from plait.bench.slo import read_slo
 from plait.errors import SettingsError
 
@@ -35,7 +36,9 @@ def cases(settings: BenchSettings) -> list[Case]:
 
 def _case(settings: BenchSettings, profile: Profile, source: Source, pace: Pace) -> Case:
     load = settings.load
-    num = load.num_prompts or (len(source.rows) if not isinstance(source, Random) else _num_prompts(profile, pace))
+    num = load.num_prompts or (
+        len(source.rows) if not isinstance(source, Random) else _num_prompts(profile, pace, load.duration)
+    )
     return Case(f"{_name(load, profile)} @ {_pace_name(pace)}", source, pace, num, load.scale, load.max_len)
 
 
@@ -59,7 +62,9 @@ def _pace_name(pace: Pace) -> str:
             return f"{pace.speed:g}x"
 
 
-def _num_prompts(profile: Profile, pace: Pace) -> int:
+def _num_prompts(profile: Profile, pace: Pace, duration: float | None) -> int:
+    if isinstance(pace, Open) and duration is not None:
+        return math.ceil(pace.rate * duration) + 1  # the first is due at once
     if isinstance(pace, Closed):
         return max(FEWEST_PROMPTS, profile.per_stream * pace.num_streams)
     return profile.num_prompts
@@ -160,6 +165,11 @@ def _wrong_limits(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
 
 
 def _check_size(case: Case) -> None:
+    if isinstance(case.source, Random) and case.num_prompts > MAX_PROMPTS:
+        raise SettingsError(
+            f"{case.num_prompts} prompts are due at that rate; at most {MAX_PROMPTS} are made for a run; lower "
+            "--rate or --duration"
+        )
     match case.source:
         case Random(input_len=lengths):
             num_tokens = case.num_prompts * sum(lengths.quantile((rank + 0.5) / 100) for rank in range(100)) / 100
