@@ -125,6 +125,15 @@ def test_a_run_without_a_whole_second_has_no_peak() -> None:
     assert "peak_output_tokens_per_second" not in {row.metric for row in rows(short)}
 
 
+def test_a_stall_at_the_end_of_an_interrupted_run_is_told() -> None:
+    run = run_of(outcome(0, [1.0], [1], ended=1.0), outcome(1, [2.0], [1], ended=2.0, intended=1.0))
+    stalled = [msgspec.structs.replace(run.reports[0], in_flight=[1.5, 2.0])]
+    found = figures(msgspec.structs.replace(run, is_partial=True, reports=stalled), None)
+    assert (found.duration, found.requests_per_second) == (10.0, 0.2)
+    assert found.peak_concurrency == 2
+    assert found.mean_concurrency == pytest.approx((1.0 + 1.0 + 8.5 + 8.0) / 10)
+
+
 def test_concurrency_is_what_was_in_flight(run: Run) -> None:
     found = figures(run, None)
     assert found.peak_concurrency == 2

@@ -17,8 +17,11 @@ import pytest
 from mock_timing import Timing
 from plait import cli
 from plait.bench.cases import cases
+from plait.bench.clients import Clients
 from plait.bench.figures import figures
+from plait.bench.load import build_load
 from plait.bench.measure import Bench, Measured
+from plait.bench.run import send
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
 from plait_proto import ExitCode
 from running_mock import Mock, as_sent, running_mock
@@ -184,6 +187,23 @@ def test_sockets_that_the_client_lacks_are_no_failures_of_the_server(limit: str,
         ended = subprocess.run(["bash", "-c", f"ulimit {limit} 64; {bench}"], capture_output=True, text=True)
     assert (ended.returncode, said in ended.stdout) == (code, True), ended.stdout + ended.stderr
     assert ("it had no sockets left" in ended.stdout) is (limit == "-n")
+
+
+def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
+    def interrupt(num_ended: int, num_in_flight: int) -> None:
+        if num_ended == 1:
+            raise KeyboardInterrupt
+
+    with running_mock(Timing(ttft=0.004, itl=0.05)) as mock, Clients(1) as clients:
+        load = LoadSettings(num_prompts=2, input_len="2", output_len="1")
+        settings = BenchSettings(load=load, pace=PaceSettings(concurrency=2), measure=MeasureSettings(warmup=0))
+        server = Bench(settings, [mock.url]).servers[0]
+        made = build_load(cases(settings)[0], 0, "salt", None)
+        clients.load(server.setup(), [server.body(b"[1000, 1001]", output_len) for output_len in (1, 40)])
+        run = send(clients, made, server, 0, None, interrupt)
+    assert (run.is_partial, run.num_unfinished, len(run.reports[0].in_flight)) == (True, 1, 1)
+    assert figures(run, None).peak_concurrency == 2
+    assert figures(run, None).duration == run.ended - run.begun
 
 
 def bench_command(*words: str) -> subprocess.Popen[str]:

@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, frozen=True):  # budget: the figures that the tabl
 
 
 DEFINITIONS = {
-    "duration": "from the first intended arrival to the end of the last answer",
+    "duration": "from the first intended arrival to the end of the last answer; of an interrupted run, to the interruption",
     "latencies": "of completed requests, from the intended arrival (closed loop: from when the stream was free)",
     "TTFT": "to the first chunk with a token",
     "TPOT": "(last token - first token) / (tokens - 1) of each request",
@@ -73,7 +73,7 @@ DEFINITIONS = {
 def figures(run: Run, slo: Slo | None) -> Figures:
     """All figures of a run."""
     timed = [timed_request(run, outcome) for outcome in run.outcomes if outcome.failure is None]
-    ended = max((outcome.freed for outcome in run.outcomes), default=run.ended)
+    ended = run.ended if run.is_partial else max((outcome.freed for outcome in run.outcomes), default=run.ended)
     duration = max(ended - run.begun, 1e-6)  # Ctrl-C may come before the first arrival
     num_output = sum(one.num_output_tokens for one in timed)
     num_prompt = sum(one.num_prompt_tokens for one in timed)
@@ -87,8 +87,8 @@ def figures(run: Run, slo: Slo | None) -> Figures:
         prompt_tokens_per_second=num_prompt / duration,
         total_tokens_per_second=(num_output + num_prompt) / duration,
         peak_output_tokens_per_second=max(tokens_by_second(run), default=0) if duration >= 1 else None,
-        peak_concurrency=peak_concurrency(run.outcomes),
-        mean_concurrency=sum(outcome.freed - outcome.taken for outcome in run.outcomes) / duration,
+        peak_concurrency=peak_concurrency(run),
+        mean_concurrency=sum(freed - taken for taken, freed in run.spans) / duration,
         goodput=sum(_is_good(one, slo) for one in timed) / duration if slo is not None else None,
         latencies=_latencies(timed),
         wait=summary([outcome.taken - outcome.intended for outcome in run.outcomes if outcome.failure is None]),
@@ -154,9 +154,9 @@ def _arrived(run: Run, outcome: Outcome) -> Iterator[tuple[float, int]]:
     return iter([(outcome.ended, timed_request(run, outcome).num_output_tokens)])
 
 
-def peak_concurrency(outcomes: list[Outcome]) -> int:
+def peak_concurrency(run: Run) -> int:
     """The most requests that were in flight at a time."""
-    changes = sorted(change for one in outcomes for change in ((one.taken, 1), (one.freed, -1)))
+    changes = sorted(change for taken, freed in run.spans for change in ((taken, 1), (freed, -1)))
     now = peak = 0
     for _, change in changes:
         now += change

@@ -111,6 +111,8 @@ class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Of one core."""
     num_resent: int
     """Requests sent again because the server had closed an idle connection."""
+    in_flight: list[float] = []
+    """When the client took up each request that had not ended."""
 
 
 ToClient: TypeAlias = Setup | Job | Begin | Go | Finish

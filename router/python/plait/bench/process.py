@@ -61,11 +61,11 @@ class LagWatch:
         self._lags.append(monotonic() - self._expected)
         self._wait()
 
-    def report(self, num_resent: int) -> Report:
-        """The lags and the CPU time since the start."""
+    def report(self, num_resent: int, in_flight: list[float]) -> Report:
+        """The lags and the CPU time since the start, with what the client says of its requests."""
         lags = sorted(self._lags) or [0.0]
         cpu_share = (time.process_time() - self._cpu_begun) / max(1e-9, monotonic() - self._begun)
-        return Report(max(0.0, percentile(lags, 99)), max(0.0, lags[-1]), cpu_share, num_resent)
+        return Report(max(0.0, percentile(lags, 99)), max(0.0, lags[-1]), cpu_share, num_resent, in_flight)
 
 
 class Client:
@@ -79,6 +79,8 @@ class Client:
         self._loop = loop
         self._out = out
         self._jobs: dict[int, Job] = {}
+        self._in_flight: dict[int, float] = {}
+        """When each was taken up."""
         self._idle: list[Connection] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._num_resent = 0
@@ -94,9 +96,11 @@ class Client:
             case Begin():
                 self._begin()
             case Go():
-                self._start(Exchange(self._setup, self._jobs.pop(message.index), message))
+                exchange = Exchange(self._setup, self._jobs.pop(message.index), message)
+                self._in_flight[message.index] = exchange.taken
+                self._start(exchange)
             case Finish():
-                self._say(self._watch.report(self._num_resent))
+                self._say(self._watch.report(self._num_resent, list(self._in_flight.values())))
 
     def _begin(self) -> None:
         gc.freeze()
@@ -169,6 +173,7 @@ class Client:
 
     def _close(self, exchange: Exchange) -> None:
         self._forget_timer(exchange)
+        del self._in_flight[exchange.go.index]
         self._say(exchange.outcome())
 
     def _forget_timer(self, exchange: Exchange) -> None:

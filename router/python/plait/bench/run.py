@@ -41,6 +41,12 @@ class Run(msgspec.Struct, frozen=True):
     num_unfinished: int
     """Requests that were under way, or due and not sent, when it was interrupted."""
 
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """From when to when each request was in flight; those that had not ended, until the end of the run."""
+        unfinished = [(taken, max(taken, self.ended)) for report in self.reports for taken in report.in_flight]
+        return [(outcome.taken, outcome.freed) for outcome in self.outcomes] + unfinished
+
 
 Watch = Callable[[int, int], None]
 """Told how many requests have ended and how many are in flight."""
