@@ -225,6 +225,31 @@ def test_ctrl_c_prints_what_there_is_as_partial(tmp_path: Path) -> None:
     assert described["is_partial"] is True
 
 
+def test_runs_that_finished_outlive_a_ctrl_c_between_runs(tmp_path: Path) -> None:
+    with running_mock(FAST) as mock:
+        words = ("--num-prompts", "1", "--output-len", "4", "--repeats", "2", "--warmup", "50", "--no-plots")
+        process = bench_command("--url", mock.url, *words, "--out", str(tmp_path))
+        assert process.stdout is not None
+        while "E2E" not in process.stdout.readline():  # the last line of the first run's table
+            pass
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "PARTIAL: stopped before all runs were measured" in out
+    result = json.loads((tmp_path / "bench-serve.json").read_text())
+    assert (result["is_partial"], [run["is_partial"] for run in result["runs"]]) == (True, [False])
+
+
+def test_points_that_were_measured_outlive_one_that_cannot_be(
+    mock: Mock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "sweep", "--url", mock.url, "--concurrencies", "1,16384", "--input-len", "4000"]
+    code = cli.run([*words, "--output-len", "1", "--no-plots", "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert (code, "tokens together" in said.err) == (ExitCode.SETTINGS, True), said.err
+    assert len(json.loads((tmp_path / "bench-sweep.json").read_text())["runs"]) == 1
+
+
 def test_servers_take_turns_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = Timing(ttft=0.2, itl=0.01)
     with running_mock(FAST) as first, running_mock(slow) as second:

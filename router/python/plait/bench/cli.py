@@ -81,7 +81,7 @@ def _short(settings: BenchSettings, name: str) -> BenchSettings:
 
 def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) -> int:
     from plait.bench.measure import Bench, Measured
-    from plait.bench.results import Written, conclude, out_folder, show
+    from plait.bench.results import Written, conclude, out_folder, show, until_stopped
 
     if len(urls) > MAX_SERVERS:
         raise SettingsError(f"--against names {len(urls) - 1} servers; {MAX_SERVERS - 1} are allowed")
@@ -89,12 +89,16 @@ def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) ->
     out = out_folder(settings)
     bench = Bench(settings, urls)
     runs: list[Measured] = []
-    for case, seed, server in _turns(todo, bench.seeds, bench.servers):
-        runs.append(bench.measure(case, server, seed))
-        show(runs[-1])
-        if runs[-1].run.is_partial:
-            break
-    return conclude(bench, runs, Written(out, command, name))
+
+    def measure_all() -> None:
+        for case, seed, server in _turns(todo, bench.seeds, bench.servers):
+            runs.append(bench.measure(case, server, seed))
+            show(runs[-1])
+            if runs[-1].run.is_partial:
+                break
+
+    stop = until_stopped(measure_all, runs)
+    return conclude(bench, runs, Written(out, command, name, stop))
 
 
 def _turns(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[Case, int, T]]:
@@ -109,8 +113,8 @@ def _turns(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[C
 
 def _sweep(settings: BenchSettings, typed: argparse.Namespace, command: str) -> int:
     from plait.bench.measure import Bench, Measured
-    from plait.bench.results import Written, conclude, out_folder, show
-    from plait.bench.sweep import read_loads, sweep, sweep_table
+    from plait.bench.results import Written, conclude, out_folder, show, until_stopped
+    from plait.bench.sweep import load_points, read_loads, sweep, sweep_table
 
     _check_sweep(settings, typed)
     is_open = typed.rates is not None
@@ -119,17 +123,20 @@ def _sweep(settings: BenchSettings, typed: argparse.Namespace, command: str) -> 
     loads = read_loads(flag, words, most, whole=not is_open) if words is not None else None
     out = out_folder(settings)
     bench = Bench(settings, [settings.server.url])
+    num_refined = _read_refine(typed.refine)
+    runs: list[Measured] = []
 
     def measure(load: float) -> Measured:
         (case,) = cases(_at(settings, load, is_open))
-        measured = bench.measure(case, bench.servers[0], settings.load.seed)
-        show(measured)
-        return measured
+        runs.append(bench.measure(case, bench.servers[0], settings.load.seed))
+        show(runs[-1])
+        return runs[-1]
 
-    points = sweep(measure, loads, _read_refine(typed.refine), whole=not is_open)
+    stop = until_stopped(lambda: sweep(measure, loads, num_refined, whole=not is_open), runs)
+    points = load_points(runs)
     unit = "requests/s" if is_open else "streams"
     print(sweep_table(points, unit) + "\n")
-    return conclude(bench, [point.measured for point in points], Written(out, command, typed.bench))
+    return conclude(bench, [point.measured for point in points], Written(out, command, typed.bench, stop))
 
 
 def _at(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:

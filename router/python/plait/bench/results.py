@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from plait_proto import ExitCode
@@ -18,12 +20,28 @@ from plait.bench.table import foot, table
 from plait.errors import DONE, SettingsError, StartError
 
 
+Stop: TypeAlias = StartError | KeyboardInterrupt
+
+
 class Written(msgspec.Struct, frozen=True):
     """Where results go, and what they are called."""
 
     folder: Path | None
     command: str
     name: str
+    stop: Stop | None
+    """What kept the command from measuring all that it was to measure."""
+
+
+def until_stopped(measure_all: Callable[[], object], runs: list[Measured]) -> Stop | None:
+    """Measure; what stopped it, which is raised where `runs` has no finished run to tell of."""
+    try:
+        measure_all()
+    except (StartError, KeyboardInterrupt) as stop:
+        if not runs:
+            raise
+        return stop
+    return None
 
 
 def out_folder(settings: BenchSettings) -> Path | None:
@@ -50,16 +68,21 @@ def show(measured: Measured) -> None:
 def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
     """Print what all runs say together and write the files; the exit code.
 
-    3 where the client was too slow for a run; raises `StartError` (2) where nothing was completed.
+    3 where the client was too slow for a run; raises `StartError` (2) where nothing was completed, and the one that
+    stopped the command.
     """
     is_several = len({(one.run.position, one.run.seed) for one in runs}) > 1
     if is_several:
         print(spread_table(runs) + "\n")
+    if written.stop is not None:
+        print("PARTIAL: stopped before all runs were measured\n")
     print(foot(runs, bench.slo, bench.text_size), flush=True)
     if written.folder is not None:
         for path in _write(bench.settings, runs, written, written.folder):
             print(f"written: {path}", flush=True)
-    if any(one.run.is_partial for one in runs):
+    if isinstance(written.stop, StartError):
+        raise written.stop
+    if written.stop is not None or any(one.run.is_partial for one in runs):
         return DONE  # Ctrl-C is no failure, here as in `plait serve`
     return _judge(runs)
 
@@ -68,6 +91,7 @@ def _write(settings: BenchSettings, runs: list[Measured], written: Written, fold
     name = "-".join(["bench", written.name, *_slug(settings)])
     path = folder / f"{name}.json"
     result = record(written.command, runs, ratios(runs), settings.output.requests)
+    result["is_partial"] = written.stop is not None or any(one.run.is_partial for one in runs)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     plots = draw(runs, folder, name) if settings.output.plots else []
     return [path, *plots]
