@@ -19,7 +19,6 @@ from plait.bench.settings import BenchSettings
 from plait.bench.table import foot, table
 from plait.errors import DONE, SettingsError, StartError
 
-
 Stop: TypeAlias = StartError | KeyboardInterrupt
 
 

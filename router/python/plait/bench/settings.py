@@ -48,8 +48,13 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, le=1)],
         Setting("shrinks lengths, and a profile's streams and requests, to fit a small machine"),
     ] = 1.0
-    num_prompts: Annotated[Count | None, Setting("requests to send", unset="100, the profile's, the file's or all that --rate brings in --duration")] = None
-    duration: Annotated[Seconds | None, Setting("seconds after which no request starts (open loop: is due)", unset="no limit")] = None
+    num_prompts: Annotated[
+        Count | None,
+        Setting("requests to send", unset="100, the profile's, the file's or all that --rate brings in --duration"),
+    ] = None
+    duration: Annotated[
+        Seconds | None, Setting("seconds after which no request starts (open loop: is due)", unset="no limit")
+    ] = None
     input_len: Annotated[str | None, Setting(f"prompt tokens: {FORMS}", unset="128 or the profile's")] = None
     output_len: Annotated[str | None, Setting("answer tokens, in the same forms", unset="128 or the profile's")] = None
     num_prefixes: Annotated[Annotated[int, Meta(ge=0, le=100_000)], Setting("prefixes that prompts share")] = 0
