@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import statistics
+import time
 from array import array
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +21,7 @@ from plait.bench.measure import Measured
 from plait.bench.messages import Outcome, Report
 from plait.bench.pace import Closed, Open, Pace
 from plait.bench.percentiles import summary
+from plait.bench.process import LagWatch
 from plait.bench.prompts import Part
 from plait.bench.record import rows
 from plait.bench.run import Run
@@ -225,6 +228,17 @@ def test_idle_streams_make_a_closed_loop_invalid() -> None:
 
 def test_a_valid_run_says_nothing_of_lateness(run: Run) -> None:
     assert "INVALID" not in table(measured_of(run))
+
+
+def test_a_client_that_stands_still_is_late_for_all_it_missed() -> None:
+    async def stand_still() -> Report:
+        watch = LagWatch(asyncio.get_running_loop())
+        await asyncio.sleep(0.6)
+        time.sleep(0.1)
+        await asyncio.sleep(0.02)
+        return watch.report(0, [])
+
+    assert asyncio.run(stand_still()).lag_p99 > 0.05
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ TICK_SECONDS = 0.005
 """How often the event loop's lag is looked at."""
 NO_SOCKET_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS}
 """This machine's limits on descriptors, ports and buffers: the server never heard of the request."""
+LEAST_WAIT_SECONDS = 0.001
+"""The loop's timers count milliseconds: a shorter wait is none."""
 
 
 class LagWatch:
@@ -51,14 +53,18 @@ class LagWatch:
         self._lags: list[float] = []
         self._begun = monotonic()
         self._cpu_begun = time.process_time()
+        self._expected = self._begun + TICK_SECONDS
         self._wait()
 
     def _wait(self) -> None:
-        self._expected = monotonic() + TICK_SECONDS
-        self._loop.call_later(TICK_SECONDS, self._tick)
+        self._loop.call_later(max(LEAST_WAIT_SECONDS, self._expected - monotonic()), self._tick)
 
     def _tick(self) -> None:
-        self._lags.append(monotonic() - self._expected)
+        # One lag for each tick that was missed: a loop that stands still for long is late more than once.
+        now = monotonic()
+        while self._expected <= now:
+            self._lags.append(now - self._expected)
+            self._expected += TICK_SECONDS
         self._wait()
 
     def report(self, num_resent: int, in_flight: list[float]) -> Report:
