@@ -91,6 +91,8 @@ def test_a_whole_answer_arrives_with_its_last_byte() -> None:
         ([b'data: {"choices":[{"text":"a"}]}\n\n'], 200, "closed before its end", "without a finish_reason"),
         ([b"<html>hello</html>"], 200, "no OpenAI answer", "<html>hello"),
         ([b"data: {nonsense\n\n"], 200, "no OpenAI answer", "nonsense"),
+        ([b'data: {"a":' + b"[" * 100_000 + b"\n\n"], 200, "no OpenAI answer", "ecursion"),
+        ([b'{"a":' + b"[" * 100_000], 500, "http 500", "[[["),
         ([b""], 200, "no OpenAI answer", "no event"),
     ],
 )

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from plait.bench.cases import cases
-from plait.bench.files import MOONCAKE_BLOCK, read_prompts, read_trace
+from plait.bench.files import MOONCAKE_BLOCK, TraceRow, read_prompts, read_trace
 from plait.bench.lengths import draw, read_lengths, read_own_lengths
 from plait.bench.load import Case, Load, Random, Trace, body_prompt, build_load
-from plait.bench.pace import Closed, Open, TraceClock, due_offsets
+from plait.bench.pace import Closed, Open, Pace, TraceClock, due_offsets
 from plait.bench.profiles import PROFILES
 from plait.bench.prompts import Exactly, Lines, Part, TextSize, TokenIds, Words
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
@@ -127,6 +127,11 @@ def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float, variation: flo
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(variation, rel=0.08)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_burstiest_arrivals_keep_the_rate(seed: int) -> None:
+    assert due_offsets(Open(20.0, 0.00001, None), 3, None, random.Random(seed))[-1] == pytest.approx(0.1)
+
+
 def test_fixed_arrivals_have_one_gap() -> None:
     assert due_offsets(Open(4.0, None, None), 4, None, random.Random(0)) == [0, 0.25, 0.5, 0.75]
 
@@ -144,6 +149,12 @@ def test_requests_over_the_longest_length_are_left_out_and_counted() -> None:
     load = build_load(Case("case", shape("uniform:1-100", "10"), Closed(1), 100, max_len=60), 0, "", None)
     assert max(one.input_len or 0 for one in load.requests) == 50
     assert load.num_left_out == 50
+
+
+@pytest.mark.parametrize("pace", [Closed(1), Open(1.0, 1.0, None), TraceClock(1.0, None)])
+def test_a_load_of_which_nothing_is_left_is_empty(pace: Pace) -> None:
+    source = Trace((TraceRow(0.0, 100, 5),))
+    assert build_load(Case("case", source, pace, 1, max_len=10), 0, "", None).requests == []
 
 
 def mooncake(path: Path, *rows: tuple[int, list[int]]) -> Path:
@@ -194,11 +205,15 @@ def test_the_traces_beside_the_checkout_are_read_whole() -> None:
         ("c.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,5,4\n", 2),
         ("d.jsonl", '{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n{"timestamp":', 2),
         ("e.jsonl", '{"timestamp":0,"input_length":513,"output_length":1,"hash_ids":[1]}\n', 1),
+        pytest.param("g.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{'5' * 140_000},5,4\n", 2, id="a long cell"),
+        pytest.param("h.csv", "5" * 140_000, 1, id="a long heading"),
+        pytest.param("i.jsonl", '{"a":' + "[" * 100_000, 1, id="nested deeply"),
+        ("j.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-11-16 18:15:46.6,5,\udcff\n", 3),
         ("f.jsonl", '{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[]}\n', 1),
     ],
 )
 def test_a_malformed_trace_is_refused_by_file_and_line(tmp_path: Path, name: str, text: str, line: int) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     with pytest.raises(SettingsError, match=rf"{name}:{line}: "):
         read_trace(tmp_path / name, 10)
 
@@ -227,7 +242,17 @@ def test_a_prompt_becomes_a_message_in_chat(tmp_path: Path) -> None:
     assert told == [[{"role": "user", "content": "Why?"}], [{"role": "user", "content": "Who?"}]]
 
 
-@pytest.mark.parametrize("line", ['{"question": "x"}', "[]", '{"prompt": ""}', '{"prompt": [-1]}', '{"messages": []}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"question": "x"}',
+        "[]",
+        '{"prompt": ""}',
+        '{"prompt": [-1]}',
+        '{"messages": []}',
+        pytest.param('{"messages": [{"content": ' + "[" * 100_000, id="nested deeply"),
+    ],
+)
 def test_a_line_that_is_no_prompt_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "fine"}\n' + line)
     with pytest.raises(SettingsError, match=r"p.jsonl:2: "):

@@ -299,11 +299,14 @@ def test_a_client_that_is_too_slow_ends_with_hardware(mock: Mock, capsys: pytest
     [
         (["--url", "{url}/elsewhere"], "no OpenAI server at .*404"),
         (["--url", "http://127.0.0.1:1"], "no OpenAI server at .*refused"),
+        (["--url", "http://.here:80"], "no OpenAI server at http://.here:80"),
+        (["--url", "http://" + 70 * "a"], "no OpenAI server at "),
         (["--url", "tcp://here"], "allowed: http://HOST:PORT"),
         (["--url", "{url}", "--model", "gpt-9"], "--model is 'gpt-9'; .* serves: mock"),
         (["--url", "{url}", "--requests"], "name its folder with --out"),
         (["--url", "{url}", "--count-by", "running-usage"], "continuous_usage_stats"),
         (["--url", "{url}", "--token-range", "5-5"], "allowed: LOW-HIGH"),
+        (["--url", "{url}", "--token-range", "0-" + 5000 * "9"], "allowed: LOW-HIGH"),
     ],
 )
 def test_what_cannot_be_loaded_is_said_in_one_sentence(

@@ -151,7 +151,7 @@ class Answer:
             return
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fail(NO_ANSWER, f"{error}: {bytes(data[:100])!r}")
             return
         if (words := event.error_words) is not None:
@@ -187,6 +187,6 @@ def _message(body: bytes) -> str:
     """What an error's body says."""
     try:
         words = _decode(body).error_words
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         words = None
     return words if words is not None else body[:MAX_DETAIL_CHARS].decode(errors="replace")

@@ -156,6 +156,6 @@ def _check_sweep(settings: BenchSettings, typed: argparse.Namespace) -> None:
 
 
 def _read_refine(word: str) -> int:
-    if not (word.isdecimal() and int(word) <= 16):
-        raise SettingsError(f"--refine is {word!r}; allowed: a whole number from 0 to 16")
+    if not (word.isdecimal() and len(word) <= 2 and int(word) <= 16):
+        raise SettingsError(f"--refine is {word[:80]!r}; allowed: a whole number from 0 to 16")
     return int(word)

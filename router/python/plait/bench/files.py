@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -74,18 +75,25 @@ def read_trace(path: Path, num: int) -> list[TraceRow]:
 
 def _azure(path: Path) -> Iterator[TraceRow]:
     lines = _lines("--trace", path)
-    header = tuple(next(csv.reader([next(lines, (1, ""))[1]]), []))
+    header = _header(next(lines, (1, ""))[1])
     if header != AZURE_COLUMNS:
-        raise SettingsError(f"{path}:1: the columns are {', '.join(header)!r}; wanted: {', '.join(AZURE_COLUMNS)}")
+        raise SettingsError(f"{path}:1: the columns are {', '.join(header)[:80]!r}; wanted: {', '.join(AZURE_COLUMNS)}")
     for number, line in lines:
         try:
             stamp, input_len, output_len = next(csv.reader([line]))
             seconds = datetime.fromisoformat(stamp[:26]).timestamp()
             yield TraceRow(seconds, _length(input_len), _length(output_len))
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise SettingsError(
                 f"{path}:{number}: {line[:80]!r} is no row of {', '.join(AZURE_COLUMNS)}: {error}"
             ) from None
+
+
+def _header(line: str) -> tuple[str, ...]:
+    try:
+        return tuple(next(csv.reader([line]), ()))
+    except csv.Error:
+        return (line,)
 
 
 def _length(word: str) -> int:
@@ -110,7 +118,7 @@ def _mooncake(path: Path) -> Iterator[TraceRow]:
 def _decode(path: Path, number: int, line: str, decoder: msgspec.json.Decoder[_Mooncake]) -> _Mooncake:
     try:
         return decoder.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SettingsError(f"{path}:{number}: {line[:80]!r} is no row of a Mooncake trace: {error}") from None
 
 
@@ -122,7 +130,7 @@ def read_prompts(path: Path, chat: bool) -> list[FileRow]:
         try:
             line = decoder.decode(text)
             rows.append(FileRow(_exactly(line, chat), line.output_len))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise SettingsError(f"{path}:{number}: {text[:80]!r} is no prompt: {error}") from None
     if not rows:
         raise SettingsError(f"--prompts {path} holds no prompt; wanted: a JSON object with `prompt` on each line")
@@ -165,4 +173,18 @@ def _lines(flag: str, path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{flag} {path} is no UTF-8 text: {error.reason}") from None
+        raise SettingsError(f"{path}:{_first_bad_line(path)}: {flag} takes UTF-8 text: {error.reason}") from None
+
+
+def _first_bad_line(path: Path) -> int:
+    """The line that is no UTF-8; the reader, which decodes block by block, does not know it."""
+    with path.open("rb") as file:
+        return 1 + sum(1 for _ in takewhile(_is_utf8, file))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -67,15 +67,21 @@ def due_offsets(pace: Pace, num: int, stamps: list[float] | None, rng: random.Ra
     The gaps of a rate are stretched to a mean of exactly 1 / rate, so that every seed offers the same load.
     `stamps` is a trace's clock in seconds.
     """
-    if isinstance(pace, Closed):
+    if isinstance(pace, Closed) or num == 0:
         return [0.0] * num
     if isinstance(pace, TraceClock):
         if stamps is None:
             raise ValueError("only a trace has a clock of its own")
         return [(stamp - stamps[0]) / pace.speed for stamp in stamps[:num]]
-    gaps = [_gap(pace.burstiness, rng) for _ in range(num - 1)]
+    gaps = _shares_of_the_longest([_gap(pace.burstiness, rng) for _ in range(num - 1)])
     stretch = len(gaps) / pace.rate / sum(gaps) if gaps else 1.0
     return [0.0, *(stretch * offset for offset in accumulate(gaps))]
+
+
+def _shares_of_the_longest(gaps: list[float]) -> list[float]:
+    """Gaps of little burstiness may all be too small to divide by; where all are 0, they are alike."""
+    longest = max(gaps, default=0.0)
+    return [gap / longest if longest else 1.0 for gap in gaps]
 
 
 def _gap(burstiness: float | None, rng: random.Random) -> float:

@@ -121,12 +121,16 @@ def text_prompt(chat: bool, text: str) -> bytes:
     return msgspec.json.encode([{"role": "user", "content": text}] if chat else text)
 
 
+MAX_TOKEN_ID = 1 << 24
+
+
 def read_token_range(words: str) -> tuple[int, int]:
     """`LOW-HIGH`, without the upper end; raises `SettingsError`."""
     low, _, high = words.partition("-")
-    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) <= 1 << 24):
+    is_short = len(words) <= 2 * len(str(MAX_TOKEN_ID)) + 1  # Python refuses to read thousands of digits
+    if not (is_short and low.isdecimal() and high.isdecimal() and int(low) < int(high) <= MAX_TOKEN_ID):
         raise SettingsError(
-            f"--token-range is {words!r}; allowed: LOW-HIGH with LOW under HIGH and HIGH up to {1 << 24}, "
+            f"--token-range is {words[:80]!r}; allowed: LOW-HIGH with LOW under HIGH and HIGH up to {MAX_TOKEN_ID}, "
             "inside the model's vocabulary and without its special tokens"
         )
     return int(low), int(high)

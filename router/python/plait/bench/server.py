@@ -138,7 +138,7 @@ class Server:
             with socket.create_connection((self._parts.hostname, port), CONNECT_SECONDS) as reached:
                 address, port, *_ = reached.getpeername()
                 return address, port
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a label that no name may have is the latter
             raise self._no_server(str(error)) from error
 
     def _no_server(self, why: str) -> StartError:
@@ -163,7 +163,7 @@ class Server:
             raise self._no_server(f"GET /v1/models is answered with {response.status_code}: {response.text[:200]}")
         try:
             served = [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._no_server(f"GET /v1/models brings no list of models: {response.content[:80]!r}") from None
         if not served:
             raise self._no_server("its list of models is empty")

@@ -90,7 +90,7 @@ class PaceSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     arrivals: Annotated[Literal["gamma", "fixed"], Setting("gaps of an open loop")] = "gamma"
     burstiness: Annotated[
-        Annotated[float, Meta(gt=0, le=1000)],
+        Annotated[float, Meta(ge=0.01, le=1000)],
         Setting("shape of gamma gaps: 1 is Poisson, less comes in bursts, more is steadier"),
     ] = 1.0
     max_concurrency: Annotated[
