@@ -105,6 +105,14 @@ def test_a_whole_answer_has_an_end_and_no_first_token(mock: Mock) -> None:
     assert seen.figures.output_tokens_per_second * seen.figures.duration == pytest.approx(sum(LENGTHS))
 
 
+def test_a_module_in_the_users_folder_is_not_taken_for_the_clients_own(
+    mock: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uvloop.py").write_text("raise SystemExit('taken from the folder')")
+    monkeypatch.chdir(tmp_path)
+    assert measured(mock).figures.num_completed == 12
+
+
 def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:
     with running_mock(Timing(ttft=0.05, itl=0.002)) as mock:
         seen = measured(mock, measure=MeasureSettings(processes=2, warmup=0))

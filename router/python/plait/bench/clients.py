@@ -75,7 +75,8 @@ class Clients:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "plait.bench.process"]
+    # -P: what lies in the folder that the bench is called from is none of the client's modules.
+    command = [sys.executable, "-P", "-m", "plait.bench.process"]
     # In a session of its own: Ctrl-C reaches the bench, which says when to stop.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
 
