@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -300,6 +302,26 @@ def test_a_client_that_is_too_slow_ends_with_hardware(mock: Mock, capsys: pytest
     code = cli.run(["bench", "serve", *words])
     assert code == ExitCode.HARDWARE
     assert "INVALID: the client was late" in capsys.readouterr().out
+
+
+def test_a_first_request_takes_the_way_of_the_load(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "")
+    assert Bench(BenchSettings(load=LOAD), [mock.url]).servers[0].model == "mock"
+
+
+def test_a_port_that_never_speaks_is_given_up_like_one_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("plait.bench.server.CONNECT_SECONDS", 0.1)
+    silent = socket.create_server(("127.0.0.1", 0))
+    hang_up = threading.Timer(2.0, silent.close)  # so that waiting for longer has another end
+    hang_up.start()
+    code = cli.run(["bench", "serve", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"])
+    hang_up.cancel()
+    silent.close()
+    assert code == ExitCode.SETTINGS
+    assert re.search("no OpenAI server at .*timed out", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

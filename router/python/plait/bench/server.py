@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -57,7 +58,10 @@ class Server:
         self.counting: Counting = "chunks"
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        # As the load does: past any proxy, and trusting what the system trusts.
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout, trust_env=False, verify=ssl.create_default_context()
+        )
         self.model = self._choose_model()
 
     @property
@@ -156,7 +160,7 @@ class Server:
 
     def _models(self) -> list[str]:
         try:
-            response = self._http.get("/v1/models")
+            response = self._http.get("/v1/models", timeout=CONNECT_SECONDS)
         except httpx.HTTPError as error:
             raise self._no_server(str(error)) from error
         if response.status_code != 200:
