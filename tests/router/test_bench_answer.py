@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plait.bench.answer import Answer
-from plait.bench.messages import Counting
+from plait.bench.connection import Connection, Exchange
+from plait.bench.messages import Counting, Go, Job, Outcome, Setup
 
 STREAM = (
     b': a comment\n\ndata: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -90,8 +92,9 @@ def test_a_whole_answer_arrives_with_its_last_byte() -> None:
         ([b"data: {}\n\n", DONE], 200, "no answer", "200 without a token"),
         ([b'data: {"choices":[{"text":"a"}]}\n\n'], 200, "closed before its end", "without a finish_reason"),
         ([b"<html>hello</html>"], 200, "no OpenAI answer", "<html>hello"),
+        ([b"<html>\n<body>\n"], 200, "no OpenAI answer", "<html>"),
         ([b"data: {nonsense\n\n"], 200, "no OpenAI answer", "nonsense"),
-        ([b'data: {"a":' + b"[" * 100_000 + b"\n\n"], 200, "no OpenAI answer", "ecursion"),
+        ([b'data: {"a":' + b"[" * 100_000 + b"\n\n"], 200, "no OpenAI answer", "[[["),
         ([b'{"a":' + b"[" * 100_000], 500, "http 500", "[[["),
         ([b""], 200, "no OpenAI answer", "no event"),
     ],
@@ -121,6 +124,18 @@ def test_a_whole_answer_needs_a_token_or_a_reason() -> None:
     assert read(b'{"choices":[{"text":""}]}', streamed=False).failure == "no answer"
 
 
+def test_an_event_may_have_several_lines_of_data() -> None:
+    answer = read(b'data: {"choices":\r\ndata: [{"te', b'xt":"a"}]}\r\n\r\n', b'data:{"choices":\ndata:[{"text":"b"}]}')
+    assert answer.failure == "closed before its end"
+    assert list(answer.times) == [2, 3]
+
+
+def test_data_without_content_are_no_event() -> None:
+    answer = read(b'data:\n\ndata: \r\n\r\ndata: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n')
+    assert answer.failure is None
+    assert list(answer.times) == [1]
+
+
 def test_a_body_that_never_ends_is_not_kept() -> None:
     answer = Answer(True, "usage")
     answer.status = 200
@@ -128,3 +143,41 @@ def test_a_body_that_never_ends_is_not_kept() -> None:
         answer.feed(1.0, bytes(1 << 20))
     assert answer.failure == "no OpenAI answer"
     assert "over 33554432 bytes" in answer.detail
+
+
+async def answered(reply: bytes) -> Outcome:
+    """What becomes of a request that a server answers with `reply`, and then closes the connection."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        writer.close()
+
+    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address, port = server.sockets[0].getsockname()
+    setup = Setup(address, port, None, b"POST / HTTP/1.1\r\nContent-Length: ", True, "usage", 1.0)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: Connection(setup.head, lambda _, exchange, __: ended.set_result(exchange.outcome())), address, port
+    )
+    connection.send(Exchange(setup, Job(0, b""), Go(0, None, None)))
+    outcome = await asyncio.wait_for(ended, 10)
+    server.close()
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        pytest.param(b"HTTP/1.0 200 OK\r\n\r\n" + STREAM, None, id="whole"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n" + STREAM, None, id="after an interim"),
+        pytest.param(
+            b"HTTP/1.0 200 OK\r\n\r\n" + STREAM[: STREAM.index(b"event")], "closed before its end", id="without its end"
+        ),
+        pytest.param(b"HTTP/1.0 503 Busy\r\n\r\nbusy", "http 503", id="an error"),
+        pytest.param(b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nbusy", "closed before its end", id="cut short"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n", "closed before its end", id="an interim alone"),
+    ],
+)
+def test_an_answer_without_a_length_ends_with_its_connection(reply: bytes, failure: str | None) -> None:
+    assert asyncio.run(answered(reply)).failure == failure

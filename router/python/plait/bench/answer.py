@@ -11,6 +11,8 @@ from plait.bench.messages import Counting
 MAX_EVENT_BYTES = 32 << 20
 """Room for the echo of a prompt of four million token ids."""
 MAX_DETAIL_CHARS = 300
+SHOWN_BYTES = 100
+"""Of a body or an event that is no answer."""
 NO_ANSWER = "no OpenAI answer"
 
 
@@ -62,6 +64,8 @@ class Answer:
     """What is known of an answer so far."""
 
     __slots__ = (
+        "_begin",
+        "_broken",
         "_counting",
         "_num_events",
         "_rest",
@@ -83,6 +87,10 @@ class Answer:
         self._num_events = 0
         self._rest = bytearray()
         """An event's beginning; of a whole body all that came."""
+        self._begin = b""
+        """The body's first bytes."""
+        self._broken = bytearray()
+        """An event's lines so far, of which the first alone is no JSON."""
         self.status = 0
         self.times = array("d")
         self.counts = array("I")
@@ -97,6 +105,8 @@ class Answer:
     def feed(self, now: float, body: bytes) -> None:
         """Take a piece of the body that arrived at `now`, cut anywhere."""
         self.ended = now
+        if len(self._begin) < SHOWN_BYTES:
+            self._begin += body[:SHOWN_BYTES]
         if self._streamed and self.status == 200 and b"\n" in body:
             *lines, rest = (self._rest + body).split(b"\n")
             self._rest = bytearray(rest)
@@ -104,8 +114,9 @@ class Answer:
                 self._line(now, line)
         else:
             self._rest += body
-        if len(self._rest) > MAX_EVENT_BYTES:
+        if len(self._rest) + len(self._broken) > MAX_EVENT_BYTES:
             self._rest.clear()
+            self._broken.clear()
             self.fail(NO_ANSWER, f"an event or a body has over {MAX_EVENT_BYTES} bytes")
 
     def finish(self) -> None:
@@ -115,11 +126,13 @@ class Answer:
             return
         if not self._streamed:
             self._event(self.ended, bytes(self._rest))
+            self._end_event(self.ended)
             self.require_tokens()
             return
         self._line(self.ended, bytes(self._rest))
+        self._end_event(self.ended)
         if self._num_events == 0:
-            self.fail(NO_ANSWER, f"no event in its body: {bytes(self._rest[:100])!r}")
+            self.fail(NO_ANSWER, f"no event in its body: {self._begin[:SHOWN_BYTES]!r}")
         elif not self.is_done and self.finish_reason is None:
             self.fail("closed before its end", "the stream ended without a finish_reason and without [DONE]")
         self.require_tokens()
@@ -142,8 +155,24 @@ class Answer:
 
     def _line(self, now: float, line: bytes | bytearray) -> None:
         if line.startswith(b"data:"):
-            self._num_events += 1
-            self._event(now, line[5:])
+            data = line[5:]
+            if self._broken:
+                self._broken += b"\n" + data
+            elif data and not data.isspace():
+                self._num_events += 1
+                self._event(now, data)
+        elif self._broken and not line.strip():
+            self._end_event(now)
+
+    def _end_event(self, now: float) -> None:
+        """An event that did not end with its first line is read from all of them."""
+        if self._broken:
+            data = bytes(self._broken)
+            self._broken.clear()
+            self._event(now, data)
+        if self._broken:
+            self.fail(NO_ANSWER, f"no JSON of an answer: {bytes(self._broken[:SHOWN_BYTES])!r}")
+            self._broken.clear()
 
     def _event(self, now: float, data: bytes | bytearray) -> None:
         if data.strip() == b"[DONE]":
@@ -151,8 +180,8 @@ class Answer:
             return
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.fail(NO_ANSWER, f"{error}: {bytes(data[:100])!r}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._broken += data
             return
         if (words := event.error_words) is not None:
             self.fail("error event", words)

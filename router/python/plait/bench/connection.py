@@ -57,6 +57,9 @@ class Connection(asyncio.Protocol):
     _num_served = 0
     _has_answered = False
     """Bytes of the answer have come."""
+    _ends_with_connection = False
+    """The answer's headers tell no length: it is whole when the server closes."""
+    _tells_length = False
 
     def __init__(self, head: bytes, on_end: Callable[[Connection, Exchange, bool], None]) -> None:
         """`on_end` is told of an exchange's end, and whether the connection was stale: closed before any answer."""
@@ -66,7 +69,7 @@ class Connection(asyncio.Protocol):
     def send(self, exchange: Exchange) -> None:
         """Write a request; `on_end` is called when its answer is complete or has failed."""
         self._exchange = exchange
-        self._has_answered = False
+        self._has_answered = self._ends_with_connection = self._tells_length = False
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(exchange.body), exchange.body))
 
@@ -103,16 +106,24 @@ class Connection(asyncio.Protocol):
             return
         is_stale = self._num_served > 0 and not self._has_answered and exchange.answer.failure is None
         exchange.freed = None if is_stale else monotonic()
-        if exchange.answer.is_complete:
+        if self._ends_with_connection and error is None:
+            exchange.answer.finish()
+        elif exchange.answer.is_complete:
             exchange.answer.require_tokens()
         else:
             exchange.answer.fail("closed before its end", str(error or "the server closed the connection"))
         self._on_end(self, exchange, is_stale)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Httptools': one header."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._tells_length = True
+
     def on_headers_complete(self) -> None:
         """Httptools': the status is known."""
         if self._exchange is not None:
             self._exchange.answer.status = self._parser.get_status_code()
+            self._ends_with_connection = self._exchange.answer.status >= 200 and not self._tells_length
 
     def on_body(self, body: bytes) -> None:
         """Httptools': a piece of the body, without its chunk's frame."""
