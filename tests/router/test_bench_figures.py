@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from plait.bench.compare import ratios, spread_table, value
 from plait.bench.figures import Figures, figures, tokens_by_second
 from plait.bench.lateness import lateness
@@ -21,8 +23,9 @@ from plait.bench.measure import Measured
 from plait.bench.messages import Outcome, Report
 from plait.bench.pace import Closed, Open, Pace
 from plait.bench.percentiles import summary
+from plait.bench.plots import _itl_tail
 from plait.bench.process import LagWatch
-from plait.bench.prompts import Part
+from plait.bench.prompts import Part, TextSize
 from plait.bench.record import rows
 from plait.bench.run import Run
 from plait.bench.slo import Slo, read_slo
@@ -262,6 +265,17 @@ def test_the_foot_tells_answers_and_prompts_of_other_lengths(run: Run) -> None:
     told = " ".join(notes([measured_of(short)], None))
     assert "1 of 1 answers have another length than was asked for" in told
     assert "off on average" not in told
+
+
+def test_the_foot_says_which_texts_nobody_sized() -> None:
+    assert "by the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_told=True)))
+    assert "by the server's usage" not in " ".join(notes([], TextSize()))
+
+
+def test_the_tail_of_the_gaps_is_a_share_of_all_of_them() -> None:
+    axes = Figure().add_subplot()
+    _itl_tail(axes, [measured_of(run_of(outcome(0, [1.0, 1.0, 1.0, 2.0, 4.0], [1] * 5, ended=4.0)))])
+    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[1000, 0.5], [2000, 0.25]]
 
 
 def test_ratios_pair_the_servers_seed_by_seed() -> None:

@@ -105,6 +105,7 @@ def test_a_prompt_keeps_a_token_of_its_own() -> None:
     load = load_of(shape("50", "1", num_prefixes=1, prefix_len=60))
     assert {len(ids(load, index)) for index in range(40)} == {50}
     assert len({tuple(ids(load, index)) for index in range(40)}) > 1
+    assert load.num_all_prefix == 40
 
 
 def test_contents_follow_from_seed_and_salt() -> None:
@@ -295,6 +296,8 @@ def test_prefill_heavy_is_what_it_is_known_for() -> None:
         (LoadSettings(), PaceSettings(max_concurrency=1), "--max-concurrency needs an open loop"),
         (LoadSettings(), PaceSettings(rate=1.0, arrivals="fixed", burstiness=2.0), "--burstiness needs"),
         (LoadSettings(), PaceSettings(burstiness=2.0), "--arrivals and --burstiness are of an open loop"),
+        (LoadSettings(num_prefixes=2, prefix_len=128), PaceSettings(), "share prefixes of 128 tokens .* at most 128;"),
+        (LoadSettings(profile="sonnet", input_len="100"), PaceSettings(), "share prefixes of 200 tokens"),
         (LoadSettings(prefix_len=5), PaceSettings(), "give --num-prefixes too"),
         (LoadSettings(text="x", token_range="5-9"), PaceSettings(), "texts have none"),
         (LoadSettings(prompts="x", num_prefixes=2), PaceSettings(), "--prompts have their own"),

@@ -18,6 +18,8 @@ from plait.errors import SettingsError
 PLAIN = Profile(input_len="128", output_len="128", num_prompts=100)
 """Where no profile is named."""
 PREFIX_LEN = 256
+ALMOST_ALL = 0.999
+"""Share of prompts that are shorter than what is called the longest: some distributions have no end."""
 MAX_TOTAL_TOKENS = 200_000_000
 """Prompt tokens of a load: its bodies are made before it starts and held in memory, some six bytes each."""
 
@@ -100,6 +102,12 @@ def _source(settings: BenchSettings, profile: Profile) -> Source:
     if load.num_prefixes > 0:
         num_prefixes, prefix_len = load.num_prefixes, load.prefix_len or PREFIX_LEN
     inputs = read_own_lengths("--input-len", load.input_len or profile.input_len)
+    longest = inputs.quantile(ALMOST_ALL)
+    if num_prefixes and prefix_len >= longest:
+        raise SettingsError(
+            f"prompts share prefixes of {prefix_len} tokens and have at most {longest:.0f}; lower --prefix-len, or "
+            "raise --input-len"
+        )
     return Random(inputs, read_lengths("--output-len", output_len), num_prefixes, prefix_len)
 
 

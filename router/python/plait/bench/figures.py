@@ -57,7 +57,7 @@ class Figures(msgspec.Struct, frozen=True):  # budget: the figures that the tabl
 
 DEFINITIONS = {
     "duration": "from the first intended arrival to the end of the last answer, or to the interruption",
-    "latencies": "of completed requests, from the intended arrival (closed loop: from when the stream was free)",
+    "latencies": "of completed requests, from the intended arrival (closed loop: from when the client takes them up)",
     "TTFT": "to the first chunk with a token",
     "TPOT": "(last token - first token) / (tokens - 1) of each request",
     "ITL per chunk": "gap between two chunks of an answer that bring tokens, as they are read; 0 where one read "

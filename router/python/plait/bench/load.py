@@ -75,6 +75,14 @@ class Load(msgspec.Struct, frozen=True):
     """Seconds after the first."""
     num_left_out: int
 
+    @property
+    def num_all_prefix(self) -> int:
+        """Requests that are no longer than the prefix they share, and keep one token of their own."""
+        if not (isinstance(self.case.source, Random) and self.case.source.num_prefixes):
+            return 0
+        num_shared = _shared_len(self.case.source, self.case.scale)
+        return sum((request.input_len or 0) <= num_shared for request in self.requests)
+
 
 def build_load(case: Case, seed: int, salt: str, duration: float | None) -> Load:
     """The load of `case`: lengths and arrivals follow from the seed, contents from seed and salt."""
@@ -109,11 +117,15 @@ def _requests(case: Case, rng: random.Random, key: str) -> list[Request]:
 def _random(source: Random, num: int, scale: float, rng: random.Random, key: str) -> list[Request]:
     inputs = draw(source.input_len, num, rng, scale)
     outputs = draw_answers(source.output_len, inputs, rng, scale)
-    shared = [max(1, round(scale * source.prefix_len))] * num if source.num_prefixes else [0] * num
+    shared = [_shared_len(source, scale)] * num if source.num_prefixes else [0] * num
     return [
         Request(_prefixed(f"{key}/{index}", f"{key}/prefix {index % max(1, source.num_prefixes)}", own, prefix), out)
         for index, (own, prefix, out) in enumerate(zip(inputs, shared, outputs, strict=True))
     ]
+
+
+def _shared_len(source: Random, scale: float) -> int:
+    return max(1, round(scale * source.prefix_len))
 
 
 def _prefixed(own_key: str, prefix_key: str, num_tokens: int, num_shared: int) -> tuple[Part, ...]:

@@ -121,7 +121,7 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
     if told[0] is None or told[1] is None or told[1] <= told[0]:
         return TextSize()
     slope = (told[1] - told[0]) / (many - few)
-    return TextSize(slope, max(0.0, told[0] - few * slope))
+    return TextSize(slope, max(0.0, told[0] - few * slope), is_told=True)
 
 
 def _count_alike(servers: list[Server]) -> None:

@@ -63,10 +63,11 @@ def _finish(axes: Axes, title: str, x: str, y: str) -> None:
 def _itl_tail(axes: Axes, runs: list[Measured]) -> bool:
     """Share of the gaps that are longer than a time."""
     for measured in runs[:MAX_RUNS]:
-        gaps = sorted(gap for one in _completed(measured) for gap in one.gaps if gap > 0)
-        if gaps:
-            longer = [1 - place / len(gaps) for place in range(len(gaps))]
-            axes.step([gap * 1000 for gap in gaps], longer, where="pre", label=_label(measured))
+        gaps = sorted(gap for one in _completed(measured) for gap in one.gaps)
+        # Gaps of 0 count among all, and have no place on a logarithmic axis.
+        shown = [(gap * 1000, 1 - place / len(gaps)) for place, gap in enumerate(gaps) if gap > 0]
+        if shown:
+            axes.step(*zip(*shown, strict=True), where="pre", label=_label(measured))
     axes.set_xscale("log")
     axes.set_yscale("log")
     _finish(axes, "Gaps between chunks: the tail", "gap of at least, ms", "share of all gaps")

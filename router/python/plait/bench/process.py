@@ -163,7 +163,7 @@ class Client:
 
     def _on_end(self, connection: Connection, exchange: Exchange, is_stale: bool) -> None:
         if is_stale:
-            # The server may close an idle connection at any time; only a request that it never saw is sent again.
+            # The server may close an idle connection at any time; it answered nothing, but may have seen the request.
             self._num_resent += 1
             exchange.answer.failure = None
             self._forget_timer(exchange)

@@ -42,11 +42,13 @@ Prompt: TypeAlias = tuple[Part, ...] | Exactly
 
 
 class TextSize(msgspec.Struct, frozen=True):
-    """How tokens follow from pieces of text, as the server's own usage told."""
+    """How tokens follow from pieces of text, as the server's own usage told it, where it did."""
 
     tokens_per_piece: float = 1.0
     overhead: float = 0.0
     """Tokens of the chat template."""
+    is_told: bool = False
+    """False: the server told nothing, and a piece is taken for a token."""
 
     def pieces(self, num_tokens: float) -> int:
         """Pieces of text for a number of tokens."""

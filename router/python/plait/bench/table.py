@@ -94,12 +94,19 @@ def foot(runs: list[Measured], slo: Slo | None, size: TextSize | None) -> str:
 def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
     """What a reader must know of these runs beside their figures."""
     found = [_short_answers(runs), _chunked_tokens(runs), _prompt_lengths(runs), _left_out(runs), _resent(runs)]
+    found.append(_all_prefix(runs))
     if size is not None:
-        found.append(
-            f"prompts are texts: {size.tokens_per_piece:.3g} tokens a piece (word, or character of --text) and "
-            f"{size.overhead:.0f} of the chat template, by the server's usage"
-        )
+        found.append(_text_size(size))
     return [note for note in found if note]
+
+
+def _text_size(size: TextSize) -> str:
+    if not size.is_told:
+        return "prompts are texts: a piece (word, or character of --text) is taken for a token, as no usage tells more"
+    return (
+        f"prompts are texts: {size.tokens_per_piece:.3g} tokens a piece (word, or character of --text) and "
+        f"{size.overhead:.0f} of the chat template, by the server's usage"
+    )
 
 
 def _short_answers(runs: list[Measured]) -> str:
@@ -141,6 +148,11 @@ def _prompt_lengths(runs: list[Measured]) -> str:
 def _left_out(runs: list[Measured]) -> str:
     num = max((one.run.load.num_left_out for one in runs), default=0)
     return f"{num} requests over --max-len were left out" if num else ""
+
+
+def _all_prefix(runs: list[Measured]) -> str:
+    num = max((one.run.load.num_all_prefix for one in runs), default=0)
+    return f"{num} prompts are no longer than the prefix they share: one token of each is its own" if num else ""
 
 
 def _resent(runs: list[Measured]) -> str:
