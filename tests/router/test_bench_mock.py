@@ -260,6 +260,37 @@ def test_points_that_were_measured_outlive_one_that_cannot_be(
     assert len(json.loads((tmp_path / "bench-sweep.json").read_text())["runs"]) == 1
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_tables_that_nobody_reads_any_more_are_no_error(mock: Mock, tmp_path: Path, has_folder: bool) -> None:
+    out = ["--out", str(tmp_path), "--no-plots"] if has_folder else []
+    process = bench_command("--url", mock.url, "--num-prompts", "4", "--output-len", "4", "--warmup", "0", *out)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(30), "Traceback" in errors, "Exception" in errors) == (0, False, False), errors
+    assert (tmp_path / "bench-serve.json").exists() == has_folder
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = cli.run(["bench", "serve", "--url", "http://127.0.0.1:1", "--out", "/proc/self", "--no-plots"])
+    assert code == ExitCode.SETTINGS
+    assert "--out: /proc/self cannot be written" in capsys.readouterr().err
+
+
+def test_results_that_cannot_be_written_are_said_after_the_tables(
+    mock: Mock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bench-serve.json").mkdir()
+    words = ["--url", mock.url, "--num-prompts", "1", "--output-len", "1", "--out", str(tmp_path), "--no-plots"]
+    assert cli.run(["bench", "serve", *words]) == ExitCode.SETTINGS
+    said = capsys.readouterr()
+    assert "completed" in said.out
+    assert "bench-serve.json cannot be written: Is a directory" in said.err
+
+
 def test_servers_take_turns_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = Timing(ttft=0.2, itl=0.01)
     with running_mock(FAST) as first, running_mock(slow) as second:

@@ -12,6 +12,7 @@ from typing import NoReturn
 from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
+from plait.output import drop_output
 from plait.settings import ServeSettings
 from plait.simulate.settings import SimulateSettings
 
@@ -42,6 +43,9 @@ def run(words: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:  # before the server watches for signals itself
         print("Stopped", file=sys.stderr, flush=True)
+        return DONE
+    except BrokenPipeError:
+        drop_output()
         return DONE
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeAlias
 
 import msgspec
@@ -18,8 +19,9 @@ from plait.bench.record import record
 from plait.bench.settings import BenchSettings
 from plait.bench.table import foot, table
 from plait.errors import DONE, SettingsError, StartError
+from plait.output import drop_output
 
-Stop: TypeAlias = StartError | KeyboardInterrupt
+Stop: TypeAlias = StartError | KeyboardInterrupt | BrokenPipeError
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -36,9 +38,11 @@ def until_stopped(measure_all: Callable[[], object], runs: list[Measured]) -> St
     """Measure; what stopped it, which is raised where `runs` has no finished run to tell of."""
     try:
         measure_all()
-    except (StartError, KeyboardInterrupt) as stop:
+    except (StartError, KeyboardInterrupt, BrokenPipeError) as stop:
         if not runs:
             raise
+        if isinstance(stop, BrokenPipeError):  # nobody reads the tables; files are written all the same
+            drop_output()
         return stop
     return None
 
@@ -54,9 +58,14 @@ def out_folder(settings: BenchSettings) -> Path | None:
     folder = Path(settings.output.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
-        raise SettingsError(f"--out {folder} cannot be made: {error.strerror}") from error
-    return folder
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(f"--out: {path} cannot be written: {error.strerror}; name a folder that can")
 
 
 def show(measured: Measured) -> None:
@@ -72,13 +81,13 @@ def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
     """
     is_several = len({(one.run.position, one.run.seed) for one in runs}) > 1
     if is_several:
-        print(spread_table(runs) + "\n")
+        _say(spread_table(runs) + "\n")
     if written.stop is not None:
-        print("PARTIAL: stopped before all runs were measured\n")
-    print(foot(runs, bench.slo, bench.text_size), flush=True)
+        _say("PARTIAL: stopped before all runs were measured\n")
+    _say(foot(runs, bench.slo, bench.text_size))
     if written.folder is not None:
         for path in _write(bench.settings, runs, written, written.folder):
-            print(f"written: {path}", flush=True)
+            _say(f"written: {path}")
     if isinstance(written.stop, StartError):
         raise written.stop
     if written.stop is not None or any(one.run.is_partial for one in runs):
@@ -86,13 +95,24 @@ def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
     return _judge(runs)
 
 
+def _say(words: str) -> None:
+    """Print, where anybody reads."""
+    try:
+        print(words, flush=True)
+    except BrokenPipeError:
+        drop_output()
+
+
 def _write(settings: BenchSettings, runs: list[Measured], written: Written, folder: Path) -> list[Path]:
     name = "-".join(["bench", written.name, *_slug(settings)])
     path = folder / f"{name}.json"
     result = record(written.command, runs, ratios(runs), settings.output.requests)
     result["is_partial"] = written.stop is not None or any(one.run.is_partial for one in runs)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    plots = draw(runs, folder, name) if settings.output.plots else []
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        plots = draw(runs, folder, name) if settings.output.plots else []
+    except OSError as error:
+        raise _unwritable(path, error) from error
     return [path, *plots]
 
 
