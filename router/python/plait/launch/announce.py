@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from pathlib import Path
 
 import msgspec
 
 from plait.http.engine import Description, Status
+from plait.output import drop_output
 from plait.settings import ServeSettings
 
 READY = "Plait is ready: "
@@ -21,14 +20,7 @@ def say(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        _silence()
-
-
-def _silence() -> None:
-    # What is still buffered would fail again at exit, and spoil the exit code.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        drop_output()
 
 
 def announce(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
