@@ -50,7 +50,8 @@ def _prose() -> str:
 
 def _ids_from_rust(gguf: Path, texts: list[str]) -> list[list[int]]:
     """The engine's ids, from its example program."""
-    command = [sys.executable, "tools/cargo.py", "run", "--quiet", "-p", "plait-engine", "--example", "tokenise"]
+    # Without a package's name the workspace's features hold, and what `cargo test` built is taken as it is.
+    command = [sys.executable, "tools/cargo.py", "run", "--quiet", "--example", "tokenise"]
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     done = subprocess.run(
         [*command, "--", str(gguf)], cwd=ROOT, input=lines, capture_output=True, text=True, check=True
