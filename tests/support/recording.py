@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from plait.bench.record import machine, versions
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 LIBRARIES = ("plait", "torch", "transformers", "openai")
@@ -86,7 +85,7 @@ def report(session: pytest.Session) -> dict[str, object]:
         "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""),
         "command": " ".join(["pytest", *sys.argv[1:]]),
         "machine": machine(),
-        "versions": versions(),
+        "versions": versions(LIBRARIES),
         "failed": session.testsfailed,
         "skipped": num_skipped(session),
         "rows": [{field: getattr(row, field) for field in Row.__slots__} for row in session.config.stash[ROWS]],
@@ -102,19 +101,3 @@ def git(*arguments: str) -> str:
     return subprocess.run(
         ["git", *arguments], capture_output=True, text=True, check=True, cwd=RESULTS.parent
     ).stdout.strip()
-
-
-def machine() -> dict[str, object]:
-    cpus = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")
-    model = next((line.split(":", 1)[1].strip() for line in cpus[0].splitlines() if line.startswith("model name")), "")
-    return {"cpu": model, "cores": len([cpu for cpu in cpus if cpu.strip()]), "system": platform.platform()}
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
-from plait_worker.attention import AttentionShape
+from plait_worker.attention import AttentionShape, batches
 from plait_worker.rows import Rows
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
@@ -106,5 +106,5 @@ def test_pages_of_nobody_are_left_alone() -> None:
 def test_decode_batches_that_must_be_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World([100, 3, 90, 101, 120, 2, 99], [1] * 7, 0, 4)
     whole = world.run(torch.float32)
-    monkeypatch.setattr(backend, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
+    monkeypatch.setattr(batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
     torch.testing.assert_close(world.run(torch.float32), whole)

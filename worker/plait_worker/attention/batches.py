@@ -40,7 +40,7 @@ class DecodeRows:
 def decode_batches(rows: Rows, page_size: int, page_numbers: int, dtype: torch.dtype) -> Iterator[DecodeRows]:
     """The decode rows in batches that bound what is gathered; ``page_numbers`` is how many numbers a page holds.
 
-    ``dtype`` is the masks', the model's: a mask of booleans would be turned into this once a layer.
+    ``dtype`` is the masks', the model's.
     """
     device = rows.page_table_RW.device
     ends = [start + 1 for start in rows.starts[rows.num_prefill :]]
@@ -51,8 +51,12 @@ def decode_batches(rows: Rows, page_size: int, page_numbers: int, dtype: torch.d
         ends_B = torch.tensor([ends[row] for row in members], device=device)
         width = -(-max(ends[row] for row in members) // page_size)
         is_hidden_BL = torch.arange(width * page_size, device=device) >= ends_B[:, None]
-        mask_BL = torch.zeros(is_hidden_BL.shape, dtype=dtype, device=device).masked_fill(is_hidden_BL, -torch.inf)
-        yield DecodeRows(chosen, table_DW[chosen, :width], mask_BL)
+        yield DecodeRows(chosen, table_DW[chosen, :width], added(is_hidden_BL, dtype))
+
+
+def added(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores: a mask of booleans would be turned into this once a layer."""
+    return torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device).masked_fill(is_hidden, -torch.inf)
 
 
 def _similar(ends: list[int], page_size: int, page_numbers: int) -> Iterator[list[int]]:

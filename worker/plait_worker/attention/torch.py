@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plait_worker.attention import AttentionShape
+from plait_worker.attention.batches import added, decode_batches, pages_of_tokens
 from plait_worker.rows import Rows
 
 QUERY_BLOCK = 128
 """New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
-MAX_GATHERED = 1 << 25
-"""Numbers of keys and values that one batch of decode rows may copy out of the pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +152,14 @@ class TorchAttention:
             key_index_I=key_index_TG.flatten(),
             value_index_I=key_index_TG.flatten() + self.shape.num_kv_heads * self.page_size,
             prefill=prefill,
-            decode=[self._decode_batch(rows, members) for members in self._similar_rows(rows)],
+            decode=list(self._decode_batches(rows)),
             causal=self._causal(max((row.start + row.length for row in prefill), default=0), rows.page_table_RW.device),
         )
 
     def _key_index(self, rows: Rows) -> Tensor:
         """Where the flat cache ``[N 2 G P, D]`` takes each token's key of each head: ``[T, G]``."""
-        device = rows.positions_T.device
-        lengths_R = torch.tensor(rows.lengths, device=device)
-        row_T = torch.arange(rows.num_rows, device=device).repeat_interleave(lengths_R, output_size=rows.num_tokens)
-        page_T = rows.page_table_RW[row_T, rows.positions_T // self.page_size].long()
-        slice_TG = self._first_slice(page_T)[:, None] + torch.arange(self.shape.num_kv_heads, device=device)
+        first_T = self._first_slice(pages_of_tokens(rows, self.page_size))
+        slice_TG = first_T[:, None] + torch.arange(self.shape.num_kv_heads, device=first_T.device)
         return slice_TG * self.page_size + (rows.positions_T % self.page_size)[:, None]
 
     def _first_slice(self, page: Tensor) -> Tensor:
@@ -188,42 +184,23 @@ class TorchAttention:
             first_token += length
         return prefill
 
-    def _similar_rows(self, rows: Rows) -> Iterator[list[int]]:
-        """Decode rows whose contexts are within a factor of two, in batches that bound what is gathered."""
-        by_size: dict[int, list[int]] = {}
-        for row in range(rows.num_prefill, rows.num_rows):
-            by_size.setdefault((self._num_pages(rows.starts[row] + 1) - 1).bit_length(), []).append(row)
-        per_page = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
-        for size, members in by_size.items():
-            limit = max(1, MAX_GATHERED // (per_page << size))
-            yield from (members[i : i + limit] for i in range(0, len(members), limit))
-
-    def _decode_batch(self, rows: Rows, members: list[int]) -> _DecodeBatch:
-        device = rows.page_table_RW.device
+    def _decode_batches(self, rows: Rows) -> Iterator[_DecodeBatch]:
         first_token = rows.num_prefill_tokens
-        consecutive = members[-1] - members[0] + 1 == len(members)
-        chosen = slice(members[0], members[-1] + 1) if consecutive else torch.tensor(members, device=device)
-        ends_B = torch.tensor([rows.starts[row] + 1 for row in members], device=device)
-        width = self._num_pages(max(rows.starts[row] for row in members) + 1)
-        positions_L = torch.arange(width * self.page_size, device=device)
-        return _DecodeBatch(
-            tokens=_shifted(chosen, first_token - rows.num_prefill),
-            pages=self._pages(rows.page_table_RW[chosen, :width]),
-            mask_B11L=self._added(positions_L < ends_B[:, None])[:, None, None, :],
-        )
+        page_numbers = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
+        for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype):
+            yield _DecodeBatch(
+                tokens=_shifted(batch.rows, first_token),
+                pages=self._pages(batch.table_BW),
+                mask_B11L=batch.mask_BL[:, None, None, :],
+            )
 
     def _causal(self, longest: int, device: torch.device) -> Tensor:
         """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
         columns = torch.arange(longest + QUERY_BLOCK, device=device)
-        return self._added(columns <= longest + torch.arange(QUERY_BLOCK, device=device)[:, None])
-
-    def _added(self, visible: Tensor) -> Tensor:
-        """What is added to the scores: a mask of booleans would be turned into this once a layer."""
-        return torch.zeros(visible.shape, dtype=self.shape.dtype, device=visible.device).masked_fill(
-            ~visible, -torch.inf
-        )
+        rows = torch.arange(QUERY_BLOCK, device=device)
+        return added(columns > longest + rows[:, None], self.shape.dtype)
 
 
 def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
-    """A decode row's token lies as far behind its row as the prefill rows have more tokens than rows."""
+    """Decode rows have one token each, behind those of the prefill rows."""
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by

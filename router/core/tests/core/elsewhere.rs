@@ -47,17 +47,13 @@ fn a_token_in_flight_survives_the_preemption_of_its_request() {
         world.plan().is_none(),
         "the second is held with a row on the wire"
     );
-    let before = world
-        .clients
-        .values()
-        .map(|it| it.emitted.len())
-        .sum::<usize>();
+    let num_emitted = |world: &World| -> usize {
+        let clients = world.clients.values();
+        clients.map(|client| client.emitted.len()).sum()
+    };
+    let before = num_emitted(&world);
     world.land();
-    let after = world
-        .clients
-        .values()
-        .map(|it| it.emitted.len())
-        .sum::<usize>();
+    let after = num_emitted(&world);
     assert_eq!(after - before, 2, "both tokens of the step are kept");
     world.run_to_the_end(2);
 }

@@ -387,13 +387,13 @@ fn nobody_overtakes_the_head_of_the_queue() {
     world.run_to_the_end(2);
 }
 
-#[test]
-fn priority_decides_who_is_admitted_first() {
+/// The order in which requests of these priorities are admitted, one a step.
+fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64> {
     let mut world = World::new(Settings {
         max_rows: 1,
-        ..settings()
+        ..settings.clone()
     });
-    for priority in [1, 0, -1] {
+    for priority in priorities {
         world
             .submit(Spec {
                 priority,
@@ -401,31 +401,23 @@ fn priority_decides_who_is_admitted_first() {
             })
             .unwrap();
     }
-    let admitted: Vec<u64> = (0..3)
+    (0..3)
         .map(|_| step(&mut world).prefill[0].request.0)
-        .collect();
-    assert_eq!(admitted, [2, 1, 0]);
+        .collect()
+}
+
+#[test]
+fn priority_decides_who_is_admitted_first() {
+    assert_eq!(admitted_of_priorities(&settings(), [1, 0, -1]), [2, 1, 0]);
 }
 
 #[test]
 fn fcfs_does_not_look_at_priorities() {
-    let mut world = World::new(Settings {
-        max_rows: 1,
+    let settings = Settings {
         policy: Policy::Fcfs,
         ..settings()
-    });
-    for priority in [1, 0, -1] {
-        world
-            .submit(Spec {
-                priority,
-                ..Spec::new(1, 1)
-            })
-            .unwrap();
-    }
-    let admitted: Vec<u64> = (0..3)
-        .map(|_| step(&mut world).prefill[0].request.0)
-        .collect();
-    assert_eq!(admitted, [0, 1, 2]);
+    };
+    assert_eq!(admitted_of_priorities(&settings, [1, 0, -1]), [0, 1, 2]);
 }
 
 #[test]

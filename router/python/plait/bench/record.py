@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -148,10 +149,10 @@ def machine() -> dict[str, object]:
     return {"cpu": model, "cores": cores, "system": platform.platform()}
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of what the client is made of."""
+def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Of Python and of what the client is made of, or of other libraries; without those that are not there."""
     found = {"python": platform.python_version()}
-    for library in LIBRARIES:
+    for library in libraries:
         try:
             found[library] = version(library)
         except PackageNotFoundError:
