@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.model_config import ModelConfig
+from plait_worker.weights.block_fp8 import FP8, SCALE_TYPES, BlockSize, dequantise, read_block_size, scale_name
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.json_config import read_config
@@ -41,28 +42,56 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         """Read the configuration and the headers; raises ``ModelFilesError``."""
-        self.config: ModelConfig = read_config(read_json(path / "config.json"))
+        fields = read_json(path / "config.json")
+        self.config: ModelConfig = read_config(fields)
+        self._block: BlockSize | None = read_block_size(fields)
         self._files = [_open_shard(file) for file in _shards(path)]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
         self._by_name = dict(named)
         if len(self._by_name) < len(named):
             raise ModelFilesError(f"{path} holds some tensors in more than one shard: download it again")
+        self._names = self._by_name.keys() - self._scale_names()
 
     @property
     def names(self) -> Collection[str]:
-        """Every tensor of every shard."""
-        return self._by_name.keys()
+        """Every tensor of every shard, but for the scales of quantised ones."""
+        return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header."""
         return tuple(self._by_name[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
-        """A tensor over the mapped file, in the file's own type."""
-        dtype = self._by_name[name].get_slice(name).get_dtype()
-        if dtype not in FLOATING:
-            raise ModelFilesError(f"tensor {name} is {dtype}; quantised safetensors are not supported, use a GGUF")
+        """A tensor over the mapped file, in the file's own type; de-quantised, in float32."""
+        if self._block is not None and self._dtype(name) == FP8:
+            return self._dequantised(name, self._block)
+        return self._stored(name, FLOATING)
+
+    def _dequantised(self, name: str, block: BlockSize) -> Tensor:
+        if scale_name(name) not in self._by_name:
+            raise ModelFilesError(f"the model files lack the tensor {scale_name(name)}: download them again")
+        try:
+            return dequantise(self._stored(name, (FP8,)), self._stored(scale_name(name), SCALE_TYPES), block)
+        except ValueError as error:
+            raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
+
+    def _stored(self, name: str, types: tuple[str, ...]) -> Tensor:
+        dtype = self._dtype(name)
+        if dtype not in types:
+            raise ModelFilesError(
+                f"tensor {name} is {dtype}, which is not supported there; {', '.join(types)} are: use the unquantised "
+                "model or a GGUF"
+            )
         return self._by_name[name].get_tensor(name)
+
+    def _scale_names(self) -> set[str]:
+        """Tensors that are read with the weights they belong to."""
+        if self._block is None:
+            return set()
+        return {scale_name(name) for name in self._by_name if self._dtype(name) == FP8}
+
+    def _dtype(self, name: str) -> str:
+        return self._by_name[name].get_slice(name).get_dtype()
 
 
 def read_json(path: Path) -> Fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plait_worker.model_config import ModelConfig, MoeConfig
+from plait_worker.weights.block_fp8 import read_block_size
 from plait_worker.weights.deepseek_config import V2, V3, read_deepseek_moe, read_mla
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
@@ -87,11 +88,7 @@ def _read_head_dim(fields: Fields, architecture: str, hidden_size: int, num_head
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
-    if fields.has("quantization_config"):
-        method = fields.below("quantization_config").text("quant_method", "of no name")
-        raise ModelFilesError(
-            f"{fields.where}: quantisation {method} is not supported; use the unquantised model or a GGUF"
-        )
+    read_block_size(fields)
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")
