@@ -23,40 +23,52 @@ VARIANTS = {
     "evicted": TINY_POOL,
     "evicted+chunk-64": (*TINY_POOL, "--long-prefill", "64"),
 }
+# recall-mla caches latents; it differs from the other in the worker alone.
+CASES = [
+    *(("recall-gqa", variant) for variant in VARIANTS),
+    *(("recall-mla", variant) for variant in VARIANTS if variant != "evicted"),
+]
+# Questions about each table, reduced and at full size.
+NUM_EACH = {"recall-gqa": (4, 40), "recall-mla": (2, 40)}
 
 
 @pytest.mark.acceptance
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("model", "variant"), CASES)
 def test_questions_that_share_their_table_are_answered_right(
+    model: str,
     variant: str,
     check_models: Path,
     server: StartServer,
     sized: Callable[[int, int], int],
     record: Record,
 ) -> None:
-    num_each = sized(4, 40)
+    num_each = sized(*NUM_EACH[model])
     tables = [recall.about_one_table(check_models, seed, num_each, CONTEXT) for seed in range(NUM_TABLES)]
-    running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE), *VARIANTS[variant])
+    running = server(check_models / model, "--page-size", str(PAGE_SIZE), *VARIANTS[variant])
     wrong = []
     for first in range(0, num_each, 2):
         for asked in tables:
-            wrong += recall.ask_all(running.url, asked[first : first + 2], concurrency=1 if first == 0 else 2)
+            concurrency = 1 if first == 0 else 2
+            wrong += recall.ask_all(running.url, asked[first : first + 2], model=model, concurrency=concurrency)
     metrics = read_metrics(running.url)
     share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
-    case = f"recall-gqa {CONTEXT} shared tables, cache {variant}"
+    case = f"{model} {CONTEXT} shared tables, cache {variant}"
     record(case, "problems_right", "problems", NUM_TABLES * num_each - len(wrong), NUM_TABLES * num_each)
     record(case, "share_of_prompt_tokens_cached", "share", share)
     record(case, "evictions", "pages", metrics["plait_prefix_evictions_total"])
     assert wrong == []
-    assert_the_cache_did_its_part(variant, share, metrics["plait_prefix_evictions_total"])
+    assert_the_cache_did_its_part(variant, share, metrics["plait_prefix_evictions_total"], 1 - 1 / num_each)
 
 
-def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: float) -> None:
-    """Right answers prove little where nothing was hit, or where nothing had to go."""
+def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: float, at_best: float) -> None:
+    """Right answers prove little where nothing was hit, or where nothing had to go.
+
+    `at_best`: the share of the questions that are not their table's first.
+    """
     if variant == "off":
         assert share == 0
     elif variant == "on":
-        assert share > 0.5
+        assert share > 0.9 * at_best
         assert num_evictions == 0
     else:
         assert share > 0.2
