@@ -39,6 +39,11 @@ def _open_gpu(world: int) -> tuple[torch.device, str]:
     return device, torch.cuda.get_device_name(device)
 
 
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """NVIDIA's version of what a GPU's cores can do; None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def free_device_bytes(device: torch.device) -> int:
     """What is left of a GPU's memory, with what torch holds unused given back."""
     torch.cuda.empty_cache()

@@ -16,7 +16,8 @@ import torch
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
 from plait_worker.attention import AttentionBackend
-from plait_worker.attention.choice import Need, choose_attention
+from plait_worker.attention.choice import choose_attention
+from plait_worker.attention.found import Need
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.device import free_device_bytes, open_device
@@ -179,4 +180,5 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
         return model.logits(hidden_TD[rows.sample_index_S])
 
     max_rows = min(settings.max_graph_batch, slots.num_slots)
-    return capture(sizes(max_rows, loaded.config.max_batch_tokens), slots, compute, model.config.vocab_size)
+    max_tokens = loaded.config.max_batch_tokens if attention.captures_prompts else 0
+    return capture(sizes(max_rows, max_tokens), slots, compute, model.config.vocab_size)

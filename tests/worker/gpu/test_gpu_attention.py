@@ -7,11 +7,13 @@ import torch
 from gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_kernels.attention import attend
 from plait_worker.attention import AttentionBackend, AttentionShape
-from plait_worker.attention.choice import GPU_BACKENDS, Need, Trial, try_backend
+from plait_worker.attention.choice import try_backend
+from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch import TorchAttention
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
+GPU_BACKENDS = names(AttentionShape, (9, 0))
 EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
 SHAPES = [(8, 8, 128), (16, 8, 128), (32, 8, 128), (40, 8, 128), (48, 8, 128), (64, 8, 128), (8, 2, 128), (9, 3, 64)]
 # Queries, keys and weights of the softmax are bfloat16 in every backend.
@@ -23,8 +25,8 @@ def backend_for(name: str, shape: AttentionShape) -> AttentionBackend[Any]:
     if name == "torch":
         return TorchAttention(shape, PAGE_SIZE)
     outcome = try_backend(name, Need(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
-    assert isinstance(outcome, Trial), outcome
-    return outcome.backend
+    assert not isinstance(outcome, str), outcome
+    return outcome
 
 
 def error_of(

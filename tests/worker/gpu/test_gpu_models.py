@@ -11,7 +11,8 @@ import torch
 import transformers
 from gpu_driver import GPU, PAGE_SIZE, GpuDriver
 from plait_worker.attention import AttentionBackend, AttentionShape
-from plait_worker.attention.choice import GPU_BACKENDS, Need, Trial, try_backend
+from plait_worker.attention.choice import try_backend
+from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
@@ -79,10 +80,10 @@ def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: 
     right = logprobs(exact, torch_attention(exact), ids)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel())
     rounded = logprobs(model, torch_attention(model), ids)
-    for name in GPU_BACKENDS:
+    for name in names(AttentionShape, (9, 0)):
         outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
-        assert isinstance(outcome, Trial), outcome
-        given = logprobs(model, outcome.backend, ids)
+        assert not isinstance(outcome, str), outcome
+        given = logprobs(model, outcome, ids)
         for kind, *three in zip(("prefill", "decode"), right, rounded, given, strict=True):
             of_torch, of_backend = (divergence(three[0], bf16) for bf16 in three[1:])
             for statistic, quantile in (("median", 0.5), ("p99", 0.99)):

@@ -51,12 +51,18 @@ class LatentShape:
     """The first numbers of a cached token: what its values are made from."""
     cached_dim: int
     """C: the latent, then the key that all heads share."""
+    query_dim: int
+    """E."""
     value_dim: int
     """V."""
     scale: float
     """Factor of the scores before the softmax."""
     dtype: torch.dtype
-    """Of queries and latents."""
+    """Of queries and of the step's own latents."""
+    cached_dtype: torch.dtype
+    """Of the pages: ``dtype``, or float8_e4m3fn."""
+    cached_scale: float = 1.0
+    """What a number in the pages stands for, over the number itself; other than 1 only in float8."""
 
 
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -97,7 +103,12 @@ class AttentionBackend(Protocol[PreparedT_co]):
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a step of decode rows, or of rows with ``device_lengths``, uses the device's tensors alone."""
+        """Whether a step of decode rows alone uses nothing but the device's tensors."""
+        ...
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether a step of rows with ``device_lengths`` does too."""
         ...
 
     def prepare(self, rows: Rows) -> PreparedT_co:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -10,41 +9,26 @@ from typing import Any
 import torch
 from plait_proto import ExitCode
 
-from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, StepAttention
+from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
 from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.small_problem import SmallProblem
+from plait_worker.attention.found import Kernels, Need, find, names
+from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
+from plait_worker.device import compute_capability
 from plait_worker.failure import Failure
 
 _log = logging.getLogger(__name__)
 
-GPU_BACKENDS = {"triton": "TritonDecode", "trtllm_mha": "TrtllmMha", "flashinfer": "Flashinfer"}
-"""Module of ``plait_worker.attention`` and class of each; all are for compute capability 9.0."""
-_CAPABILITY = (9, 0)
 _DTYPES = (torch.bfloat16, torch.float16)
 # bfloat16 rounds to 2**-8; two right kernels differ by a few of these, wrong ones by the whole.
 _TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What a backend is made for."""
-
-    shape: AttentionShape | LatentShape
-    page_size: int
-    """In tokens."""
-    context_chunk: int
-    """Cached tokens that latent attention expands at a time."""
-    max_tokens: int
-    """Of one step."""
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """A backend that was right on the small problem, with what one layer of it took."""
 
-    backend: AttentionBackend[StepAttention]
+    backend: AttentionBackend[Any]
     decode_us: float
     prefill_us: float
 
@@ -54,67 +38,79 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
 
     Raises ``Failure`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
     """
-    if need.device.type == "cpu" and name == "auto":
+    is_latent = isinstance(need.shape, LatentShape)
+    if need.device.type == "cpu" and (name == "auto" or (name == "torch" and is_latent)):
         return cpu_attention(need.shape, need.page_size, need.context_chunk)
-    if isinstance(need.shape, LatentShape) and need.device.type == "cpu" and name == "torch":
-        return cpu_attention(need.shape, need.page_size, need.context_chunk)
-    if isinstance(need.shape, LatentShape):
-        raise Failure(ExitCode.HARDWARE, "models with latent attention do not run on GPUs yet; add --device cpu")
-    if name == "torch":
+    if name == "auto":
+        return _fastest(need)
+    if name == "torch" and isinstance(need.shape, AttentionShape):
         return TorchAttention(need.shape, need.page_size)
-    if name != "auto":
-        outcome = try_backend(name, need)
-        if isinstance(outcome, Trial):
-            return outcome.backend
+    outcome = try_backend(name, need)
+    if isinstance(outcome, str):
         raise Failure(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
-    return _fastest(need, need.shape)
+    return outcome
 
 
-def _fastest(need: Need, shape: AttentionShape) -> AttentionBackend[StepAttention]:
+def _fastest(need: Need) -> AttentionBackend[Any]:
     """By the sum of both times, shown in the log; torch where no other runs."""
     trials: list[Trial] = []
-    for name in GPU_BACKENDS:
+    capability = compute_capability(need.device)
+    for name in names(type(need.shape), capability) if capability else []:
         outcome = try_backend(name, need)
-        if isinstance(outcome, Trial):
-            trials.append(outcome)
-            _log.info("attention %s: decode %.0f us, prefill %.0f us", name, outcome.decode_us, outcome.prefill_us)
-        else:
+        if isinstance(outcome, str):
             _log.info("attention %s is out: %s", name, outcome)
-    if not trials:
-        _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
-        return TorchAttention(shape, need.page_size)
-    return min(trials, key=lambda trial: trial.decode_us + trial.prefill_us).backend
+            continue
+        trials.append(_time(outcome, need))
+        _log.info("attention %s: decode %.0f us, prefill %.0f us", name, trials[-1].decode_us, trials[-1].prefill_us)
+    if trials:
+        return min(trials, key=lambda trial: trial.decode_us + trial.prefill_us).backend
+    if isinstance(need.shape, LatentShape):
+        raise Failure(ExitCode.HARDWARE, "models with latent attention do not run on this GPU yet; add --device cpu")
+    _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
+    return TorchAttention(need.shape, need.page_size)
 
 
 @torch.inference_mode()
-def try_backend(name: str, need: Need) -> Trial | str:
-    """The backend with its times, or why it cannot be used.
+def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
+    """The backend, or why it cannot be used.
 
     Some kernels run on hardware that they were not made for and return zeros, so each is held against torch's.
     """
-    if need.device.type != "cuda" or torch.cuda.get_device_capability(need.device) != _CAPABILITY:
-        return f"it needs a GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]} (H100, H200)"
-    if isinstance(need.shape, LatentShape):
-        return "it has no latent attention"
+    found = find(name, need.shape, compute_capability(need.device))
+    if isinstance(found, str):
+        return found
     if need.shape.dtype not in _DTYPES:
         return f"it computes in bfloat16 or float16, not {str(need.shape.dtype).removeprefix('torch.')}"
     try:
-        backend = _make(name, need)
-        problem = SmallProblem(need.shape, need.page_size, need.device)
-        error = max(problem.error(backend, rows) for rows in (problem.decode, problem.prefill))
-        if not error <= _TOLERANCE:
-            return f"its result is off by {error:.3f} of the largest value"
-        return Trial(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))
+        backend = _make(found, need)
     except ImportError as failure:
         return f"{failure.name} is not installed"
+    except ValueError as rule:
+        return str(rule)
+    except (RuntimeError, AssertionError) as failure:
+        return f"it does not start: {_first_line(failure)}"
+    return _wrong(backend, need) or backend
+
+
+def _make(found: Kernels, need: Need) -> AttentionBackend[Any]:
+    return found.make(need, max(need.max_tokens, SmallProblem.num_tokens(need.page_size)))
+
+
+def _wrong(backend: AttentionBackend[Any], need: Need) -> str | None:
+    """What the small problem shows to be wrong with it."""
+    try:
+        problem = small_problem(need)
+        error = max(problem.error(backend, rows) for rows in (problem.decode, problem.prefill))
     except (RuntimeError, ValueError, AssertionError) as failure:
-        return f"it failed on a small problem: {(str(failure) or repr(failure)).splitlines()[0]}"
+        return f"it failed on a small problem: {_first_line(failure)}"
+    return None if error <= _TOLERANCE else f"its result is off by {error:.3f} of the largest value"
 
 
-def _make(name: str, need: Need) -> AttentionBackend[StepAttention]:
-    module = importlib.import_module(f"plait_worker.attention.{name}")
-    num_tokens = max(need.max_tokens, SmallProblem.num_tokens(need.page_size))
-    backend: AttentionBackend[StepAttention] = getattr(module, GPU_BACKENDS[name])(
-        need.shape, need.page_size, num_tokens, need.device
-    )
-    return backend
+def _first_line(failure: Exception) -> str:
+    return (str(failure) or repr(failure)).splitlines()[0]
+
+
+@torch.inference_mode()
+def _time(backend: AttentionBackend[Any], need: Need) -> Trial:
+    problem = small_problem(need)
+    return Trial(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))

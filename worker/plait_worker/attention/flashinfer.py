@@ -66,6 +66,7 @@ class Flashinfer:
 
     name = "flashinfer"
     is_capturable = False
+    captures_prompts = False
 
     def __init__(self, shape: AttentionShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; allocates the wrappers."""

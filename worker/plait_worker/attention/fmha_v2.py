@@ -79,6 +79,7 @@ class FmhaV2(ABC):
 
     name: str
     is_capturable = True
+    captures_prompts = True
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; allocates the workspace and the output of ``max_tokens`` tokens."""

@@ -32,6 +32,7 @@ class PagedAttention:
 
     name = "cpu"
     is_capturable = False
+    captures_prompts = False
 
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         """``page_size`` in tokens."""

@@ -1,32 +1,38 @@
-"""A problem on which an attention backend is checked against the torch backend, and timed."""
+"""A problem on which an attention backend is checked against the torch backend, and timed.
+
+Shapes as in ``plait_worker.attention``; O numbers of a head that rope does not turn.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait_worker.attention import AttentionBackend, AttentionShape, StepAttention
+from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
+from plait_worker.attention.found import Need
 from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.torch_latent import TorchLatentAttention
 from plait_worker.rows import Rows
 
 _DECODE_ROWS = 64
 _PAGES_PER_ROW = 16
+_NUM_PAGES = _DECODE_ROWS * _PAGES_PER_ROW
 _REPEATS = 20
 
 
-class SmallProblem:
+class SmallProblem(ABC):
     """One layer's cache with random contents, rows that decode over it, and rows that prefill."""
 
-    def __init__(self, shape: AttentionShape, page_size: int, device: torch.device) -> None:
+    def __init__(self, need: Need, reference: AttentionBackend[Any]) -> None:
         """Rows of up to 16 scattered pages."""
-        self.shape = shape
-        self.device = device
-        self.reference = TorchAttention(shape, page_size)
-        num_pages, context = _DECODE_ROWS * _PAGES_PER_ROW, _PAGES_PER_ROW * page_size
-        self.pages = self._random(num_pages + 1, 2, shape.num_kv_heads, page_size, shape.head_dim)
-        starts = [context - 1 - row * page_size // 5 for row in range(_DECODE_ROWS)]
+        self.device, self.dtype = need.device, need.shape.dtype
+        self.reference = reference
+        context = _PAGES_PER_ROW * need.page_size
+        starts = [context - 1 - row * need.page_size // 5 for row in range(_DECODE_ROWS)]
         self.decode = self._rows(0, starts, [1] * _DECODE_ROWS)
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
 
@@ -35,13 +41,17 @@ class SmallProblem:
         """Tokens of its largest step, or a few more."""
         return 2 * _PAGES_PER_ROW * page_size + _DECODE_ROWS
 
-    def error(self, backend: AttentionBackend[StepAttention], rows: Rows) -> float:
+    @abstractmethod
+    def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
+        """The step of these rows, with the same numbers for every backend."""
+
+    def error(self, backend: AttentionBackend[Any], rows: Rows) -> float:
         """Largest difference from the reference, over the reference's largest value; NaN where there is one."""
         given = self._attend(backend, rows)().double()
         right = self._attend(self.reference, rows)().double()
         return float((given - right).abs().max() / right.abs().max())
 
-    def us(self, backend: AttentionBackend[StepAttention], rows: Rows) -> float:
+    def us(self, backend: AttentionBackend[Any], rows: Rows) -> float:
         """Microseconds of the device for one layer, without what the host needs to launch it."""
         run = self._attend(backend, rows)
         graph = torch.cuda.CUDAGraph()
@@ -56,22 +66,11 @@ class SmallProblem:
         end.synchronize()
         return float(start.elapsed_time(end)) / _REPEATS * 1000
 
-    def _attend(self, backend: AttentionBackend[StepAttention], rows: Rows) -> Callable[[], Tensor]:
-        """The step of these rows, with the same queries, keys and values for every backend."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        q_THE, k_TGE, v_TGE = (
-            self._random(rows.num_tokens, num_heads, self.shape.head_dim, generator=generator)
-            for num_heads in (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
-        )
-        step = backend.prepare(rows)
-        return lambda: step.forward(q_THE, k_TGE, v_TGE, self.pages)
-
     def _random(self, *size: int, generator: torch.Generator | None = None) -> Tensor:
-        return torch.randn(*size, dtype=self.shape.dtype, device=self.device, generator=generator)
+        return torch.randn(*size, dtype=self.dtype, device=self.device, generator=generator)
 
     def _rows(self, num_prefill: int, starts: list[int], lengths: list[int]) -> Rows:
-        num_pages = self.pages.shape[0] - 1
-        scattered = torch.randperm(num_pages, device=self.device)[: _PAGES_PER_ROW * len(starts)]
+        scattered = torch.randperm(_NUM_PAGES, device=self.device)[: _PAGES_PER_ROW * len(starts)]
         positions = [torch.arange(s, s + n, device=self.device) for s, n in zip(starts, lengths, strict=True)]
         return Rows(
             num_prefill=num_prefill,
@@ -83,3 +82,71 @@ class SmallProblem:
             page_table_RW=scattered.view(-1, _PAGES_PER_ROW).to(torch.int32),
             sample_index_S=torch.zeros(0, dtype=torch.int64, device=self.device),
         )
+
+
+class HeadsProblem(SmallProblem):
+    """Of heads that cache keys and values."""
+
+    def __init__(self, need: Need, shape: AttentionShape) -> None:
+        """``shape`` is the need's."""
+        super().__init__(need, TorchAttention(shape, need.page_size))
+        self.shape = shape
+        self.pages = self._random(_NUM_PAGES + 1, 2, shape.num_kv_heads, need.page_size, shape.head_dim)
+
+    def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
+        generator = torch.Generator(self.device).manual_seed(0)
+        q_THD, k_TGD, v_TGD = (
+            self._random(rows.num_tokens, num_heads, self.shape.head_dim, generator=generator)
+            for num_heads in (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
+        )
+        step = backend.prepare(rows)
+        return lambda: step.forward(q_THD, k_TGD, v_TGD, self.pages)
+
+
+class LatentProblem(SmallProblem):
+    """Of latent attention, between its projections."""
+
+    def __init__(self, need: Need, shape: LatentShape) -> None:
+        """``shape`` is the need's."""
+        super().__init__(need, TorchLatentAttention(shape, need.page_size, need.context_chunk))
+        self.shape = shape
+        self.pages = self._random(_NUM_PAGES + 1, need.page_size, shape.cached_dim).to(shape.cached_dtype)
+        self.still_dim = shape.query_dim - (shape.cached_dim - shape.latent_dim)
+        size = shape.latent_dim**-0.5
+        self.key_HOL = self._random(shape.num_heads, self.still_dim, shape.latent_dim) * size
+        self.value_HVL = self._random(shape.num_heads, shape.value_dim, shape.latent_dim) * size
+
+    def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
+        generator = torch.Generator(self.device).manual_seed(0)
+        q_THE = self._random(rows.num_tokens, self.shape.num_heads, self.shape.query_dim, generator=generator)
+        latent_TC = self._random(rows.num_tokens, self.shape.cached_dim, generator=generator)
+        step = backend.prepare(rows)
+        return lambda: self._layer(step, q_THE, latent_TC)
+
+    def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
+        """``[T, H, V]``."""
+        num, out = step.num_prefill_tokens, []
+        step.write(latent_TC, self.pages)
+        if num > 0:
+            out.append(step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand))
+        if num < len(q_THE):
+            out_BHL = step.decode(self._absorb(q_THE[num:]), self.pages)
+            out.append(torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL))
+        return torch.cat(out)
+
+    def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+        latent_NL, key_NR = latent_NC.split([self.shape.latent_dim, latent_NC.shape[1] - self.shape.latent_dim], dim=1)
+        key_NHO = torch.einsum("nl,hol->nho", latent_NL, self.key_HOL)
+        shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
+        return torch.cat((key_NHO, shared_NHR), dim=2), torch.einsum("nl,hvl->nhv", latent_NL, self.value_HVL)
+
+    def _absorb(self, q_BHE: Tensor) -> Tensor:
+        still_BHO, turned_BHR = q_BHE.split([self.still_dim, q_BHE.shape[2] - self.still_dim], dim=2)
+        return torch.cat((torch.einsum("bho,hol->bhl", still_BHO, self.key_HOL), turned_BHR), dim=2)
+
+
+def small_problem(need: Need) -> SmallProblem:
+    """The problem of the need's kind of attention."""
+    if isinstance(need.shape, LatentShape):
+        return LatentProblem(need, need.shape)
+    return HeadsProblem(need, need.shape)

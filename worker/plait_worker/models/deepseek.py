@@ -164,7 +164,16 @@ class DeepseekDecoder(Decoder[LatentStep]):
     def attention_shape(self) -> LatentShape:
         """This rank's heads."""
         num_heads, mla = len(self.parallel.share(self.config.num_heads)), self.mla
-        return LatentShape(num_heads, mla.latent_dim, mla.cached_dim, mla.value_dim, mla.scale, self.dtype)
+        return LatentShape(
+            num_heads=num_heads,
+            latent_dim=mla.latent_dim,
+            cached_dim=mla.cached_dim,
+            query_dim=mla.query_dim,
+            value_dim=mla.value_dim,
+            scale=mla.scale,
+            dtype=self.dtype,
+            cached_dtype=self.cache_spec.dtype,
+        )
 
 
 def latent_config(config: ModelConfig) -> MlaConfig:
