@@ -43,6 +43,7 @@ DEEPSEEK: dict[str, Any] = {
 }
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {}),
+    "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,

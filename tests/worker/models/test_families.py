@@ -41,6 +41,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with an odd eps": ("llama", {"rms_norm_eps": 0.01}),
     "llama with linear rope": ("llama", {"rope_parameters": LINEAR}),
     "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with tied embeddings": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 in one call": ("qwen2", ONE_CALL),
     "qwen3": ("qwen3", {}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True}),
     "qwen3 with tied embeddings": ("qwen3", {"tie_word_embeddings": True}),
@@ -94,7 +97,7 @@ def test_log_probabilities_equal_transformers(
 
 @pytest.mark.parametrize(
     ("family", "intermediate_size", "in_one_call"),
-    [("llama", 96, True), ("qwen3", 96, True), ("llama", 80, False), ("qwen3_moe", 96, False)],
+    [("llama", 96, True), ("qwen2", 96, True), ("qwen3", 96, True), ("llama", 80, False), ("qwen3_moe", 96, False)],
 )
 def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
     family: str,
@@ -107,7 +110,7 @@ def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
     assert (load(saved.path).stack is not None) == in_one_call
 
 
-@pytest.fixture(params=["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.fixture(params=["llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
     return save_tiny(request.param, **ONE_CALL)
 

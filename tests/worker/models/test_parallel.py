@@ -27,6 +27,7 @@ EVEN = {"num_attention_heads": 8, "num_key_value_heads": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", EVEN | {"attention_bias": True, "mlp_bias": True}),
     "llama of three groups": ("llama", {"num_key_value_heads": 3, "attention_bias": True}),
+    "qwen2": ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen3 of three groups": ("qwen3", {"num_key_value_heads": 3}),
     "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1}),
     "deepseek_v2": ("deepseek_v2", EVEN | {"q_lora_rank": None, "attention_bias": True, "num_key_value_heads": 8}),

@@ -87,8 +87,9 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
+        if arch != "qwen2":  # its heads follow from the hidden size
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
         writer.add_token_list([b"token %d" % i for i in range(config.vocab_size)])
         writer.add_array("tokenizer.ggml.token_type", list(range(config.vocab_size)))
         extra(writer)

@@ -98,6 +98,9 @@ CONFIG = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 2, "sliding_window": 64}
+
+
 def config_of(**changes: Any) -> Any:
     return read_config(Fields({**CONFIG, **changes}, "config.json"))
 
@@ -120,6 +123,11 @@ def test_qwen3_has_heads_of_128_unless_it_says_otherwise() -> None:
     assert config_of().head_dim == 128
     assert config_of(head_dim=16).head_dim == 16
     assert config_of(architectures=["LlamaForCausalLM"]).head_dim == 8
+    assert config_of(architectures=["Qwen2ForCausalLM"]).head_dim == 8
+
+
+def test_qwen2_states_a_window_that_it_does_not_use() -> None:
+    assert config_of(**QWEN2, use_sliding_window=False).architecture == "Qwen2ForCausalLM"
 
 
 MOE = {
@@ -148,6 +156,7 @@ REFUSED = [
     ({"quantization_config": {"quant_method": "gptq"}}, "quantisation gptq is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
     ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
+    ({**QWEN2, "use_sliding_window": True}, "sliding-window attention is not supported"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention is not supported"),
     ({"vocab_size": "100"}, "vocab_size is '100', but must be a whole number from 1"),
     ({"vocab_size": True}, "vocab_size is True"),

@@ -55,6 +55,24 @@ def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: 
     assert not config.tie_embeddings
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_qwen2_keeps_its_rows_and_biases(tied: bool, write_gguf: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    path = write_gguf(model, arch="qwen2")
+    tensors, parameters = read_all(path), dict(model.named_parameters())
+    assert tensors.keys() == parameters.keys()
+    assert all(torch.equal(tensor, parameters[name]) for name, tensor in tensors.items())
+    config = GgufFile(path).config
+    assert (config.architecture, config.head_dim, config.tie_embeddings) == ("Qwen2ForCausalLM", 16, tied)
+    load(path)
+
+
 def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}

@@ -16,7 +16,7 @@ from plait_worker.cache import AnyCacheSpec, KVCache
 from plait_worker.capacity import refuse_too_large
 from plait_worker.division import refuse_uneven
 from plait_worker.model_config import ModelConfig
-from plait_worker.models import llama, qwen3, qwen3_moe
+from plait_worker.models import llama, qwen2, qwen3, qwen3_moe
 from plait_worker.models.decoder import BlockReader, HeadsDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
@@ -25,6 +25,7 @@ from plait_worker.weights import DummyWeights, HalvesSource, Weights, open_check
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
+    "Qwen2ForCausalLM": qwen2.read_block,
     "Qwen3ForCausalLM": qwen3.read_block,
     "Qwen3MoeForCausalLM": qwen3_moe.read_block,
 }

@@ -22,15 +22,17 @@ from plait_worker.weights.reader import Weights
 class LlamaAttention(GroupedAttention):
     """Query, key and value in one matrix; query and key rotated by position."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
-        """Read ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, parallel: Parallel, qkv_bias: bool, output_bias: bool
+    ) -> None:
+        """Read ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, with those biases that there are."""
         heads, kv_heads = parallel.share_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
         q = Part("q_proj", config.num_heads, config.head_dim, heads)
         k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
         v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias)
-        self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
+        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, qkv_bias)
+        self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, output_bias)
 
     def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
@@ -43,5 +45,6 @@ class LlamaAttention(GroupedAttention):
 
 def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
-    attention = LlamaAttention(config, weights.at("self_attn"), parallel)
+    bias = config.attention_bias
+    attention = LlamaAttention(config, weights.at("self_attn"), parallel, qkv_bias=bias, output_bias=bias)
     return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))

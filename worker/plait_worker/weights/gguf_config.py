@@ -9,7 +9,12 @@ from plait_worker.weights.gguf_header import GgufHeader
 from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
 from plait_worker.weights.rope_config import DEFAULT_THETA, yarn_temperature
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
 """GGUF's names of the families that can be served."""
 ROPE_TYPES = ("none", "linear", "yarn")
 

@@ -10,7 +10,7 @@ from plait_worker.weights.fields import Fields
 from plait_worker.weights.rope_config import read_rope
 
 _MLA = (V2, V3)
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA)
 """The families that can be served."""
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -82,7 +82,8 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
 
 def _read_head_dim(fields: Fields, architecture: str, hidden_size: int, num_heads: int) -> int:
     """The stated one; Qwen3's default does not follow from the hidden size."""
-    default = max(1, hidden_size // num_heads) if architecture == "LlamaForCausalLM" else 128
+    follows = architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM")
+    default = max(1, hidden_size // num_heads) if follows else 128
     return fields.integer("head_dim", default)
 
 

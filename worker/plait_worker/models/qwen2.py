@@ -1,0 +1,17 @@
+"""Qwen2 (arXiv 2407.10671): Llama's block, whose query, key and value have biases and whose output has none."""
+
+from __future__ import annotations
+
+from plait_worker.attention import StepAttention
+from plait_worker.layers.mlp import GatedMlp
+from plait_worker.model_config import ModelConfig
+from plait_worker.models.decoder import Block
+from plait_worker.models.llama import LlamaAttention
+from plait_worker.parallel import Parallel
+from plait_worker.weights.reader import Weights
+
+
+def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
+    """One block from the tensors below ``model.layers.N``."""
+    attention = LlamaAttention(config, weights.at("self_attn"), parallel, qkv_bias=True, output_bias=False)
+    return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))
