@@ -8,6 +8,6 @@ from types import ModuleType
 
 
 @functools.cache
-def triton_solution(family: str) -> ModuleType:
-    """``FAMILY.triton``, the GPU's solution of the family with this package name."""
-    return importlib.import_module(f"{family}.triton")
+def triton_solution(family: str, module: str = "triton") -> ModuleType:
+    """``FAMILY.triton``, the GPU's solution of the family with this package name, or one of several modules."""
+    return importlib.import_module(f"{family}.{module}")

@@ -185,22 +185,37 @@ class StepGraph:
         return self._logits_RV[: int(delta.samples_R.sum())]
 
 
+PromptsFit = Callable[[Sequence[int], Sequence[int]], bool]
+"""Whether prefill rows with these starts and lengths may be part of a captured step."""
+
+
+def all_fit(_starts: Sequence[int], _lengths: Sequence[int]) -> bool:
+    """Where graphs take any that there is room for."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
     """Graphs, smallest first; none by default."""
 
     graphs: Sequence[StepGraph] = ()
+    prompts_fit: PromptsFit = all_fit
 
     def fitting(self, delta: Delta, slots: Slots) -> StepGraph | None:
         """The smallest graph for the step; None where it is too large, or wants what graphs do not give."""
         prompts = delta.slots_R[: delta.num_prefill]
         if not delta.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):
             return None
+        num = delta.num_prefill
+        if num and not self.prompts_fit(delta.starts_R[:num].tolist(), delta.lengths_R[:num].tolist()):
+            return None
         return next((graph for graph in self.graphs if graph.size.fits(delta)), None)
 
 
 @torch.inference_mode()
-def capture(wanted: Sequence[Size], slots: Slots, compute: Compute, vocab_size: int) -> StepGraphs:
+def capture(
+    wanted: Sequence[Size], slots: Slots, compute: Compute, vocab_size: int, prompts_fit: PromptsFit
+) -> StepGraphs:
     """Graphs of these sizes, which share one pool of memory and one tensor for their logits."""
     began = time.perf_counter()
     free_before, _ = torch.cuda.mem_get_info(slots.device)
@@ -210,4 +225,4 @@ def capture(wanted: Sequence[Size], slots: Slots, compute: Compute, vocab_size: 
     free_after, _ = torch.cuda.mem_get_info(slots.device)
     seconds, megabytes = time.perf_counter() - began, (free_before - free_after) / 1e6
     _log.info("%d CUDA graphs: %.1f s, %.0f MB", len(graphs), seconds, megabytes)
-    return StepGraphs(graphs[::-1])
+    return StepGraphs(graphs[::-1], prompts_fit)

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention import AttentionBackend
+from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
+from plait_worker.attention.short_appends import is_short
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.failure import Failure
-from plait_worker.graphs import StepGraphs, capture, sizes
+from plait_worker.graphs import StepGraphs, all_fit, capture, sizes
 from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
@@ -181,4 +182,5 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
 
     max_rows = min(settings.max_graph_batch, slots.num_slots)
     max_tokens = loaded.config.max_batch_tokens if attention.captures_prompts else 0
-    return capture(sizes(max_rows, max_tokens), slots, compute, model.config.vocab_size)
+    fits = is_short if isinstance(model.attention_shape, LatentShape) else all_fit
+    return capture(sizes(max_rows, max_tokens), slots, compute, model.config.vocab_size, fits)

@@ -5,19 +5,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait_kernels.moe import grouped, reference
-from plait_kernels.moe.groups import GroupLimit, sigmoid_group_top_k, softmax_group_top_k
+from plait_kernels.moe import grouped, groups, reference
+from plait_kernels.moe.groups import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 from plait_kernels.moe.reference import softmax_top_k
+from plait_kernels.solutions import triton_solution
+
+FEW_TOKENS = 16
+"""Up to here each pair of token and expert reads its matrices by itself: sorting them would take longer."""
+MANY_TOKENS = 1024
+"""Above here torch's grouped GEMM is the faster one."""
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``; J = 2 I, gate rows first.
 
-    bfloat16 on a GPU goes through grouped GEMMs, all else expert by expert.
+    bfloat16 on a GPU goes through Triton and, for many tokens, grouped GEMMs; all else expert by expert.
     """
-    solution = grouped if x_TH.is_cuda and x_TH.dtype == torch.bfloat16 else reference
-    out_TH: Tensor = solution.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    if not x_TH.is_cuda or x_TH.dtype != torch.bfloat16:
+        return reference.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    if x_TH.shape[0] > MANY_TOKENS:
+        return grouped.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    module = "few_triton" if x_TH.shape[0] <= FEW_TOKENS else "sorted_triton"
+    out_TH: Tensor = triton_solution(__name__, module).expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
     return out_TH
 
 
-__all__ = ["GroupLimit", "expert_mlps", "sigmoid_group_top_k", "softmax_group_top_k", "softmax_top_k"]
+def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Weights, float32, and ids, int64, of each token's experts: ``[T, K + S]``, the shared ones last.
+
+    ``logits_TE`` float32; ``bias_E`` float32, only with sigmoid scores.
+    """
+    solution = triton_solution(__name__, "routing_triton") if logits_TE.is_cuda else groups
+    weights_TK, experts_TK = solution.route(logits_TE, bias_E, routing)
+    return weights_TK, experts_TK
+
+
+__all__ = [
+    "GroupLimit",
+    "Routing",
+    "expert_mlps",
+    "route",
+    "sigmoid_group_top_k",
+    "softmax_group_top_k",
+    "softmax_top_k",
+]

@@ -6,6 +6,7 @@ Shapes: T tokens, E experts in N groups of M, K experts a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,36 @@ class GroupLimit:
     """N, a divisor of E."""
     num_kept: int
     """Groups that a token may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses experts and weighs them."""
+
+    scoring: Literal["softmax", "sigmoid"]
+    """V2's, or V3's."""
+    top_k: int
+    """Experts chosen for a token."""
+    limit: GroupLimit
+    scale: float
+    """Factor of the chosen experts' weights."""
+    normalise: bool = False
+    """Whether sigmoid scores are divided by their sum; a softmax's never are."""
+    num_shared: int = 0
+    """S: experts behind all others that every token passes with weight 1."""
+
+
+def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.moe.route``."""
+    limit, scale = routing.limit, routing.scale
+    if routing.scoring == "softmax":
+        weights_TK, experts_TK = softmax_group_top_k(logits_TE, routing.top_k, limit, scale)
+    else:
+        bias_E = torch.zeros_like(logits_TE[0]) if bias_E is None else bias_E
+        weights_TK, experts_TK = sigmoid_group_top_k(logits_TE, bias_E, routing.top_k, limit, scale, routing.normalise)
+    shared_S = logits_TE.shape[1] + torch.arange(routing.num_shared, device=logits_TE.device)
+    ones_TS = weights_TK.new_ones(len(weights_TK), routing.num_shared)
+    return torch.cat((weights_TK, ones_TS), dim=1), torch.cat((experts_TK, shared_S.expand_as(ones_TS)), dim=1)
 
 
 def softmax_group_top_k(logits_TE: Tensor, top_k: int, limit: GroupLimit, scale: float) -> tuple[Tensor, Tensor]:

@@ -70,15 +70,19 @@ Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class LatentStep(Protocol):
-    """The latent attention of one step: made once by ``prepare``, called once a layer, ``write`` first."""
+    """The latent attention of one step: made once by ``prepare``, called once a layer.
+
+    Before it is called, the step's tokens are in the layer's pages, where ``token_index_T`` says.
+    """
 
     @property
     def num_prefill_tokens(self) -> int:
-        """P; the tokens behind them are the decode rows'."""
+        """P; the tokens behind them attend to latents as they are, as decode rows do."""
         ...
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
+    @property
+    def token_index_T(self) -> Tensor:
+        """int64: where in the flat pages ``[pages * page size, C]`` the step's tokens go."""
         ...
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from plait_proto import ExitCode
 
-from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
+from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.found import Kernels, Need, find, names
 from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.torch_latent import TorchLatentAttention
 from plait_worker.device import compute_capability
 from plait_worker.failure import Failure
 
@@ -43,8 +44,8 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
         return cpu_attention(need.shape, need.page_size, need.context_chunk)
     if name == "auto":
         return _fastest(need)
-    if name == "torch" and isinstance(need.shape, AttentionShape):
-        return TorchAttention(need.shape, need.page_size)
+    if name == "torch":
+        return _torch(need)
     outcome = try_backend(name, need)
     if isinstance(outcome, str):
         raise Failure(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
@@ -64,9 +65,13 @@ def _fastest(need: Need) -> AttentionBackend[Any]:
         _log.info("attention %s: decode %.0f us, prefill %.0f us", name, trials[-1].decode_us, trials[-1].prefill_us)
     if trials:
         return min(trials, key=lambda trial: trial.decode_us + trial.prefill_us).backend
-    if isinstance(need.shape, LatentShape):
-        raise Failure(ExitCode.HARDWARE, "models with latent attention do not run on this GPU yet; add --device cpu")
     _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
+    return _torch(need)
+
+
+def _torch(need: Need) -> TorchAttention | TorchLatentAttention:
+    if isinstance(need.shape, LatentShape):
+        return TorchLatentAttention(need.shape, need.page_size, need.context_chunk, need.device)
     return TorchAttention(need.shape, need.page_size)
 
 

@@ -63,6 +63,8 @@ KERNELS = (
     Kernels("triton", "triton", "TritonDecode", AttentionShape, HOPPER),
     Kernels("trtllm_mha", "trtllm_mha", "TrtllmMha", AttentionShape, HOPPER),
     Kernels("flashinfer", "flashinfer", "Flashinfer", AttentionShape, HOPPER),
+    Kernels("flashmla", "flashmla", "FlashMla", LatentShape, HOPPER),
+    Kernels("flashinfer_mla", "flashinfer_mla", "FlashinferMla", LatentShape, HOPPER),
 )
 
 

@@ -108,7 +108,7 @@ class LatentProblem(SmallProblem):
 
     def __init__(self, need: Need, shape: LatentShape) -> None:
         """``shape`` is the need's."""
-        super().__init__(need, TorchLatentAttention(shape, need.page_size, need.context_chunk))
+        super().__init__(need, TorchLatentAttention(shape, need.page_size, need.context_chunk, need.device))
         self.shape = shape
         self.pages = self._random(_NUM_PAGES + 1, need.page_size, shape.cached_dim).to(shape.cached_dtype)
         self.still_dim = shape.query_dim - (shape.cached_dim - shape.latent_dim)
@@ -126,7 +126,7 @@ class LatentProblem(SmallProblem):
     def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
         """``[T, H, V]``."""
         num, out = step.num_prefill_tokens, []
-        step.write(latent_TC, self.pages)
+        self.pages.view(-1, self.pages.shape[-1]).index_copy_(0, step.token_index_T, latent_TC)
         if num > 0:
             out.append(step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand))
         if num < len(q_THE):

@@ -88,7 +88,7 @@ class TorchStep:
         flat.index_copy_(0, self.value_index_I, v_TGD.reshape(-1, head_dim))
         q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
         out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
-        with _formula(q_THD.device):
+        with formula(q_THD.device):
             for row in self.prefill:
                 self._attend_prefill(row, q_TGMD, pages, out_TGMD)
             for batch in self.decode:
@@ -123,7 +123,8 @@ class TorchStep:
         return self.causal[:num_queries, shift : shift + position + num_queries]
 
 
-def _formula(device: torch.device) -> AbstractContextManager[None]:
+def formula(device: torch.device) -> AbstractContextManager[None]:
+    """Lets ``scaled_dot_product_attention`` compute plainly on a GPU."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 

@@ -1,5 +1,7 @@
 """Latent attention with plain torch operations: the CPU's backend for MLA and the oracle of every other one.
 
+On a GPU the plain formula is taken, in float32.
+
 A decode row's queries are absorbed: they attend to the cached latents as they are, which are key and value of
 one head that all query heads share. A prefill row's new tokens get keys and values of every head (un-absorbed:
 a third of the work); its cached context does so in chunks, whose results are merged by their log-sum-exp.
@@ -21,7 +23,10 @@ from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.batches import decode_batches, pages_of_tokens
+from plait_worker.attention.torch import QUERY_BLOCK, formula
 from plait_worker.rows import Rows
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,6 @@ class TorchLatentStep:
     room: Tensor
     """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
-        pages.view(-1, self.shape.cached_dim).index_copy_(0, self.token_index_T, latent_TC)
-
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
         k_PHE, v_PHV = expand(latent_PC)
@@ -78,16 +79,17 @@ class TorchLatentStep:
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
         out_BHC = torch.empty_like(q_BHC)
-        for batch in self.decode_batches:
-            # The heads stand where a sequence would. The shared key's share of the values is cut off below.
-            cached_B1LC = self._gather(batch, pages)
-            out_BHC[batch.rows] = F.scaled_dot_product_attention(
-                q_BHC[batch.rows][:, None],
-                cached_B1LC,
-                cached_B1LC,
-                attn_mask=batch.mask_B11L,
-                scale=self.shape.scale,
-            )[:, 0]
+        with formula(q_BHC.device):
+            for batch in self.decode_batches:
+                # The heads stand where a sequence would. The shared key's share of the values is cut off below.
+                cached_B1LC = self._gather(batch, pages)
+                out_BHC[batch.rows] = F.scaled_dot_product_attention(
+                    q_BHC[batch.rows][:, None],
+                    cached_B1LC,
+                    cached_B1LC,
+                    attn_mask=batch.mask_B11L,
+                    scale=self.shape.scale,
+                )[:, 0]
         return out_BHC[..., : self.shape.latent_dim]
 
     def _gather(self, batch: _DecodeBatch, pages: Tensor) -> Tensor:
@@ -104,11 +106,13 @@ class TorchLatentStep:
 
 
 def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of each head, ``[N, H, V]``, and its log-sum-exp, float32 base 2 ``[N, H]``, on a CPU.
+    """Attention of each head, ``[N, H, V]``, and its log-sum-exp, float32 base 2 ``[N, H]``.
 
-    ``is_causal`` needs as many keys as queries. Scores, softmax and sums are float32; bfloat16 weights
+    ``is_causal`` needs as many keys as queries. Scores, softmax and sums are float32; on a CPU bfloat16 weights
     are rounded once, as in ``plait_worker.attention.torch``.
     """
+    if q_NHE.is_cuda:
+        return _attend_plainly(q_NHE, k_IHE, v_IHV, scale, is_causal=is_causal)
     value_dim = v_IHV.shape[-1]
     width = max(q_NHE.shape[-1], value_dim)  # the kernel wants queries, keys and values of one width
     q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(0, 1)[None] for x in (q_NHE, k_IHE, v_IHV))
@@ -116,19 +120,37 @@ def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_caus
     return out_1HNW[0, ..., :value_dim].transpose(0, 1), lse_1HN[0].T * math.log2(math.e)
 
 
+def _attend_plainly(
+    q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The formula in float32, some queries at a time, which bounds the scores."""
+    k_HEI, v_HIV = k_IHE.float().permute(1, 2, 0), v_IHV.float().transpose(0, 1)
+    positions_I = torch.arange(len(k_IHE), device=q_NHE.device)
+    outs, lses = [], []
+    for begin in range(0, len(q_NHE), QUERY_BLOCK):
+        scores_HNI = q_NHE[begin : begin + QUERY_BLOCK].float().transpose(0, 1) @ k_HEI * scale
+        if is_causal:
+            own_N = positions_I[begin : begin + QUERY_BLOCK]
+            scores_HNI.masked_fill_(positions_I > own_N[:, None], -torch.inf)
+        lse_HN = scores_HNI.logsumexp(dim=-1)
+        outs.append(((scores_HNI - lse_HN[..., None]).exp_() @ v_HIV).transpose(0, 1).to(q_NHE.dtype))
+        lses.append(lse_HN.T * math.log2(math.e))
+    return torch.cat(outs), torch.cat(lses)
+
+
 class TorchLatentAttention:
-    """``AttentionBackend`` of ``LatentStep`` on a CPU."""
+    """``AttentionBackend`` of ``LatentStep`` on any device."""
 
     name = "torch"
     is_capturable = False
     captures_prompts = False
 
-    def __init__(self, shape: LatentShape, page_size: int, context_chunk: int) -> None:
+    def __init__(self, shape: LatentShape, page_size: int, context_chunk: int, device: torch.device = _CPU) -> None:
         """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
         self.shape = shape
         self.page_size = page_size
         self.context_chunk = context_chunk
-        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.dtype)
+        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.dtype, device=device)
 
     def prepare(self, rows: Rows) -> TorchLatentStep:
         """The page indices and the order of work of one step."""

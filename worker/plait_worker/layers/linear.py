@@ -28,6 +28,8 @@ class Part:
     """Outputs of a unit."""
     units: Share | None = None
     """This rank's units, where they are not an even share."""
+    has_bias: bool = True
+    """Where those beside it have one."""
 
     @property
     def num_outputs(self) -> int:
@@ -59,14 +61,17 @@ class ColumnLinear:
         self, weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel, bias: bool = False
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``) of each part."""
-        weight_OI = torch.cat(
-            [
-                part.take_outputs(weights, f"{part.name}.weight", (part.num_outputs, num_inputs), parallel)
-                for part in parts
-            ]
-        )
+        weights_OI = [
+            part.take_outputs(weights, f"{part.name}.weight", (part.num_outputs, num_inputs), parallel)
+            for part in parts
+        ]
+        weight_OI = torch.cat(weights_OI)
         biases = [
-            part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel) for part in parts if bias
+            part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel)
+            if part.has_bias
+            else own_OI.new_zeros(len(own_OI))
+            for part, own_OI in zip(parts, weights_OI, strict=True)
+            if bias
         ]
         self.multiply = matrix(weight_OI, torch.cat(biases) if biases else None)
 

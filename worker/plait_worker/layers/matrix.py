@@ -5,6 +5,7 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -37,6 +38,26 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
 
 def _onednn_multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def exact_matrix(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
+    """``x @ weight^T`` in float32 of a float32 matrix and ``x`` of any type."""
+    rounded_OI = weight_OI.bfloat16()
+    if weight_OI.is_cuda and torch.equal(rounded_OI.float(), weight_OI):
+        return _ExactOnGpu(weight_OI, rounded_OI)
+    return lambda x_NI: F.linear(x_NI.float(), weight_OI)
+
+
+class _ExactOnGpu:
+    """Numbers that bfloat16 holds need not be widened: products of two are exact in float32."""
+
+    def __init__(self, weight_OI: Tensor, rounded_OI: Tensor) -> None:
+        self.weight_OI, self.rounded_OI = weight_OI, rounded_OI
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        if x_NI.dtype != torch.bfloat16:
+            return F.linear(x_NI.float(), self.weight_OI)
+        return torch.mm(x_NI, self.rounded_OI.T, out_dtype=torch.float32)
 
 
 class _Plain:

@@ -5,6 +5,8 @@ Shapes: T tokens, D the hidden size, I a rank's share of the MLP's width, E expe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from plait_kernels.activation import silu_mul
 from plait_kernels.moe import expert_mlps
@@ -37,26 +39,32 @@ class GatedMlp:
 
 
 class SparseMlp:
-    """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a share of each."""
+    """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a share of each.
+
+    On a GPU the one that serves all is cut into experts that every token is sent to, so that it costs no launches.
+    """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, weights: Weights, parallel: Parallel) -> None:
         """Read the router ``gate``, ``experts.N`` and, where there are any, ``shared_experts``."""
         self.parallel = parallel
-        self.router = read_router(moe, config.hidden_size, weights)
+        num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
+        self.router = read_router(moe, config.hidden_size, weights, num_shared)
         share = parallel.share(moe.intermediate_size)
         wide, tall = (moe.intermediate_size, config.hidden_size), (config.hidden_size, moe.intermediate_size)
         experts = [weights.at(f"experts.{expert}") for expert in range(moe.num_experts)]
-        self.gate_up_EJD = torch.stack(
-            [
-                torch.cat([e.take(f"{name}.weight", wide, rows=share) for name in ("gate_proj", "up_proj")])
-                for e in experts
-            ]
-        )
-        self.down_EDI = torch.stack([e.take("down_proj.weight", tall, columns=share) for e in experts])
-
-        self.shared = (
-            GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size) if moe.shared_size else None
-        )
+        gate_ups = [
+            torch.cat([e.take(f"{name}.weight", wide, rows=share) for name in ("gate_proj", "up_proj")])
+            for e in experts
+        ]
+        downs = [e.take("down_proj.weight", tall, columns=share) for e in experts]
+        self.shared: GatedMlp | None = None
+        if num_shared:
+            for gate_up_JD, down_DI in _cut_shared(config, moe, weights.at("shared_experts"), parallel, num_shared):
+                gate_ups.append(gate_up_JD)
+                downs.append(down_DI)
+        elif moe.shared_size:
+            self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
+        self.gate_up_EJD, self.down_EDI = torch.stack(gate_ups), torch.stack(downs)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
@@ -65,3 +73,17 @@ class SparseMlp:
         if self.shared is not None:
             out_TD = out_TD + self.shared.partial(x_TD)
         return self.parallel.all_reduce(out_TD)
+
+
+def _cut_shared(
+    config: ModelConfig, moe: MoeConfig, weights: Weights, parallel: Parallel, num_experts: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gate and up, then down, of this rank's share of the shared MLP as experts of the others' width: it is a sum."""
+    share = parallel.share(moe.shared_size)
+    wide, tall = (moe.shared_size, config.hidden_size), (config.hidden_size, moe.shared_size)
+    gate, up = (
+        weights.take(f"{name}.weight", wide, rows=share).chunk(num_experts) for name in ("gate_proj", "up_proj")
+    )
+    down = weights.take("down_proj.weight", tall, columns=share).chunk(num_experts, dim=1)
+    for gate_ID, up_ID, down_DI in zip(gate, up, down, strict=True):
+        yield torch.cat((gate_ID, up_ID)), down_DI

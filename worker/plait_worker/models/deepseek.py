@@ -7,9 +7,19 @@ latent, L in the latent of keys and values, C cached of a token (that latent, th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-from plait_kernels.rope import apply_rope
+from plait_kernels.latent import (
+    AbsorbedQueries,
+    LatentNorm,
+    Tables,
+    absorb,
+    absorb_and_store,
+    store_latents,
+    turn_queries,
+)
 from torch import Tensor
 
 from plait_worker.attention import LatentShape, LatentStep
@@ -19,7 +29,7 @@ from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
 from plait_worker.models.decoder import Block, Decoder, Step
-from plait_worker.parallel import Parallel
+from plait_worker.parallel import Parallel, Share
 from plait_worker.weights.reader import Weights
 
 _WHOLE = Parallel()
@@ -29,18 +39,19 @@ _LATENT_EPS = 1e-6
 
 
 class DirectQueries:
-    """Queries straight from the hidden state (V2-Lite); the cached latent beside them."""
+    """Queries straight from the hidden state (V2-Lite), made together with the cached latent."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj`` and ``kv_a_proj_with_mqa``."""
-        queries = Part("q_proj", config.num_heads, mla.query_dim)
-        latent = Part("kv_a_proj_with_mqa", mla.cached_dim)
-        self.queries = ColumnLinear(weights, (queries,), config.hidden_size, parallel)
-        self.latent = ColumnLinear(weights, (latent,), config.hidden_size, _WHOLE, config.attention_bias)
+        queries = Part("q_proj", config.num_heads, mla.query_dim, has_bias=False)
+        latent = Part("kv_a_proj_with_mqa", mla.cached_dim, units=Share(range(mla.cached_dim)))
+        self.widths = [len(queries.share(parallel)), mla.cached_dim]
+        self.both = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Queries ``[T, H E]`` and what is to be cached ``[T, C]``, neither turned nor normalised."""
-        return self.queries(x_TD), self.latent(x_TD)
+        queries, cached_TC = torch.split(self.both(x_TD), self.widths, dim=1)
+        return queries, cached_TC
 
 
 class LatentQueries:
@@ -61,6 +72,14 @@ class LatentQueries:
         return self.queries(self.norm(query_TQ)), latent_TC
 
 
+class _Raw(NamedTuple):
+    """A step's queries and latents as they come from their projections, and how rope turns them."""
+
+    q_THE: Tensor
+    cached_TC: Tensor
+    tables: Tables
+
+
 class LatentAttention:
     """All heads' keys and values are made from one latent a token, and only it is cached, with one key for rope."""
 
@@ -72,7 +91,8 @@ class LatentAttention:
             if mla.q_rank is None
             else LatentQueries(config, mla, mla.q_rank, weights, parallel)
         )
-        self.norm = RmsNorm(weights, "kv_a_layernorm", mla.latent_dim, _LATENT_EPS)
+        norm_L = weights.take("kv_a_layernorm.weight", (mla.latent_dim,))
+        self._norm = LatentNorm(norm_L, _LATENT_EPS)
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
         self.up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
         up_HXL = self.up_weight.unflatten(0, (-1, up.unit_size))
@@ -82,32 +102,34 @@ class LatentAttention:
 
     def __call__(self, x_TD: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
         """``[T, D]``; only the attention itself tells prefill rows from decode rows."""
-        q_THE, latent_TC = self._project(x_TD, step)
-        step.attention.write(latent_TC, pages)
-        out_THV = self._attend(q_THE, latent_TC, step.attention, pages)
-        return self.output(out_THV.flatten(1))
-
-    def _project(self, x_TD: Tensor, step: Step[LatentStep]) -> tuple[Tensor, Tensor]:
-        """Queries ``[T, H, E]`` and what is cached ``[T, C]``, both turned by rope."""
-        mla = self.mla
         queries, cached_TC = self.inputs(x_TD)
-        q_THE = queries.unflatten(1, (-1, mla.query_dim))
-        still_THO, turning_THR = torch.split(q_THE, [mla.nope_dim, mla.rope_dim], dim=2)
-        latent_TL, key_TR = torch.split(cached_TC, [mla.latent_dim, mla.rope_dim], dim=1)
-        turned_THR = apply_rope(turning_THR, step.cos_T1D, step.sin_T1D)
-        key_T1R = apply_rope(key_TR[:, None], step.cos_T1D, step.sin_T1D)
-        return torch.cat((still_THO, turned_THR), dim=2), torch.cat((self.norm(latent_TL), key_T1R[:, 0]), dim=1)
+        raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
+        attend = self._attend if step.attention.num_prefill_tokens else self._attend_absorbed
+        return self.output(attend(raw, step.attention, pages).flatten(1))
 
-    def _attend(self, q_THE: Tensor, latent_TC: Tensor, attention: LatentStep, pages: Tensor) -> Tensor:
-        """``[T, H, V]``."""
-        num_prefill = attention.num_prefill_tokens
-        out = []
-        if num_prefill > 0:
-            out.append(attention.prefill(q_THE[:num_prefill], latent_TC[:num_prefill], pages, self._expand))
-        if num_prefill < len(q_THE):
-            out_BHL = attention.decode(self._absorb(q_THE[num_prefill:]), pages)
-            out.append(torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL))
-        return torch.cat(out)
+    def _attend_absorbed(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
+        """``[T, H, V]`` of a step without prefill tokens."""
+        queries = AbsorbedQueries(raw.q_THE, self.key_HOL)
+        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, pages, attention.token_index_T)
+        out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
+        self._values(attention.decode(q_THC, pages), out_THV)
+        return out_THV
+
+    def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
+        """``[T, H, V]`` of prefill tokens and then decode rows."""
+        prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
+        latent_TC = store_latents(raw.cached_TC, self._norm, raw.tables, pages, attention.token_index_T)
+        out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
+        q_PHE = turn_queries(raw.q_THE[prefill], raw.tables.part(prefill))
+        out_THV[prefill] = attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand)
+        if attention.num_prefill_tokens < len(out_THV):
+            q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
+            self._values(attention.decode(q_BHC, pages), out_THV[decode])
+        return out_THV
+
+    def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
+        """From sums of latents to sums of each head's values, which are written."""
+        torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 
     def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
@@ -117,11 +139,6 @@ class LatentAttention:
         key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
         shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
         return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
-
-    def _absorb(self, q_BHE: Tensor) -> Tensor:
-        """Queries ``[B, H, C]`` that see in latents what ``q`` sees in the keys made from them."""
-        still_BHO, turned_BHR = torch.split(q_BHE, [self.mla.nope_dim, self.mla.rope_dim], dim=2)
-        return torch.cat((torch.einsum("bho,hol->bhl", still_BHO, self.key_HOL), turned_BHR), dim=2)
 
 
 class MtpLayer:

@@ -41,8 +41,10 @@ class DummyWeights(Weights):
         """This rank's part of a tensor of the given shape, drawn where it will stay."""
         num_rows = len(rows) if rows is not None else shape[0]
         cut = (num_rows, *([len(columns)] if columns is not None else shape[1:]))
-        tensor = torch.ones(cut, dtype=dtype or self.dtype, device=self.device)
+        tensor = torch.ones(cut, dtype=self.dtype, device=self.device)
         if len(shape) > 1:
             tensor.normal_(0, SPREAD, generator=self.generator)
+        # Files hold the model's type whatever a layer computes in.
+        tensor = tensor.to(dtype or self.dtype)
         self.taken[f"{len(self.taken)} {name}"] = tensor.nbytes
         return tensor

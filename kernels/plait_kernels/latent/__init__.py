@@ -1,0 +1,50 @@
+"""Around latent attention (arXiv 2405.04434): what is cached of a token, and queries that attend to it.
+
+Shapes: T tokens of a step, B of them that attend to latents as they are, H heads; numbers: E in a head's query (O that
+rope does not turn, then R that it turns), L in a latent, C = L + R cached of a token; pages ``[N, P, C]``, contiguous.
+Tables are those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plait_kernels.latent import reference
+from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
+from plait_kernels.solutions import triton_solution
+
+
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+    """What is cached of each token, ``[T, C]``: its latent normalised, its key turned; also written into the pages.
+
+    ``cached_TC`` may be a part of wider rows; ``index_T``, int64, says where in the flat pages ``[N P, C]`` each goes.
+    """
+    solution = triton_solution(__name__) if cached_TC.is_cuda else reference
+    latent_TC: Tensor = solution.store_latents(cached_TC, norm, tables, pages, index_T)
+    return latent_TC
+
+
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+    """Queries ``[B, H, C]`` that see in latents what ``q``, once turned, sees in the keys that ``key_HOL`` makes."""
+    solution = triton_solution(__name__) if q_BHE.is_cuda else reference
+    q_BHC: Tensor = solution.absorb(q_BHE, key_HOL, tables)
+    return q_BHC
+
+
+def absorb_and_store(
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+) -> Tensor:
+    """``absorb(*queries, tables)`` and ``store_latents`` in one, for steps of nothing but decode rows: ``q_THC``."""
+    solution = triton_solution(__name__) if cached_TC.is_cuda else reference
+    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, pages, index_T)
+    return q_THC
+
+
+def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
+    """The queries with their last R numbers turned; a GPU turns them where they lie."""
+    solution = triton_solution(__name__) if q_THE.is_cuda else reference
+    turned_THE: Tensor = solution.turn_queries(q_THE, tables)
+    return turned_THE
+
+
+__all__ = ["AbsorbedQueries", "LatentNorm", "Tables", "absorb", "absorb_and_store", "store_latents", "turn_queries"]

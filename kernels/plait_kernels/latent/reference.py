@@ -1,0 +1,71 @@
+"""Latents in torch. Shapes as in ``plait_kernels.latent``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plait_kernels.norm.reference import rms_norm
+from plait_kernels.rope.reference import apply_rope
+
+
+class LatentNorm(NamedTuple):
+    """The RMS norm of latents."""
+
+    weight_L: Tensor
+    eps: float
+
+
+class AbsorbedQueries(NamedTuple):
+    """Queries with the matrix that they absorb."""
+
+    q_BHE: Tensor
+    key_HOL: Tensor
+
+
+class Tables(NamedTuple):
+    """Cosine and sine, float32 ``[T, 1, R]``."""
+
+    cos_T1R: Tensor
+    sin_T1R: Tensor
+
+    def part(self, tokens: slice) -> Tables:
+        """Those of some tokens."""
+        return Tables(self.cos_T1R[tokens], self.sin_T1R[tokens])
+
+    @property
+    def width(self) -> int:
+        """R."""
+        return self.cos_T1R.shape[-1]
+
+
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+    """See ``plait_kernels.latent.store_latents``."""
+    latent_TL, key_TR = torch.split(cached_TC, [len(norm.weight_L), tables.width], dim=1)
+    key_T1R = apply_rope(key_TR[:, None], *tables)
+    latent_TC = torch.cat((rms_norm(latent_TL, norm.weight_L, norm.eps), key_T1R[:, 0]), dim=1)
+    pages.view(-1, pages.shape[-1]).index_copy_(0, index_T, latent_TC)
+    return latent_TC
+
+
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+    """See ``plait_kernels.latent.absorb``."""
+    still_BHO, turning_BHR = torch.split(q_BHE, [key_HOL.shape[1], tables.width], dim=2)
+    absorbed_BHL = torch.einsum("bho,hol->bhl", still_BHO, key_HOL)
+    return torch.cat((absorbed_BHL, apply_rope(turning_BHR, *tables)), dim=2)
+
+
+def absorb_and_store(
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+) -> Tensor:
+    """See ``plait_kernels.latent.absorb_and_store``."""
+    store_latents(cached_TC, norm, tables, pages, index_T)
+    return absorb(*queries, tables)
+
+
+def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
+    """See ``plait_kernels.latent.turn_queries``."""
+    still_THO, turning_THR = torch.split(q_THE, [q_THE.shape[2] - tables.width, tables.width], dim=2)
+    return torch.cat((still_THO, apply_rope(turning_THR, *tables)), dim=2)

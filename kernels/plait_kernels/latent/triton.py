@@ -1,0 +1,299 @@
+"""Latents in Triton: queries absorb their matrix, and what is cached reaches its page, in one launch.
+
+Programs of the first kind take some rows of one head and a share of the latent's numbers; those of the second kind
+one token's latent. Shapes as in ``plait_kernels.latent``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
+
+_FEW_ROWS, _MANY_ROWS = 16, 64
+_LATENT_SHARE = 128
+_HEADS = 16
+
+
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+    """See ``plait_kernels.latent.store_latents``."""
+    latent_TC = cached_TC.new_empty(cached_TC.shape)
+    width = norm.weight_L.shape[0]
+    if len(cached_TC):
+        _store_latents[(len(cached_TC),)](
+            cached_TC,
+            norm.weight_L,
+            *tables,
+            pages,
+            index_T,
+            latent_TC,
+            norm.eps,
+            cached_TC.stride(0),
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+            HALF=tables.width // 2,
+            HAS_COPY=True,
+            num_warps=4,
+        )
+    return latent_TC
+
+
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+    """See ``plait_kernels.latent.absorb``."""
+    # Nothing is stored: the arguments of that part are never read.
+    nothing = (q_BHE[:, 0], LatentNorm(key_HOL, 0.0), tables, q_BHE, tables.cos_T1R)
+    return _enter(AbsorbedQueries(q_BHE, key_HOL), *nothing, is_stored=False)
+
+
+def absorb_and_store(
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+) -> Tensor:
+    """See ``plait_kernels.latent.absorb_and_store``."""
+    return _enter(queries, cached_TC, norm, tables, pages, index_T, is_stored=True)
+
+
+def _enter(
+    queries: AbsorbedQueries,
+    cached_BC: Tensor,
+    norm: LatentNorm,
+    tables: Tables,
+    pages: Tensor,
+    index_B: Tensor,
+    *,
+    is_stored: bool,
+) -> Tensor:
+    q_BHE, key_HOL = queries
+    num_rows, num_heads, _ = q_BHE.shape
+    _, num_still, width = key_HOL.shape
+    q_BHC = q_BHE.new_empty(num_rows, num_heads, width + tables.width)
+    if num_rows == 0:
+        return q_BHC
+    tile = _FEW_ROWS if num_rows <= 2 * _FEW_ROWS else _MANY_ROWS
+    share = min(_LATENT_SHARE, triton.next_power_of_2(width))
+    num_shares = triton.cdiv(width, share)
+    num_absorbing = num_heads * num_shares
+    _absorb_and_store[(num_absorbing + is_stored * tile, triton.cdiv(num_rows, tile))](
+        q_BHE,
+        key_HOL,
+        *tables,
+        q_BHC,
+        cached_BC,
+        norm.weight_L,
+        pages,
+        index_B,
+        norm.eps,
+        num_rows,
+        num_absorbing,
+        q_BHE.stride(0),
+        q_BHE.stride(1),
+        key_HOL.stride(0),
+        key_HOL.stride(1),
+        cached_BC.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_STILL=num_still,
+        STILL=max(_FEW_ROWS, triton.next_power_of_2(num_still)),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        SHARE=max(_FEW_ROWS, share),
+        NUM_SHARES=num_shares,
+        HALF=tables.width // 2,
+        TILE=tile,
+        num_warps=4,
+    )
+    return q_BHC
+
+
+def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
+    """See ``plait_kernels.latent.turn_queries``."""
+    num_tokens, num_heads, query_dim = q_THE.shape
+    if num_tokens:
+        _turn_queries[(num_tokens, triton.cdiv(num_heads, _HEADS))](
+            q_THE,
+            *tables,
+            q_THE.stride(0),
+            q_THE.stride(1),
+            num_heads,
+            query_dim - tables.width,
+            HEADS=_HEADS,
+            HALF=tables.width // 2,
+            num_warps=2,
+        )
+    return q_THE
+
+
+@triton.jit
+def _absorb_and_store(  # type: ignore[no-untyped-def]
+    q_ptr,
+    key_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    cached_ptr,
+    weight_ptr,
+    pages_ptr,
+    index_ptr,
+    eps,
+    num_rows,
+    num_absorbing,
+    q_row_stride,
+    q_head_stride,
+    key_head_stride,
+    key_row_stride,
+    cached_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_STILL: tl.constexpr,
+    STILL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    NUM_SHARES: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    program, first = tl.program_id(0), tl.program_id(1) * TILE
+    if program < num_absorbing:
+        head, share = program // NUM_SHARES, program % NUM_SHARES
+        row = first + tl.arange(0, TILE)
+        is_row = row < num_rows
+        still = tl.arange(0, STILL)
+        number = share * SHARE + tl.arange(0, SHARE)
+        q_at = q_ptr + row.to(tl.int64)[:, None] * q_row_stride + head * q_head_stride
+        q = tl.load(q_at + still[None, :], mask=is_row[:, None] & (still < NUM_STILL)[None, :], other=0.0)
+        key_at = key_ptr + head.to(tl.int64) * key_head_stride + still[:, None] * key_row_stride + number[None, :]
+        is_key = (still < NUM_STILL)[:, None] & (number < WIDTH)[None, :]
+        key = tl.load(key_at, mask=is_key, other=0.0)
+        absorbed = tl.dot(q, key, input_precision="ieee")
+        out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
+        is_out = is_row[:, None] & (number < WIDTH)[None, :]
+        tl.store(out_at + number[None, :], absorbed.to(out_ptr.dtype.element_ty), mask=is_out)
+        if share == 0:
+            half = tl.arange(0, HALF)[None, :]
+            a = tl.load(q_at + NUM_STILL + half, mask=is_row[:, None], other=0.0).to(tl.float32)
+            b = tl.load(q_at + NUM_STILL + HALF + half, mask=is_row[:, None], other=0.0).to(tl.float32)
+            cosine = tl.load(cos_ptr + row[:, None] * (2 * HALF) + half, mask=is_row[:, None], other=0.0)
+            # The sine table's first half is negated (``rope_tables``); its second is the sine itself.
+            sine = tl.load(sin_ptr + row[:, None] * (2 * HALF) + HALF + half, mask=is_row[:, None], other=0.0)
+            out_type = out_ptr.dtype.element_ty
+            tl.store(out_at + WIDTH + half, (a * cosine - b * sine).to(out_type), mask=is_row[:, None])
+            tl.store(out_at + WIDTH + HALF + half, (b * cosine + a * sine).to(out_type), mask=is_row[:, None])
+    else:
+        token = first + program - num_absorbing
+        if token < num_rows:
+            _store_token(
+                token.to(tl.int64),
+                cached_ptr,
+                weight_ptr,
+                cos_ptr,
+                sin_ptr,
+                pages_ptr,
+                index_ptr,
+                pages_ptr,
+                eps,
+                cached_stride,
+                WIDTH,
+                BLOCK,
+                HALF,
+                False,
+            )
+
+
+@triton.jit
+def _store_latents(  # type: ignore[no-untyped-def]
+    cached_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    pages_ptr,
+    index_ptr,
+    copy_ptr,
+    eps,
+    cached_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    _store_token(
+        tl.program_id(0).to(tl.int64),
+        cached_ptr,
+        weight_ptr,
+        cos_ptr,
+        sin_ptr,
+        pages_ptr,
+        index_ptr,
+        copy_ptr,
+        eps,
+        cached_stride,
+        WIDTH,
+        BLOCK,
+        HALF,
+        HAS_COPY,
+    )
+
+
+@triton.jit
+def _store_token(  # type: ignore[no-untyped-def]
+    token,
+    cached_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    pages_ptr,
+    index_ptr,
+    copy_ptr,
+    eps,
+    cached_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    kind = pages_ptr.dtype.element_ty
+    number = tl.arange(0, BLOCK)
+    is_there = number < WIDTH
+    source = cached_ptr + token * cached_stride
+    latent = tl.load(source + number, mask=is_there, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + number, mask=is_there, other=0.0).to(tl.float32)
+    normed = (latent * tl.rsqrt(tl.sum(latent * latent, axis=0) / WIDTH + eps) * weight).to(kind)
+    half = tl.arange(0, HALF)
+    a = tl.load(source + WIDTH + half).to(tl.float32)
+    b = tl.load(source + WIDTH + HALF + half).to(tl.float32)
+    cosine = tl.load(cos_ptr + token * (2 * HALF) + half)
+    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + half)
+    first, second = (a * cosine - b * sine).to(kind), (b * cosine + a * sine).to(kind)
+    target = pages_ptr + tl.load(index_ptr + token) * (WIDTH + 2 * HALF)
+    tl.store(target + number, normed, mask=is_there)
+    tl.store(target + WIDTH + half, first)
+    tl.store(target + WIDTH + HALF + half, second)
+    if HAS_COPY:
+        copy = copy_ptr + token * (WIDTH + 2 * HALF)
+        tl.store(copy + number, normed, mask=is_there)
+        tl.store(copy + WIDTH + half, first)
+        tl.store(copy + WIDTH + HALF + half, second)
+
+
+@triton.jit
+def _turn_queries(  # type: ignore[no-untyped-def]
+    q_ptr,
+    cos_ptr,
+    sin_ptr,
+    token_stride,
+    head_stride,
+    num_heads,
+    num_still,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    number = tl.arange(0, HALF)[None, :]
+    is_there = head < num_heads
+    target = q_ptr + token * token_stride + head * head_stride + num_still + number
+    a = tl.load(target, mask=is_there, other=0.0).to(tl.float32)
+    b = tl.load(target + HALF, mask=is_there, other=0.0).to(tl.float32)
+    cosine = tl.load(cos_ptr + token * (2 * HALF) + number)
+    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + number)
+    tl.store(target, (a * cosine - b * sine).to(q_ptr.dtype.element_ty), mask=is_there)
+    tl.store(target + HALF, (b * cosine + a * sine).to(q_ptr.dtype.element_ty), mask=is_there)

@@ -1,0 +1,112 @@
+"""The Triton kernels of latent attention and of experts give what their references give, by Triton's interpreter.
+
+It runs them on a CPU, so the arithmetic and the masks are tried where no GPU is; where there is one, tests/kernels/gpu
+tries the compiled kernels instead.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if torch.cuda.is_available():
+    pytest.skip("a GPU is here, which runs the compiled kernels", allow_module_level=True)
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
+pytest.importorskip("triton", reason="no Triton; pip install triton")
+
+from plait_kernels.attention import merge, merge_triton
+from plait_kernels.latent import AbsorbedQueries, LatentNorm, Tables
+from plait_kernels.latent import reference as latent_reference
+from plait_kernels.latent import triton as latent_triton
+from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
+from plait_kernels.moe import reference as moe_reference
+from plait_kernels.rope import rope_tables
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def assert_close(given: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(given, right, atol=2e-5, rtol=2e-5)
+
+
+def tables(num_tokens: int, width: int) -> Tables:
+    frequencies = 1e4 ** (-torch.arange(width // 2) / (width // 2))
+    return Tables(*rope_tables(torch.arange(num_tokens) * 7, frequencies))
+
+
+# Widths that fill their blocks, and ones that do not.
+LATENTS = [(1, 2, 16, 32, 8), (5, 3, 24, 40, 16), (33, 1, 16, 160, 4)]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_heads", "num_still", "width", "turning"), LATENTS)
+def test_queries_absorb_and_latents_reach_their_places(
+    num_tokens: int, num_heads: int, num_still: int, width: int, turning: int
+) -> None:
+    rows = torch.randn(num_tokens, num_heads * (num_still + turning) + width + turning)
+    q, cached = rows.split([num_heads * (num_still + turning), width + turning], dim=1)
+    key = torch.randn(num_heads, num_still + 3, width)[:, :num_still]
+    queries = AbsorbedQueries(q.unflatten(1, (num_heads, -1)), key)
+    norm, turns = LatentNorm(torch.rand(width) + 0.5, 1e-6), tables(num_tokens, turning)
+    index = torch.randperm(12 * 4)[:num_tokens]
+    pages = torch.full((12, 4, width + turning), 9.0)
+    right_pages = pages.clone()
+    right = latent_reference.absorb_and_store(queries, cached, norm, turns, right_pages, index)
+    assert_close(latent_triton.absorb_and_store(queries, cached, norm, turns, pages, index), right)
+    assert_close(pages, right_pages)
+    assert_close(latent_triton.absorb(*queries, turns), right)
+    pages.fill_(9.0)
+    stored = latent_triton.store_latents(cached, norm, turns, pages, index)
+    assert_close(stored, right_pages.view(-1, width + turning)[index])
+    assert_close(pages, right_pages)
+    turned = latent_reference.turn_queries(queries.q_BHE, turns)
+    assert_close(latent_triton.turn_queries(queries.q_BHE.clone(), turns), turned)
+
+
+@pytest.mark.parametrize("empty", ["neither", "first", "second", "both"])
+def test_parts_of_a_context_are_joined_and_what_an_empty_one_holds_is_not_read(empty: str) -> None:
+    a, b = torch.randn(5, 3, 24), torch.randn(5, 3, 24)
+    lse_a, lse_b = torch.randn(5, 3) * 9, torch.randn(5, 3) * 9
+    parts = {"neither": [], "first": [(a, lse_a)], "second": [(b, lse_b)], "both": [(a, lse_a), (b, lse_b)]}
+    for _, lse in parts[empty]:
+        lse[2] = -torch.inf
+    right = merge(a, lse_a, b, lse_b)
+    for out, _ in parts[empty]:
+        out[2] = torch.nan
+    for given, expected in zip(merge_triton.merge(a, lse_a, b, lse_b), right, strict=True):
+        assert_close(given, expected)
+
+
+ROUTINGS = {
+    "v2-lite": (16, Routing("softmax", 6, GroupLimit(1, 1), 1.0, num_shared=2)),
+    "v2": (40, Routing("softmax", 6, GroupLimit(8, 3), 16.0, num_shared=2)),
+    "v3": (32, Routing("sigmoid", 8, GroupLimit(8, 4), 2.5, normalise=True, num_shared=1)),
+    "v3 without a shared expert": (12, Routing("sigmoid", 3, GroupLimit(4, 2), 1.5)),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_tokens_are_routed_alike(name: str) -> None:
+    num_experts, routing = ROUTINGS[name]
+    logits = torch.randn(20, num_experts)
+    bias = torch.randn(num_experts) * 0.3 if routing.scoring == "sigmoid" else None
+    weights, experts = routing_triton.route(logits, bias, routing)
+    right_weights, right_experts = groups.route(logits, bias, routing)
+    assert torch.equal(experts, right_experts)
+    assert_close(weights, right_weights)
+
+
+@pytest.mark.parametrize("solution", [few_triton, sorted_triton])
+@pytest.mark.parametrize(("num_tokens", "hidden", "width"), [(1, 32, 16), (3, 24, 12), (19, 32, 16)])
+@pytest.mark.parametrize("routing", ["spread", "one expert"])
+def test_experts_multiply_alike(solution: object, num_tokens: int, hidden: int, width: int, routing: str) -> None:
+    x, gate_up, down = torch.randn(num_tokens, hidden), torch.randn(5, 2 * width, hidden), torch.randn(5, hidden, width)
+    weights, experts = moe_reference.softmax_top_k(torch.randn(num_tokens, 5), 2, True)
+    if routing == "one expert":
+        experts = torch.stack((torch.full_like(experts[:, 0], 4), torch.zeros_like(experts[:, 0])), dim=1)
+    right = moe_reference.expert_mlps(x, gate_up, down, weights, experts)
+    given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
+    torch.testing.assert_close(given, right, atol=1e-3, rtol=1e-4)

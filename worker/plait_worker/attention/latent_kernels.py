@@ -1,0 +1,97 @@
+"""Latent attention on Hopper: what the backends share, whose kernels differ in the absorbed half.
+
+A step is taken in one of two ways. Where its prefill rows are short appends, every token of the step attends to the
+cached latents as decode rows do. Otherwise prefill rows get keys and values of every head (``ragged_latent``), and
+decode rows alone are absorbed.
+
+Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C cached of a token, L of it the latent.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from plait_worker.attention import Expand, LatentShape
+from plait_worker.attention.lengths import device_lengths, places
+from plait_worker.attention.ragged_latent import RaggedPrefill, RaggedStep
+from plait_worker.attention.short_appends import is_short
+from plait_worker.rows import DeviceLengths, Rows
+
+LATENT_DIMS = (512, 576)
+"""Numbers of a latent, and of it with the shared key, that the kernels were built for."""
+PlannedT = TypeVar("PlannedT")
+
+
+@dataclass(frozen=True, slots=True)
+class LatentKernelStep(Generic[PlannedT]):
+    """``LatentStep`` of these backends."""
+
+    backend: LatentKernels[PlannedT]
+    num_prefill_tokens: int
+    token_index_T: Tensor
+    ragged: RaggedStep | None
+    absorbed: PlannedT | None
+
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+        """See ``LatentStep``."""
+        if self.ragged is None:
+            raise AssertionError("a step without prefill tokens")
+        return self.ragged.attend(q_PHE, latent_PC, pages, expand)
+
+    def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
+        """See ``LatentStep``."""
+        if self.absorbed is None:
+            raise AssertionError("a step without absorbed tokens")
+        return self.backend.attend(q_BHC, pages, self.absorbed)
+
+
+class LatentKernels(ABC, Generic[PlannedT]):
+    """``AttentionBackend`` for compute capability 9.0, but for its absorbed half."""
+
+    name: str
+    is_capturable: bool
+    captures_prompts: bool
+
+    def __init__(
+        self, shape: LatentShape, page_size: int, context_chunk: int, _max_tokens: int, device: torch.device
+    ) -> None:
+        """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` with the rule that is broken."""
+        dims = (shape.latent_dim, shape.cached_dim)
+        if dims != LATENT_DIMS:
+            latent, shared = LATENT_DIMS[0], LATENT_DIMS[1] - LATENT_DIMS[0]
+            raise ValueError(
+                f"it takes latents of {latent} numbers with a shared key of {shared}, not of {dims[0]} with one of "
+                f"{dims[1] - dims[0]}"
+            )
+        if shape.cached_dtype != shape.dtype:
+            raise ValueError(f"it reads pages of {str(shape.dtype).removeprefix('torch.')} only")
+        self.shape, self.page_size = shape, page_size
+        self._ragged = RaggedPrefill(shape, page_size, context_chunk, device)
+
+    @abstractmethod
+    def plan(self, rows: Rows, lengths: DeviceLengths | None, *, is_whole: bool) -> PlannedT:
+        """What the absorbed half needs of a step: of all its tokens where it is whole, else of the decode rows.
+
+        ``lengths`` is None where all rows decode.
+        """
+
+    @abstractmethod
+    def attend(self, q_AHC: Tensor, pages: Tensor, planned: PlannedT) -> Tensor:
+        """Absorbed queries over the cached tokens: ``[A, H, L]``."""
+
+    def prepare(self, rows: Rows) -> LatentKernelStep[PlannedT]:
+        """The step's way, lengths and tables."""
+        num, lengths = rows.num_prefill, device_lengths(rows)
+        is_whole = rows.device_lengths is not None or is_short(rows.starts[:num], rows.lengths[:num])
+        return LatentKernelStep(
+            backend=self,
+            num_prefill_tokens=0 if is_whole else rows.num_prefill_tokens,
+            token_index_T=places(rows, lengths, self.page_size),
+            ragged=None if is_whole else self._ragged.plan(rows),
+            absorbed=self.plan(rows, lengths, is_whole=is_whole) if is_whole or num < rows.num_rows else None,
+        )

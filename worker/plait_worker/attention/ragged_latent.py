@@ -1,0 +1,136 @@
+"""Prefill rows of latent attention by flashinfer's ragged kernel for Hopper (fa3): keys and values of every head.
+
+New tokens see themselves; what is cached gets keys and values piece by piece, and the results are joined by their
+log-sum-exp. The kernel is planned on the host from the host's lengths, once a step for all layers, into pinned memory
+that a copy then reads: every step in flight has wrappers of its own, one a piece.
+
+Shapes: P tokens of the prefill rows, N of them in a piece, I cached tokens of a piece, H heads, E numbers in a query
+and key, V in a value, C cached of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+import torch
+from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
+from plait_kernels.attention import merge
+from torch import Tensor
+
+from plait_worker.attention import Expand, LatentShape
+from plait_worker.attention.context_pieces import ContextPiece, Ints, context_pieces
+from plait_worker.rows import Rows
+from plait_worker.transfer import upload
+
+_WORKSPACE_BYTES = 128 << 20
+# The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
+_RING = 3
+_DIMS = (192, 128)
+"""Numbers of a query and key, and of a value, that the kernel was built for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Cached tokens that some of the prefill tokens see."""
+
+    tokens: slice
+    """Where in P those that see them lie."""
+    index_I: Tensor
+    """int64: where in the flat cache ``[pages * page size, C]`` the cached tokens lie."""
+    wrapper: BatchPrefillWithRaggedKVCacheWrapper
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedStep:
+    """The prefill rows of one step."""
+
+    new: BatchPrefillWithRaggedKVCacheWrapper
+    pieces: Sequence[_Piece]
+
+    def attend(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+        """See ``LatentStep.prefill``."""
+        k_PHE, v_PHV = expand(latent_PC)
+        if not self.pieces:
+            out_PHV: Tensor = self.new.run(q_PHE, k_PHE, v_PHV)
+            return out_PHV
+        out_PHV, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, return_lse=True)
+        # Joined in float32 however many pieces there are; rounded once.
+        joined_PHV = out_PHV.float()
+        flat = pages.view(-1, pages.shape[-1])
+        for piece in self.pieces:
+            seen = piece.tokens
+            k_IHE, v_IHV = expand(flat.index_select(0, piece.index_I))
+            part_NHV, part_NH = piece.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
+            joined_PHV[seen], lse_PH[seen] = merge(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
+        return joined_PHV.to(q_PHE.dtype)
+
+
+class RaggedPrefill:
+    """Plans the prefill rows of one step after the other."""
+
+    def __init__(self, shape: LatentShape, page_size: int, context_chunk: int, device: torch.device) -> None:
+        """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
+        if (shape.query_dim, shape.value_dim) != _DIMS or shape.dtype != torch.bfloat16:
+            raise ValueError(
+                f"its prefill takes bfloat16 queries of {_DIMS[0]} and values of {_DIMS[1]} numbers, not "
+                f"{str(shape.dtype).removeprefix('torch.')} of {shape.query_dim} and {shape.value_dim}"
+            )
+        self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._ring = cycle([list[BatchPrefillWithRaggedKVCacheWrapper]() for _ in range(_RING)])
+
+    def plan(self, rows: Rows) -> RaggedStep:
+        """The host's work for a step with prefill rows."""
+        num, wrappers = rows.num_prefill, next(self._ring)
+        lengths_P = np.array(rows.lengths[:num])
+        first_P = np.concatenate(([0], lengths_P.cumsum()))
+        new = self._plan(self._wrapper(wrappers, 0), lengths_P, lengths_P, is_causal=True)
+        pieces = [
+            self._piece(piece, rows, first_P, self._wrapper(wrappers, 1 + number))
+            for number, piece in enumerate(context_pieces(rows.starts[:num], self.context_chunk))
+        ]
+        return RaggedStep(new, pieces)
+
+    def _piece(
+        self, piece: ContextPiece, rows: Rows, first_P: Ints, wrapper: BatchPrefillWithRaggedKVCacheWrapper
+    ) -> _Piece:
+        table_RW = rows.page_table_RW
+        entry_I, offset_I = (
+            upload(values, table_RW.device) for values in piece.index(table_RW.shape[1], self.page_size)
+        )
+        index_I = table_RW.flatten()[entry_I].long() * self.page_size + offset_I
+        lengths = np.array(rows.lengths[piece.rows])
+        tokens = slice(int(first_P[piece.rows.start]), int(first_P[piece.rows.stop]))
+        return _Piece(tokens, index_I, self._plan(wrapper, lengths, piece.lengths, is_causal=False))
+
+    def _plan(
+        self, wrapper: BatchPrefillWithRaggedKVCacheWrapper, lengths_q: Ints, lengths_kv: Ints, *, is_causal: bool
+    ) -> BatchPrefillWithRaggedKVCacheWrapper:
+        wrapper.plan(
+            _ends(lengths_q),
+            _ends(lengths_kv),
+            self.shape.num_heads,
+            self.shape.num_heads,
+            self.shape.query_dim,
+            self.shape.value_dim,
+            causal=is_causal,
+            sm_scale=self.shape.scale,
+            q_data_type=self.shape.dtype,
+        )
+        return wrapper
+
+    def _wrapper(
+        self, wrappers: list[BatchPrefillWithRaggedKVCacheWrapper], number: int
+    ) -> BatchPrefillWithRaggedKVCacheWrapper:
+        """The slot's wrapper of this number, made when first asked for."""
+        if number == len(wrappers):
+            wrappers.append(BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend="fa3"))
+        return wrappers[number]
+
+
+def _ends(lengths: Ints) -> Tensor:
+    """int32 on the host: what lies before each row, and in all."""
+    return torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))
