@@ -10,12 +10,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.latent import reference
-from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
+from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables, make_latents
 from plait_kernels.solutions import triton_solution
 
 
 def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
-    """What is cached of each token, ``[T, C]``: its latent normalised, its key turned; also written into the pages.
+    """``make_latents``, which are written into the pages too.
 
     ``cached_TC`` may be a part of wider rows; ``index_T``, int64, says where in the flat pages ``[N P, C]`` each goes.
     """
@@ -47,4 +47,13 @@ def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
     return turned_THE
 
 
-__all__ = ["AbsorbedQueries", "LatentNorm", "Tables", "absorb", "absorb_and_store", "store_latents", "turn_queries"]
+__all__ = [
+    "AbsorbedQueries",
+    "LatentNorm",
+    "Tables",
+    "absorb",
+    "absorb_and_store",
+    "make_latents",
+    "store_latents",
+    "turn_queries",
+]

@@ -41,11 +41,16 @@ class Tables(NamedTuple):
         return self.cos_T1R.shape[-1]
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
-    """See ``plait_kernels.latent.store_latents``."""
+def make_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables) -> Tensor:
+    """What is cached of each token, ``[T, C]``: its latent normalised, its key turned."""
     latent_TL, key_TR = torch.split(cached_TC, [len(norm.weight_L), tables.width], dim=1)
     key_T1R = apply_rope(key_TR[:, None], *tables)
-    latent_TC = torch.cat((rms_norm(latent_TL, norm.weight_L, norm.eps), key_T1R[:, 0]), dim=1)
+    return torch.cat((rms_norm(latent_TL, norm.weight_L, norm.eps), key_T1R[:, 0]), dim=1)
+
+
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+    """See ``plait_kernels.latent.store_latents``."""
+    latent_TC = make_latents(cached_TC, norm, tables)
     pages.view(-1, pages.shape[-1]).index_copy_(0, index_T, latent_TC)
     return latent_TC
 

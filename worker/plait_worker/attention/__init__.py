@@ -72,7 +72,8 @@ Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 class LatentStep(Protocol):
     """The latent attention of one step: made once by ``prepare``, called once a layer.
 
-    Before it is called, the step's tokens are in the layer's pages, where ``token_index_T`` says.
+    First the step's tokens go into the layer's pages: by ``write``, or by a kernel that does more besides, where
+    ``place_T`` says.
     """
 
     @property
@@ -81,8 +82,12 @@ class LatentStep(Protocol):
         ...
 
     @property
-    def token_index_T(self) -> Tensor:
+    def place_T(self) -> Tensor:
         """int64: where in the flat pages ``[pages * page size, C]`` the step's tokens go."""
+        ...
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages, in the pages' own numbers."""
         ...
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:

@@ -33,9 +33,13 @@ class LatentKernelStep(Generic[PlannedT]):
 
     backend: LatentKernels[PlannedT]
     num_prefill_tokens: int
-    token_index_T: Tensor
+    place_T: Tensor
     ragged: RaggedStep | None
     absorbed: PlannedT | None
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages."""
+        pages.view(-1, pages.shape[-1]).index_copy_(0, self.place_T, latent_TC)
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """See ``LatentStep``."""
@@ -91,7 +95,7 @@ class LatentKernels(ABC, Generic[PlannedT]):
         return LatentKernelStep(
             backend=self,
             num_prefill_tokens=0 if is_whole else rows.num_prefill_tokens,
-            token_index_T=places(rows, lengths, self.page_size),
+            place_T=places(rows, lengths, self.page_size),
             ragged=None if is_whole else self._ragged.plan(rows),
             absorbed=self.plan(rows, lengths, is_whole=is_whole) if is_whole or num < rows.num_rows else None,
         )

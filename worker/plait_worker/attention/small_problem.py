@@ -126,7 +126,7 @@ class LatentProblem(SmallProblem):
     def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
         """``[T, H, V]``."""
         num, out = step.num_prefill_tokens, []
-        self.pages.view(-1, self.pages.shape[-1]).index_copy_(0, step.token_index_T, latent_TC)
+        step.write(latent_TC, self.pages)
         if num > 0:
             out.append(step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand))
         if num < len(q_THE):

@@ -56,12 +56,16 @@ class TorchLatentStep:
     shape: LatentShape
     context_chunk: int
     num_prefill_tokens: int
-    token_index_T: Tensor
+    place_T: Tensor
     """Where in the flat cache the step's tokens go."""
     prefill_rows: list[_PrefillRow]
     decode_batches: list[_DecodeBatch]
     room: Tensor
     """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages."""
+        pages.view(-1, pages.shape[-1]).index_copy_(0, self.place_T, latent_TC)
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
@@ -159,7 +163,7 @@ class TorchLatentAttention:
             shape=self.shape,
             context_chunk=self.context_chunk,
             num_prefill_tokens=rows.num_prefill_tokens,
-            token_index_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
+            place_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
             prefill_rows=list(self._prefill_rows(rows)),
             decode_batches=batches,
             room=self._room_for(max((len(batch.page_index) for batch in batches), default=0)),

@@ -17,6 +17,7 @@ from plait_kernels.latent import (
     Tables,
     absorb,
     absorb_and_store,
+    make_latents,
     store_latents,
     turn_queries,
 )
@@ -109,8 +110,12 @@ class LatentAttention:
 
     def _attend_absorbed(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
-        queries = AbsorbedQueries(raw.q_THE, self.key_HOL)
-        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, pages, attention.token_index_T)
+        if pages.dtype == raw.cached_TC.dtype:
+            queries = AbsorbedQueries(raw.q_THE, self.key_HOL)
+            q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, pages, attention.place_T)
+        else:
+            self._store(raw, attention, pages)
+            q_THC = absorb(raw.q_THE, self.key_HOL, raw.tables)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         self._values(attention.decode(q_THC, pages), out_THV)
         return out_THV
@@ -118,7 +123,7 @@ class LatentAttention:
     def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
-        latent_TC = store_latents(raw.cached_TC, self._norm, raw.tables, pages, attention.token_index_T)
+        latent_TC = self._store(raw, attention, pages)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         q_PHE = turn_queries(raw.q_THE[prefill], raw.tables.part(prefill))
         out_THV[prefill] = attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand)
@@ -126,6 +131,14 @@ class LatentAttention:
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
             self._values(attention.decode(q_BHC, pages), out_THV[decode])
         return out_THV
+
+    def _store(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
+        """What is cached of each token, ``[T, C]``, which is written into the pages too."""
+        if pages.dtype == raw.cached_TC.dtype:
+            return store_latents(raw.cached_TC, self._norm, raw.tables, pages, attention.place_T)
+        latent_TC = make_latents(raw.cached_TC, self._norm, raw.tables)
+        attention.write(latent_TC, pages)
+        return latent_TC
 
     def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
         """From sums of latents to sums of each head's values, which are written."""
