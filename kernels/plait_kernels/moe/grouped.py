@@ -13,16 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait_kernels.activation import silu_mul
+from plait_kernels.solutions import triton_solution
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; bfloat16 alone, with H and I multiples of 8."""
-    num_tokens, top_k = experts_TK.shape
+    top_k = experts_TK.shape[1]
     sorted_N, order_N = experts_TK.flatten().sort(stable=True)
     every_E = torch.arange(gate_up_EJH.shape[0], device=x_TH.device)
     ends_E = torch.searchsorted(sorted_N, every_E, right=True, out_int32=True)
     gate_up_NJ = F.grouped_mm(x_TH[order_N // top_k], gate_up_EJH.transpose(1, 2), offs=ends_E)
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
-    out_NH = torch.empty_like(sorted_NH).index_copy_(0, order_N, sorted_NH)
-    out_TKH = out_NH.view(num_tokens, top_k, -1).float()
-    return (out_TKH * weights_TK[:, :, None]).sum(dim=1).to(x_TH.dtype)
+    place_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
+    out_TH = torch.empty_like(x_TH)
+    triton_solution("plait_kernels.moe", "sorted_triton").combine(sorted_NH, weights_TK, out_TH, place_N)
+    return out_TH

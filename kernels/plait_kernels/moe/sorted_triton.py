@@ -61,12 +61,20 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     return out_TH
 
 
-def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor) -> None:
-    """The weighted sum of each token's parts, which lie one after the other."""
+def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tensor | None = None) -> None:
+    """The weighted sum of each token's parts; pair n's lies at ``place_N[n]`` (int64), or at n."""
     num_tokens, hidden_size = out_TH.shape
     top_k, block = weights_TK.shape[1], 1024
     _combine[(num_tokens, triton.cdiv(hidden_size, block))](
-        parts_NH, weights_TK, out_TH, HIDDEN=hidden_size, TOP_K=top_k, BLOCK=block, num_warps=4
+        parts_NH,
+        weights_TK,
+        weights_TK if place_N is None else place_N,
+        out_TH,
+        HIDDEN=hidden_size,
+        TOP_K=top_k,
+        HAS_PLACES=place_N is not None,
+        BLOCK=block,
+        num_warps=4,
     )
 
 
@@ -172,13 +180,25 @@ def _down_listed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _combine(parts_ptr, weights_ptr, out_ptr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _combine(  # type: ignore[no-untyped-def]
+    parts_ptr,
+    weights_ptr,
+    places_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = number < HIDDEN
     out = tl.zeros([BLOCK], tl.float32)
     for index in tl.static_range(TOP_K):
         pair = token * TOP_K + index
-        part = tl.load(parts_ptr + pair * HIDDEN + number, mask=is_there, other=0.0).to(tl.float32)
+        place = pair
+        if HAS_PLACES:
+            place = tl.load(places_ptr + pair)
+        part = tl.load(parts_ptr + place * HIDDEN + number, mask=is_there, other=0.0).to(tl.float32)
         out += part * tl.load(weights_ptr + pair)
     tl.store(out_ptr + token * HIDDEN + number, out.to(out_ptr.dtype.element_ty), mask=is_there)

@@ -1,0 +1,163 @@
+"""One layer of latent attention in a decode step, and its parts, against what the cache's bytes and sums allow.
+
+    python tests/bench/gpu/mla/decode_layers.py --out FILE
+
+Random weights of DeepSeek-V2-Lite (16 heads, hidden 2048) and V3 (128 heads, hidden 7168, queries by a latent); each
+part is captured by itself and replayed, so no launch is counted twice and none is hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from plait_kernels.latent import AbsorbedQueries, Tables, absorb_and_store
+from plait_worker.attention import AttentionBackend, LatentStep
+from plait_worker.attention.choice import try_backend
+from plait_worker.attention.found import Need, names
+from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
+from plait_worker.models.decoder import Step
+from plait_worker.models.deepseek import LatentAttention
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from plait_worker.weights import DummyWeights
+
+GPU = torch.device("cuda")
+PAGE_SIZE = 64
+ROWS, DEPTHS = (1, 32, 128, 512), (1024, 4096, 16_384)
+FLOOR_PS = {16: 272.0, 128: 364.0}
+"""Of a token of context, by heads: 1,152 bytes at 4.24 TB/s, 2,176 operations a head at 765 TFLOP/s."""
+
+
+def config(num_heads: int) -> ModelConfig:
+    hidden, q_rank = (2048, None) if num_heads == 16 else (7168, 1536)
+    return ModelConfig(
+        architecture="DeepseekV3ForCausalLM",
+        vocab_size=1024,
+        hidden_size=hidden,
+        intermediate_size=1024,
+        num_layers=1,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=64,
+        norm_eps=1e-6,
+        rope=RopeConfig(1e4),
+        max_positions=32_768,
+        tie_embeddings=False,
+        mla=MlaConfig(q_rank, 512, 128, 64, 128, 192**-0.5, True),
+    )
+
+
+def rows_of(num_rows: int, depth: int, num_pages: int) -> Rows:
+    """Decode rows at the same depth over scattered pages."""
+    width = -(-depth // PAGE_SIZE)
+    table = torch.randperm(num_pages, device=GPU)[: num_rows * width].view(num_rows, width).to(torch.int32)
+    return Rows(
+        num_prefill=0,
+        slots=list(range(num_rows)),
+        starts=[depth - 1] * num_rows,
+        lengths=[1] * num_rows,
+        token_ids_T=torch.zeros(num_rows, dtype=torch.int64, device=GPU),
+        positions_T=torch.full((num_rows,), depth - 1, device=GPU),
+        page_table_RW=table,
+        sample_index_S=torch.zeros(0, dtype=torch.int64, device=GPU),
+    )
+
+
+def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
+    """Of one replay of the captured work."""
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for _ in range(3):
+        graph.replay()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / repeats * 1e3
+
+
+def parts(
+    layer: LatentAttention, backend: AttentionBackend[LatentStep], rows: Rows, pages: torch.Tensor, hidden: int
+) -> dict[str, float]:
+    """Microseconds of the whole layer and of what it consists of."""
+    num_rows, heads = rows.num_rows, layer.key_HOL.shape[0]
+    x = torch.randn(num_rows, hidden, dtype=torch.bfloat16, device=GPU)
+    tables = Tables(*(torch.randn(num_rows, 1, 64, device=GPU) for _ in range(2)))
+    attention = backend.prepare(rows)
+    step = Step(*tables, attention)
+    queries, cached = layer.inputs(x)
+    q_THE = queries.unflatten(1, (heads, -1))
+    q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
+    latents, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
+    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, pages, attention.place_T)
+    return {
+        "layer": microseconds(lambda: layer(x, step, pages)),
+        "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
+        "projections in": microseconds(lambda: layer.inputs(x)),
+        "absorb, rope, cache write": microseconds(lambda: absorb_and_store(*entered)),
+        "values": microseconds(lambda: layer._values(latents, values)),
+        "projection out": microseconds(lambda: layer.output(values.flatten(1))),
+    }
+
+
+@torch.inference_mode()
+def measure(num_heads: int, out: list[dict[str, object]]) -> None:
+    model = config(num_heads)
+    assert model.mla is not None
+    layer = LatentAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
+    num_pages = max(ROWS) * max(DEPTHS) // PAGE_SIZE
+    pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU)
+    shape = latent_shape(num_heads)
+    for name in names(type(shape), (9, 0)):
+        backend = try_backend(name, Need(shape, PAGE_SIZE, 4096, 8192, GPU))
+        if isinstance(backend, str):
+            print(name, backend)
+            continue
+        for num_rows in ROWS:
+            for depth in DEPTHS:
+                figures = parts(layer, backend, rows_of(num_rows, depth, num_pages), pages, model.hidden_size)
+                note(out, f"{name} {num_heads} heads {num_rows} rows at {depth}", figures, num_heads, num_rows * depth)
+
+
+def latent_shape(num_heads: int) -> object:
+    from plait_worker.attention import LatentShape
+
+    kinds = {"dtype": torch.bfloat16, "cached_dtype": torch.bfloat16}
+    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, **kinds)  # type: ignore[arg-type]
+
+
+def note(out: list[dict[str, object]], case: str, figures: dict[str, float], num_heads: int, tokens: int) -> None:
+    """The figures in microseconds, with the kernel's rates and its floor."""
+    seconds = figures["kernel"] * 1e-6
+    rates = {
+        "kernel floor": (FLOOR_PS[num_heads] * tokens * 1e-6, "us"),
+        "kernel bandwidth": (1152 * tokens / seconds / 1e12, "TB/s"),
+        "kernel rate": (2176 * num_heads * tokens / seconds / 1e12, "TFLOP/s"),
+    }
+    print(case, {name: round(value, 1) for name, value in figures.items()}, flush=True)
+    out += [{"case": case, "metric": name, "unit": "us", "value": round(value, 2)} for name, value in figures.items()]
+    out += [{"case": case, "metric": name, "unit": u, "value": round(value, 3)} for name, (value, u) in rates.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    for num_heads in (16, 128):
+        measure(num_heads, rows)
+    if options.out:
+        command = "tests/bench/gpu/mla/decode_layers.py"
+        options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""DeepSeek-V2-Lite's experts by each of the ways, from one token to thousands: where one overtakes the other.
+
+python tests/bench/gpu/mla/experts.py --out FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from decode_layers import microseconds
+from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, route, sorted_triton
+from plait_kernels.moe.sorted_triton import Tile
+
+NUM_EXPERTS, NUM_SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+TILES = (
+    Tile(16, 64, 128, 4, 4),
+    Tile(16, 128, 128, 4, 3),
+    Tile(16, 128, 64, 4, 4),
+    Tile(16, 32, 256, 4, 3),
+    Tile(32, 64, 128, 4, 3),
+    Tile(32, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 4),
+    Tile(64, 128, 64, 4, 3),
+    Tile(64, 128, 64, 8, 4),
+    Tile(128, 128, 64, 8, 3),
+)
+COPY_BYTES_A_US = 4.24e6
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tiles", action="store_true", help="try every tile")
+    options = parser.parse_args()
+    kind = {"dtype": torch.bfloat16, "device": "cuda"}
+    num_all = NUM_EXPERTS + NUM_SHARED
+    gate_up, down = torch.randn(num_all, 2 * WIDTH, HIDDEN, **kind), torch.randn(num_all, HIDDEN, WIDTH, **kind)
+    routing = Routing("softmax", TOP_K, GroupLimit(1, 1), 1.0, num_shared=NUM_SHARED)
+    rows: list[dict[str, object]] = []
+    for num_tokens in TOKENS:
+        x = torch.randn(num_tokens, HIDDEN, **kind) * 0.01
+        given = (x, gate_up, down, *route(torch.randn(num_tokens, NUM_EXPERTS, device="cuda"), None, routing))
+        figures: dict[str, float] = {}
+        if num_tokens <= 64:
+            figures["by index"] = microseconds(lambda given=given: few_triton.expert_mlps(*given))
+        if num_tokens <= 2048:
+            figures["listed"] = microseconds(lambda given=given: sorted_triton.expert_mlps(*given))
+        if num_tokens >= 64:
+            figures["grouped GEMM"] = microseconds(lambda given=given: grouped.expert_mlps(*given), 10)
+        if options.tiles and 16 <= num_tokens <= 2048:
+            figures |= tiles(given)
+        num_used = given[4].unique().numel()
+        floor_bytes, operations = num_used * 3 * HIDDEN * WIDTH * 2, given[4].numel() * 6 * HIDDEN * WIDTH
+        figures["floor"] = max(floor_bytes / COPY_BYTES_A_US, operations / 765e6)
+        print(num_tokens, {name: round(value, 1) for name, value in figures.items()}, flush=True)
+        case = f"V2-Lite experts of {num_tokens} tokens"
+        rows += [{"case": case, "metric": name, "unit": "us", "value": round(us, 2)} for name, us in figures.items()]
+    if options.out:
+        command = "tests/bench/gpu/mla/experts.py"
+        options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+
+
+def tiles(given: tuple[torch.Tensor, ...]) -> dict[str, float]:
+    """The listed way with every tile."""
+    usual, figures = sorted_triton.tile_for, {}
+    for tile in TILES:
+        sorted_triton.tile_for = lambda *_, tile=tile: tile
+        figures[str(tile)] = microseconds(lambda: sorted_triton.expert_mlps(*given), 10)
+    sorted_triton.tile_for = usual
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The kernels around latent attention give what their references give, up to the rounding of bfloat16."""
+
+import pytest
+import torch
+from plait_kernels.attention import merge, merge_triton
+from plait_kernels.latent import (
+    AbsorbedQueries,
+    LatentNorm,
+    Tables,
+    absorb,
+    absorb_and_store,
+    store_latents,
+    turn_queries,
+)
+from plait_kernels.latent import reference as latent_reference
+from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, route, sorted_triton
+from plait_kernels.moe import reference as moe_reference
+from plait_kernels.rope import rope_tables
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = 2**-7
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
+
+
+def assert_close(given: Tensor, right: Tensor) -> None:
+    error = (given.float() - right.float()).abs().max() / right.float().abs().max()
+    assert float(error) <= TOLERANCE
+
+
+@pytest.mark.parametrize("num_heads", [8, 16, 128])
+@pytest.mark.parametrize("num_tokens", [1, 16, 33, 300])
+def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(num_tokens: int, num_heads: int) -> None:
+    rows = normal(num_tokens, num_heads * 192 + 576)
+    q, cached = rows.split([num_heads * 192, 576], dim=1)
+    up = normal(num_heads * 256, 512) * 512**-0.5
+    key = up.unflatten(0, (num_heads, 256))[:, :128]
+    norm = LatentNorm(normal(512), 1e-6)
+    frequencies = 1e4 ** (-torch.arange(32, device="cuda") / 32)
+    tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, frequencies))
+    pages = torch.zeros(60_000, 64, 576, dtype=torch.bfloat16, device="cuda")
+    index = pages.shape[0] * 64 - 1 - torch.randperm(4000, device="cuda")[:num_tokens]
+    q_THE = q.unflatten(1, (num_heads, 192))
+    right = latent_reference.absorb(q_THE, key, tables)
+    latents = latent_reference.make_latents(cached, norm, tables)
+    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, pages, index), right)
+    assert_close(pages.view(-1, 576)[index], latents)
+    assert int((pages != 0).any(dim=-1).sum()) == num_tokens
+    assert_close(absorb(q_THE, key, tables), right)
+    pages.zero_()
+    assert_close(store_latents(cached, norm, tables, pages, index), latents)
+    assert_close(pages.view(-1, 576)[index], latents)
+    turned = latent_reference.turn_queries(q_THE, tables)
+    assert_close(turn_queries(q_THE, tables), turned)
+
+
+def test_parts_of_a_context_are_joined() -> None:
+    a, b = normal(700, 16, 128).float(), normal(700, 16, 128)
+    lse_a, lse_b = (torch.randn(700, 16, device="cuda") * 9 for _ in range(2))
+    lse_a[5], lse_b[5:7] = -torch.inf, -torch.inf
+    right = [part.cuda() for part in merge(a.cpu(), lse_a.cpu(), b.cpu(), lse_b.cpu())]
+    b[5:7] = torch.nan
+    for given, expected in zip(merge_triton.merge(a, lse_a, b, lse_b), right, strict=True):
+        torch.testing.assert_close(given, expected)
+
+
+ROUTINGS = {
+    "v2-lite": (64, Routing("softmax", 6, GroupLimit(1, 1), 1.0, num_shared=2)),
+    "v2": (160, Routing("softmax", 6, GroupLimit(8, 3), 16.0, num_shared=2)),
+    "v3": (256, Routing("sigmoid", 8, GroupLimit(8, 4), 2.5, normalise=True, num_shared=1)),
+    "recall-mla": (8, Routing("sigmoid", 2, GroupLimit(4, 2), 1.5, normalise=True)),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_tokens_are_routed_alike(name: str) -> None:
+    num_experts, routing = ROUTINGS[name]
+    logits = torch.randn(3000, num_experts, device="cuda")
+    bias = torch.randn(num_experts, device="cuda") * 0.3 if routing.scoring == "sigmoid" else None
+    weights, experts = route(logits, bias, routing)
+    right_weights, right_experts = groups.route(logits, bias, routing)
+    # Scores that differ by rounding alone may change places.
+    assert float((experts != right_experts).any(dim=1).float().mean()) < 0.001
+    same = (experts == right_experts).all(dim=1)
+    torch.testing.assert_close(weights[same], right_weights[same], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("solution", [few_triton, sorted_triton], ids=["few", "sorted"])
+@pytest.mark.parametrize("num_tokens", [1, 7, 16, 128, 1024])
+@pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (66, 8, 2048, 1408)])
+@pytest.mark.parametrize("routing", ["spread", "same experts"])
+def test_experts_multiply_alike(
+    solution: object, num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str
+) -> None:
+    x = normal(num_tokens, hidden)
+    gate_up, down = normal(num_experts, 2 * width, hidden) * 0.03, normal(num_experts, hidden, width) * 0.03
+    logits = torch.randn(num_tokens, num_experts, device="cuda")
+    if routing == "same experts":
+        logits += torch.arange(num_experts, device="cuda") * 99
+    weights, experts = moe_reference.softmax_top_k(logits, top_k, True)
+    weights = weights * 0 + 1 / top_k
+    given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
+    assert_close(given, moe_reference.expert_mlps(x, gate_up, down, weights, experts))
