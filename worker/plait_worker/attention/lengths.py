@@ -40,6 +40,18 @@ def places(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
     return page_T.long() * page_size + rows.positions_T % page_size
 
 
+def token_places(rows: Rows, page_size: int) -> Tensor:
+    """The same for a step whose decode rows may have several tokens; equal lengths need nothing of the host."""
+    device = rows.positions_T.device
+    if min(rows.lengths) == max(rows.lengths):
+        one_R = torch.arange(rows.num_rows, device=device)
+        row_T = one_R.repeat_interleave(rows.lengths[0], output_size=rows.num_tokens)
+    else:
+        row_T = upload(np.arange(rows.num_rows).repeat(rows.lengths), device)
+    page_T = rows.page_table_RW[row_T, rows.positions_T // page_size]
+    return page_T.long() * page_size + rows.positions_T % page_size
+
+
 def decode_lengths(rows: Rows) -> Tensor:
     """int32 ``[D]``: positions that each decode row sees, from the device's own positions."""
     return (rows.positions_T[rows.num_prefill_tokens :] + 1).to(torch.int32)

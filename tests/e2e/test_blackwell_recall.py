@@ -1,0 +1,71 @@
+"""Every answer is right through the calls of the Blackwell backends: real servers, whose workers run on a CPU with
+flashinfer's own checks and a stand-in where its kernels would be. The kernels themselves were not run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import recall
+from metrics import read_metrics
+from recording import Record
+from running_server import StartServer
+
+SUPPORT = Path(__file__).parent.parent / "support"
+FLAGS = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024")
+# Model, backend, flags, and the calls that must have been made.
+CASES = [
+    (
+        "recall-mla",
+        "trtllm_mla",
+        ("--long-prefill", "256", "--context-chunk", "192"),
+        ("expanded causal", "expanded context", "latent decode"),
+    ),
+    ("recall-gqa", "trtllm_mha", ("--long-prefill", "256"), ("heads context", "heads decode")),
+]
+
+
+@pytest.fixture
+def blackwell(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers started from here have workers that take their CPU for a B200."""
+    paths = [str(SUPPORT / "blackwell"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize(("model", "backend", "flags", "calls"), CASES)
+def test_every_answer_is_right(
+    model: str,
+    backend: str,
+    flags: tuple[str, ...],
+    calls: tuple[str, ...],
+    blackwell: None,
+    check_models: Path,
+    server: StartServer,
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    num, context = sized(6, 100), sized(768, 2048)
+    asked = recall.problems(check_models, seed=context, num=num, context=context)
+    running = server(check_models / model, *FLAGS, *flags, "--attention-backend", backend)
+    wrong = recall.ask_all(running.url, asked, model=model)
+    metrics = read_metrics(running.url)
+    record(f"{model} {backend} {context}, stand-in", "problems_right", "problems", num - len(wrong), num)
+    assert wrong == []
+    assert metrics['plait_steps_total{kind="mixed"}'] > 0
+    running.stop()
+    called = next(line for line in running.errors.splitlines() if "stand-in calls:" in line)
+    assert [name for name in calls if name not in called] == []
+
+
+@pytest.mark.parametrize(("model", "backend"), [("recall-mla", "trtllm_mla"), ("recall-gqa", "trtllm_mha")])
+def test_a_page_size_that_the_kernels_do_not_take_ends_the_start(
+    model: str, backend: str, blackwell: None, check_models: Path, server: StartServer
+) -> None:
+    flags = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "128", "--attention-backend", backend)
+    ended = server(check_models / model, *flags)
+    assert ended.wait() == 3
+    assert "not 128; set --page-size 64" in ended.last_line

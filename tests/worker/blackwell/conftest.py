@@ -1,0 +1,21 @@
+"""flashinfer on CPU tensors, with the stand-in where its Blackwell kernels would be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def launcher(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> object:
+    from trtllm_gen import Launcher, replace_launcher
+
+    made = Launcher()
+    replace_launcher(made, monkeypatch.setattr)
+    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda device: (10, 0))
+    return made

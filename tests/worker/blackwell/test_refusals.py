@@ -1,0 +1,44 @@
+"""What the Blackwell kernels do not take is refused at start, with their rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from blackwell_worlds import CPU, heads, latent
+from plait_proto import ExitCode
+from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention.choice import choose_attention
+from plait_worker.attention.found import Need
+from plait_worker.failure import Failure
+from trtllm_gen import Launcher
+
+RULES = [
+    ("trtllm_mla", latent(), 16, "pages of 32 or 64 tokens, not 16; set --page-size 64"),
+    ("trtllm_mla", latent(96), 64, "up to 64 heads on a rank, or 128, not 96"),
+    ("trtllm_mla", latent(latent_dim=384), 64, "latents of 512 or 256 numbers with a shared key of 64, not 384"),
+    ("trtllm_mla", latent(query_dim=160), 64, "192 numbers in a query and 128 in a value"),
+    ("trtllm_mla", latent(dtype=torch.float16), 64, "set --dtype bfloat16"),
+    ("trtllm_mla", latent(dtype=torch.float32), 64, "not float32"),
+    ("trtllm_mla", heads(), 64, "attention to keys and values"),
+    ("trtllm_mha", heads(), 128, "pages of 16, 32 or 64 tokens, not 128"),
+    ("trtllm_mha", heads(head_dim=96), 64, "heads of 64, 128 or 256 numbers, not 96"),
+    ("trtllm_mha", latent(), 64, "latent attention"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "page_size", "rule"), RULES)
+def test_the_rule_is_named(
+    launcher: Launcher, name: str, shape: AttentionShape | LatentShape, page_size: int, rule: str
+) -> None:
+    with pytest.raises(Failure) as refused:
+        choose_attention(name, Need(shape, page_size, 64, 256, CPU))
+    assert refused.value.code == ExitCode.HARDWARE
+    assert rule in refused.value.reason
+    assert f"--attention-backend {name}" in refused.value.reason
+
+
+@pytest.mark.parametrize("shape", [heads(), latent()])
+def test_a_cpu_is_no_blackwell(shape: AttentionShape | LatentShape) -> None:
+    name = "trtllm_mla" if isinstance(shape, LatentShape) else "trtllm_mha"
+    with pytest.raises(Failure, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
+        choose_attention(name, Need(shape, 64, 64, 256, CPU))

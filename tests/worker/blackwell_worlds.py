@@ -1,0 +1,160 @@
+"""Rows over pages with what they cached before, for backends that run on a stand-in; float64 says what is right.
+
+What no row may see is 1000. Shapes as in `plait_worker.attention`; O numbers of a head that rope does not turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from plait_kernels.attention import attend
+from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
+from plait_worker.attention.latent_pages import FLOAT8, to_float8
+from plait_worker.rows import Rows
+from torch import Tensor
+
+CPU = torch.device("cpu")
+UNSEEN = 1000.0
+Spans = Sequence[tuple[int, int]]
+"""Start and length of each row."""
+
+
+def heads(num_heads: int = 8, num_kv_heads: int = 2, head_dim: int = 128) -> AttentionShape:
+    return AttentionShape(num_heads, num_kv_heads, head_dim, 0.7 * head_dim**-0.5, torch.bfloat16)
+
+
+def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **changes: Any) -> LatentShape:
+    settings = {
+        "latent_dim": latent_dim,
+        "cached_dim": latent_dim + 64,
+        "query_dim": query_dim,
+        "value_dim": 128,
+        "scale": 1.3 * query_dim**-0.5,
+        "dtype": torch.bfloat16,
+        "cached_dtype": torch.bfloat16,
+    }
+    return LatentShape(num_heads=num_heads, **{**settings, **changes})
+
+
+class Tables:
+    """The rows' pages, scattered over a pool."""
+
+    def __init__(self, prefill: Spans, decode: Spans, page_size: int) -> None:
+        self.page_size = page_size
+        self.starts = [start for start, _ in (*prefill, *decode)]
+        self.lengths = [length for _, length in (*prefill, *decode)]
+        widths = [-(-(start + length) // page_size) for start, length in (*prefill, *decode)]
+        self.num_pages = sum(widths) + 3
+        ids = iter(torch.randperm(self.num_pages).tolist())
+        self.pages = [[next(ids) for _ in range(width)] for width in widths]
+        width = -(-max(widths) // 4) * 4
+        self.rows = Rows(
+            num_prefill=len(prefill),
+            slots=list(range(len(widths))),
+            starts=self.starts,
+            lengths=self.lengths,
+            token_ids_T=torch.zeros(sum(self.lengths), dtype=torch.int64),
+            positions_T=torch.cat([torch.arange(s, s + n) for s, n in zip(self.starts, self.lengths, strict=True)]),
+            page_table_RW=torch.tensor(
+                [table + [self.num_pages] * (width - len(table)) for table in self.pages], dtype=torch.int32
+            ),
+            sample_index_S=torch.zeros(0, dtype=torch.int64),
+        )
+
+    def places(self, row: int) -> tuple[Tensor, Tensor]:
+        """Page and offset of what the row cached before this step."""
+        positions = torch.arange(self.starts[row])
+        return torch.tensor(self.pages[row])[positions // self.page_size], positions % self.page_size
+
+    def new(self, contexts: Sequence[Tensor]) -> Tensor:
+        """The last tokens of each row's context: those of this step."""
+        return torch.cat([context[start:] for context, start in zip(contexts, self.starts, strict=True)])
+
+
+class HeadsWorld:
+    """One layer whose heads cache keys and values."""
+
+    def __init__(self, shape: AttentionShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
+        torch.manual_seed(0)
+        self.shape, self.tables = shape, Tables(prefill, decode, page_size)
+        size = (2, shape.num_kv_heads, page_size, shape.head_dim)
+        self.pages = torch.full((self.tables.num_pages + 1, *size), UNSEEN, dtype=shape.dtype)
+        self.contexts = [
+            torch.randn(s + n, 2, shape.num_kv_heads, shape.head_dim).to(shape.dtype)
+            for s, n in zip(self.tables.starts, self.tables.lengths, strict=True)
+        ]
+        for row, kv in enumerate(self.contexts):
+            page, offset = self.tables.places(row)
+            self.pages[page, :, :, offset] = kv[: self.tables.starts[row]]
+        self.q = torch.randn(sum(self.tables.lengths), shape.num_heads, shape.head_dim).to(shape.dtype)
+
+    def error(self, backend: AttentionBackend[Any]) -> float:
+        """Largest difference from float64 over the largest value."""
+        new = self.tables.new(self.contexts)
+        out = backend.prepare(self.tables.rows).forward(self.q, new[:, 0], new[:, 1], self.pages)
+        pairs = zip(self.q.double().split(self.tables.lengths), self.contexts, strict=True)
+        right = torch.cat([attend(q, kv[:, 0].double(), kv[:, 1].double(), self.shape.scale) for q, kv in pairs])
+        return difference(out, right)
+
+
+class LatentWorld:
+    """One layer that caches latents."""
+
+    def __init__(self, shape: LatentShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
+        torch.manual_seed(0)
+        self.shape, self.tables = shape, Tables(prefill, decode, page_size)
+        self.pages = torch.full((self.tables.num_pages + 1, page_size, shape.cached_dim), UNSEEN)
+        self.contexts = [
+            torch.randn(start + length, shape.cached_dim).to(shape.dtype)
+            for start, length in zip(self.tables.starts, self.tables.lengths, strict=True)
+        ]
+        for row, context in enumerate(self.contexts):
+            self.pages[self.tables.places(row)] = context[: self.tables.starts[row]].float()
+        self.pages = self._stored(self.pages)
+        still = shape.query_dim - (shape.cached_dim - shape.latent_dim)
+        self.key_HOL, self.value_HVL = (
+            (torch.randn(shape.num_heads, width, shape.latent_dim) * shape.latent_dim**-0.5).to(shape.dtype)
+            for width in (still, shape.value_dim)
+        )
+        self.q = torch.randn(sum(self.tables.lengths), shape.num_heads, shape.query_dim).to(shape.dtype)
+
+    def error(self, backend: AttentionBackend[Any]) -> float:
+        """Largest difference from float64 over the largest value, of a layer between its projections."""
+        step = backend.prepare(self.tables.rows)
+        latent_TC, num = self.tables.new(self.contexts), step.num_prefill_tokens
+        step.write(latent_TC, self.pages)
+        out = [step.prefill(self.q[:num], latent_TC[:num], self.pages, self._expand)] if num else []
+        if num < len(self.q):
+            absorbed = torch.einsum("tho,hol->thl", self.q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
+            queries = torch.cat((absorbed, self.q[num:, :, self.key_HOL.shape[1] :]), dim=2)
+            out.append(torch.einsum("thl,hvl->thv", step.decode(queries, self.pages), self.value_HVL))
+        return difference(torch.cat(out), self._right())
+
+    def _right(self) -> Tensor:
+        seen = torch.cat(self.contexts)
+        if self.shape.cached_dtype is FLOAT8:  # what the pages keep of it
+            seen = self._stored(seen).double() * self.shape.cached_scale
+        sizes = [len(context) for context in self.contexts]
+        k, v = (each.split(sizes) for each in self._expand(seen.double()))
+        rows = zip(self.q.double().split(self.tables.lengths), k, v, strict=True)
+        return torch.cat([attend(*row, self.shape.scale) for row in rows])
+
+    def _stored(self, numbers: Tensor) -> Tensor:
+        if self.shape.cached_dtype is FLOAT8:
+            return to_float8(numbers, self.shape.cached_scale)
+        return numbers.to(self.shape.cached_dtype)
+
+    def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+        latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]
+        key_NHO, value_NHV = (
+            torch.einsum("nl,hxl->nhx", latent_NL, up.to(latent_NL.dtype)) for up in (self.key_HOL, self.value_HVL)
+        )
+        shared_NHR = key_NR[:, None].expand(-1, self.shape.num_heads, -1)
+        return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
+
+
+def difference(given: Tensor, right: Tensor) -> float:
+    """NaN where one is given."""
+    return float((given.double() - right).abs().max() / right.abs().max())

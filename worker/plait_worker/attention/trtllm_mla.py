@@ -1,0 +1,267 @@
+"""Latent attention by TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them.
+
+Absorbed rows read lengths and tables on the device. Un-absorbed ones attend to their new tokens, then to what is
+cached in chunks that get keys and values of every head; the parts are merged by their log-sum-exp.
+The kernels were not run on our hardware: the calls are proven against a stand-in of the same contract
+(tests/support/trtllm_gen).
+
+Shapes: P un-absorbed tokens, I cached tokens of a chunk, A absorbed tokens in B rows, H heads, E numbers in a query
+and key, V in a value, C cached of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
+from flashinfer.prefill import trtllm_ragged_attention_deepseek
+from plait_kernels.attention import merge
+from torch import Tensor
+
+from plait_worker.attention import Expand, LatentShape
+from plait_worker.attention.latent_chunks import Run, runs_of_context, runs_of_new_tokens
+from plait_worker.attention.latent_pages import FLOAT8, load_latents, store_latents, to_float8
+from plait_worker.attention.lengths import token_places
+from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.trtllm_gen import Scratch
+from plait_worker.rows import Rows
+from plait_worker.transfer import upload
+
+PAGE_SIZES = (32, 64)
+LATENTS = ((512, 64), (256, 64))
+"""Latent, and the key that all heads share."""
+HEADS = ((192, 128), (128, 128), (256, 256))
+"""Numbers in a query and key, and in a value, of the un-absorbed kernels."""
+SHORT_APPEND = 64
+"""New tokens up to which a row is absorbed.
+
+Computed, not measured: absorbed scores and sums cost 3.4 times the work, and nothing is expanded; with 512 numbers
+in a latent both come to the same at 170 new tokens over a long context.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedCall:
+    """One call of the un-absorbed kernel, with its lengths on the device."""
+
+    run: Run
+    ends_q: Tensor
+    """int32 ``[R + 1]``."""
+    ends_kv: Tensor
+    """int32 ``[R + 1]``."""
+    kv_lengths: Tensor
+    """int32 ``[R]``."""
+    place_I: Tensor | None
+    """int64: where in the pages the tokens lie that are seen; None for the rows' own new tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Un-absorbed rows that attend together: to their new tokens, then to each chunk of their contexts."""
+
+    new: RaggedCall
+    chunks: list[RaggedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmMlaStep:
+    """``LatentStep`` of this backend."""
+
+    backend: TrtllmMla
+    num_prefill_tokens: int
+    place_T: Tensor
+    groups: list[Group]
+    absorbed: list[QueryRows]
+
+    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
+        """Put the step's tokens into the layer's pages."""
+        store_latents(latent_TC, pages, self.place_T, self.backend.shape)
+
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+        """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+        k_PHE, v_PHV = expand(latent_PC)
+        out_PHV = torch.empty_like(v_PHV, memory_format=torch.contiguous_format)
+        for group in self.groups:
+            own = group.new.run.tokens
+            out, lse = self.backend.ragged(group.new, q_PHE[own], k_PHE[own], v_PHV[own], is_causal=True)
+            if group.chunks:
+                out = self._with_context(group, q_PHE, out.float(), lse, pages, expand)
+            out_PHV[own] = out
+        return out_PHV
+
+    def _with_context(
+        self, group: Group, q_PHE: Tensor, out: Tensor, lse: Tensor, pages: Tensor, expand: Expand
+    ) -> Tensor:
+        """The group's output ``[tokens, H, V]``, float32, merged with that over its chunks."""
+        first = group.new.run.tokens.start
+        for chunk in group.chunks:
+            assert chunk.place_I is not None
+            k_IHE, v_IHV = expand(load_latents(pages, chunk.place_I, self.backend.shape))
+            part, part_lse = self.backend.ragged(chunk, q_PHE[chunk.run.tokens], k_IHE, v_IHV, is_causal=False)
+            own = slice(chunk.run.tokens.start - first, chunk.run.tokens.stop - first)
+            out[own], lse[own] = merge(out[own], lse[own], part, part_lse)
+        return out
+
+    def decode(self, q_AHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[A, H, latent_dim]``."""
+        out_AHL = torch.empty(*q_AHC.shape[:2], self.backend.shape.latent_dim, dtype=q_AHC.dtype, device=q_AHC.device)
+        first = 0
+        for rows in self.absorbed:
+            tokens = slice(first, first + rows.num_tokens)
+            self.backend.absorbed(rows, q_AHC[tokens], pages, out_AHL[tokens])
+            first = tokens.stop
+        return out_AHL
+
+
+class TrtllmMla:
+    """``AttentionBackend`` of ``LatentStep`` for compute capabilities 10.0 and 10.3."""
+
+    name = "trtllm_mla"
+    is_capturable = True
+    captures_prompts = False
+
+    def __init__(
+        self, shape: LatentShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
+        refuse_absorbed(shape, page_size)
+        refuse_expanded(shape)
+        self.shape = shape
+        self.page_size = page_size
+        self.context_chunk = context_chunk
+        self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, max_tokens, device)
+
+    def prepare(self, rows: Rows) -> TrtllmMlaStep:
+        """Lengths, tables and the order of work."""
+        num_long = _num_long(rows)
+        num_prefill_tokens = sum(rows.lengths[:num_long])
+        appended = query_rows(rows, range(num_long, rows.num_prefill), num_prefill_tokens)
+        decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
+        return TrtllmMlaStep(
+            backend=self,
+            num_prefill_tokens=num_prefill_tokens,
+            place_T=token_places(rows, self.page_size),
+            groups=list(self._groups(rows, num_long)),
+            absorbed=[part for part in (appended, decoded) if part is not None],
+        )
+
+    def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
+        starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
+        for run in runs_of_new_tokens(lengths, self._fits):
+            chunks = runs_of_context(run, starts, lengths, self.context_chunk)
+            yield Group(self._call(run, None), [self._call(chunk, rows) for chunk in chunks])
+
+    def _fits(self, num_rows: int, longest: int) -> bool:
+        return self.scratch.has_room_for_statistics(self.shape.num_heads, num_rows, longest)
+
+    def _call(self, run: Run, cached: Rows | None) -> RaggedCall:
+        """The run with its lengths on the device; ``cached`` is the step whose pages hold what it sees."""
+        num_rows = len(run.rows)
+        ends_q, ends_kv = np.cumsum([0, *run.q_lengths]), np.cumsum([0, *run.kv_lengths])
+        packed = np.concatenate((ends_q, ends_kv, run.kv_lengths, run.begins)).astype(np.int32)
+        device = self.scratch.workspace.device
+        sizes = [num_rows + 1, num_rows + 1, num_rows, num_rows]
+        on_q, on_kv, lengths, begins = upload(packed, device).split(sizes)
+        place_I = None if cached is None else self._places(cached, run, on_kv, lengths, begins)
+        return RaggedCall(run, on_q, on_kv, lengths, place_I)
+
+    def _places(self, rows: Rows, run: Run, ends: Tensor, lengths: Tensor, begins: Tensor) -> Tensor:
+        """Where the tokens lie that the run sees, row after row."""
+        num = run.num_seen
+        row_I = torch.arange(len(run.rows), device=ends.device).repeat_interleave(lengths, output_size=num)
+        position_I = torch.arange(num, device=ends.device) + (begins - ends[:-1])[row_I]
+        page_I = rows.page_table_RW[run.rows.start + row_I, position_I // self.page_size].long()
+        return page_I * self.page_size + position_I % self.page_size
+
+    def ragged(self, call: RaggedCall, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Un-absorbed attention: ``[tokens, H, V]`` and its log-sum-exp, float32 base 2 ``[tokens, H]``.
+
+        A row that sees nothing gets 0 and -inf.
+        """
+        run = call.run
+        # The kernel leaves stale values where a row sees nothing: flashinfer takes such rows out by the host's lengths.
+        has_empty = 0 in run.kv_lengths
+        out, lse = trtllm_ragged_attention_deepseek(
+            q,
+            k,
+            v,
+            self.scratch.workspace,
+            call.kv_lengths,
+            max(run.q_lengths),
+            max(run.kv_lengths),
+            self.shape.scale,
+            1.0,
+            -1.0,
+            len(run.rows),
+            -1,
+            call.ends_q,
+            call.ends_kv,
+            None,
+            is_causal,
+            True,
+            q_seq_lens_cpu=torch.tensor(run.q_lengths, dtype=torch.int32) if has_empty else None,
+            kv_seq_lens_cpu=torch.tensor(run.kv_lengths, dtype=torch.int32) if has_empty else None,
+        )
+        return out, lse
+
+    def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
+        """Absorbed attention over the pages; ``out_AHL`` is written."""
+        shape, queries = self.shape, rows.queries
+        # Queries are of the pages' type. Softmax scale and that of the keys are one factor, that of the values another.
+        q_AHC = to_float8(q_AHC) if shape.cached_dtype is FLOAT8 else q_AHC
+        if isinstance(queries, int):
+            by_row = (rows.num_rows, queries)
+            q_AHC, out_AHL = q_AHC.unflatten(0, by_row), out_AHL.unflatten(0, by_row)
+        trtllm_batch_decode_with_kv_cache_mla(
+            q_AHC,
+            pages,
+            self.scratch.workspace,
+            shape.query_dim - (shape.cached_dim - shape.latent_dim),
+            shape.latent_dim,
+            shape.cached_dim - shape.latent_dim,
+            rows.table_BW,
+            rows.lengths_B,
+            rows.table_BW.shape[1] * self.page_size,
+            out=out_AHL,
+            bmm1_scale=shape.scale * shape.cached_scale,
+            bmm2_scale=shape.cached_scale,
+            backend="trtllm-gen",
+            cum_seq_lens_q=queries.ends if isinstance(queries, Ragged) else None,
+            max_q_len=queries.max_queries if isinstance(queries, Ragged) else None,
+            multi_ctas_kv_counter_buffer=self.scratch.counters,
+        )
+
+
+def _num_long(rows: Rows) -> int:
+    """Prefill rows that are not absorbed: all but the short ones at the end."""
+    num = rows.num_prefill
+    while num > 0 and rows.lengths[num - 1] <= SHORT_APPEND:
+        num -= 1
+    return num
+
+
+def refuse_absorbed(shape: LatentShape, page_size: int) -> None:
+    """Raise ``ValueError`` with the rule that the absorbed kernels would break."""
+    latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
+    if latent not in LATENTS:
+        raise ValueError(
+            f"its kernels take latents of 512 or 256 numbers with a shared key of 64, not {latent[0]} with {latent[1]}"
+        )
+    if shape.num_heads > 64 and shape.num_heads != 128:
+        raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
+    if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FLOAT8):
+        raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
+
+
+def refuse_expanded(shape: LatentShape) -> None:
+    """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
+    if (shape.query_dim, shape.value_dim) not in HEADS:
+        raise ValueError(
+            "its kernels take heads of 192 numbers in a query and 128 in a value, or 128 and 128, or 256 and 256, "
+            f"not {shape.query_dim} and {shape.value_dim}"
+        )
