@@ -18,13 +18,14 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test acceptance bench-scheduler lint wheel clean
+.PHONY: help install serve test acceptance bench-cpu bench-scheduler lint wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
 	@echo "make test       every claim, reduced: Rust and Python tests"
 	@echo "make install    build and install only"
 	@echo "make acceptance the gates at their full size"
+	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
 	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json"
 	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
 	@echo "make wheel      the four wheels, into dist"
@@ -55,6 +56,11 @@ acceptance: .venv/.tested
 	PLAIT_CASES=1000000 $(CARGO) test --locked --quiet -p plait-core --test core -- properties
 	$(BIN)/python -m pytest -m acceptance --full --record $(GATES) --timeout 3600 $(ARGS)
 	@echo "plait: figures are in tests/bench/results/acceptance-$(GATES).json"
+
+# On a machine that does nothing else; tests/bench/cpu/README.md says how to get the peers.
+bench-cpu: .venv/.tested
+	$(BIN)/python tests/bench/cpu/bench_cpu.py --out tests/bench/results/cpu.json $(ARGS)
+	$(BIN)/python tests/bench/cpu/pages.py
 
 # Times depend on what else runs; instructions do not.
 bench-scheduler: .venv/.tested

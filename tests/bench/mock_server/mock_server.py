@@ -168,9 +168,9 @@ def answer(status: int, body: bytes) -> bytes:
 class MockServer:
     """All connections and answers."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, port: int = 0) -> None:
         self._timing = timing
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         self._listener.setblocking(False)
         self._epoll = select.epoll()
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)

@@ -1,0 +1,161 @@
+"""The results file of the CPU bench: every run, medians over the runs, and what they say of Plait and its peers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import msgspec
+import psutil
+from cpu_cases import CpuCase
+from plait.bench.compare import value
+from plait.bench.record import Row, commit, machine, versions
+from plait.bench.table import notes
+from turns import Field, Turn
+
+PLAIT = "plait"
+LIBRARIES = ("plait", "torch", "transformers")
+UNITS = {
+    "output_tokens_per_second": "tokens/s",
+    "total_tokens_per_second": "tokens/s",
+    "duration": "seconds",
+    "ttft_mean": "seconds",
+    "ttft_p50": "seconds",
+    "ttft_p99": "seconds",
+    "tpot_mean": "seconds",
+    "itl_p50": "seconds",
+    "itl_p99": "seconds",
+    "itl_max": "seconds",
+}
+"""Figures of `plait bench` that are kept, by its own names."""
+COMPARED = ("output_tokens_per_second", "ttft_p50", "itl_p50", "itl_p99", "itl_max", "memory_peak_rss")
+ITL_P99_SECONDS = 0.15
+AHEAD_OF_PEERS = 1.2
+BUSY_SHARE = 0.5
+"""Of two cores one is kept busy: half of the speed is what the cores lost."""
+
+
+def report(field: Field, todo: list[CpuCase], command: str) -> dict[str, object]:
+    """`{commit, command, machine, versions, rows}`, the servers, and what was special about each run."""
+    medians = summary(field)
+    return {
+        "commit": commit(),
+        "command": command,
+        "machine": {**machine(), "memory_bytes": psutil.virtual_memory().total},
+        "versions": versions(LIBRARIES),
+        "servers": [
+            {
+                "name": entry.contestant.name,
+                "state": entry.state,
+                "reason": entry.reason,
+                "version": entry.contestant.version,
+                "streams": entry.contestant.streams,
+                "command": entry.contestant.command,
+                "environment": entry.contestant.environment,
+            }
+            for entry in field.entries
+        ],
+        "rows": [*medians, *ratios(field), *shares_kept(medians, todo), *single_runs(field)],
+        "runs": [_describe(turn) for turn in field.turns],
+    }
+
+
+def figures(turn: Turn) -> dict[str, tuple[str, float]]:
+    """Metric -> unit and value of one run."""
+    found = {metric: (unit, value(turn.measured, metric)) for metric, unit in UNITS.items()}
+    told = {metric: (unit, number) for metric, (unit, number) in found.items() if number is not None}
+    return told | {
+        "memory_peak_rss": ("bytes", float(turn.peak_bytes)),
+        "num_failed": ("requests", float(sum(turn.measured.figures.failures.values()))),
+        "client_lag_p99": ("seconds", turn.measured.lateness.lag_p99),
+        "foreign_load": ("cores", turn.foreign_cores),
+    }
+
+
+def single_runs(field: Field) -> Iterator[Row]:
+    """Each run's own figures."""
+    for turn in field.turns:
+        for metric, (unit, number) in figures(turn).items():
+            yield Row(f"{turn.case} | {turn.server} | run {turn.repeat + 1}", metric, unit, number)
+
+
+def summary(field: Field) -> list[Row]:
+    """Medians over the runs of each case and server."""
+    made = []
+    for case, server in _pairs(field):
+        runs = [figures(turn) for turn in field.turns if (turn.case, turn.server) == (case, server)]
+        for metric in dict.fromkeys(metric for run in runs for metric in run):
+            numbers = [run[metric][1] for run in runs if metric in run]
+            unit = next(run[metric][0] for run in runs if metric in run)
+            made.append(Row(f"{case} | {server}", metric, unit, statistics.median(numbers), goal(case, server, metric)))
+    return made
+
+
+def ratios(field: Field) -> Iterator[Row]:
+    """Plait's figures over each peer's, run by run: the median, the least and the greatest."""
+    for case, server in _pairs(field):
+        for metric in COMPARED if server != PLAIT else ():
+            ours, theirs = (_by_repeat(field, case, one, metric) for one in (PLAIT, server))
+            found = [ours[repeat] / theirs[repeat] for repeat in ours if theirs.get(repeat)]
+            if found:
+                words = f"{case} | {PLAIT} over {server}"
+                asked = goal_over_peer(case, server, metric)
+                yield Row(words, f"ratio_{metric}_median", "ratio", statistics.median(found), asked)
+                yield Row(words, f"ratio_{metric}_min", "ratio", min(found))
+                yield Row(words, f"ratio_{metric}_max", "ratio", max(found))
+
+
+def shares_kept(medians: list[Row], todo: list[CpuCase]) -> Iterator[Row]:
+    """Output tokens a second beside a busy process over those of the same load alone."""
+    speeds = {row.case: row.value for row in medians if row.metric == "output_tokens_per_second"}
+    for case in (case for case in todo if case.beside_busy):
+        for server in [name.removeprefix(f"{case.name} | ") for name in speeds if name.startswith(f"{case.name} | ")]:
+            alone = speeds.get(f"{case.alone} | {server}")
+            if alone:
+                share = speeds[f"{case.name} | {server}"] / alone
+                asked = BUSY_SHARE if server == PLAIT else None
+                yield Row(f"{case.name} | {server}", "speed_kept", "ratio", share, asked)
+
+
+def goal(case: str, server: str, metric: str) -> float | None:
+    """What a figure of Plait's own should be."""
+    is_long = case == "512/64 @ 8" and metric == "itl_p99"
+    return ITL_P99_SECONDS if server == PLAIT and is_long else None
+
+
+def goal_over_peer(case: str, server: str, metric: str) -> float | None:
+    """What Plait's speed should be over a peer's: ahead of both at 8 streams, at least llama.cpp's for one."""
+    if metric != "output_tokens_per_second":
+        return None
+    if case in ("128/64 @ 8", "512/64 @ 8") and server in ("llama-server", "vllm-cpu"):
+        return AHEAD_OF_PEERS
+    return 1.0 if case in ("128/64 @ 1", "512/64 @ 1") and server == "llama-server" else None
+
+
+def _pairs(field: Field) -> list[tuple[str, str]]:
+    """Cases and servers that were measured, in the order of cases and of contestants."""
+    cases = dict.fromkeys(turn.case for turn in field.turns)
+    measured = {(turn.case, turn.server) for turn in field.turns}
+    names = [entry.contestant.name for entry in field.entries]
+    return [(case, name) for case in cases for name in names if (case, name) in measured]
+
+
+def _by_repeat(field: Field, case: str, server: str, metric: str) -> dict[int, float]:
+    turns = [turn for turn in field.turns if (turn.case, turn.server) == (case, server)]
+    return {turn.repeat: found[metric][1] for turn in turns if metric in (found := figures(turn))}
+
+
+def _describe(turn: Turn) -> dict[str, object]:
+    measured = turn.measured
+    return {
+        "case": f"{turn.case} | {turn.server} | run {turn.repeat + 1}",
+        "is_valid": not measured.lateness.reasons,
+        "invalid_because": measured.lateness.reasons,
+        "counted_by": measured.run.counting,
+        "failures": measured.figures.failures,
+        "notes": notes([measured], None),
+    }
+
+
+def encode(made: dict[str, object]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"

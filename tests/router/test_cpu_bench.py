@@ -1,0 +1,122 @@
+"""The CPU bench: servers take turns, who is absent is named, nothing is left behind, pages say what was measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+from pathlib import Path
+
+import msgspec
+import pages
+import psutil
+import pytest
+from contestants import Contestant
+from cpu_cases import BESIDE_BUSY, beside_busy, closed_loop
+from cpu_report import encode, report
+from plait.bench.record import Row
+from turns import Field, run_all
+
+MOCK_FOLDER = Path(pages.__file__).parents[1] / "mock_server"
+MOCK = "import sys; from mock_server import MockServer, Timing; MockServer(Timing({timing}), int(sys.argv[1])).serve()"
+ALONE = closed_loop(num_streams=1, input_len=16, per_stream=2, repeats=2)
+CASES = [ALONE, beside_busy(ALONE, seconds=5.0)]
+
+
+def mock(name: str, timing: str) -> Contestant:
+    """A server that keeps time."""
+    command = [sys.executable, "-c", MOCK.format(timing=timing), "{port}"]
+    return Contestant(name, command, environment={"PYTHONPATH": str(MOCK_FOLDER)}, ready="/v1/models")
+
+
+def script(name: str, code: str) -> Contestant:
+    return Contestant(name, [sys.executable, "-c", code])
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory: pytest.TempPathFactory) -> Field:
+    """What one bench of two mocks, a peer that breaks and one that is not there has measured."""
+    servers = [
+        mock("plait", "ttft=0.004, itl=0.001"),
+        mock("llama-server", "ttft=0.02, itl=0.004"),
+        script("vllm-cpu", "print('loading'); print('no such model'); raise SystemExit(3)"),
+        Contestant("transformers", missing="install it"),
+    ]
+    return run_all(servers, CASES, tmp_path_factory.mktemp("logs"))
+
+
+def result(field: Field) -> pages.Result:
+    return pages.read(encode(report(field, CASES, "a test")))
+
+
+def test_servers_take_turns_and_the_order_alternates(field: Field) -> None:
+    alone = [(turn.repeat, turn.server) for turn in field.turns if turn.case == ALONE.name]
+    assert alone == [(0, "plait"), (0, "llama-server"), (1, "llama-server"), (1, "plait")]
+
+
+def test_every_run_its_median_and_the_ratio_to_the_peer_are_in_the_file(field: Field) -> None:
+    made = result(field)
+    cases = {row.case for row in made.rows}
+    assert {f"{ALONE.name} | plait", f"{ALONE.name} | plait | run 1", f"{ALONE.name} | plait | run 2"} <= cases
+    speeds = [
+        [made.value(ALONE.name, f"{server} | run {run}", "output_tokens_per_second") or 0.0 for run in (1, 2)]
+        for server in ("plait", "llama-server")
+    ]
+    ratio = made.value(ALONE.name, "plait over llama-server", "ratio_output_tokens_per_second_median")
+    assert ratio == pytest.approx(statistics.fmean(ours / theirs for ours, theirs in zip(*speeds, strict=True)))
+    memory = made.value(ALONE.name, "plait", "memory_peak_rss")
+    assert memory is not None
+    assert memory > 1e6
+    assert made.value(ALONE.name + BESIDE_BUSY, "plait", "speed_kept") is not None
+
+
+def test_a_peer_that_is_not_there_and_one_that_breaks_are_named_with_their_reasons(field: Field) -> None:
+    states = {server.name: (server.state, server.reason) for server in result(field).servers}
+    assert states["plait"] == ("ran", "")
+    assert states["transformers"] == ("missing", "install it")
+    state, reason = states["vllm-cpu"]
+    assert state == "failed"
+    assert "ended with 3 before it was ready: no such model" in reason
+    table = pages.table(encode(report(field, CASES, "a test")))
+    assert "- transformers: **missing**: install it" in table
+    assert "- vllm-cpu: **failed**: " in table
+
+
+def test_servers_end_with_the_bench(field: Field) -> None:
+    assert field.turns
+    assert servers_left() == []
+
+
+def test_ctrl_c_leaves_no_server_behind(tmp_path: Path) -> None:
+    """The second server presses it, while the first stands still."""
+    press = f"import os, signal, time; os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(60)"
+    with pytest.raises(KeyboardInterrupt):
+        run_all([mock("plait", ""), script("presses", press)], [ALONE], tmp_path)
+    assert servers_left() == []
+
+
+def servers_left() -> list[str]:
+    """Processes below this one that were started as servers."""
+    children = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    return [str(one) for one in children if any("MockServer" in word or "os.kill" in word for word in one.cmdline())]
+
+
+@pytest.mark.parametrize("page", [pages.README, pages.RESULTS_PAGE], ids=["readme", "results"])
+def test_a_page_says_what_the_results_file_says(page: Path) -> None:
+    made = pages.RESULT.read_bytes() if pages.RESULT.exists() else None
+    text = page.read_text(encoding="utf-8")
+    assert pages.with_section(text, pages.sections(made)[page]) == text
+
+
+def test_a_goal_that_is_missed_is_said_to_be_missed(field: Field) -> None:
+    made = msgspec.structs.replace(
+        result(field),
+        rows=[
+            Row("512/64 @ 8 | plait", "itl_p99", "seconds", 0.2, 0.15),
+            Row("128/64 @ 8 | plait over llama-server", "ratio_itl", "ratio", 1.3, 1.2),
+        ],
+    )
+    missed, met = pages.goals(made)
+    assert "itl_p99 0.200, goal at most 0.15: **missed**" in missed
+    assert "1.300, goal at least 1.2: met" in met
