@@ -18,7 +18,8 @@ import peer_models
 HERE = Path(__file__).parent
 SLOTS = 32
 """Streams that a peer serves at once: the cap of the profile `sonnet`."""
-MODEL_LEN = 2048
+MODEL_LEN = 1280
+"""Tokens of a request at most: `sonnet` takes 1152."""
 MANY, ONE = "many", "one"
 
 
@@ -120,8 +121,9 @@ def _vllm(demo: Path, where: Places) -> Contestant:
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve()), "--host", "127.0.0.1"]
     words += ["--port", "{port}", "--dtype", "bfloat16", "--max-num-seqs", str(SLOTS)]
     words += ["--max-model-len", str(MODEL_LEN), "--disable-log-stats"]
-    quiet = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    return Contestant(name, [str(python), *words], told.stdout.strip(), quiet)
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{where.threads - 1}"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    return Contestant(name, [str(python), *words], told.stdout.strip(), environment)
 
 
 def _transformers(demo: Path, where: Places) -> Contestant:
