@@ -35,7 +35,7 @@ def blackwell(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("blackwell")
 @pytest.mark.parametrize(("model", "backend", "flags", "calls"), CASES)
 def test_every_answer_is_right(
     model: str,

@@ -23,7 +23,7 @@ class Streamed:
     num_tokens: int
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 def test_the_openai_sdk_streams_a_chat_answer(demo_gguf: Path, server: StartServer) -> None:
     running = server(demo_gguf)
     client = OpenAI(base_url=f"{running.url}/v1", api_key="unused")
@@ -45,7 +45,7 @@ def test_the_openai_sdk_streams_a_chat_answer(demo_gguf: Path, server: StartServ
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 def test_sixteen_streams_arrive_while_others_decode(demo_gguf: Path, server: StartServer, record: Record) -> None:
     running = server(demo_gguf)
     streamed = asyncio.run(staggered(running.url, num_streams=16))

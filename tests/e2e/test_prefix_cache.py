@@ -32,7 +32,7 @@ CASES = [
 NUM_EACH = {"recall-gqa": (4, 40), "recall-mla": (2, 40)}
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("scheduler")
 @pytest.mark.parametrize(("model", "variant"), CASES)
 def test_questions_that_share_their_table_are_answered_right(
     model: str,

@@ -14,7 +14,7 @@ from recording import Record
 from running_server import Server, StartServer
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("cpu")
 def test_greedy_tokens_are_the_same_on_one_two_and_four_ranks(
     demo_gguf: Path, server: StartServer, sized: Callable[[int, int], int], record: Record
 ) -> None:

@@ -48,7 +48,7 @@ ENOUGH = 20
 NUM_WRITERS = {2048: 12, 8192: 4}
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 @pytest.mark.parametrize("context", SIZES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_answer_is_right(
@@ -74,7 +74,7 @@ def test_every_answer_is_right(
     assert_settings_were_exercised(variant, metrics, len(asked))
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize(("model", "variant"), LATENT_AND_RANKS)
 def test_every_answer_from_latents_and_of_several_ranks_is_right(
     model: str,

@@ -29,7 +29,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "in-company"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_are_the_references(

@@ -28,7 +28,7 @@ def test_the_committed_ids_are_what_transformers_gives(tokenizer: PreTrainedToke
     assert json.loads(text_fixtures.TOKENS.read_text("utf-8")) == text_fixtures.token_cases(tokenizer)
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 def test_random_texts_have_transformers_ids(
     demo_gguf: Path, tokenizer: PreTrainedTokenizerBase, sized: Callable[[int, int], int], record: Record
 ) -> None:

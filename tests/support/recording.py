@@ -1,6 +1,6 @@
 """Pytest plugin: the size at which claims run, and the file in which their figures are kept.
 
-`pytest --full --record NAME` runs every claim at the size that its issue asks for and writes
+`pytest --gate NAME --full --record` runs the claims of one gate at the size that its issue asks for and writes
 `tests/bench/results/acceptance-NAME.json`; without `--full` the same claims run reduced.
 """
 
@@ -18,6 +18,15 @@ import pytest
 from plait.bench.record import machine, versions
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
+GATES = {
+    "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, bfloat16, texts, many streams",
+    "cpu": "recall-mla, and every model on several ranks",
+    "scheduler": "the prefix cache",
+    "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
+}
+"""What `@pytest.mark.acceptance(NAME)` may name; each is an issue's."""
+PARTS = {"keyword": "-k", "deselect": "--deselect", "ignore": "--ignore", "ignore_glob": "--ignore-glob", "lf": "--lf"}
+"""Options that leave claims out."""
 LIBRARIES = ("plait", "torch", "transformers", "openai")
 
 
@@ -41,13 +50,40 @@ class Record(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("plait")
     group.addoption("--full", action="store_true", help="run every claim at the size its issue asks for")
-    group.addoption("--record", metavar="NAME", help="write the figures to acceptance-NAME.json")
+    group.addoption("--gate", choices=GATES, help="run the claims of one gate, and nothing else")
+    group.addoption("--record", action="store_true", help="write the figures to acceptance-GATE.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--record") and config.getoption("-k"):
-        raise pytest.UsageError("--record keeps whole runs: a part would overwrite its file; leave out -k or --record")
+    if config.getoption("--record"):
+        require_whole_run(config)
     config.stash[ROWS] = []
+
+
+def require_whole_run(config: pytest.Config) -> None:
+    """Raise `UsageError` where a recorded run would be less than a gate at its full size."""
+    if not (config.getoption("--gate") and config.getoption("--full")):
+        raise pytest.UsageError(f"--record needs --full and --gate NAME, of: {', '.join(GATES)}")
+    given = [flag for name, flag in PARTS.items() if config.getoption(name, None)]
+    given += ["paths"] if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    if given:
+        raise pytest.UsageError(
+            f"--record keeps whole gates: a part would overwrite its file; leave out {', '.join(given)} or --record"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gate = config.getoption("--gate")
+    if gate is None:
+        return
+    others = [item for item in items if gate not in gates_of(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if gate in gates_of(item)]
+
+
+def gates_of(item: pytest.Item) -> list[str]:
+    """The gates that a test's marks name."""
+    return [name for mark in item.iter_markers("acceptance") for name in mark.args]
 
 
 ROWS = pytest.StashKey[list[Row]]()
@@ -72,9 +108,8 @@ def record(pytestconfig: pytest.Config) -> Record:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    name = session.config.getoption("--record")
-    if name:
-        path = RESULTS / f"acceptance-{name}.json"
+    if session.config.getoption("--record"):
+        path = RESULTS / f"acceptance-{session.config.getoption('--gate')}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report(session), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

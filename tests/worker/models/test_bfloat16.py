@@ -20,7 +20,7 @@ from torch import Tensor
 REAL_GAP = 0.5
 
 
-@pytest.mark.acceptance
+@pytest.mark.acceptance("spine")
 def test_bfloat16_differs_from_float32_by_rounding_only(
     demo_gguf: Path, drive: Callable[..., Any], sized: Callable[[int, int], int], record: Record
 ) -> None:
