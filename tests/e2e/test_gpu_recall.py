@@ -54,3 +54,35 @@ def test_every_answer_is_right(
     assert wrong == []
     assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
     assert (metrics["plait_preemptions_total"] > 0) == (variant == "preempted")
+
+
+# A backend's decode and prefill over pages that another request filled; and pages that come and go beneath.
+SHARED_CASES = [(backend, "hits") for backend in BACKENDS] + [("auto", "evicted"), ("auto", "chunk-128")]
+
+
+@pytest.mark.parametrize(("backend", "variant"), SHARED_CASES)
+def test_prompts_from_the_prefix_cache_are_answered_right(
+    backend: str,
+    variant: str,
+    check_models: Path,
+    server: StartServer,
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> None:
+    num_tables, num_each, context = 5, sized(10, 100), 4096
+    tables = [recall.about_one_table(check_models, seed, num_each, context) for seed in range(num_tables)]
+    num_pages = 3 * context // PAGE_SIZE if variant == "evicted" else 2048
+    flags = ("--device", "cuda", "--attention-backend", backend, "--num-pages", str(num_pages))
+    running = server(check_models / "recall-gqa", *flags, *VARIANTS.get(variant, ()))
+    wrong = []
+    for first in range(0, num_each, 5):
+        for asked in tables:
+            wrong += recall.ask_all(running.url, asked[first : first + 5], concurrency=3)
+    metrics = read_metrics(running.url)
+    share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
+    case = f"recall-gqa {backend} shared tables {variant}"
+    record(case, "problems_right", "problems", num_tables * num_each - len(wrong), num_tables * num_each)
+    record(case, "share_of_prompt_tokens_cached", "share", share)
+    assert wrong == []
+    assert share > (0.2 if variant == "evicted" else 0.5)
+    assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")

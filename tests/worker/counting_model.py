@@ -94,6 +94,10 @@ class CountingModel:
         distance_SV = (torch.arange(VOCAB) - hidden_SD).abs()
         return -torch.minimum(distance_SV, VOCAB - distance_SV)
 
+    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+        logits_SV = self.logits(hidden_SD)
+        return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
+
 
 def counting_rank(
     page_size: int = 16, num_pages: int = 64, num_slots: int = 8, max_model_len: int = 512

@@ -38,8 +38,8 @@ PROMPT_ROWS = 17
 
 Pool = Any
 """torch's handle of a pool of memory, whose type it keeps to itself."""
-Compute = Callable[[Rows], Tensor]
-"""Forward of a step and head of the rows that sample; may use nothing but the device's tensors."""
+Compute = Callable[[Rows, Tensor], None]
+"""Forward of a step, and head of the rows that sample, written to ``[R, V]``; may use the device's tensors alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +169,13 @@ class StepGraph:
         self._inputs = GraphInputs(size, slots)
         self._vocab = logits.shape[1]
         self._logits_RV = logits[: size.num_rows]
-        compute(self._inputs.rows(slots))
+        compute(self._inputs.rows(slots), self._logits_RV)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
-            self._logits_RV.copy_(compute(self._inputs.rows(slots)))
+            compute(self._inputs.rows(slots), self._logits_RV)
 
     def replay(self, delta: Delta) -> Tensor:
-        """float32 ``[s, V]`` of the rows that sample, until the next replay of any graph.
+        """``[s, V]`` of the rows that sample, until the next replay of any graph.
 
         Raises ``Failure`` where a token id lies outside the vocabulary.
         """
@@ -214,13 +214,12 @@ class StepGraphs:
 
 @torch.inference_mode()
 def capture(
-    wanted: Sequence[Size], slots: Slots, compute: Compute, vocab_size: int, prompts_fit: PromptsFit
+    wanted: Sequence[Size], slots: Slots, compute: Compute, logits: Tensor, prompts_fit: PromptsFit
 ) -> StepGraphs:
-    """Graphs of these sizes, which share one pool of memory and one tensor for their logits."""
+    """Graphs of these sizes, which share one pool of memory and the tensor for their logits."""
     began = time.perf_counter()
     free_before, _ = torch.cuda.mem_get_info(slots.device)
     pool = torch.cuda.graph_pool_handle()
-    logits = torch.empty(max(size.num_rows for size in wanted), vocab_size, device=slots.device)
     graphs = [StepGraph(size, slots, compute, logits, pool) for size in reversed(wanted)]
     free_after, _ = torch.cuda.mem_get_info(slots.device)
     seconds, megabytes = time.perf_counter() - began, (free_before - free_after) / 1e6

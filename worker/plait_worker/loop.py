@@ -174,7 +174,7 @@ class Rank:
         hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         ids_S, records = rows.sample_index_S, list[Records]()
         if ids_S.shape[0]:  # the head never sees a row that does not sample
-            logits_SV = self.model.logits(hidden_TD[rows.sample_index_S])
+            logits_SV = self.model.rounded_logits(hidden_TD[rows.sample_index_S])
             ids_S, records = self._sample(logits_SV, delta.slots_R[delta.samples_R])
         of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(delta, self.slots))
         return self._flight(step, begin, ids_S, records, of_prompts)

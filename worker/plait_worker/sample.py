@@ -63,7 +63,7 @@ def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: Sampl
         return []
     rows = upload(np.array([row for row, _ in wanted], dtype=np.int64), logits_SV.device)
     counts = [num for _, num in wanted]
-    return [_records(score_tokens(logits_SV[rows], ids_S[rows], max(counts)), counts)]
+    return [_records(score_tokens(logits_SV[rows].float(), ids_S[rows], max(counts)), counts)]
 
 
 def prompt_records(

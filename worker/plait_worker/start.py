@@ -176,11 +176,13 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
         _log.warning("%s attention plans each step on the host, so that no step is captured", attention.name)
         return StepGraphs()
 
-    def compute(rows: Rows) -> torch.Tensor:
+    def compute(rows: Rows, logits_RV: torch.Tensor) -> None:
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
-        return model.logits(hidden_TD[rows.sample_index_S])
+        model.rounded_logits(hidden_TD[rows.sample_index_S], logits_RV)
 
     max_rows = min(settings.max_graph_batch, slots.num_slots)
     max_tokens = loaded.config.max_batch_tokens if attention.captures_prompts else 0
     fits = is_short if isinstance(model.attention_shape, LatentShape) else all_fit
-    return capture(sizes(max_rows, max_tokens), slots, compute, model.config.vocab_size, fits)
+    wanted = sizes(max_rows, max_tokens)
+    shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
+    return capture(wanted, slots, compute, torch.empty(shape, dtype=model.dtype, device=slots.device), fits)

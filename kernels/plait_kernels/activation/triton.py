@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
+
 _BLOCK = 1024
 
 
@@ -14,12 +16,14 @@ def silu_mul(gate_up_N2I: Tensor) -> Tensor:
     num_rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
     out_NI = gate_up_N2I.new_empty(num_rows, width)
     if num_rows:
-        _silu_mul[(num_rows, triton.cdiv(width, _BLOCK))](gate_up_N2I, out_NI, width, BLOCK=_BLOCK)
+        grid = (num_rows, triton.cdiv(width, _BLOCK))
+        _silu_mul[grid](gate_up_N2I, out_NI, width, BLOCK=_BLOCK, **overlap(gate_up_N2I))
     return out_NI
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = column < width

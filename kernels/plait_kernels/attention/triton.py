@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
+
 _PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
 _MAX_SHARES = 64
@@ -51,9 +53,12 @@ def decode_paged(
         SHARES=shares,
         num_warps=2,
         num_stages=3,
+        **overlap(q_BHD),
     )
     if shares > 1:
-        _merge[(num_rows, num_heads)](parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2)
+        _merge[(num_rows, num_heads)](
+            parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2, **overlap(q_BHD)
+        )
 
 
 def _num_shares(num_programs: int, device: torch.device) -> int:
@@ -84,7 +89,9 @@ def _decode(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SHARES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + row)
     num_pages = (length + PAGE - 1) // PAGE
@@ -102,10 +109,12 @@ def _decode(  # type: ignore[no-untyped-def]
     for page in range(first, last):
         number_of_page = tl.load(table_ptr + row * table_stride + page).to(tl.int64)
         begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
-        k = tl.load(pages_ptr + begin + inside)
-        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside)
+        # What lies behind the row's end is not read: of a short row that is a good part.
+        is_seen = page * PAGE + token < length
+        k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0)
+        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale
-        scores = tl.where((page * PAGE + token < length)[None, :], scores, -float("inf"))
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         fade = tl.exp2(best - new_best)
@@ -124,7 +133,10 @@ def _decode(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merge(parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+def _merge(  # type: ignore[no-untyped-def]
+    parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr, OVERLAP: tl.constexpr
+):
+    start(OVERLAP)
     at = tl.program_id(0).to(tl.int64) * num_heads + tl.program_id(1)
     share, number = tl.arange(0, SHARES), tl.arange(0, HEAD_DIM)
     sums = tl.load(sums_ptr + at * SHARES + share)

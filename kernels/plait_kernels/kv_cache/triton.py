@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
+
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor) -> None:
     """See ``plait_kernels.kv_cache.store``; heads may lie apart, the numbers of a head may not."""
@@ -28,6 +30,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor) -> None:
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK=triton.next_power_of_2(num_heads * head_dim),
+        **overlap(pages),
     )
 
 
@@ -45,7 +48,9 @@ def _store(  # type: ignore[no-untyped-def]
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(place_ptr + token)
     index = tl.arange(0, BLOCK)

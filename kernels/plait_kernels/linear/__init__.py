@@ -6,14 +6,32 @@ from torch import Tensor
 
 from plait_kernels.linear import reference
 from plait_kernels.linear.native import PanelMatrix, can_hold
+from plait_kernels.linear.reference import RowNorm
 from plait_kernels.solutions import triton_solution
 
 
-def multiply_row(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
-    """``x @ weight^T`` of shape ``[1, O]`` in the dtype of ``x``, summed in float32: all that a single stream needs."""
+def multiply_row(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
+    """``x @ weight^T`` of shape ``[1, O]`` in the dtype of ``x``, summed in float32: all that a single stream needs.
+
+    Written to ``out_1O`` where it is given.
+    """
     solution = triton_solution(__name__) if x_1I.is_cuda else reference
-    out_1O: Tensor = solution.multiply_row(x_1I, weight_OI)
-    return out_1O
+    product_1O: Tensor = solution.multiply_row(x_1I, weight_OI, out_1O)
+    return product_1O
 
 
-__all__ = ["PanelMatrix", "can_hold", "multiply_row"]
+def normed_multiply_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """``rms_norm(x + residual) @ weight^T`` of shape ``[1, O]``, and ``x + residual``."""
+    solution = triton_solution(__name__) if x_1I.is_cuda else reference
+    product_1O, sum_1I = solution.normed_multiply_row(x_1I, norm, weight_OI)
+    return product_1O, sum_1I
+
+
+def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """``silu(gate) * up`` of the two halves of that product, ``[1, O / 2]``, and ``x + residual``."""
+    solution = triton_solution(__name__) if x_1I.is_cuda else reference
+    gated_1O, sum_1I = solution.normed_gate_row(x_1I, norm, gate_up_OI)
+    return gated_1O, sum_1I
+
+
+__all__ = ["PanelMatrix", "RowNorm", "can_hold", "multiply_row", "normed_gate_row", "normed_multiply_row"]

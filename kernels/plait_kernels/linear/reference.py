@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait_kernels.activation import reference as activation
+from plait_kernels.norm import reference as norms
 
-def multiply_row(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
+
+class RowNorm(NamedTuple):
+    """What happens to a row before a matrix: it joins the residual stream, and the sum is normalised."""
+
+    residual_1I: Tensor
+    weight_I: Tensor
+    eps: float
+
+
+def multiply_row(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
     """See ``plait_kernels.linear.multiply_row``."""
-    return F.linear(x_1I, weight_OI)
+    product_1O = F.linear(x_1I, weight_OI)
+    return product_1O if out_1O is None else torch.Tensor.copy_(out_1O, product_1O)
+
+
+def normed_multiply_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.normed_multiply_row``."""
+    normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
+    return F.linear(normed_1I, weight_OI), sum_1I
+
+
+def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.normed_gate_row``."""
+    product_1O, sum_1I = normed_multiply_row(x_1I, norm, gate_up_OI)
+    return activation.silu_mul(product_1O), sum_1I

@@ -21,4 +21,22 @@ def rotate_heads(
     return q_THD, k_TGD
 
 
-__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_heads"]
+def rotate_and_store(
+    qkv_THD: Tensor,
+    num_query_heads: int,
+    cos_T1D: Tensor,
+    sin_T1D: Tensor,
+    norm: HeadNorm | None,
+    pages: Tensor,
+    place_T: Tensor,
+) -> Tensor:
+    """``rotate_heads`` of queries and keys, whose keys go with the values to ``place_T`` of the pages: the queries.
+
+    ``pages`` and ``place_T`` are those of ``plait_kernels.kv_cache.store``.
+    """
+    solution = triton_solution(__name__) if qkv_THD.is_cuda else reference
+    q_THD: Tensor = solution.rotate_and_store(qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, place_T)
+    return q_THD
+
+
+__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_and_store", "rotate_heads"]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plait_kernels.kv_cache.reference import store
 from plait_kernels.norm import reference as norm_reference
 
 
@@ -49,3 +50,19 @@ def rotate_heads(
     q_THD = norm_reference.rms_norm(q_THD, norm.query_D, norm.eps)
     k_TGD = norm_reference.rms_norm(k_TGD, norm.key_D, norm.eps)
     return apply_rope(q_THD, cos_T1D, sin_T1D), apply_rope(k_TGD, cos_T1D, sin_T1D)
+
+
+def rotate_and_store(
+    qkv_THD: Tensor,
+    num_query_heads: int,
+    cos_T1D: Tensor,
+    sin_T1D: Tensor,
+    norm: HeadNorm | None,
+    pages: Tensor,
+    place_T: Tensor,
+) -> Tensor:
+    """See ``plait_kernels.rope.rotate_and_store``."""
+    num_kv_heads = pages.shape[2]
+    q_THD, k_TGD = rotate_heads(qkv_THD[:, : num_query_heads + num_kv_heads], num_query_heads, cos_T1D, sin_T1D, norm)
+    store(k_TGD, qkv_THD[:, -num_kv_heads:], pages, place_T)
+    return q_THD

@@ -1,6 +1,6 @@
-"""Rope in Triton: norm and rotation of some heads of one token a program.
+"""Rope in Triton: norm and rotation of some heads of one token a program, and their way into the cache.
 
-Shapes: T tokens, H query heads, G key heads, D numbers in a head.
+Shapes: T tokens, H query heads, G key heads, D numbers in a head; pages ``[N, 2, G, P, D]``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
 from plait_kernels.rope.reference import HeadNorm
 
 _HEADS = 16
@@ -24,52 +25,91 @@ def rotate_heads(
     num_tokens, num_heads, head_dim = qk_THD.shape
     q_THD = qk_THD.new_empty(num_tokens, num_query_heads, head_dim)
     k_TGD = qk_THD.new_empty(num_tokens, num_heads - num_query_heads, head_dim)
-    if num_tokens:
-        _rotate_heads[(num_tokens, triton.cdiv(num_heads, _HEADS))](
-            qk_THD,
-            q_THD,
-            k_TGD,
-            cos_T1D,
-            sin_T1D,
-            norm.query_D if norm else cos_T1D,
-            norm.key_D if norm else cos_T1D,
-            norm.eps if norm else 0.0,
-            qk_THD.stride(0),
-            num_heads,
-            num_query_heads,
-            HAS_NORM=norm is not None,
-            HEADS=_HEADS,
-            HALF=head_dim // 2,
-            num_warps=2,
-        )
+    _launch(qk_THD, (cos_T1D, sin_T1D), norm, (q_THD, k_TGD), None)
     return q_THD, k_TGD
+
+
+def rotate_and_store(
+    qkv_THD: Tensor,
+    num_query_heads: int,
+    cos_T1D: Tensor,
+    sin_T1D: Tensor,
+    norm: HeadNorm | None,
+    pages: Tensor,
+    place_T: Tensor,
+) -> Tensor:
+    """See ``plait_kernels.rope.rotate_and_store``; as ``rotate_heads``."""
+    q_THD = qkv_THD.new_empty(qkv_THD.shape[0], num_query_heads, qkv_THD.shape[2])
+    _launch(qkv_THD, (cos_T1D, sin_T1D), norm, (q_THD, pages), place_T)
+    return q_THD
+
+
+def _launch(
+    heads_THD: Tensor,
+    tables: tuple[Tensor, Tensor],
+    norm: HeadNorm | None,
+    targets: tuple[Tensor, Tensor],
+    place_T: Tensor | None,
+) -> None:
+    """Queries go to the first target; keys to the second, and values too where it is pages."""
+    num_tokens, num_heads, head_dim = heads_THD.shape
+    num_query_heads = targets[0].shape[1]
+    if num_tokens == 0:
+        return
+    _rotate_heads[(num_tokens, triton.cdiv(num_heads, _HEADS))](
+        heads_THD,
+        *targets,
+        *tables,
+        norm.query_D if norm else tables[0],
+        norm.key_D if norm else tables[0],
+        norm.eps if norm else 0.0,
+        tables[0] if place_T is None else place_T,
+        0 if place_T is None else targets[1].shape[3],
+        heads_THD.stride(0),
+        num_heads,
+        num_query_heads,
+        HAS_NORM=norm is not None,
+        TO_PAGES=place_T is not None,
+        HEADS=_HEADS,
+        HALF=head_dim // 2,
+        num_warps=2,
+        **overlap(heads_THD),
+    )
 
 
 @triton.jit
 def _rotate_heads(  # type: ignore[no-untyped-def]
-    qk_ptr,
+    heads_ptr,
     q_ptr,
-    k_ptr,
+    kv_ptr,
     cos_ptr,
     sin_ptr,
     q_weight_ptr,
     k_weight_ptr,
     eps,
+    place_ptr,
+    page_size,
     token_stride,
     num_heads,
     num_query_heads,
     HAS_NORM: tl.constexpr,
+    TO_PAGES: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     number = tl.arange(0, HALF)[None, :]
     is_there = head < num_heads
     is_query = head < num_query_heads
-    source = qk_ptr + token * token_stride + head * (2 * HALF) + number
-    a = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
-    b = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
+    num_kv_heads = (num_heads - num_query_heads) // 2 if TO_PAGES else num_heads - num_query_heads
+    is_key = is_there & (head >= num_query_heads) & (head < num_query_heads + num_kv_heads)
+    source = heads_ptr + token * token_stride + head * (2 * HALF) + number
+    raw_a = tl.load(source, mask=is_there, other=0.0)
+    raw_b = tl.load(source + HALF, mask=is_there, other=0.0)
+    a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF) + eps)[:, None]
         weight_a = tl.where(is_query, tl.load(q_weight_ptr + number), tl.load(k_weight_ptr + number)).to(tl.float32)
@@ -86,7 +126,15 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     q_target = q_ptr + (token * num_query_heads + head) * (2 * HALF) + number
     tl.store(q_target, first, mask=is_query)
     tl.store(q_target + HALF, second, mask=is_query)
-    k_target = k_ptr + (token * (num_heads - num_query_heads) + head - num_query_heads) * (2 * HALF) + number
-    is_key = is_there & (head >= num_query_heads)
-    tl.store(k_target, first, mask=is_key)
-    tl.store(k_target + HALF, second, mask=is_key)
+    if TO_PAGES:
+        # A page holds the keys of all heads, then the values: what is neither query nor key is a value as it came.
+        place = tl.load(place_ptr + token)
+        page, slot = place // page_size, place % page_size
+        kv_head = page * 2 * num_kv_heads + head - num_query_heads
+        target = kv_ptr + (kv_head * page_size + slot) * (2 * HALF) + number
+        tl.store(target, tl.where(is_key, first, raw_a), mask=is_there & (head >= num_query_heads))
+        tl.store(target + HALF, tl.where(is_key, second, raw_b), mask=is_there & (head >= num_query_heads))
+    else:
+        target = kv_ptr + (token * num_kv_heads + head - num_query_heads) * (2 * HALF) + number
+        tl.store(target, first, mask=is_key)
+        tl.store(target + HALF, second, mask=is_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
-from plait_kernels.sampling import native, reference
+from plait_kernels.sampling import cuda, native, philox, reference
 from plait_kernels.sampling.reference import Filters
 
 
@@ -18,11 +18,20 @@ def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, unifo
     """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
     if cpu.takes(logits_SV):
         return native.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
-    return reference.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
+    if cuda.takes(logits_SV):
+        return cuda.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
+    return reference.pick_random(logits_SV.float(), temperature_S, min_p_S, uniform_S)
 
 
 def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
     if cpu.takes(logits_SV):
         return native.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
-    return reference.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
+    if cuda.takes(logits_SV):
+        return cuda.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
+    return reference.pick_filtered(logits_SV.float(), temperature_S, filters, uniform_S)
+
+
+def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
+    """One number in [0, 1), float64 ``[N]``, for output token ``index_N`` of a request seeded with ``seed_N``."""
+    return cuda.uniform(seed_N, index_N) if seed_N.is_cuda else philox.uniform(seed_N, index_N)

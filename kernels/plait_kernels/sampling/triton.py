@@ -10,34 +10,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
+
 _BLOCK = 4096
 
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:
-    """See ``plait_kernels.sampling.pick_greedy``; float32."""
+    """See ``plait_kernels.sampling.pick_greedy``; rows may lie apart."""
     num_rows, vocab = logits_SV.shape
     num_blocks = triton.cdiv(vocab, _BLOCK)
-    best_SB = logits_SV.new_empty(num_rows, num_blocks)
+    best_SB = logits_SV.new_empty(num_rows, num_blocks, dtype=torch.float32)
     ids_SB = torch.empty(num_rows, num_blocks, dtype=torch.int64, device=logits_SV.device)
     ids_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
     if num_rows:
-        _best_of_block[(num_rows, num_blocks)](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK)
-        _best_of_row[(num_rows,)](best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks))
+        early = overlap(logits_SV)
+        grid = (num_rows, num_blocks)
+        _best_of_block[grid](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK, **early)
+        _best_of_row[(num_rows,)](best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), **early)
     return ids_S
 
 
 @triton.jit
-def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    start(OVERLAP)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf"))
+    logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
     best, place = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * tl.num_programs(1) + block, best)
     tl.store(ids_ptr + row * tl.num_programs(1) + block, (block * BLOCK + place).to(tl.int64))
 
 
 @triton.jit
-def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))

@@ -6,12 +6,13 @@ from plait_kernels.activation import reference as activation_reference
 from plait_kernels.activation import silu_mul
 from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.kv_cache import store
-from plait_kernels.linear import multiply_row
+from plait_kernels.linear import RowNorm, multiply_row, normed_gate_row, normed_multiply_row
+from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import expert_mlps
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.norm import add_rms_norm
 from plait_kernels.norm import reference as norm_reference
-from plait_kernels.rope import HeadNorm, rope_tables, rotate_heads
+from plait_kernels.rope import HeadNorm, rope_tables, rotate_and_store, rotate_heads
 from plait_kernels.rope import reference as rope_reference
 from plait_kernels.sampling import pick_greedy
 from torch import Tensor
@@ -103,3 +104,47 @@ def test_multiply_row(num_outputs: int, num_inputs: int) -> None:
     right = x.double() @ weight.double().T
     assert multiply_row(x, weight).shape == (1, num_outputs)
     assert_close(multiply_row(x, weight), right)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
+def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outputs: int, num_inputs: int) -> None:
+    x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
+    norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
+    given, total = normed_multiply_row(x, norm, weight)
+    right, right_total = linear_reference.normed_multiply_row(x, norm, weight)
+    assert torch.equal(total, right_total)
+    assert_close(given, right)
+
+
+@pytest.mark.parametrize(("width", "num_inputs"), [(12_288, 4096), (192, 384), (33, 1030)])
+def test_rows_are_gated_behind_their_product(width: int, num_inputs: int) -> None:
+    x, gate_up = normal(1, num_inputs), normal(2 * width, num_inputs) * 0.03
+    norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
+    given, total = normed_gate_row(x, norm, gate_up)
+    right, right_total = linear_reference.normed_gate_row(x, norm, gate_up)
+    assert torch.equal(total, right_total)
+    assert_close(given, right)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (8, 2), (9, 3), (1, 1)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool) -> None:
+    num_pages, page_size = 2**31 // (2 * num_kv_heads * 64 * head_dim) + 8, 64
+    qkv = normal(130, num_heads + 2 * num_kv_heads, head_dim)
+    frequencies = 1e4 ** (-torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
+    tables = rope_tables(torch.arange(130, device="cuda") * 63, frequencies)
+    norm = HeadNorm(normal(head_dim), normal(head_dim), 1e-6) if has_norm else None
+    place = num_pages * page_size - 1 - torch.randperm(600, device="cuda")[:130]
+    pages = torch.full((num_pages, 2, num_kv_heads, page_size, head_dim), 1000.0, dtype=torch.bfloat16, device="cuda")
+    given_q = rotate_and_store(qkv, num_heads, *tables, norm, pages, place)
+    end = pages[-16:].clone()
+    assert pages[:-16].eq(1000).all()
+    right_end = torch.full_like(end, 1000.0)
+    right_place = place - (num_pages - 16) * page_size
+    right_q = rope_reference.rotate_and_store(qkv, num_heads, *tables, norm, right_end, right_place)
+    assert_close(given_q, right_q)
+    assert torch.equal(end[:, 1], right_end[:, 1])
+    is_written = right_end != 1000
+    assert torch.equal(end != 1000, is_written)
+    assert_close(end[is_written], right_end[is_written])

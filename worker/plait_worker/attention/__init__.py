@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,6 +38,20 @@ class StepAttention(Protocol):
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        ...
+
+
+@runtime_checkable
+class PlacedStep(StepAttention, Protocol):
+    """One that says where the step's keys and values go, for whoever writes them with less work."""
+
+    @property
+    def place_T(self) -> Tensor:
+        """int64: page times page size plus offset of each token."""
+        ...
+
+    def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
+        """Attend over pages that hold the step's keys and values: ``out_THD``."""
         ...
 
 

@@ -52,6 +52,10 @@ class FlashinferStep:
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
         store(k_TGE, v_TGE, pages, self.place_T)
+        return self.attend(q_THE, pages)
+
+    def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
+        """Attend over pages that hold the step's keys and values: ``out_THE``."""
         out_THE = torch.empty_like(q_THE)
         num = self.num_prefill_tokens
         if self.prefill is not None:

@@ -9,6 +9,9 @@ from plait_worker.layers.norm import RmsNorm
 class GroupedAttention:
     """Projections, the norms of single heads, and rope over whole heads: all that such an attention consists of."""
 
+    num_heads: int
+    """Query heads of this rank."""
+    head_dim: int
     qkv: ColumnLinear
     """Query, key and value heads side by side."""
     output: RowLinear

@@ -29,7 +29,7 @@ class Matrix(Protocol):
 def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
     """The fastest way for the matrix's device and type; sums are float32 in each."""
     if weight_OI.is_cuda:
-        return _OnGpu(weight_OI, bias_O)
+        return GpuMatrix(weight_OI, bias_O)
     if can_hold(weight_OI):
         return PanelMatrix(weight_OI, bias_O)
     packed = weight_OI.dtype == torch.bfloat16
@@ -71,11 +71,20 @@ class _Plain:
         return self(x_NI).float()
 
 
-class _OnGpu(_Plain):
+class GpuMatrix(_Plain):
+    """cuBLAS, and for a single row our own kernel."""
+
     def __call__(self, x_NI: Tensor) -> Tensor:
+        """See ``Matrix``."""
         if x_NI.shape[0] == 1 and self.bias_O is None:
             return multiply_row(x_NI, self.weight_OI)
         return super().__call__(x_NI)
+
+    def into(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
+        """The product without bias, written to ``out_NO`` of the same dtype."""
+        if x_NI.shape[0] == 1:
+            return multiply_row(x_NI, self.weight_OI, out_NO)
+        return torch.mm(x_NI, self.weight_OI.T, out=out_NO)
 
 
 class _Packed:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait_worker.layers.matrix import matrix
+from plait_worker.layers.matrix import GpuMatrix, matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -56,6 +56,13 @@ class VocabHead:
     def read(cls, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> VocabHead:
         """A head with a matrix of its own, ``NAME.weight`` of shape ``[V, D]``."""
         return cls(_vocab_share(weights, f"{name}.weight", shape, parallel), shape[0], parallel)
+
+    def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+        """``[S, V]`` in the type that the product comes in, a GPU's own; written to ``out_SV`` where that is given."""
+        if self.parallel.world > 1 or not isinstance(self.multiply, GpuMatrix):
+            logits_SV = self(hidden_SD)
+            return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
+        return self.multiply(hidden_SD) if out_SV is None else self.multiply.into(hidden_SD, out_SV)
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""

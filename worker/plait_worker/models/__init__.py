@@ -74,6 +74,10 @@ class Model(Protocol[PreparedT_contra]):
         """float32 ``[S, V]`` over the whole vocabulary; call it with the rows that sample only, at least one."""
         ...
 
+    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+        """The same as picking a token takes them: on a GPU in the model's dtype; to ``out_SV`` where that is given."""
+        ...
+
 
 def load_model(
     path: Path, dtype: str, device: torch.device, parallel: Parallel, free_bytes: int | None = None

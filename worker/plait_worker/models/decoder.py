@@ -13,13 +13,14 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from plait_worker.attention import AttentionShape, StepAttention
+from plait_worker.attention import AttentionShape, PlacedStep, StepAttention
 from plait_worker.attention.paged import PagedStep
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.rope import Rope
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import ModelConfig
+from plait_worker.models.fused import read_fused
 from plait_worker.models.stack import read_stack
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
@@ -115,6 +116,11 @@ class Decoder(Generic[PreparedT]):
         """float32 ``[S, V]``."""
         return self.head(hidden_SD)
 
+    @torch.inference_mode()
+    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+        """``[S, V]`` as ``VocabHead.rounded`` gives them."""
+        return self.head.rounded(hidden_SD, out_SV)
+
 
 class HeadsDecoder(Decoder[StepAttention]):
     """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
@@ -125,14 +131,18 @@ class HeadsDecoder(Decoder[StepAttention]):
         """Read the whole model."""
         super().__init__(config, weights, parallel, read_block)
         self.stack = read_stack(self.blocks, self.norm, parallel)
+        self.fused = read_fused(self.blocks, self.norm, parallel)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
-        """Hidden states after the final norm, ``[T, D]``; in one call where a kernel takes the blocks and the step."""
-        if self.stack is None or not isinstance(attention, PagedStep):
-            return super().forward(rows, cache, attention)
-        tables = self.rope.tables(rows.positions_T)
-        return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
+        """Hidden states after the final norm, ``[T, D]``; by fewer kernels where some take the blocks and the step."""
+        if self.stack is not None and isinstance(attention, PagedStep):
+            tables = self.rope.tables(rows.positions_T)
+            return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
+        if self.fused is not None and isinstance(attention, PlacedStep):
+            tables = self.rope.tables(rows.positions_T)
+            return self.fused.forward(self.embedding(rows.token_ids_T), tables, attention, cache)
+        return super().forward(rows, cache, attention)
 
     @property
     def cache_spec(self) -> CacheSpec:

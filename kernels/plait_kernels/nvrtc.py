@@ -1,0 +1,107 @@
+"""CUDA C++ compiled at run time by NVRTC, which torch brings along: no toolkit is needed.
+
+Source: the NVRTC and the driver API's manuals, by way of the ``cuda-bindings`` package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CudaError(RuntimeError):
+    """The compiler or the driver refused; the message says what."""
+
+
+class Kernel:
+    """One kernel, ready to be launched on its device."""
+
+    def __init__(self, function: Any, max_shared_bytes: int) -> None:
+        """``function`` is the driver's handle."""
+        from cuda.bindings import driver
+
+        self._function = function
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(driver.cuFuncSetAttribute(function, attribute, max_shared_bytes))
+
+    def __call__(self, shape: tuple[int, int, int], *arguments: Tensor | int) -> None:
+        """Launch ``(blocks, threads, bytes of dynamic shared memory)`` on the current stream.
+
+        A tensor is passed as its pointer, an integer as 64 bits.
+        """
+        from cuda.bindings import driver
+
+        values = tuple(value.data_ptr() if isinstance(value, Tensor) else value for value in arguments)
+        kinds = tuple(ctypes.c_void_p if isinstance(value, Tensor) else ctypes.c_longlong for value in arguments)
+        blocks, threads, shared_bytes = shape
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        launched = driver.cuLaunchKernel(
+            self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, (values, kinds), 0
+        )
+        _check(launched)
+
+
+def can_compile() -> bool:
+    """Whether the package is there."""
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+
+
+def compile_kernels(
+    source: Path, names: Sequence[str], defines: Sequence[str], device: torch.device
+) -> dict[str, Kernel]:
+    """The kernels of these names, ``extern "C"`` in the source. Raises ``CudaError`` where it does not compile."""
+    from cuda.bindings import driver
+
+    torch.cuda.current_stream(device).synchronize()  # makes the device's context the thread's
+    image = compile_source(source.read_bytes(), source.name, defines, torch.cuda.get_device_capability(device))
+    (module,) = _check(driver.cuModuleLoadData(image))
+    room = max_shared_bytes(device)
+    functions = {name: _check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
+    return {name: Kernel(function, room - _static_bytes(function)) for name, function in functions.items()}
+
+
+@functools.cache
+def max_shared_bytes(device: torch.device) -> int:
+    """Shared memory that one block may take on this GPU."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    return int(_check(driver.cuDeviceGetAttribute(attribute, device.index or 0))[0])
+
+
+def compile_source(source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int]) -> bytes:
+    """Machine code for a compute capability. Raises ``CudaError`` with the compiler's words."""
+    from cuda.bindings import nvrtc
+
+    (program,) = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
+    options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", *(b"-D" + d.encode() for d in defines)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program))[0])
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CudaError(f"{name} does not compile: {log.decode(errors='replace')}")
+    image = bytearray(_check(nvrtc.nvrtcGetCUBINSize(program))[0])
+    _check(nvrtc.nvrtcGetCUBIN(program, image))
+    return bytes(image)
+
+
+def _static_bytes(function: Any) -> int:
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    return int(_check(driver.cuFuncGetAttribute(attribute, function))[0])
+
+
+def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call gave behind its status. Raises ``CudaError`` where that is not success."""
+    status, *values = answer
+    if int(status) != 0:
+        raise CudaError(f"the CUDA driver answered {status.name}")
+    return tuple(values)

@@ -1,0 +1,72 @@
+"""Picking tokens on a GPU from logits of 16 bits by the kernels of ``pick.cu``, compiled at their first use.
+
+Shapes: S rows, V vocabulary, N numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels, max_shared_bytes
+from plait_kernels.sampling.reference import Filters
+
+_SOURCE = Path(__file__).with_name("pick.cu")
+_THREADS = 1024
+_UNIFORM_THREADS = 128
+_COUNTS_BYTES = 1024 * 47 * 4
+_CHUNK = 256
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def takes(logits_SV: Tensor) -> bool:
+    """Whether the kernels pick from these logits: a value of 16 bits, on a GPU with room for the counts."""
+    return logits_SV.is_cuda and logits_SV.dtype in _DTYPES and logits_SV.stride(1) == 1 and _has_room(logits_SV.device)
+
+
+def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.reference.pick_random``; the logits are rounded already."""
+    ids_S = torch.empty(logits_SV.shape[0], dtype=torch.int64, device=logits_SV.device)
+    parameters = [value.contiguous() for value in (temperature_S, min_p_S, uniform_S)]
+    masses_bytes = -(-logits_SV.shape[1] // _CHUNK) * 8
+    _run("pick_random", logits_SV, parameters, ids_S, shared_bytes=masses_bytes)
+    return ids_S
+
+
+def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.reference.pick_filtered``; the logits are rounded already."""
+    ids_S = torch.empty(logits_SV.shape[0], dtype=torch.int64, device=logits_SV.device)
+    given = (temperature_S, filters.top_k_S, filters.top_p_S, filters.min_p_S, uniform_S)
+    _run("pick_filtered", logits_SV, [value.contiguous() for value in given], ids_S, shared_bytes=_COUNTS_BYTES)
+    return ids_S
+
+
+def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.philox.uniform``."""
+    uniform_N = torch.empty(seed_N.shape[0], dtype=torch.float64, device=seed_N.device)
+    if seed_N.shape[0]:
+        kernel = _kernels(torch.bfloat16, seed_N.device)["uniform"]
+        shape = (-(-seed_N.shape[0] // _UNIFORM_THREADS), _UNIFORM_THREADS, 0)
+        kernel(shape, seed_N.contiguous(), index_N.contiguous(), seed_N.shape[0], uniform_N)
+    return uniform_N
+
+
+def _run(name: str, logits_SV: Tensor, parameters: list[Tensor], ids_S: Tensor, shared_bytes: int) -> None:
+    num_rows, vocab = logits_SV.shape
+    if num_rows:
+        kernel = _kernels(logits_SV.dtype, logits_SV.device)[name]
+        kernel((num_rows, _THREADS, shared_bytes), logits_SV, logits_SV.stride(0), vocab, *parameters, ids_S)
+
+
+@functools.cache
+def _has_room(device: torch.device) -> bool:
+    return can_compile() and max_shared_bytes(device) >= _COUNTS_BYTES + 4096
+
+
+@functools.cache
+def _kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
+    defines = ("IS_HALF",) if dtype == torch.float16 else ()
+    return compile_kernels(_SOURCE, ("pick_filtered", "pick_random", "uniform"), defines, device)

@@ -1,0 +1,301 @@
+// Picking one token a row from logits of 16 bits, one block a row, as plait_kernels.sampling.reference says.
+//
+// A number of 16 bits has few values: a row's tokens are counted by value, and what the filters keep follows from the
+// counts alone, without a sort. Values are named by their distance from the row's best one: bin 0 is the best.
+
+constexpr int THREADS = 1024;
+constexpr int WARPS = THREADS / 32;
+// Values further from the best have a weight of 0 at any temperature that a request may have.
+// (An odd number of bins a thread, so that threads that walk theirs do not meet in one bank of the memory.)
+constexpr int OWN = 47;
+constexpr int BINS = THREADS * OWN;
+constexpr int VECTOR = 8;
+constexpr int BATCH = 4;
+constexpr int CHUNK = 32 * VECTOR;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+typedef unsigned short Bits;
+
+__device__ int order(Bits bits) {
+    if (bits == 0x8000) bits = 0;  // -0 equals 0
+    return bits & 0x8000 ? 0xffff - bits : 0x8000 + bits;
+}
+
+__device__ float value(int key) {
+    const Bits bits = key < 0x8000 ? 0xffff - key : key - 0x8000;
+#ifdef IS_HALF
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(bits));
+    return number;
+#else
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+#endif
+}
+
+// Calls use(id, key) for the ids of [begin, end) that are this lane's, of `lanes` that share them.
+template <class Use>
+__device__ void each(const Bits* row, int begin, int end, int lane, int lanes, Use use) {
+    const bool is_aligned = reinterpret_cast<unsigned long long>(row + begin) % sizeof(uint4) == 0;
+    const int whole = is_aligned ? (end - begin) / VECTOR : 0;
+    for (int i = lane; i < whole; i += lanes * BATCH) {
+        uint4 loaded[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+            loaded[b] = reinterpret_cast<const uint4*>(row + begin)[min(i + b * lanes, whole - 1)];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const unsigned words[4] = {loaded[b].x, loaded[b].y, loaded[b].z, loaded[b].w};
+            const int id = begin + (i + b * lanes) * VECTOR;
+            if (i + b * lanes >= whole) break;
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) use(id + j, order(words[j / 2] >> (16 * (j % 2)) & 0xffff));
+        }
+    }
+    for (int id = begin + whole * VECTOR + lane; id < end; id += lanes) use(id, order(row[id]));
+}
+
+template <class Number>
+__device__ Number sum_up_to(Number own, Number* of_warps, Number& total) {
+    // Over the threads up to and without this one; the same order at every call.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Number sum = own;
+    for (int step = 1; step < 32; step *= 2) {
+        const Number before = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += before;
+    }
+    __syncthreads();
+    if (lane == 31) of_warps[warp] = sum;
+    __syncthreads();
+    Number before = 0;
+    total = 0;
+    for (int i = 0; i < WARPS; ++i) {
+        if (i == warp) before = total;
+        total += of_warps[i];
+    }
+    return before + sum - own;
+}
+
+__device__ int best_key(const Bits* row, int vocab) {
+    __shared__ int of_warps[WARPS];
+    int best = 0;
+    each(row, 0, vocab, threadIdx.x, THREADS, [&](int, int key) { best = max(best, key); });
+    best = __reduce_max_sync(~0u, best);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
+    __syncthreads();
+    for (int i = 0; i < WARPS; ++i) best = max(best, of_warps[i]);
+    return best;
+}
+
+// A warp's share of the vocabulary, a multiple of VECTOR.
+__device__ int share_of(int vocab) { return ((vocab + WARPS - 1) / WARPS + VECTOR - 1) / VECTOR * VECTOR; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) pick_filtered(
+    const Bits* logits, long long stride, long long vocab_size, const float* temperatures, const long long* top_ks,
+    const float* top_ps, const float* min_ps, const double* uniforms, long long* out) {
+    extern __shared__ int counts[];
+    __shared__ double masses[WARPS];
+    __shared__ int numbers[WARPS];
+    __shared__ int chosen_bin, chosen_place;
+    const Bits* row = logits + blockIdx.x * stride;
+    const int vocab = static_cast<int>(vocab_size);
+    for (int bin = threadIdx.x; bin < BINS; bin += THREADS) counts[bin] = 0;
+    const int best = best_key(row, vocab);
+    __syncthreads();
+    each(row, 0, vocab, threadIdx.x, THREADS, [&](int, int key) { atomicAdd(&counts[min(best - key, BINS - 1)], 1); });
+    __syncthreads();
+
+    const float temperature = temperatures[blockIdx.x], top_p = top_ps[blockIdx.x], min_p = min_ps[blockIdx.x];
+    const long long asked = top_ks[blockIdx.x];
+    const int top_k = asked > 0 && asked < vocab ? static_cast<int>(asked) : vocab;
+    const float top = value(best);
+    const float factor = LOG2_E / temperature;
+    auto weight = [&](int bin) { return exp2f((value(best - bin) - top) * factor); };
+    int* own = counts + threadIdx.x * OWN;
+    const int first = threadIdx.x * OWN;
+
+    // Top-k: of a value that it divides, the tokens of the lowest ids are kept.
+    int number = 0, all;
+    for (int i = 0; i < OWN; ++i) number += own[i];
+    int left = top_k - sum_up_to(number, numbers, all);
+    double mass = 0, total;
+    for (int i = 0; i < OWN; ++i) {
+        const int kept = max(0, min(own[i], left));
+        left -= own[i];
+        own[i] = kept;
+        if (kept) mass += kept * static_cast<double>(weight(first + i));
+    }
+    // Top-p: a token is kept while the mass before it is below p of what top-k kept.
+    double before = sum_up_to(mass, masses, total);
+    const double needed = static_cast<double>(top_p) * total;
+    double kept_mass = 0;
+    for (int i = 0; i < OWN; ++i) {
+        if (own[i] == 0) continue;
+        const float each_weight = weight(first + i);
+        const double own_mass = own[i] * static_cast<double>(each_weight);
+        if (top_p < 1) {
+            const double room = each_weight > 0 ? ceil((needed - before) / each_weight) : 0;
+            own[i] = static_cast<int>(fmax(first + i == 0 ? 1.0 : 0.0, fmin(room, static_cast<double>(own[i]))));
+        }
+        if (each_weight < min_p) own[i] = 0;
+        kept_mass += own[i] * static_cast<double>(each_weight);
+        before += own_mass;
+    }
+    // The first token whose cumulative mass exceeds the target, or the last that adds anything.
+    double sum = sum_up_to(kept_mass, masses, total);
+    const double target = uniforms[blockIdx.x] * total;
+    if (threadIdx.x == 0) chosen_bin = -1;
+    int last = -1;
+    __syncthreads();
+    for (int i = 0; i < OWN; ++i) {
+        if (own[i] == 0) continue;
+        const double each_weight = weight(first + i);
+        if (each_weight == 0) continue;
+        last = first + i;
+        const double after = sum + own[i] * each_weight;
+        if (sum <= target && target < after) {
+            chosen_bin = first + i;
+            chosen_place = min(own[i] - 1, static_cast<int>((target - sum) / each_weight));
+            break;
+        }
+        sum = after;
+    }
+    last = __reduce_max_sync(~0u, last);
+    if (threadIdx.x % 32 == 0) numbers[threadIdx.x / 32] = last;
+    __syncthreads();
+    for (int i = 0; i < WARPS; ++i) last = max(last, numbers[i]);
+    last = max(last, 0);  // where the logits are not numbers
+    const bool is_found = chosen_bin >= 0;
+    const int bin = is_found ? chosen_bin : last;
+    const int place = min(is_found ? chosen_place : BINS, counts[bin] - 1);
+
+    // The token of this value with so many of its kind before it.
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, share = share_of(vocab);
+    const int begin = min(warp * share, vocab), end = min(begin + share, vocab);
+    int matches = 0;
+    each(row, begin, end, lane, 32, [&](int, int key) { matches += best - key == bin; });
+    matches = __reduce_add_sync(~0u, matches);
+    __syncthreads();
+    if (lane == 0) numbers[warp] = matches;
+    __syncthreads();
+    int wanted = place;
+    for (int i = 0; i < warp; ++i) wanted -= numbers[i];
+    if (wanted < 0 || wanted >= matches) return;
+    for (int id = begin + lane; id - lane < end; id += 32) {
+        const bool is_match = id < end && best - order(row[id]) == bin;
+        const unsigned found = __ballot_sync(~0u, is_match);
+        if (is_match && __popc(found & ((1u << lane) - 1)) == wanted) out[blockIdx.x] = id;
+        wanted -= __popc(found);
+    }
+}
+
+// The weights of a lane's VECTOR tokens of a chunk, in the order of the ids; 0 behind the row's end.
+template <class Weight>
+__device__ void chunk_weights(const Bits* row, int vocab, int chunk, Weight weight, double (&given)[VECTOR]) {
+    const int id = chunk * CHUNK + threadIdx.x % 32 * VECTOR;
+    const bool is_whole = id + VECTOR <= vocab && reinterpret_cast<unsigned long long>(row + id) % sizeof(uint4) == 0;
+    if (is_whole) {
+        const uint4 four = *reinterpret_cast<const uint4*>(row + id);
+        const unsigned words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) given[j] = weight(order(words[j / 2] >> (16 * (j % 2)) & 0xffff));
+    } else {
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) given[j] = id + j < vocab ? weight(order(row[id + j])) : 0.0f;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
+    const Bits* logits, long long stride, long long vocab_size, const float* temperatures, const float* min_ps,
+    const double* uniforms, long long* out) {
+    extern __shared__ double of_chunks[];
+    __shared__ double masses[WARPS];
+    __shared__ int chosen, last_chunks[WARPS];
+    const Bits* row = logits + blockIdx.x * stride;
+    const int vocab = static_cast<int>(vocab_size);
+    const float factor = LOG2_E / temperatures[blockIdx.x], min_p = min_ps[blockIdx.x];
+    const float top = value(best_key(row, vocab));
+    auto weight = [&](int key) {
+        const float given = exp2f((value(key) - top) * factor);
+        return given < min_p ? 0.0f : given;
+    };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_chunks = (vocab + CHUNK - 1) / CHUNK;
+#pragma unroll 4
+    for (int chunk = warp; chunk < num_chunks; chunk += WARPS) {
+        double given[VECTOR], mass = 0;
+        chunk_weights(row, vocab, chunk, weight, given);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) mass += given[j];
+        for (int step = 16; step > 0; step /= 2) mass += __shfl_xor_sync(~0u, mass, step);
+        if (lane == 0) of_chunks[chunk] = mass;
+    }
+    __syncthreads();
+    // The first chunk whose end lies above the target, or the last that adds anything.
+    const int per_thread = (num_chunks + THREADS - 1) / THREADS;
+    const int begin = min(static_cast<int>(threadIdx.x) * per_thread, num_chunks);
+    const int end = min(begin + per_thread, num_chunks);
+    double own = 0, total;
+    int last = -1;
+    for (int chunk = begin; chunk < end; ++chunk) {
+        own += of_chunks[chunk];
+        if (of_chunks[chunk] > 0) last = chunk;
+    }
+    double sum = sum_up_to(own, masses, total);
+    const double target = uniforms[blockIdx.x] * total;
+    last = __reduce_max_sync(~0u, last);
+    if (lane == 0) last_chunks[warp] = last;
+    __syncthreads();
+    for (int i = 0; i < WARPS; ++i) last = max(last, last_chunks[i]);
+    if (threadIdx.x == 0) chosen = max(last, 0);
+    __syncthreads();
+    for (int chunk = begin; chunk < end; ++chunk) {
+        sum += of_chunks[chunk];
+        if (sum > target) {
+            atomicMin(&chosen, chunk);
+            break;
+        }
+    }
+    __syncthreads();
+    // The mass before that chunk, added once more by one warp, and within it the token.
+    if (warp > 0) return;
+    double before = 0;
+    for (int chunk = lane; chunk < chosen; chunk += 32) before += of_chunks[chunk];
+    for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(~0u, before, step);
+    double given[VECTOR], lower = 0;
+    chunk_weights(row, vocab, chosen, weight, given);
+    for (int j = 0; j < VECTOR; ++j) lower += given[j];
+    const double own_mass = lower;
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_up_sync(~0u, lower, step);
+        if (lane >= step) lower += other;
+    }
+    lower += before - own_mass;
+    int first = vocab, highest = -1;
+    for (int j = 0; j < VECTOR; ++j) {
+        lower += given[j];
+        const int id = chosen * CHUNK + lane * VECTOR + j;
+        if (given[j] > 0) highest = id;
+        if (given[j] > 0 && lower > target) first = min(first, id);
+    }
+    first = __reduce_min_sync(~0u, first);
+    highest = __reduce_max_sync(~0u, highest);
+    if (lane == 0) out[blockIdx.x] = first < vocab ? first : max(highest, 0);
+}
+
+// Philox4x32-10 (plait_kernels.sampling.philox): one number in [0, 1) for each seed and index.
+extern "C" __global__ void uniform(const long long* seeds, const long long* indices, long long number, double* out) {
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (row >= number) return;
+    unsigned key_0 = static_cast<unsigned>(seeds[row]), key_1 = static_cast<unsigned>(seeds[row] >> 32);
+    unsigned words[4] = {static_cast<unsigned>(indices[row]), static_cast<unsigned>(indices[row] >> 32), 0, 0};
+    for (int round = 0; round < 10; ++round) {
+        const unsigned long long first = 0xD2511F53ull * words[0], second = 0xCD9E8D57ull * words[2];
+        words[0] = static_cast<unsigned>(second >> 32) ^ words[1] ^ key_0;
+        words[2] = static_cast<unsigned>(first >> 32) ^ words[3] ^ key_1;
+        words[1] = static_cast<unsigned>(second);
+        words[3] = static_cast<unsigned>(first);
+        key_0 += 0x9E3779B9u;
+        key_1 += 0xBB67AE85u;
+    }
+    const unsigned long long bits = static_cast<unsigned long long>(words[0] >> 5) << 26 | words[1] >> 6;
+    out[row] = static_cast<double>(bits) * 0x1p-53;
+}

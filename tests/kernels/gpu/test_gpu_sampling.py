@@ -1,0 +1,89 @@
+"""The GPU picks what the plain account picks from the same logits, and as often as their probabilities say."""
+
+import pytest
+import torch
+from plait_kernels.sampling import Filters, pick_filtered, pick_random, uniform
+from plait_kernels.sampling import reference as plain
+from plait_kernels.sampling.philox import uniform as plain_uniform
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+NUM_ROWS = 300
+# Exponentials differ in their last bits: a draw may lie between two accounts' ends of a token, above all the last one.
+MOST_OTHERS = 2 / NUM_ROWS
+VOCABS = [7, 264, 4097, 151_936]
+FILTERS = [(0, 1.0, 0.0), (1, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1e-6, 0.0), (40, 0.8, 0.1), (0, 0.999, 0.0)]
+
+
+def some_logits(vocab: int, spread: float, num_rows: int = NUM_ROWS) -> Tensor:
+    """So coarse that values repeat, and with -0 and -inf among them."""
+    logits = (torch.randn(num_rows, vocab, device="cuda") * spread).bfloat16()
+    logits[:, 3] = -0.0
+    logits[:, 5] = -torch.inf
+    return logits
+
+
+def draws(num_rows: int = NUM_ROWS) -> Tensor:
+    values = torch.rand(num_rows, dtype=torch.float64, device="cuda")
+    values[:2] = torch.tensor([0.0, 1 - 2**-53])
+    return values
+
+
+def share_of_others(given: Tensor, right: Tensor) -> float:
+    return float((given.cpu() != right.cpu()).float().mean())
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), FILTERS)
+def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
+    logits, uniform_S = some_logits(vocab, spread), draws()
+    temperature = torch.full((NUM_ROWS,), 0.7, device="cuda")
+    filters = Filters(
+        torch.full((NUM_ROWS,), top_k, device="cuda"),
+        torch.full((NUM_ROWS,), top_p, device="cuda"),
+        torch.full((NUM_ROWS,), min_p, device="cuda"),
+    )
+    given = pick_filtered(logits, temperature, filters, uniform_S)
+    right = plain.pick_filtered(logits.float(), temperature, filters, uniform_S)
+    assert share_of_others(given, right) <= MOST_OTHERS
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+def test_random_picks_are_the_plain_ones(vocab: int, spread: float, min_p: float) -> None:
+    logits, uniform_S = some_logits(vocab, spread), draws()
+    temperature, min_ps = (torch.full((NUM_ROWS,), value, device="cuda") for value in (0.7, min_p))
+    given = pick_random(logits, temperature, min_ps, uniform_S)
+    right = plain.pick_random(logits.float(), temperature, min_ps, uniform_S)
+    assert share_of_others(given, right) <= MOST_OTHERS
+
+
+def test_uniform_numbers_are_the_cpus() -> None:
+    seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63)]).repeat_interleave(4)
+    indices = torch.tensor([0, 1, 2**32, 2**40 + 7]).repeat(5)
+    assert torch.equal(uniform(seeds.cuda(), indices.cuda()).cpu(), plain_uniform(seeds, indices))
+
+
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_tokens_come_as_often_as_their_probabilities_say(is_filtered: bool) -> None:
+    num, vocab = 100_000, 200
+    logits = ((torch.randperm(vocab, device="cuda")[None] - 100) / 32).bfloat16()  # all different
+    rows = logits.expand(num, vocab).contiguous()
+    uniform_S = uniform(torch.full((num,), 42, device="cuda"), torch.arange(num, device="cuda"))
+    ones = torch.ones(num, device="cuda")
+    if is_filtered:
+        filters = Filters(torch.full((num,), 100, device="cuda"), ones, 0 * ones)
+        picked = pick_filtered(rows, ones, filters, uniform_S)
+        kept = logits.float().masked_fill(logits < logits.float().topk(100).values[:, -1:], -torch.inf)
+    else:
+        picked = pick_random(rows, ones, 0 * ones, uniform_S)
+        kept = logits.float()
+    expected = kept[0].double().softmax(-1) * num
+    counts = picked.bincount(minlength=vocab)
+    can_be = expected > 0
+    assert int(counts[~can_be].sum()) == 0
+    chi_square = float(((counts - expected)[can_be] ** 2 / expected[can_be]).sum())
+    freedom = int(can_be.sum()) - 1
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5

@@ -1,0 +1,125 @@
+"""Dense blocks on a GPU with fewer kernels: what lies between two products of a single row is part of them.
+
+Rotation and cache write are one kernel at any size. With one row, where the step is as long as the weights take to be
+read, each norm and the gate belong to the product behind or in front of it.
+
+Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a head's width, O outputs of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from plait_kernels.activation import silu_mul
+from plait_kernels.linear import RowNorm, normed_gate_row, normed_multiply_row
+from plait_kernels.rope import HeadNorm, rotate_and_store
+from torch import Tensor
+
+from plait_worker.attention import PlacedStep, StepAttention
+from plait_worker.cache import KVCache
+from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.matrix import GpuMatrix
+from plait_worker.layers.mlp import GatedMlp
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.parallel import Parallel
+
+if TYPE_CHECKING:
+    from plait_worker.models.decoder import Block
+
+
+@dataclass(frozen=True, slots=True)
+class FusedBlock:
+    """The parts of a dense block, shared with its layers."""
+
+    attention_norm: RmsNorm
+    qkv: GpuMatrix
+    num_heads: int
+    """H."""
+    head_dim: int
+    """E."""
+    head_norm: HeadNorm | None
+    output: GpuMatrix
+    mlp_norm: RmsNorm
+    gate_up: GpuMatrix
+    down: GpuMatrix
+
+    def forward(
+        self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: PlacedStep, pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The block's last summand and the residual stream that it is still to be added to."""
+        qkv_TO, residual_TD = _normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
+        qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
+        q_THE = rotate_and_store(qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.place_T)
+        x_TD = self.output(step.attend(q_THE, pages).flatten(1))
+        gated_TO, residual_TD = _normed_gate(x_TD, residual_TD, self.mlp_norm, self.gate_up)
+        return self.down(gated_TO), residual_TD
+
+
+class FusedStack:
+    """All blocks of a model and the norm behind them, on one GPU."""
+
+    def __init__(self, blocks: Sequence[FusedBlock], norm: RmsNorm) -> None:
+        """Nothing is copied."""
+        self._blocks = blocks
+        self._norm = norm
+
+    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], step: PlacedStep, cache: KVCache) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``; ``tables`` are cosine and sine."""
+        residual_TD = torch.zeros_like(x_TD)
+        for block, pages in zip(self._blocks, cache.layers, strict=True):
+            x_TD, residual_TD = block.forward(x_TD, residual_TD, tables, step, pages)
+        return self._norm.add(x_TD, residual_TD)[0]
+
+
+def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> FusedStack | None:
+    """The blocks in their fused form; None where one of them is of another kind, or ranks must meet in between."""
+    fused = [_fused_block(block) for block in blocks]
+    whole = [block for block in fused if block is not None]
+    return FusedStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
+
+
+def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
+        return None
+    matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
+    plain = [matrix for matrix in matrices if isinstance(matrix, GpuMatrix) and matrix.bias_O is None]
+    if len(plain) < len(matrices):
+        return None
+    qkv, output, gate_up, down = plain
+    return FusedBlock(
+        attention_norm=block.attention_norm,
+        qkv=qkv,
+        num_heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        head_norm=_head_norm(attention),
+        output=output,
+        mlp_norm=block.mlp_norm,
+        gate_up=gate_up,
+        down=down,
+    )
+
+
+def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
+    if attention.q_norm is None or attention.k_norm is None:
+        return None
+    return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)
+
+
+def _normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
+    """The product with the norm of the sum, ``[T, O]``, and the sum."""
+    if x_TD.shape[0] == 1:
+        return normed_multiply_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+    normed_TD, residual_TD = norm.add(x_TD, residual_TD)
+    return matrix(normed_TD), residual_TD
+
+
+def _normed_gate(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
+    """The same with the gate behind it: ``[T, O / 2]``."""
+    if x_TD.shape[0] == 1:
+        return normed_gate_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+    product_TO, residual_TD = _normed_product(x_TD, residual_TD, norm, matrix)
+    return silu_mul(product_TO), residual_TD
