@@ -100,6 +100,7 @@ def _enter(
         NUM_SHARES=num_shares,
         HALF=tables.width // 2,
         TILE=tile,
+        IS_STORED=is_stored,
         num_warps=4,
     )
     return q_BHC
@@ -151,6 +152,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
     NUM_SHARES: tl.constexpr,
     HALF: tl.constexpr,
     TILE: tl.constexpr,
+    IS_STORED: tl.constexpr,
 ):
     program, first = tl.program_id(0), tl.program_id(1) * TILE
     if program < num_absorbing:
@@ -178,7 +180,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
             out_type = out_ptr.dtype.element_ty
             tl.store(out_at + WIDTH + half, (a * cosine - b * sine).to(out_type), mask=is_row[:, None])
             tl.store(out_at + WIDTH + HALF + half, (b * cosine + a * sine).to(out_type), mask=is_row[:, None])
-    else:
+    elif IS_STORED:
         token = first + program - num_absorbing
         if token < num_rows:
             _store_token(

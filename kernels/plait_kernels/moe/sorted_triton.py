@@ -29,20 +29,22 @@ class Tile:
     num_stages: int
 
 
-def tile_for(num_tokens: int, num_pairs_per_expert: float) -> Tile:
-    """By how full an expert's list is: weights are read once where its rows fit one tile."""
+def tile_for(num_pairs_per_expert: float) -> Tile:
+    """By how full an expert's list is, measured on an H200: weights are read once where its rows fit one tile."""
     if num_pairs_per_expert <= 12:
         return Tile(16, 64, 128, 4, 4)
-    if num_pairs_per_expert <= 48:
-        return Tile(32 if num_tokens <= 256 else 64, 64, 128, 4, 3)
-    return Tile(64, 128, 64, 4, 3)
+    if num_pairs_per_expert <= 24:
+        return Tile(32, 64, 128, 4, 3)
+    if num_pairs_per_expert <= 90:
+        return Tile(64, 128, 64, 8, 4)
+    return Tile(128, 128, 64, 8, 3)
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; all contiguous, sums float32, an expert's result rounded once."""
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
-    tile = tile_for(num_tokens, num_tokens * top_k / num_experts)
+    tile = tile_for(num_tokens * top_k / num_experts)
     lists_ET, counts_E = _list_pairs(experts_TK, num_experts)
     product_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)

@@ -85,17 +85,19 @@ def test_pick_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int)
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (128, 8, 2048, 768)])
-@pytest.mark.parametrize("routing", ["spread", "one expert", "every other expert empty"])
+@pytest.mark.parametrize("routing", ["spread", "the same experts", "every other expert empty"])
 def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str) -> None:
     x = normal(num_tokens, hidden)
     gate_up, down = normal(num_experts, 2 * width, hidden) * 0.03, normal(num_experts, hidden, width) * 0.03
-    weights, experts = moe_reference.softmax_top_k(torch.randn(num_tokens, num_experts, device="cuda"), top_k, True)
-    if routing == "one expert":
-        experts = torch.full_like(experts, num_experts - 1)
+    logits = torch.randn(num_tokens, num_experts, device="cuda")
+    if routing == "the same experts":
+        logits += 9 * torch.arange(num_experts, device="cuda")
     elif routing == "every other expert empty":
-        experts = experts // 2 * 2
+        logits[:, 1::2] -= 99
+    weights, experts = moe_reference.softmax_top_k(logits, top_k, True)
     given = expert_mlps(x, gate_up, down, weights, experts)
-    assert_close(given, moe_reference.expert_mlps(x, gate_up, down, weights, experts))
+    exact = (x.double(), gate_up.double(), down.double())
+    assert_close(given, moe_reference.expert_mlps(*exact, weights, experts))
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
