@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_OUTPUTS = 4
-_INPUTS = 512
+_GATE_UP = {"OUTPUTS": 4, "INPUTS": 512, "num_warps": 4}
+_DOWN = {"OUTPUTS": 4, "INPUTS": 512, "num_warps": 4}
+"""How much of a matrix a program takes, and a loop's turn of it."""
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     if num_tokens == 0:
         return out_TH
-    _gate_up[(num_tokens * top_k, triton.cdiv(width, _OUTPUTS))](
+    _gate_up[(num_tokens * top_k, triton.cdiv(width, _GATE_UP["OUTPUTS"]))](
         x_TH,
         gate_up_EJH,
         experts_TK,
@@ -32,11 +33,9 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         HIDDEN=hidden_size,
         WIDTH=width,
         TOP_K=top_k,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
-        num_warps=4,
+        **_GATE_UP,
     )
-    _down[(num_tokens, triton.cdiv(hidden_size, _OUTPUTS))](
+    _down[(num_tokens, triton.cdiv(hidden_size, _DOWN["OUTPUTS"]))](
         product_NI,
         down_EHI,
         weights_TK,
@@ -45,9 +44,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         HIDDEN=hidden_size,
         WIDTH=width,
         TOP_K=top_k,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
-        num_warps=4,
+        **_DOWN,
     )
     return out_TH
 
@@ -104,12 +101,16 @@ def _down(  # type: ignore[no-untyped-def]
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     place = tl.arange(0, INPUTS)
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for number in range(TOP_K):
-        pair = token * TOP_K + number
+    turns: tl.constexpr = (WIDTH + INPUTS - 1) // INPUTS
+    for turn in range(TOP_K * turns):
+        pair = token * TOP_K + turn // turns
+        at = turn % turns * INPUTS + place
         weight = tl.load(weights_ptr + pair)
         row = weight_ptr + (tl.load(experts_ptr + pair) * HIDDEN + output)[:, None] * WIDTH
-        for begin in range(0, WIDTH, INPUTS):
-            at = begin + place
+        if HIDDEN % OUTPUTS == 0 and WIDTH % INPUTS == 0:
+            product = tl.load(product_ptr + pair * WIDTH + at).to(tl.float32) * weight
+            sums += tl.load(row + at[None, :]).to(tl.float32) * product[None, :]
+        else:
             is_there = (output < HIDDEN)[:, None] & (at < WIDTH)[None, :]
             product = tl.load(product_ptr + pair * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32) * weight
             sums += tl.load(row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * product[None, :]
