@@ -21,6 +21,7 @@ from torch import Tensor
 
 VERSION = "0.7.2.post1"
 MODULES = ("flashinfer.mla._core", "flashinfer.decode", "flashinfer.prefill")
+CUTLASS = "flashinfer.mla._batch_mla._backends.cutlass_backend"
 NUM_SMS = 148
 """Of a B200."""
 LEAST_WORKSPACE = 128 << 20
@@ -37,7 +38,7 @@ def demand(holds: bool, what: str) -> None:
         raise BrokenContract(what)
 
 
-class Paged(NamedTuple):
+class Paged(NamedTuple):  # budget: the launcher's own positions
     """The positions that both paged functions begin with."""
 
     out: Tensor
@@ -60,7 +61,7 @@ class Paged(NamedTuple):
     window_left: int
 
 
-class DecodeRest(NamedTuple):
+class DecodeRest(NamedTuple):  # budget: the launcher's own positions
     sparse_mla_top_k: int
     sm_count: int
     enable_pdl: bool
@@ -81,7 +82,7 @@ class DecodeRest(NamedTuple):
     use_fp16_softmax: None
 
 
-class ContextRest(NamedTuple):
+class ContextRest(NamedTuple):  # budget: the launcher's own positions
     cum_seq_lens_q: Tensor
     cum_seq_lens_kv: Tensor
     sm_count: int
@@ -101,7 +102,7 @@ class ContextRest(NamedTuple):
     lse_stride_heads: int
 
 
-class RaggedCall(NamedTuple):
+class RaggedCall(NamedTuple):  # budget: the launcher's own positions
     out: Tensor
     query: Tensor
     key: Tensor
@@ -137,7 +138,7 @@ class RaggedCall(NamedTuple):
 
 
 class Launcher:
-    """The three functions, on workspaces of `least_workspace` bytes or more."""
+    """The three functions and CUTLASS's, on workspaces of `least_workspace` bytes or more."""
 
     def __init__(self, least_workspace: int = LEAST_WORKSPACE) -> None:
         self.least_workspace = least_workspace
@@ -192,6 +193,32 @@ class Launcher:
         for query, out, lse, key, value in pieces:
             attend(query, key, value, factor, out_factor, out, lse, 1.0, call.is_causal)
         self.calls["expanded causal" if call.is_causal else "expanded context"] += 1
+
+    def cutlass_mla_paged_attention(
+        self,
+        workspace: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        query: Tensor,
+        kv_cache: Tensor,
+        kv_len: Tensor,
+        page_table: Tensor,
+        o_scale: float,
+    ) -> None:
+        """CUTLASS's kernel: the softmax scale is built in (include/flashinfer/attention/cutlass_mla.cuh)."""
+        num_rows, num_heads, _ = query.shape
+        demand(lse.numel() == 0 and o_scale == 1.0, "neither a log-sum-exp nor a scale of the result")
+        check_lengths(kv_len, num_rows)
+        demand(page_table.is_contiguous() and page_table.shape[0] == num_rows, "a contiguous table, one row a request")
+        demand(int(kv_len.max()) <= page_table.shape[1] * kv_cache.shape[1], "a table as wide as the longest row")
+        partial_sums = (4 * 512 + 4) * num_heads * NUM_SMS // 2
+        demand(workspace.nbytes >= partial_sums, f"{partial_sums} bytes of workspace")
+        out.fill_(torch.nan)
+        for row, length in enumerate(kv_len.tolist()):
+            seen = read_pages(kv_cache[:, None], page_table[row], length)
+            one = slice(row, row + 1)
+            attend(query[one], seen, seen[..., :512], 192**-0.5, 1.0, out[one], None, 1.0, is_causal=True)
+        self.calls["latent cutlass"] += 1
 
     def _decode_lengths(self, call: Paged, rest: DecodeRest) -> list[int]:
         num_tokens = call.query.shape[0]
@@ -357,7 +384,13 @@ def names(launcher: Launcher) -> dict[str, Callable[..., object]]:
 
 
 def replace_launcher(launcher: Launcher, put: Callable[[Any, str, object], None] = setattr) -> None:
-    """Put the four names where flashinfer looks them up; `put` may be a fixture that takes them out again."""
+    """Put the four names where flashinfer looks them up, and CUTLASS's two.
+
+    `put` may be a fixture that takes them out again.
+    """
     for module in map(importlib.import_module, MODULES):
         for name, value in names(launcher).items():
             put(module, name, value)
+    cutlass = importlib.import_module(CUTLASS)
+    put(cutlass, "get_compute_capability", lambda device: (10, 0))
+    put(cutlass, "get_mla_module", lambda: launcher)

@@ -79,7 +79,17 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
         "auto"
     )
     attention_backend: Annotated[
-        Literal["auto", "torch", "triton", "flashinfer", "trtllm_mha", "trtllm_mla", "flashmla", "flashinfer_mla"],
+        Literal[
+            "auto",
+            "torch",
+            "triton",
+            "flashinfer",
+            "trtllm_mha",
+            "trtllm_mla",
+            "cutlass_mla",
+            "flashmla",
+            "flashinfer_mla",
+        ],
         Setting("attention kernels; auto takes the fastest that are right on this device"),
     ] = "auto"
     cuda_graphs: Annotated[bool, Setting("capture decode steps of a GPU, where the attention kernels allow it")] = True

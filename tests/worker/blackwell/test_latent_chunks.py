@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_worker.attention.latent_chunks import runs_of_context, runs_of_new_tokens
 
 row = st.tuples(st.sampled_from([0, 0, 1, 7, 64, 300]), st.integers(1, 90))
 
 
-@given(rows=st.lists(row, max_size=9), chunk=st.integers(1, 200), most=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(row, max_size=9), chunk=st.integers(5, 200), most=st.integers(1, 4))
 def test_every_token_is_seen_once_and_in_order(rows: list[tuple[int, int]], chunk: int, most: int) -> None:
     starts, lengths = [start for start, _ in rows], [length for _, length in rows]
     runs = list(runs_of_new_tokens(lengths, lambda num_rows, longest: num_rows <= most))

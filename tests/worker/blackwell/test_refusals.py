@@ -9,6 +9,7 @@ from plait_proto import ExitCode
 from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
+from plait_worker.attention.latent_pages import FLOAT8
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher
 
@@ -20,6 +21,9 @@ RULES = [
     ("trtllm_mla", latent(dtype=torch.float16), 64, "set --dtype bfloat16"),
     ("trtllm_mla", latent(dtype=torch.float32), 64, "not float32"),
     ("trtllm_mla", heads(), 64, "attention to keys and values"),
+    ("cutlass_mla", latent(64), 128, "takes 128 heads on a rank, not 64; use trtllm_mla"),
+    ("cutlass_mla", latent(128), 16, "pages of 32, 64 or 128 tokens, not 16; set --page-size 128"),
+    ("cutlass_mla", latent(128, cached_dtype=FLOAT8), 128, "bfloat16 over a cache of bfloat16"),
     ("trtllm_mha", heads(), 128, "pages of 16, 32 or 64 tokens, not 128"),
     ("trtllm_mha", heads(head_dim=96), 64, "heads of 64, 128 or 256 numbers, not 96"),
     ("trtllm_mha", latent(), 64, "latent attention"),

@@ -67,6 +67,7 @@ KERNELS = (
     Kernels("flashmla", "flashmla", "FlashMla", LatentShape, HOPPER),
     Kernels("flashinfer_mla", "flashinfer_mla", "FlashinferMla", LatentShape, HOPPER),
     Kernels("trtllm_mla", "trtllm_mla", "TrtllmMla", LatentShape, BLACKWELL),
+    Kernels("cutlass_mla", "cutlass_mla", "CutlassMla", LatentShape, BLACKWELL),
 )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from plait_worker.attention.context_pieces import context_pieces
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -54,26 +56,11 @@ def runs_of_context(run: Run, starts: Sequence[int], lengths: Sequence[int], chu
 
     ``starts`` and ``lengths`` are of all prefill rows. A row between others that see something may see nothing.
     """
-    shares: dict[int, tuple[int, int]] = {}
-    room = chunk
-    for row in run.rows:
-        begin = 0
-        while begin < starts[row]:
-            num = min(starts[row] - begin, room)
-            shares[row] = (begin, num)
-            begin, room = begin + num, room - num
-            if room == 0:
-                yield _of_context(shares, lengths)
-                shares, room = {}, chunk
-    if shares:
-        yield _of_context(shares, lengths)
-
-
-def _of_context(shares: dict[int, tuple[int, int]], lengths: Sequence[int]) -> Run:
-    rows = range(min(shares), max(shares) + 1)
-    seen = [shares.get(row, (0, 0)) for row in rows]
-    own = list(lengths[rows.start : rows.stop])
-    return Run(rows, _tokens(lengths, rows), own, [begin for begin, _ in seen], [num for _, num in seen])
+    for piece in context_pieces(starts[run.rows.start : run.rows.stop], chunk):
+        first = run.rows.start + piece.first
+        rows = range(first, first + len(piece.lengths))
+        own = list(lengths[rows.start : rows.stop])
+        yield Run(rows, _tokens(lengths, rows), own, piece.begins.tolist(), piece.lengths.tolist())
 
 
 def _tokens(lengths: Sequence[int], rows: range) -> slice:

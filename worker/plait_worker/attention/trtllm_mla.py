@@ -122,12 +122,13 @@ class TrtllmMla:
     name = "trtllm_mla"
     is_capturable = True
     captures_prompts = False
+    short_append = SHORT_APPEND
 
     def __init__(
         self, shape: LatentShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        refuse_absorbed(shape, page_size)
+        self.refuse(shape, page_size)
         refuse_expanded(shape)
         self.shape = shape
         self.page_size = page_size
@@ -136,7 +137,7 @@ class TrtllmMla:
 
     def prepare(self, rows: Rows) -> TrtllmMlaStep:
         """Lengths, tables and the order of work."""
-        num_long = _num_long(rows)
+        num_long = self._num_long(rows)
         num_prefill_tokens = sum(rows.lengths[:num_long])
         appended = query_rows(rows, range(num_long, rows.num_prefill), num_prefill_tokens)
         decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
@@ -147,6 +148,13 @@ class TrtllmMla:
             groups=list(self._groups(rows, num_long)),
             absorbed=[part for part in (appended, decoded) if part is not None],
         )
+
+    def _num_long(self, rows: Rows) -> int:
+        """Prefill rows that are not absorbed: all but the short ones at the end."""
+        num = rows.num_prefill
+        while num > 0 and rows.lengths[num - 1] <= self.short_append:
+            num -= 1
+        return num
 
     def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
         starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
@@ -234,28 +242,21 @@ class TrtllmMla:
             multi_ctas_kv_counter_buffer=self.scratch.counters,
         )
 
-
-def _num_long(rows: Rows) -> int:
-    """Prefill rows that are not absorbed: all but the short ones at the end."""
-    num = rows.num_prefill
-    while num > 0 and rows.lengths[num - 1] <= SHORT_APPEND:
-        num -= 1
-    return num
-
-
-def refuse_absorbed(shape: LatentShape, page_size: int) -> None:
-    """Raise ``ValueError`` with the rule that the absorbed kernels would break."""
-    latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
-    if page_size not in PAGE_SIZES:
-        raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
-    if latent not in LATENTS:
-        raise ValueError(
-            f"its kernels take latents of 512 or 256 numbers with a shared key of 64, not {latent[0]} with {latent[1]}"
-        )
-    if shape.num_heads > 64 and shape.num_heads != 128:
-        raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
-    if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FLOAT8):
-        raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
+    @staticmethod
+    def refuse(shape: LatentShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels for absorbed rows would break."""
+        latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
+        if latent not in LATENTS:
+            raise ValueError(
+                "its kernels take latents of 512 or 256 numbers with a shared key of 64, "
+                f"not {latent[0]} with {latent[1]}"
+            )
+        if shape.num_heads > 64 and shape.num_heads != 128:
+            raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
+        if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FLOAT8):
+            raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
 
 
 def refuse_expanded(shape: LatentShape) -> None:
