@@ -1,5 +1,6 @@
 //! The KV pool: every page is free, leased, cached or parked.
 
+use std::collections::hash_map::Entry;
 use std::fmt;
 
 use rustc_hash::FxHashMap;
@@ -47,6 +48,15 @@ pub(crate) struct Hits {
     pub(crate) num_cached: u32,
 }
 
+impl Hits {
+    fn and(self, page: &Page) -> Self {
+        Self {
+            num_pages: self.num_pages + 1,
+            num_cached: self.num_cached + u32::from(page.num_leases == 0 && page.num_parkings == 0),
+        }
+    }
+}
+
 /// Counts of pages by state; they add up to the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
@@ -66,6 +76,39 @@ struct Page {
     key: Option<PageKey>,
     num_leases: u32,
     num_parkings: u32,
+    /// The last lookup that found it.
+    found_by: u64,
+}
+
+/// The last lookup: the head of the queue asks at every plan, mostly for what it asked for before.
+#[derive(Clone, Debug, Default)]
+struct Lookup {
+    number: u64,
+    /// The prompt's last name, which stands for all before it; none once the answer may be another.
+    last: Option<PageKey>,
+    /// The first name that no page has.
+    missing: Option<PageKey>,
+    hits: Hits,
+}
+
+impl Lookup {
+    fn answers(&self, keys: &[PageKey]) -> bool {
+        self.last.is_some() && self.last.as_ref() == keys.last()
+    }
+
+    /// A page that the lookup `found_by` found is cached now, or no longer.
+    fn learn_of_page(&mut self, found_by: u64) {
+        if found_by == self.number {
+            self.last = None;
+        }
+    }
+
+    /// A page got its name.
+    fn learn_of_name(&mut self, name: PageKey) {
+        if self.missing == Some(name) {
+            self.last = None;
+        }
+    }
 }
 
 /// All pages of a replica. No operation looks at more pages than it moves.
@@ -76,6 +119,7 @@ pub(crate) struct PagePool {
     /// The cached pages; the one that was released first is the first to go.
     cached: Ring,
     by_key: FxHashMap<PageKey, PageId>,
+    lookup: Lookup,
     num_leased: u32,
     num_parked: u32,
     num_evicted: u64,
@@ -88,6 +132,7 @@ impl PagePool {
             free: (0..num_pages).rev().map(PageId).collect(),
             cached: Ring::new(num_pages),
             by_key: FxHashMap::default(),
+            lookup: Lookup::default(),
             num_leased: 0,
             num_parked: 0,
             num_evicted: 0,
@@ -118,14 +163,38 @@ impl PagePool {
     }
 
     /// How many of a prompt's pages, from its first one on, are in the cache.
-    pub(crate) fn find(&self, keys: &[PageKey]) -> Hits {
+    ///
+    /// A prompt that is looked up again costs nothing until one of these pages, or the one that is
+    /// missing behind them, has changed hands.
+    pub(crate) fn find(&mut self, keys: &[PageKey]) -> Hits {
+        if !self.lookup.answers(keys) {
+            self.look_up(keys);
+        }
+        debug_assert_eq!(self.lookup.hits, self.hits_of(keys));
+        self.lookup.hits
+    }
+
+    fn hits_of(&self, keys: &[PageKey]) -> Hits {
+        let found = keys.iter().map_while(|key| self.by_key.get(key));
+        found.fold(Hits::default(), |hits, page| {
+            hits.and(&self.pages[page.0 as usize])
+        })
+    }
+
+    fn look_up(&mut self, keys: &[PageKey]) {
+        let number = self.lookup.number + 1;
         let mut hits = Hits::default();
         for page in keys.iter().map_while(|key| self.by_key.get(key)) {
-            let page = &self.pages[page.0 as usize];
-            hits.num_pages += 1;
-            hits.num_cached += u32::from(page.num_leases == 0 && page.num_parkings == 0);
+            let page = &mut self.pages[page.0 as usize];
+            page.found_by = number;
+            hits = hits.and(page);
         }
-        hits
+        self.lookup = Lookup {
+            number,
+            last: keys.last().copied(),
+            missing: keys.get(hits.num_pages as usize).copied(),
+            hits,
+        };
     }
 
     /// A lease of pages that [`PagePool::find`] has just found.
@@ -155,10 +224,11 @@ impl PagePool {
     pub(crate) fn publish(&mut self, lease: &mut Lease, key: PageKey) {
         let page = lease.pages[lease.num_published as usize];
         lease.num_published += 1;
-        self.by_key.entry(key).or_insert_with(|| {
+        if let Entry::Vacant(entry) = self.by_key.entry(key) {
+            entry.insert(page);
             self.pages[page.0 as usize].key = Some(key);
-            page
-        });
+            self.lookup.learn_of_name(key);
+        }
     }
 
     /// Takes the pages behind the first `num` out of a lease.
@@ -215,6 +285,7 @@ impl PagePool {
         if state.num_parkings > 0 {
             self.num_parked -= 1;
         } else {
+            self.lookup.learn_of_page(state.found_by);
             self.cached.remove(page.0);
         }
     }
@@ -229,7 +300,9 @@ impl PagePool {
     fn evict(&mut self) -> PageId {
         let page = self.cached.first().expect("the caller saw enough pages");
         self.cached.remove(page);
-        let key = self.pages[page as usize].key.take();
+        let state = &mut self.pages[page as usize];
+        self.lookup.learn_of_page(state.found_by);
+        let key = state.key.take();
         self.by_key
             .remove(&key.expect("only pages with a name are cached"));
         self.num_evicted += 1;
@@ -252,9 +325,12 @@ impl PagePool {
 
     /// Nobody names the page any more.
     fn settle(&mut self, page: PageId) {
-        match self.pages[page.0 as usize].key {
-            Some(_) => self.cached.push(page.0),
-            None => self.free.push(page),
+        let state = &self.pages[page.0 as usize];
+        if state.key.is_some() {
+            self.lookup.learn_of_page(state.found_by);
+            self.cached.push(page.0);
+        } else {
+            self.free.push(page);
         }
     }
 }
@@ -281,4 +357,87 @@ impl fmt::Debug for PagePool {
 
 fn count(pages: &[PageId]) -> u32 {
     u32::try_from(pages.len()).expect("a pool is made from a u32 of pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefix::{HashSeed, Namer};
+
+    const NUM_KEYS: u32 = 6;
+
+    fn keys() -> Vec<PageKey> {
+        let mut namer = Namer::new(HashSeed([1, 2]));
+        let root = Some(namer.root(0));
+        let chain = std::iter::successors(root, |parent| Some(namer.child(*parent, &[7])));
+        chain.skip(1).take(NUM_KEYS as usize).collect()
+    }
+
+    /// A pool that keeps the first pages of a prompt.
+    fn pool_with(num_cached: u32, keys: &[PageKey]) -> PagePool {
+        let mut pool = PagePool::new(8);
+        let mut lease = Lease::default();
+        pool.grow(&mut lease, num_cached);
+        for key in &keys[..num_cached as usize] {
+            pool.publish(&mut lease, *key);
+        }
+        pool.release(lease);
+        pool
+    }
+
+    fn looks_up_again(pool: &mut PagePool, keys: &[PageKey]) -> bool {
+        let before = pool.lookup.number;
+        pool.find(keys);
+        pool.lookup.number > before
+    }
+
+    #[test]
+    fn a_prompt_is_looked_up_once_while_nothing_of_it_changes() {
+        let keys = keys();
+        let mut pool = pool_with(3, &keys);
+        assert!(looks_up_again(&mut pool, &keys));
+        assert!(!looks_up_again(&mut pool, &keys));
+        let mut others = Lease::default();
+        pool.grow(&mut others, 1);
+        pool.publish(&mut others, keys[5]);
+        assert!(!looks_up_again(&mut pool, &keys));
+        pool.release(others);
+        assert!(!looks_up_again(&mut pool, &keys));
+    }
+
+    #[test]
+    fn a_page_that_was_found_and_changes_hands_is_seen() {
+        let keys = keys();
+        let mut pool = pool_with(3, &keys);
+        pool.find(&keys);
+        let lease = pool.pin(&keys[..1]);
+        assert_eq!(pool.find(&keys).num_cached, 2);
+        pool.release(lease);
+        assert_eq!(pool.find(&keys).num_cached, 3);
+        let mut others = Lease::default();
+        pool.grow(&mut others, 6);
+        assert_eq!(pool.find(&keys).num_pages, 2);
+        pool.release(others);
+    }
+
+    #[test]
+    fn the_page_that_was_missing_is_seen_when_it_comes() {
+        let keys = keys();
+        let mut pool = pool_with(3, &keys);
+        pool.find(&keys);
+        let mut lease = pool.pin(&keys[..3]);
+        pool.grow(&mut lease, 1);
+        pool.publish(&mut lease, keys[3]);
+        assert_eq!(pool.find(&keys).num_pages, 4);
+        pool.release(lease);
+    }
+
+    #[test]
+    fn another_prompt_is_looked_up_anew() {
+        let keys = keys();
+        let mut pool = pool_with(3, &keys);
+        pool.find(&keys);
+        assert_eq!(pool.find(&keys[..2]).num_pages, 2);
+        assert_eq!(pool.find(&[]).num_pages, 0);
+    }
 }
