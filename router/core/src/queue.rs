@@ -1,6 +1,6 @@
 //! Requests that hold nothing yet, or no longer: served strictly in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::TenantId;
 use crate::request::Refusal;
@@ -16,10 +16,27 @@ pub(crate) struct QueuePlace {
     pub(crate) order: Order,
 }
 
+/// A lane's first request, and whose turn it is between lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Head {
+    /// What the lane's tenant had been served when it was last looked at; by now it may be more.
+    num_served: u64,
+    order: Order,
+    lane: TenantId,
+}
+
+/// One tenant's requests in order; never empty.
+#[derive(Clone, Debug)]
+struct Lane {
+    requests: BTreeMap<Order, Queued>,
+    head: Head,
+}
+
 /// The waiting and the preempted requests; each lane in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
-    lanes: BTreeMap<TenantId, BTreeMap<Order, Queued>>,
+    lanes: BTreeMap<TenantId, Lane>,
+    heads: BTreeSet<Head>,
     len: u32,
     num_tokens: u64,
 }
@@ -63,34 +80,73 @@ impl Queue {
         self.len += 1;
         self.num_tokens += u64::from(queued.job().prompt_len());
         let order = queued.job().order;
-        self.lanes.entry(lane).or_default().insert(order, queued);
+        let head = Head {
+            num_served: 0,
+            order,
+            lane,
+        };
+        let entry = self.lanes.entry(lane).or_insert_with(|| Lane {
+            requests: BTreeMap::new(),
+            head,
+        });
+        entry.requests.insert(order, queued);
+        let head = Head {
+            order: order.min(entry.head.order),
+            ..entry.head
+        };
+        self.move_head(head);
     }
 
     /// The head of the queue: the first in order, of the lane whose tenant was served least.
-    pub(crate) fn first(&self, shares: Option<&Shares>) -> Option<QueuePlace> {
-        let heads = self.lanes.iter().filter_map(|(lane, requests)| {
-            let (order, _) = requests.first_key_value()?;
-            let (lane, order) = (*lane, *order);
-            Some(QueuePlace { lane, order })
-        });
-        let num_served = |lane| shares.map_or(0, |shares| shares.num_served(lane));
-        heads.min_by_key(|head| (num_served(head.lane), head.order))
+    ///
+    /// Counts only grow, so a lane that seems to come first and was served more since is put where it
+    /// belongs; the others are not looked at.
+    pub(crate) fn first(&mut self, shares: Option<&Shares>) -> Option<QueuePlace> {
+        loop {
+            let head = *self.heads.first()?;
+            let num_served = shares.map_or(0, |shares| shares.num_served(head.lane));
+            if num_served == head.num_served {
+                let Head { lane, order, .. } = head;
+                return Some(QueuePlace { lane, order });
+            }
+            self.move_head(Head { num_served, ..head });
+        }
+    }
+
+    /// Puts a lane where its head belongs now.
+    fn move_head(&mut self, head: Head) {
+        if let Some(lane) = self.lanes.get_mut(&head.lane) {
+            self.heads.remove(&lane.head);
+            self.heads.insert(head);
+            lane.head = head;
+        }
     }
 
     pub(crate) fn job(&self, place: QueuePlace) -> Option<&Job> {
-        Some(self.lanes.get(&place.lane)?.get(&place.order)?.job())
+        let lane = self.lanes.get(&place.lane)?;
+        Some(lane.requests.get(&place.order)?.job())
     }
 
     pub(crate) fn job_mut(&mut self, place: QueuePlace) -> Option<&mut Job> {
         let lane = self.lanes.get_mut(&place.lane)?;
-        Some(lane.get_mut(&place.order)?.job_mut())
+        Some(lane.requests.get_mut(&place.order)?.job_mut())
     }
 
     pub(crate) fn remove(&mut self, place: QueuePlace) -> Option<Queued> {
         let lane = self.lanes.get_mut(&place.lane)?;
-        let queued = lane.remove(&place.order)?;
-        if lane.is_empty() {
-            self.lanes.remove(&place.lane);
+        let queued = lane.requests.remove(&place.order)?;
+        match lane.requests.first_key_value() {
+            Some((order, _)) => {
+                let head = Head {
+                    order: *order,
+                    ..lane.head
+                };
+                self.move_head(head);
+            }
+            None => {
+                self.heads.remove(&lane.head);
+                self.lanes.remove(&place.lane);
+            }
         }
         self.len -= 1;
         self.num_tokens -= u64::from(queued.job().prompt_len());
