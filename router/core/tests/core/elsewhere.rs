@@ -1,6 +1,8 @@
 //! What went wrong in other schedulers, one test for each (the design page lists them).
 
-use plait_core::{HashSeed, Micros, Plan, Request, Sampling, Scheduler, Settings, TenantId};
+use plait_core::{
+    HashSeed, Micros, Plan, Request, Sampling, Scheduler, Settings, TenantId, verdict,
+};
 
 use crate::rules::{chunks, decoded, settings, step, world};
 use crate::world::{Spec, World};
@@ -140,6 +142,27 @@ fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
         let plan = step(&mut world);
         assert!(decoded(&plan).contains(&0), "{plan:?}");
         assert!(!chunks(&plan).is_empty(), "and the prompts go on");
+    }
+}
+
+/// One optimisation was switched off locally after the ranks had voted on it: they hung.
+#[test]
+fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_verdict() {
+    let mut replicas = [world(settings(), [(5, 9)]), world(settings(), [(7, 3)])];
+    replicas.iter_mut().for_each(|it| drop(step(it)));
+    let plans = replicas.each_mut().map(|it| it.draft().unwrap());
+    let votes = [0, 1].map(|replica| {
+        let scheduler = &replicas[replica as usize].scheduler;
+        scheduler.vote(Some(&plans[replica as usize]), replica, 8)
+    });
+    let agreed = verdict(&votes, 2, &[1, 8]).unwrap();
+    assert_eq!(agreed.graph_bucket, Some(1));
+    replicas[0].abort(plait_core::RequestId(0));
+    replicas[0].submit(Spec::new(4, 1)).unwrap();
+    replicas[1].scheduler.drain();
+    for (replica, plan) in replicas.iter_mut().zip(plans) {
+        let sealed = replica.scheduler.seal(Some(plan.clone()), &agreed).unwrap();
+        assert_eq!((sealed.plan, sealed.verdict), (plan, agreed.clone()));
     }
 }
 
