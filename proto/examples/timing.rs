@@ -1,4 +1,5 @@
-//! Prints what the wire costs: `cargo run --release -p plait-proto --example timing`.
+//! Prints what the wire costs, a JSON object a case and line:
+//! `cargo run --release -p plait-proto --example timing`.
 
 #![allow(clippy::print_stdout, reason = "the example is there to print")]
 
@@ -18,32 +19,33 @@ fn main() {
     let mut encoder = PlanEncoder::default();
     for (name, plan) in [
         ("decode plan of 256 rows", decode_plan()),
-        ("plan of 2,048 + 255 tokens", mixed_plan()),
+        ("plan of 2048 + 255 tokens", mixed_plan()),
     ] {
-        report(&format!("encode a {name}"), || {
-            num_bytes(encoder.encode(&plan))
+        let frames = encode(&plan.clone().into());
+        let num_bytes = num_bytes(&frames);
+        report(&format!("encode a {name}"), num_bytes, || {
+            encoder.encode(&plan).len()
         });
-        let frames = encode(&plan.into());
-        println!("  ({} bytes)", num_bytes(&frames));
-        report(&format!("decode a {name}"), || decode(&frames));
+        report(&format!("decode a {name}"), num_bytes, || decode(&frames));
     }
     let result: Message = step_result().into();
     let frames = encode(&result);
-    report("encode a result of 256 rows", || encode(&result));
-    report("decode a result of 256 rows", || decode(&frames));
+    let num_bytes = num_bytes(&frames);
+    report("encode a result of 256 rows", num_bytes, || encode(&result));
+    report("decode a result of 256 rows", num_bytes, || decode(&frames));
 }
 
 fn num_bytes(frames: &[Vec<u8>]) -> usize {
     frames.iter().map(Vec::len).sum()
 }
 
-fn report<T>(what: &str, mut work: impl FnMut() -> T) {
+fn report<T>(case: &str, num_bytes: usize, mut work: impl FnMut() -> T) {
     let start = Instant::now();
     for _ in 0..ROUNDS {
         black_box(work());
     }
-    let elapsed_us = start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS);
-    println!("{what}: {elapsed_us:.2} us");
+    let mean = start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS);
+    println!("{{\"case\": \"{case}\", \"mean\": {mean:.2}, \"bytes\": {num_bytes}}}");
 }
 
 fn decode_plan() -> Plan {

@@ -1,7 +1,9 @@
-//! Time of plan + advance by number of decoders and context, and of admitting one long prompt.
+//! Time of plan + advance by number of decoders, context and cache, of admitting one long prompt, and
+//! of a group's verdict.
 //!
-//! `cargo run --release -p plait-core --example plan_cost` prints one JSON object a case and line;
-//! with the words `DECODERS CONTEXT STEPS` it runs that case alone, for counting instructions.
+//! `cargo run --release -p plait-core --example plan_cost` prints one JSON object a case and line; with
+//! the words `DECODERS CONTEXT STEPS empty|full` it runs that case alone, for counting instructions in
+//! [`step`].
 #![allow(
     clippy::disallowed_types,
     reason = "this program measures time; the core has none"
@@ -11,38 +13,46 @@
     reason = "its result is the table that it prints"
 )]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plait_core::{
-    Event, HashSeed, Micros, Plan, Request, Sampling, Scheduler, Settings, StepResult,
+    Event, HashSeed, Micros, Plan, Policy, Request, Sampling, Scheduler, Settings, StepResult,
+    TenantId, TokenId, Vote, verdict,
 };
 
 const PAGE_SIZE: u32 = 64;
-const NUM_STEPS: u32 = 2_000;
+const NUM_STEPS: u32 = 1_000;
+/// Tokens of one prompt at most; a filler's.
+const LONGEST: u32 = 1 << 20;
+/// Salts from here on are no decoder's.
+const FILLERS: u64 = 1 << 32;
 
-fn settings(num_seqs: u32, num_pages: u32) -> Settings {
-    Settings {
-        max_batch_tokens: 1 << 20,
+/// A scheduler that only pages bound.
+fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
+    let settings = Settings {
+        max_batch_tokens: LONGEST,
         max_rows: num_seqs,
         max_seqs: num_seqs,
-        long_prefill: 1 << 20,
+        long_prefill: LONGEST,
         page_size: PAGE_SIZE,
         num_pages,
-        max_model_len: 1 << 20,
+        max_model_len: 2 * LONGEST,
         draft_width: 0,
-        policy: plait_core::Policy::Fcfs,
+        policy,
         mixed: true,
         prefix_cache: Some(HashSeed([1, 2])),
         watermark: 0,
         starvation_steps: 8,
         itl_target: None,
-        max_queue: 1 << 20,
+        max_queue: LONGEST,
         max_queue_tokens: u64::MAX,
-    }
+    };
+    Scheduler::new(settings).expect("the settings fit")
 }
 
 /// Prompts of other salts share no page.
-fn request(num_prompt: u32, max_tokens: u32, salt: u64) -> Request {
+fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
     let sampling = Sampling {
         temperature: 1.0,
         top_k: 0,
@@ -52,16 +62,24 @@ fn request(num_prompt: u32, max_tokens: u32, salt: u64) -> Request {
         logprobs: None,
         prompt_logprobs: None,
     };
-    let prompt = (0..num_prompt).collect::<Vec<_>>().into();
     Request {
         prompt,
         max_tokens,
-        stop_ids: [u32::MAX].into(),
+        stop_ids: [TokenId::MAX].into(),
         sampling,
         priority: 0,
         salt,
-        tenant: plait_core::TenantId(0),
+        tenant: TenantId(salt),
     }
+}
+
+fn prompt(num_tokens: u32) -> Arc<[TokenId]> {
+    (0..num_tokens).collect()
+}
+
+fn submit(scheduler: &mut Scheduler, request: Request) {
+    let taken = scheduler.submit(request, Micros(0));
+    taken.expect("there is room");
 }
 
 fn advance(scheduler: &mut Scheduler, plan: &Plan) {
@@ -78,118 +96,221 @@ fn advance(scheduler: &mut Scheduler, plan: &Plan) {
         .expect("the result fits the plan");
 }
 
-/// Sorted times of plan + advance with every request decoding, one plan in flight beyond the step.
-fn decode_times(num_decoders: u32, context: u32, num_steps: u32) -> Vec<Duration> {
-    let num_pages = num_decoders * (context + num_steps + num_decoders).div_ceil(PAGE_SIZE);
-    let mut scheduler =
-        Scheduler::new(settings(num_decoders, num_pages)).expect("the settings fit");
-    for salt in 0..u64::from(num_decoders) {
-        scheduler
-            .submit(request(context, num_steps + num_decoders, salt), Micros(0))
-            .expect("there is room");
+fn run_to_the_end(scheduler: &mut Scheduler) {
+    while let Some(plan) = scheduler.plan(Micros(0)) {
+        advance(scheduler, &plan);
     }
-    let mut in_flight = loop {
-        let plan = scheduler.plan(Micros(0)).expect("prompts are left");
-        if plan.decode.len() == num_decoders as usize {
-            break plan;
-        }
-        advance(&mut scheduler, &plan);
-    };
-    let mut times: Vec<Duration> = (0..num_steps)
-        .map(|_| time_one(&mut scheduler, &mut in_flight))
-        .collect();
-    times.sort_unstable();
-    times
 }
 
-fn time_one(scheduler: &mut Scheduler, in_flight: &mut Plan) -> Duration {
-    let begin = Instant::now();
+/// Leaves no page free: all that nobody holds are cached.
+fn fill_cache(scheduler: &mut Scheduler, num_pages: u32) {
+    let mut left = num_pages;
+    for salt in FILLERS.. {
+        let num = left.min(num_pages / 2).min(LONGEST / PAGE_SIZE);
+        if num == 0 {
+            break;
+        }
+        submit(scheduler, request(prompt(num * PAGE_SIZE), 1, salt));
+        run_to_the_end(scheduler);
+        left -= num;
+    }
+    assert_eq!(scheduler.stats().pages.free, 0);
+}
+
+/// One plan with another on the wire, whose result is taken in. Never inlined, so that a profiler can
+/// tell it from what prepares it.
+#[inline(never)]
+pub fn step(scheduler: &mut Scheduler, in_flight: &mut Plan) {
     let plan = scheduler.plan(Micros(0)).expect("decoders are left");
     let landed = std::mem::replace(in_flight, plan);
     advance(scheduler, &landed);
-    begin.elapsed()
 }
 
-/// Sorted times of submit + plan of one prompt of 8,192 tokens in a pool of 131,072 pages, of which all
-/// but a few are cached where the cache is full; every admission then evicts what it leases.
-fn admission_times(is_cache_full: bool) -> Vec<Duration> {
-    const NUM_PAGES: u32 = 131_072;
-    let mut scheduler = Scheduler::new(settings(256, NUM_PAGES)).expect("the settings fit");
-    let mut salts = 0..;
-    let num_fillers = NUM_PAGES / (8_192 / PAGE_SIZE) + 1;
-    for salt in salts
-        .by_ref()
-        .take(num_fillers as usize * usize::from(is_cache_full))
-    {
-        time_admission(&mut scheduler, salt);
+fn sorted_times(num: u32, mut work: impl FnMut() -> Duration) -> Vec<Duration> {
+    let mut times: Vec<Duration> = (0..num).map(|_| work()).collect();
+    times.sort_unstable();
+    times
+}
+
+fn step_times(scheduler: &mut Scheduler, in_flight: &mut Plan, num_steps: u32) -> Vec<Duration> {
+    sorted_times(num_steps, || {
+        let begin = Instant::now();
+        step(scheduler, in_flight);
+        begin.elapsed()
+    })
+}
+
+/// So many requests that decode, and the step that is on the wire; their contexts end anywhere in a
+/// page, and they go on for `num_steps` and more.
+fn decoding(
+    num_decoders: u32,
+    context: u32,
+    num_steps: u32,
+    is_cache_full: bool,
+) -> (Scheduler, Plan) {
+    let max_tokens = num_steps + num_decoders + 16;
+    let longest = (context + PAGE_SIZE + max_tokens).div_ceil(PAGE_SIZE);
+    let num_pages = num_decoders * longest;
+    let mut scheduler = scheduler(num_decoders, num_pages, Policy::Fcfs);
+    if is_cache_full {
+        fill_cache(&mut scheduler, num_pages);
     }
-    assert_eq!(is_cache_full, scheduler.stats().pages.free == 0);
-    let mut times: Vec<Duration> = salts
-        .take(500)
-        .map(|salt| time_admission(&mut scheduler, salt))
-        .collect();
-    times.sort_unstable();
-    times
+    let prompts: Vec<_> = (0..PAGE_SIZE).map(|more| prompt(context + more)).collect();
+    for salt in 0..num_decoders {
+        let prompt = prompts[(salt % PAGE_SIZE) as usize].clone();
+        submit(&mut scheduler, request(prompt, max_tokens, u64::from(salt)));
+    }
+    loop {
+        let plan = scheduler.plan(Micros(0)).expect("prompts are left");
+        if plan.decode.len() == num_decoders as usize {
+            return (scheduler, plan);
+        }
+        advance(&mut scheduler, &plan);
+    }
 }
 
-/// Sorted times of admitting a prompt whose every page but the last is cached.
-fn hit_times() -> Vec<Duration> {
-    let mut scheduler = Scheduler::new(settings(256, 131_072)).expect("the settings fit");
-    time_admission(&mut scheduler, 0);
-    let mut times: Vec<Duration> = (0..500)
-        .map(|_| time_admission(&mut scheduler, 0))
-        .collect();
-    times.sort_unstable();
-    times
+fn time_decoding() {
+    for is_cache_full in [false, true] {
+        for num_decoders in [32, 256, 1_024, 4_096] {
+            for context in [1_024, 8_192, 131_072] {
+                let (mut scheduler, mut in_flight) =
+                    decoding(num_decoders, context, NUM_STEPS, is_cache_full);
+                let cache = if is_cache_full { "full" } else { "empty" };
+                let case = format!(
+                    "plan + advance, {num_decoders} decoders, context {context}, cache {cache}"
+                );
+                print(
+                    &case,
+                    &step_times(&mut scheduler, &mut in_flight, NUM_STEPS),
+                );
+            }
+        }
+    }
 }
 
-fn time_admission(scheduler: &mut Scheduler, salt: u64) -> Duration {
-    let request = request(8_192, 1, salt);
-    let begin = Instant::now();
-    scheduler.submit(request, Micros(0)).expect("there is room");
-    let plan = scheduler.plan(Micros(0)).expect("the prompt is admitted");
-    let elapsed = begin.elapsed();
-    advance(scheduler, &plan);
-    elapsed
+/// The head of the queue cannot be admitted, though the cache has 2,048 of its pages.
+fn time_blocked_head() {
+    const NUM_DECODERS: u32 = 64;
+    let num_pages = 2_048 + NUM_DECODERS * (2_048 + 2 * NUM_STEPS) / PAGE_SIZE;
+    let mut scheduler = scheduler(256, num_pages, Policy::Fcfs);
+    submit(&mut scheduler, request(prompt(131_072), 1, FILLERS));
+    run_to_the_end(&mut scheduler);
+    for salt in 0..u64::from(NUM_DECODERS) {
+        submit(&mut scheduler, request(prompt(1_024), 2 * NUM_STEPS, salt));
+    }
+    let mut in_flight = scheduler.plan(Micros(0)).expect("prompts are left");
+    let too_long = (num_pages - 16) * PAGE_SIZE;
+    submit(&mut scheduler, request(prompt(too_long), 1, FILLERS));
+    let times = step_times(&mut scheduler, &mut in_flight, NUM_STEPS);
+    assert_eq!(scheduler.stats().num_waiting, 1);
+    print(
+        "plan + advance, 64 decoders, blocked head with 2048 pages cached",
+        &times,
+    );
+}
+
+/// Tenants that all wait for one that runs.
+fn time_tenants() {
+    const NUM_TENANTS: u64 = 4_096;
+    const NUM_PAGES: u32 = 256 * (1_024 + 4 * NUM_STEPS) / PAGE_SIZE;
+    let mut scheduler = scheduler(257, NUM_PAGES, Policy::Fair);
+    for tenant in 0..256 {
+        submit(
+            &mut scheduler,
+            request(prompt(1_024), 4 * NUM_STEPS, tenant),
+        );
+    }
+    let mut in_flight = scheduler.plan(Micros(0)).expect("prompts are left");
+    let too_long = prompt((NUM_PAGES - 16) * PAGE_SIZE);
+    for tenant in 256..256 + NUM_TENANTS {
+        submit(&mut scheduler, request(too_long.clone(), 1, tenant));
+    }
+    let times = step_times(&mut scheduler, &mut in_flight, NUM_STEPS);
+    assert_eq!(u64::from(scheduler.stats().num_waiting), NUM_TENANTS);
+    print("plan + advance, 256 decoders, 4096 tenants waiting", &times);
+}
+
+/// Submit + plan of one prompt of 8,192 tokens in a pool of 131,072 pages. Where the cache is full,
+/// every admission evicts what it leases; where the prompt is cached, all but its last page is found.
+fn time_admissions() {
+    const NUM_PAGES: u32 = 131_072;
+    let asked = prompt(8_192);
+    for (cache, is_full, is_same) in [
+        ("empty", false, false),
+        ("full", true, false),
+        ("with the prompt", true, true),
+    ] {
+        let mut scheduler = scheduler(256, NUM_PAGES, Policy::Fcfs);
+        if is_full {
+            fill_cache(&mut scheduler, NUM_PAGES);
+        }
+        let mut salts = 0..;
+        let times = sorted_times(501, || {
+            let salt = salts.next().filter(|_| !is_same).unwrap_or(0);
+            let request = request(asked.clone(), 1, salt);
+            let begin = Instant::now();
+            submit(&mut scheduler, request);
+            let plan = scheduler.plan(Micros(0)).expect("the prompt is admitted");
+            let elapsed = begin.elapsed();
+            advance(&mut scheduler, &plan);
+            elapsed
+        });
+        print(
+            &format!("admit 8192 tokens, pool of {NUM_PAGES} pages, cache {cache}"),
+            &times,
+        );
+    }
+}
+
+/// The verdict of a group of 64 replicas that all decode.
+fn time_verdict() {
+    const NUM_REPLICAS: u32 = 64;
+    let (scheduler, plan) = decoding(32, 1_024, 1, false);
+    let votes: Vec<Vote> = (0..NUM_REPLICAS)
+        .map(|replica| scheduler.vote(Some(&plan), replica, 512))
+        .collect();
+    let buckets = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+    let times = sorted_times(10_000, || {
+        let begin = Instant::now();
+        let agreed = verdict(&votes, NUM_REPLICAS, &buckets);
+        let elapsed = begin.elapsed();
+        assert!(agreed.is_ok());
+        elapsed
+    });
+    print("verdict for 64 replicas, by function call", &times);
 }
 
 fn print(case: &str, times: &[Duration]) {
     let micros = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
     let (p50, p99) = (micros(50), micros(99));
-    println!("{{\"case\": \"{case}\", \"p50_us\": {p50:.1}, \"p99_us\": {p99:.1}}}");
+    println!("{{\"case\": \"{case}\", \"p50\": {p50:.2}, \"p99\": {p99:.2}}}");
+}
+
+/// The case of the command line: decoders, context, steps, and whether the cache is full.
+fn only_case() -> Option<(u32, u32, u32, bool)> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [decoders, context, steps, cache] = &words[..] else {
+        return None;
+    };
+    let number = |word: &String| word.parse().expect("DECODERS CONTEXT STEPS empty|full");
+    Some((
+        number(decoders),
+        number(context),
+        number(steps),
+        cache == "full",
+    ))
 }
 
 fn main() {
-    let words: Vec<u32> = std::env::args()
-        .skip(1)
-        .map(|word| word.parse().expect("three numbers"))
-        .collect();
-    if let [num_decoders, context, num_steps] = words[..] {
-        decode_times(num_decoders, context, num_steps);
+    if let Some((num_decoders, context, num_steps, is_cache_full)) = only_case() {
+        let (mut scheduler, mut in_flight) =
+            decoding(num_decoders, context, num_steps, is_cache_full);
+        (0..num_steps).for_each(|_| step(&mut scheduler, &mut in_flight));
         return;
     }
-    let cases = [
-        (32, 1_024),
-        (256, 1_024),
-        (256, 8_192),
-        (256, 131_072),
-        (1_024, 8_192),
-        (4_096, 2_048),
-    ];
-    for (num_decoders, context) in cases {
-        let case = format!("plan + advance, {num_decoders} decoders, context {context}");
-        print(&case, &decode_times(num_decoders, context, NUM_STEPS));
-    }
-    print(
-        "admit 8192 tokens, pool of 131072 pages, cache empty",
-        &admission_times(false),
-    );
-    print(
-        "admit 8192 tokens, pool of 131072 pages, cache full",
-        &admission_times(true),
-    );
-    print(
-        "admit 8192 tokens, all cached but the last page",
-        &hit_times(),
-    );
+    time_decoding();
+    time_blocked_head();
+    time_tenants();
+    time_admissions();
+    time_verdict();
 }

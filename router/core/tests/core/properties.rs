@@ -4,6 +4,8 @@ use plait_core::{HashSeed, Micros, Plan, Policy, Settings};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use crate::world::{Spec, World};
 
@@ -101,19 +103,44 @@ fn num_cases() -> u32 {
     })
 }
 
+fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
+    (any_settings(), 1..4usize, vec(any_action(), 1..120))
+}
+
+/// Runs a case to its end, all invariants checked; gives how many plans it took.
+fn run_case((settings, depth, actions): (Settings, usize, Vec<Action>)) -> u64 {
+    let mut world = World::new(settings);
+    run(&mut world, &actions, depth);
+    world.run_to_the_end(depth);
+    world.num_plans
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: num_cases(), ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_ends_once_with_its_own_tokens_and_all_pages_come_back(
-        settings in any_settings(),
-        depth in 1..4usize,
-        actions in vec(any_action(), 1..120),
-    ) {
-        let mut world = World::new(settings);
-        run(&mut world, &actions, depth);
-        world.run_to_the_end(depth);
+    fn every_request_ends_once_with_its_own_tokens_and_all_pages_come_back(case in any_case()) {
+        run_case(case);
     }
+}
+
+/// Run alone, with `--ignored --nocapture`; the same cases every time.
+#[test]
+#[ignore = "a measurement: prints how many plans the main property checks in a second"]
+#[allow(
+    clippy::print_stdout,
+    clippy::disallowed_types,
+    reason = "it measures and prints"
+)]
+fn speed_of_the_main_property() {
+    let mut runner = TestRunner::deterministic();
+    let cases: Vec<_> = (0..num_cases())
+        .map(|_| any_case().new_tree(&mut runner).unwrap().current())
+        .collect();
+    let begin = std::time::Instant::now();
+    let num_plans: u64 = cases.into_iter().map(run_case).sum();
+    let seconds = begin.elapsed().as_secs_f64();
+    println!("{num_plans} plans in {seconds} s");
 }
 
 proptest! {

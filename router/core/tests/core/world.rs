@@ -89,6 +89,7 @@ pub struct World {
     on_the_wire: VecDeque<OnTheWire>,
     slots: BTreeMap<SlotId, RequestId>,
     now: u64,
+    pub num_plans: u64,
 }
 
 impl World {
@@ -100,6 +101,7 @@ impl World {
             on_the_wire: VecDeque::new(),
             slots: BTreeMap::new(),
             now: 0,
+            num_plans: 0,
             settings,
         }
     }
@@ -158,6 +160,7 @@ impl World {
         self.now += 1;
         let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
         let plan = self.scheduler.plan(Micros(self.now))?;
+        self.num_plans += 1;
         let num_preempted = self.scheduler.stats().counts.num_preemptions - num_preempted_before;
         self.check_victims(&plan, num_preempted);
         self.check_limits(&plan);
