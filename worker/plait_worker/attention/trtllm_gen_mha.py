@@ -42,6 +42,10 @@ class TrtllmGenMhaStep:
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
         store(k_TGD, v_TGD, pages, self.place_T)
+        return self.attend(q_THD, pages)
+
+    def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
+        """Attend over pages that hold the step's keys and values: ``out_THD``."""
         out_THD = torch.empty_like(q_THD)
         num = self.num_prefill_tokens
         if self.prefill is not None:
