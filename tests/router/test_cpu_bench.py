@@ -21,7 +21,7 @@ from turns import Field, run_all
 MOCK_FOLDER = Path(pages.__file__).parents[1] / "mock_server"
 MOCK = "import sys; from mock_server import MockServer, Timing; MockServer(Timing({timing}), int(sys.argv[1])).serve()"
 ALONE = closed_loop(num_streams=1, input_len=16, per_stream=2, repeats=2)
-CASES = [ALONE, beside_busy(ALONE, seconds=5.0)]
+CASES = [ALONE, beside_busy(ALONE, seconds=5.0, repeats=1)]
 
 
 def mock(name: str, timing: str) -> Contestant:

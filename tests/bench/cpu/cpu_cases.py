@@ -23,6 +23,11 @@ class CpuCase:
     """A process that computes without end runs beside it."""
 
     @property
+    def takes_variants(self) -> bool:
+        """Whether Plait is measured with other settings too: where requests meet, and nothing else does."""
+        return self.num_streams > 1 and not self.beside_busy
+
+    @property
     def alone(self) -> str:
         """The name of the same load with nothing beside it."""
         return self.name.removesuffix(BESIDE_BUSY)
@@ -33,7 +38,7 @@ def closed_loop(num_streams: int, input_len: int, per_stream: int, repeats: int)
     return _case(load, PaceSettings(concurrency=num_streams), num_streams, repeats, answer_seconds=60.0)
 
 
-def beside_busy(case: CpuCase, seconds: float) -> CpuCase:
+def beside_busy(case: CpuCase, seconds: float, repeats: int) -> CpuCase:
     """The same load beside a busy process; no request begins after some seconds, as servers may collapse."""
     load = LoadSettings(
         num_prompts=case.settings.load.num_prompts,
@@ -41,7 +46,7 @@ def beside_busy(case: CpuCase, seconds: float) -> CpuCase:
         output_len=case.settings.load.output_len,
         duration=seconds,
     )
-    made = _case(load, case.settings.pace, case.num_streams, case.repeats, answer_seconds=60.0)
+    made = _case(load, case.settings.pace, case.num_streams, repeats, answer_seconds=60.0)
     return CpuCase(made.name + BESIDE_BUSY, made.settings, made.num_streams, made.repeats, beside_busy=True)
 
 
@@ -63,7 +68,7 @@ CASES = (
     closed_loop(num_streams=1, input_len=512, per_stream=6, repeats=3),
     EIGHT,
     closed_loop(num_streams=8, input_len=512, per_stream=3, repeats=3),
-    beside_busy(EIGHT, seconds=15.0),
+    beside_busy(EIGHT, seconds=12.0, repeats=2),
     # 40 of its 100 requests: more than are in flight at a time, and no more than a minute a server.
     sonnet(num_prompts=40, cap=32),
 )

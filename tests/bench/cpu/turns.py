@@ -111,7 +111,7 @@ def _round(field: Field, case: CpuCase, repeat: int) -> None:
     """Each server once; who goes first alternates."""
     entries = field.entries if repeat % 2 == 0 else list(reversed(field.entries))
     for entry in entries:
-        if entry.process is None or (entry.contestant.streams == ONE and case.num_streams > 1):
+        if entry.process is None or not takes_part(entry.contestant, case):
             continue
         try:
             turn = _turn(entry.process, case, repeat)
@@ -122,6 +122,13 @@ def _round(field: Field, case: CpuCase, repeat: int) -> None:
         say(_words(turn))
         if turn.measured.run.is_partial:
             raise KeyboardInterrupt
+
+
+def takes_part(contestant: Contestant, case: CpuCase) -> bool:
+    """One that answers one request after another takes the cases of one stream."""
+    if contestant.is_variant:
+        return case.takes_variants
+    return contestant.streams != ONE or case.num_streams == 1
 
 
 def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
