@@ -66,10 +66,10 @@ struct Running {
         const Floats lowest = all(-std::numeric_limits<float>::infinity());
         Floats best = lowest;
         for (int64_t i = 0; i < kKeys; i += kLanes) {
-            const Floats score = load<Floats>(scores + i) * scale;
-            const Floats seen = lane_numbers() + int32_t(i) < int32_t(visible) ? score : lowest;
-            store(scores + i, seen);
-            best = plait::largest(best, seen);
+            Floats score = load<Floats>(scores + i) * scale;
+            if (visible < kKeys) score = lane_numbers() + int32_t(i) < int32_t(visible) ? score : lowest;
+            store(scores + i, score);
+            best = plait::largest(best, score);
         }
         const float before = largest;
         largest = std::max(before, largest_lane(best));
@@ -79,7 +79,7 @@ struct Running {
             store(scores + i, weight);
             sums += weight;
         }
-        const float factor = std::exp(before - largest);
+        const float factor = before == largest ? 1.0f : exponential(all(before - largest))[0];
         total = total * factor + sum(sums);
         return factor;
     }
@@ -183,6 +183,11 @@ private:
         return count;
     }
 
+    // Asks for a key or value that is read soon.
+    void fetch(const Raw* from) const {
+        for (int64_t i = 0; i < rows.head_dim; i += 64 / int64_t(sizeof(Raw))) __builtin_prefetch(from + i, 0, 2);
+    }
+
     // One query token: its heads read each key and value where it lies.
     void attend_one(const Piece& piece, int64_t head) const {
         const int64_t group = rows.group(), dim = rows.head_dim, token = rows.first_tokens[piece.row] + piece.first;
@@ -192,9 +197,19 @@ private:
         Running* running = room<Running, 2>(group);
         std::fill(sums, sums + group * dim, 0.0f);
         std::fill(running, running + group, Running{});
-        const Raw *keys[kKeys], *values[kKeys];
+        const Raw *keys[kKeys], *values[kKeys], *later_keys[kKeys], *later_values[kKeys];
+        int64_t later = find(piece, head, 0, end, later_keys, later_values);
         for (int64_t begin = 0; begin < end; begin += kKeys) {
-            const int64_t count = find(piece, head, begin, end, keys, values);
+            const int64_t count = later;
+            std::copy_n(later_keys, count, keys);
+            std::copy_n(later_values, count, values);
+            if (begin + kKeys < end) {
+                later = find(piece, head, begin + kKeys, end, later_keys, later_values);
+                for (int64_t i = 0; i < later; ++i) {
+                    fetch(later_keys[i]);
+                    fetch(later_values[i]);
+                }
+            }
             for (int64_t i = 0; i < group; ++i) {
                 score(query(token, head * group + i), keys, count, scores + i * kKeys);
                 scale_row(sums + i * dim, dim, running[i].take(scores + i * kKeys, float(rows.scale), count));

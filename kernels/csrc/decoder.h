@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "products.h"
 
 namespace plait {
 
@@ -46,6 +47,7 @@ struct Buffers {
     using Raw = typename Type::Raw;
     std::vector<float> residual;
     std::vector<Raw> qkv, attended, gated;
+    RoundedRoom room, gate_room;
 
     template <class Item>
     static void fit(std::vector<Item>& items, int64_t count) {
@@ -73,10 +75,26 @@ void place_token(const Rows& rows, const Layer& layer, const Activations& step, 
         std::memcpy(pages + rows.place(row, position, head) + rows.value_offset(), qkv, dim * sizeof(Raw));
 }
 
+// One row of the residual stream, normalised, as the next product takes it.
+template <class Type>
+void normalise_row(const float* residual, const typename Type::Raw* weight, int64_t count, float eps, int64_t row,
+                   const Inputs<Type>& out) {
+    if (out.num_bytes == 0) return rms_norm<Float32, Type>(residual, weight, count, eps, out.x + row * count);
+    const float factor = rms_factor<Float32>(residual, count, eps);
+    for (int64_t block = 0; block < count / kBlockInputs; ++block) {
+        Floats values[kBlockInputs / kLanes];
+        for (int v = 0; v < kBlockInputs / kLanes; ++v) {
+            const int64_t i = block * kBlockInputs + v * kLanes;
+            values[v] = load<Floats>(residual + i) * factor * Type::read(weight + i);
+        }
+        out.round(row, block, values);
+    }
+}
+
 // The residual stream takes in a product, unrounded.
 template <class Type>
-void add_product(Team& team, const Matrix& matrix, const void* x, int64_t rows, float* residual) {
-    multiply<Type>(team, matrix, x, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
+void add_product(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, float* residual) {
+    multiply<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
         add_bias<Type>(matrix, first, exist, sums);
         float* to = residual + row * matrix.outputs + first;
         if (exist == kPanel)
@@ -86,15 +104,15 @@ void add_product(Team& team, const Matrix& matrix, const void* x, int64_t rows, 
     });
 }
 
-// silu(gate) * up of a product whose outputs are gates, then ups: [rows, outputs / 2].
+// silu(gate) * up of a product whose outputs are gates, then ups.
 template <class Type>
-void gated(Team& team, const Matrix& matrix, const void* x, int64_t rows, typename Type::Raw* out) {
+void gated(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, const Inputs<Type>& out) {
     const int64_t width = matrix.outputs / 2;
-    multiply_halves<Type>(team, matrix, x, rows, [&](int64_t row, int64_t first, Floats* gate, Floats* up) {
+    multiply_halves<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* gate, Floats* up) {
         add_bias<Type>(matrix, first, kPanel, gate);
         add_bias<Type>(matrix, first + width, kPanel, up);
-        for (int v = 0; v < kVectors; ++v)
-            Type::write(out + row * width + first + v * kLanes, silu(gate[v]) * up[v]);
+        for (int v = 0; v < kVectors; ++v) gate[v] = silu(gate[v]) * up[v];
+        out.put(row, first, width, gate);
     });
 }
 
@@ -106,31 +124,47 @@ void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const A
     const int64_t width = (rows.num_heads + 2 * rows.num_kv_heads) * dim;
     const float eps = float(decoder.eps);
     float* residual = buffers.residual.data();
+    RoundedRoom &room = buffers.room, &gate_room = buffers.gate_room;
     Raw *x = static_cast<Raw*>(step.hidden), *qkv = buffers.qkv.data();
     Raw *attended = buffers.attended.data(), *gates = buffers.gated.data();
-    const auto normalise = [&](const void* weight) {
-        team.each(tokens, [&](int64_t token) {
-            rms_norm<Float32, Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps,
-                                    x + token * hidden);
+    const auto normalise = [&](const void* weight, const Inputs<Type>& out) {
+        over_groups(team, tokens, [&](int64_t token) {
+            normalise_row<Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps, token, out);
         });
     };
     team.each(tokens, [&](int64_t token) {
-        for (int64_t i = 0; i < hidden; ++i) residual[token * hidden + i] = Type::read_one(x + token * hidden + i);
+        const Raw* from = x + token * hidden;
+        float* to = residual + token * hidden;
+        in_vectors(
+            hidden, [&](int64_t i) { store(to + i, Type::read(from + i)); },
+            [&](int64_t i) { to[i] = Type::read_one(from + i); });
     });
     for (int64_t index = 0; index < decoder.num_layers; ++index) {
         const Layer& layer = decoder.layers[index];
-        normalise(layer.attention_norm);
-        linear<Type, Type>(team, layer.qkv, x, tokens, qkv);
+        const Inputs<Type> to_attention(layer.qkv, x, room), to_mlp(layer.gate_up, x, room);
+        const Inputs<Type> from_attention(layer.output, attended, room), to_down(layer.down, gates, gate_room);
+        normalise(layer.attention_norm, to_attention);
+        linear<Type, Type>(team, layer.qkv, to_attention, tokens, qkv);
         team.each(tokens, [&](int64_t token) {
             place_token<Type>(rows, layer, step, eps, token, qkv + token * width);
         });
         Attention<Type>{rows, qkv, width, static_cast<const Raw*>(layer.pages), attended}.run(team);
-        add_product<Type>(team, layer.output, attended, tokens, residual);
-        normalise(layer.mlp_norm);
-        gated<Type>(team, layer.gate_up, x, tokens, gates);
-        add_product<Type>(team, layer.down, gates, tokens, residual);
+        from_attention.round_all(team, tokens);
+        add_product<Type>(team, layer.output, from_attention, tokens, residual);
+        normalise(layer.mlp_norm, to_mlp);
+        gated<Type>(team, layer.gate_up, to_mlp, tokens, to_down);
+        add_product<Type>(team, layer.down, to_down, tokens, residual);
     }
-    normalise(decoder.norm);
+    normalise(decoder.norm, Inputs<Type>(x));
+}
+
+// The most inputs of a matrix that takes its rows in 8 bits.
+inline int64_t widest_in_blocks(const Decoder& decoder) {
+    int64_t widest = 0;
+    for (const Layer* layer = decoder.layers; layer < decoder.layers + decoder.num_layers; ++layer)
+        for (const Matrix* matrix : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down})
+            if (matrix->storage != Storage::kCells) widest = std::max(widest, matrix->inputs);
+    return widest;
 }
 
 template <class Type>
@@ -138,11 +172,13 @@ void decode(const Decoder& decoder, const Rows& rows, const Activations& step) {
     static std::mutex alone;
     static Buffers<Type> buffers;
     std::lock_guard lock(alone);
-    const int64_t tokens = rows.num_tokens();
+    const int64_t tokens = rows.num_tokens(), widest = widest_in_blocks(decoder);
     buffers.fit(buffers.residual, tokens * decoder.hidden_size);
     buffers.fit(buffers.qkv, tokens * (rows.num_heads + 2 * rows.num_kv_heads) * rows.head_dim);
     buffers.fit(buffers.attended, tokens * rows.num_heads * rows.head_dim);
     buffers.fit(buffers.gated, tokens * decoder.intermediate_size);
+    buffers.room.fit(tokens, widest);
+    buffers.gate_room.fit(tokens, widest);
     Team::get().run([&](Team& team) { decode_layers<Type>(team, decoder, rows, step, buffers); });
 }
 

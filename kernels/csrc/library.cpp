@@ -26,20 +26,32 @@ extern "C" {
 
 void plait_set_threads(int num_threads) { Team::get().resize(num_threads); }
 
-int64_t plait_panel_words(int64_t outputs, int64_t inputs, int type) {
-    return (outputs + plait::kPanel - 1) / plait::kPanel * plait::kPanel * inputs / (type == 0 ? 2 : 1);
-}
-
 void plait_pack(const void* weight, int64_t outputs, int64_t inputs, int type, uint32_t* panels) {
     typed(type, [&]<class Type>() {
         Team::get().run([&](Team& team) { plait::pack<Type>(team, weight, outputs, inputs, panels); });
     });
 }
 
+// blocks [outputs, inputs / 32] of a GGUF.
+void plait_pack_blocks(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t storage, uint8_t* panels) {
+    plait::of_format(plait::Storage(storage), [&]<class Format>() {
+        Team::get().run([&](Team& team) { plait::pack_blocks<Format>(team, blocks, outputs, inputs, panels); });
+    });
+}
+
 void plait_linear(const plait::Matrix* matrix, const void* x, int64_t rows, int type, int type_out, void* out) {
+    static std::mutex alone;
+    static plait::RoundedRoom room;
+    std::lock_guard lock(alone);
+    if (matrix->storage != plait::Storage::kCells) room.fit(rows, matrix->inputs);
     typed(type, [&]<class Type>() {
         typed(type_out, [&]<class Out>() {
-            Team::get().run([&](Team& team) { plait::linear<Type, Out>(team, *matrix, x, rows, out); });
+            using Raw = typename Type::Raw;
+            const plait::Inputs<Type> inputs(*matrix, static_cast<Raw*>(const_cast<void*>(x)), room);
+            Team::get().run([&](Team& team) {
+                inputs.round_all(team, rows);
+                plait::linear<Type, Out>(team, *matrix, inputs, rows, out);
+            });
         });
     });
 }

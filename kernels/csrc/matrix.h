@@ -20,19 +20,30 @@ constexpr int kPairRows = kLanes == 16 ? 6 : 1;
 // Rows that go over one panel before the next: their inputs stay in the second-level cache.
 constexpr int64_t kBlockRows = 96;
 
+// How a matrix lies in memory: cells of its type, or a GGUF's blocks (blocks.h).
+enum class Storage : int64_t { kCells, kQ4_0, kQ4_1, kQ8_0 };
+
 // As kernels/plait_kernels/cpu/library.py declares it.
 struct Matrix {
-    const uint32_t* cells;  // [panels, inputs / per cell, 32]
-    const void* bias;       // [outputs] in the matrix's type, or null
+    const void* weights;  // cells [panels, inputs / per cell, 32], or blocks [panels, inputs / 32]
+    const void* bias;     // [outputs] in the type of the activations, or null
     int64_t outputs;
     int64_t inputs;
+    Storage storage;
+    int64_t row_bits;  // where it is in blocks: 8 or 16 of each input
 
     int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
     template <class Type>
     int64_t depth() const { return inputs / Type::kPerCell; }
     template <class Type>
-    const uint32_t* panel(int64_t index) const { return cells + index * depth<Type>() * kPanel; }
+    const uint32_t* panel(int64_t index) const {
+        return static_cast<const uint32_t*>(weights) + index * depth<Type>() * kPanel;
+    }
 };
+
+// One row's sums over some panels.
+template <int Panels>
+using Sums = Floats[Panels * kVectors];
 
 // Sums of `Rows` rows of x, whose cells lie `stride` apart, over `Panels` panels that lie `apart` apart.
 template <class Type, int Rows, int Panels>
@@ -72,7 +83,17 @@ struct Tile {
     }
 };
 
-// Calls work.template tile<Rows>(first row) over `rows` rows in tiles of nearly equal height, at most MaxRows.
+template <class Type, int Rows, int Panels>
+__attribute__((noinline)) void sum_cells(const uint32_t* x, int64_t stride, const uint32_t* w, int64_t apart,
+                                         int64_t depth, Sums<Panels>* out) {
+    Tile<Type, Rows, Panels> tile;
+    tile.clear();
+    tile.sum(x, stride, w, apart, depth);
+    for (int row = 0; row < Rows; ++row)
+        for (int v = 0; v < Panels * kVectors; ++v) out[row][v] = tile.sums[row][v];
+}
+
+// Calls work.template operator()<Rows>(first row) over `rows` rows in tiles of nearly equal height, at most MaxRows.
 template <int MaxRows, class Work>
 void in_tiles(int64_t rows, const Work& work) {
     const int64_t tiles = (rows + MaxRows - 1) / MaxRows;
@@ -82,73 +103,6 @@ void in_tiles(int64_t rows, const Work& work) {
             (void)((height == Heights + 1 && (work.template operator()<Heights + 1>(first), true)) || ...);
         }(std::make_integer_sequence<int, MaxRows>{});
     }
-}
-
-// x [rows, inputs] times each panel; end(row, first output, sums of 32 outputs, number of them that exist).
-template <class Type, class End>
-void multiply(Team& team, const Matrix& matrix, const void* x, int64_t rows, const End& end) {
-    const auto* cells = static_cast<const uint32_t*>(x);
-    const int64_t depth = matrix.depth<Type>(), panels = matrix.panels();
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    team.each(blocks * panels, [&](int64_t item) {
-        const int64_t block = item / panels, panel = item % panels;
-        const int64_t begin = rows * block / blocks, count = rows * (block + 1) / blocks - begin;
-        const int exist = int(std::min<int64_t>(kPanel, matrix.outputs - panel * kPanel));
-        in_tiles<kTileRows>(count, [&]<int Rows>(int64_t first) {
-            Tile<Type, Rows, 1> tile;
-            tile.clear();
-            tile.sum(cells + (begin + first) * depth, depth, matrix.panel<Type>(panel), 0, depth);
-            for (int row = 0; row < Rows; ++row) end(begin + first + row, panel * kPanel, tile.sums[row], exist);
-        });
-    });
-}
-
-// As multiply, over panels j and j + panels / 2 together: end(row, first output, sums of both, number that exist).
-// The outputs are two halves of a multiple of 32.
-template <class Type, class End>
-void multiply_halves(Team& team, const Matrix& matrix, const void* x, int64_t rows, const End& end) {
-    const auto* cells = static_cast<const uint32_t*>(x);
-    const int64_t depth = matrix.depth<Type>(), panels = matrix.panels() / 2;
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    team.each(blocks * panels, [&](int64_t item) {
-        const int64_t block = item / panels, panel = item % panels;
-        const int64_t begin = rows * block / blocks, count = rows * (block + 1) / blocks - begin;
-        in_tiles<kPairRows>(count, [&]<int Rows>(int64_t first) {
-            Tile<Type, Rows, 2> tile;
-            tile.clear();
-            tile.sum(cells + (begin + first) * depth, depth, matrix.panel<Type>(panel), panels * depth * kPanel, depth);
-            for (int row = 0; row < Rows; ++row)
-                end(begin + first + row, panel * kPanel, tile.sums[row], tile.sums[row] + kVectors);
-        });
-    });
-}
-
-// Adds the bias of outputs first.. to a panel's sums.
-template <class Type>
-inline void add_bias(const Matrix& matrix, int64_t first, int exist, Floats* sums) {
-    if (matrix.bias == nullptr) return;
-    const auto* bias = static_cast<const typename Type::Raw*>(matrix.bias) + first;
-    for (int i = 0; i < exist; ++i) sums[i / kLanes][i % kLanes] += Type::read_one(bias + i);
-}
-
-// Writes the outputs of a panel that exist.
-template <class Type>
-inline void write_panel(typename Type::Raw* to, const Floats* sums, int exist) {
-    if (exist == kPanel) {
-        for (int v = 0; v < kVectors; ++v) Type::write(to + v * kLanes, sums[v]);
-        return;
-    }
-    for (int i = 0; i < exist; ++i) Type::write_one(to + i, sums[i / kLanes][i % kLanes]);
-}
-
-// out [rows, outputs] in type Out.
-template <class Type, class Out>
-void linear(Team& team, const Matrix& matrix, const void* x, int64_t rows, void* out) {
-    auto* to = static_cast<typename Out::Raw*>(out);
-    multiply<Type>(team, matrix, x, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
-        add_bias<Type>(matrix, first, exist, sums);
-        write_panel<Out>(to + row * matrix.outputs + first, sums, exist);
-    });
 }
 
 // weight [outputs, inputs] into panels; outputs beyond the last are zero.

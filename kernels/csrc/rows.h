@@ -25,11 +25,17 @@ inline float sum_of_squares(const typename Type::Raw* x, int64_t count) {
     return sum(squares) + rest;
 }
 
+// 1 / sqrt(mean(x^2) + eps).
+template <class From>
+inline float rms_factor(const typename From::Raw* x, int64_t count, float eps) {
+    return 1.0f / std::sqrt(sum_of_squares<From>(x, count) / float(count) + eps);
+}
+
 // x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467).
 template <class From, class Type>
 inline void rms_norm(const typename From::Raw* x, const typename Type::Raw* weight, int64_t count, float eps,
                      typename Type::Raw* out) {
-    const float factor = 1.0f / std::sqrt(sum_of_squares<From>(x, count) / float(count) + eps);
+    const float factor = rms_factor<From>(x, count, eps);
     in_vectors(
         count, [&](int64_t i) { Type::write(out + i, From::read(x + i) * factor * Type::read(weight + i)); },
         [&](int64_t i) { Type::write_one(out + i, From::read_one(x + i) * factor * Type::read_one(weight + i)); });
@@ -48,11 +54,18 @@ template <class Type>
 inline void rotate(const typename Type::Raw* x, const float* cos, const float* sin, int64_t count,
                    typename Type::Raw* out) {
     const int64_t half = count / 2;
-    for (int64_t i = 0; i < half; ++i) {
-        const float a = Type::read_one(x + i), b = Type::read_one(x + i + half);
-        Type::write_one(out + i, a * cos[i] + b * sin[i]);
-        Type::write_one(out + i + half, b * cos[i + half] + a * sin[i + half]);
-    }
+    in_vectors(
+        half,
+        [&](int64_t i) {
+            const Floats a = Type::read(x + i), b = Type::read(x + i + half);
+            Type::write(out + i, a * load<Floats>(cos + i) + b * load<Floats>(sin + i));
+            Type::write(out + i + half, b * load<Floats>(cos + i + half) + a * load<Floats>(sin + i + half));
+        },
+        [&](int64_t i) {
+            const float a = Type::read_one(x + i), b = Type::read_one(x + i + half);
+            Type::write_one(out + i, a * cos[i] + b * sin[i]);
+            Type::write_one(out + i + half, b * cos[i + half] + a * sin[i + half]);
+        });
 }
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }

@@ -22,6 +22,7 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Cells __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 template <class Vector, class Source>
 inline Vector load(const Source* from) {
@@ -45,6 +46,7 @@ inline To bits(From value) {
 
 inline Floats all(float value) { return value - Floats{}; }
 inline Cells all(uint32_t value) { return value - Cells{}; }
+inline Ints all(int32_t value) { return value - Ints{}; }
 
 inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
@@ -54,6 +56,16 @@ inline float sum(Floats values) {
     return _mm512_reduce_add_ps(reinterpret_cast<__m512>(values));
 #else
     float total = 0;
+    for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
+    return total;
+#endif
+}
+
+inline int32_t sum(Ints values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(values));
+#else
+    int32_t total = 0;
     for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
     return total;
 #endif
@@ -69,10 +81,44 @@ inline float largest_lane(Floats values) {
 #endif
 }
 
+// a * b, rounded before whatever is done with it.
+inline Floats product(Floats a, Floats b) {
+    Floats result = a * b;
+#if defined(__x86_64__)
+    asm("" : "+v"(result));  // or the compiler would join it with an addition
+#elif defined(__aarch64__)
+    asm("" : "+w"(result));
+#endif
+    return result;
+}
+
 inline Ints lane_numbers() {
     Ints numbers;
     for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
     return numbers;
+}
+
+// acc + the four products of each lane's bytes: those of w from 0 to 255, those of x from -128 to 127.
+inline Ints multiply_bytes(Ints acc, Cells w, Cells x) {
+#if defined(__AVX512VNNI__)
+    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc), reinterpret_cast<__m512i>(w),
+                                                      reinterpret_cast<__m512i>(x)));
+#else
+    for (int byte = 0; byte < 4; ++byte)
+        acc += bits<Ints>(w >> (8 * byte) & 0xffu) * (bits<Ints>(x << (24 - 8 * byte)) >> 24);
+    return acc;
+#endif
+}
+
+inline Floats read_float16(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(load<__m256i>(from)));
+#else
+    // The exponent moves by 127 - 15, by a multiplication so that subnormal numbers are right too; weights are finite.
+    const Cells raw = __builtin_convertvector(load<Halves>(from), Cells);
+    const Floats size = bits<Floats>((raw & 0x7fffu) << 13) * 0x1p112f;
+    return bits<Floats>(bits<Cells>(size) | (raw & 0x8000u) << 16);
+#endif
 }
 
 // e^x within 2 units in the last place; 0 below -87.3 and e^88 above 88 (Cephes' expf).
@@ -100,10 +146,21 @@ struct BFloat16 {
     static constexpr int kPerCell = 2;
     static constexpr int64_t kRun = INT64_MAX;  // cells of one sum; the inputs' own rounding is far larger
 
+    // GCC 12 takes a conversion of sixteen numbers to pieces.
     static Floats read(const Raw* from) {
+#if defined(__AVX512F__)
+        return bits<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
+#else
         return bits<Floats>(__builtin_convertvector(load<Halves>(from), Cells) << 16);
+#endif
     }
-    static void write(Raw* to, Floats value) { store(to, __builtin_convertvector(rounded(value) >> 16, Halves)); }
+    static void write(Raw* to, Floats value) {
+#if defined(__AVX512BF16__)
+        store(to, _mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+#else
+        store(to, __builtin_convertvector(rounded(value) >> 16, Halves));
+#endif
+    }
     static float read_one(const Raw* from) { return bits<float>(uint32_t(*from) << 16); }
     static void write_one(Raw* to, float value) {
         uint32_t raw = bits<uint32_t>(value);

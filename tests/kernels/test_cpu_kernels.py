@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.attention.paged import PagedHeads, PagedRows
 from plait_kernels.cpu import library
-from plait_kernels.linear import PanelMatrix, can_hold
+from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold
+from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
 from plait_kernels.sampling import Filters, native, reference
 from torch import Tensor
 
@@ -51,6 +54,31 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_number_of_threads(dty
         assert torch.equal(matrix.float32(x), together)
         alone = torch.cat([matrix.float32(x[row : row + 1]) for row in range(20)])
         assert torch.equal(alone, together[:20])
+
+
+def quantised(kind: str, outputs: int, inputs: int) -> Blocks:
+    weight = torch.randn(outputs, inputs).numpy()
+    return Blocks(kind, torch.from_numpy(gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])))
+
+
+@pytest.mark.parametrize("kind", library.STORAGES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (97, 544)])
+@pytest.mark.parametrize("row_bits", ROW_BITS)
+def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
+    kind: str, outputs: int, inputs: int, row_bits: int
+) -> None:
+    blocks, bias = quantised(kind, outputs, inputs), torch.randn(outputs).bfloat16()
+    whole = gguf.quants.dequantize(blocks.raw.numpy(), gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(blocks.dequantised().numpy(), whole)
+    matrix = BlockMatrix(blocks, bias, torch.bfloat16, row_bits)
+    for num_rows in (1, 13, 100):
+        x = torch.randn(num_rows, inputs).bfloat16()
+        x[0, :32] = 0
+        exact = rounded_rows(x, row_bits).double() @ blocks.dequantised().double().T + bias.double()
+        torch.testing.assert_close(matrix.float32(x).double(), exact, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
+        together = matrix.float32(x)
+        assert torch.equal(matrix.float32(x[-1:]), together[-1:]), "a row's bits depend on its company"
 
 
 def test_matrices_that_the_kernels_cannot_hold_are_refused() -> None:

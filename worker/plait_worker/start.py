@@ -145,11 +145,17 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         world=loaded.parallel.world,
         pid=os.getpid(),
         device=f"{loaded.device_name}, {loaded.attention.name} attention",
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=_dtype_in_words(model),
         num_pages=_num_pages(loaded, page_bytes),
         page_bytes=page_bytes,
         weight_bytes=model.weight_bytes,
     )
+
+
+def _dtype_in_words(model: Model[Any]) -> str:
+    """The type, and how weights are kept that are not of it."""
+    kinds = " and ".join(sorted(model.kept_kinds))
+    return str(model.dtype).removeprefix("torch.") + (f" with {kinds} weights" if kinds else "")
 
 
 def _num_pages(loaded: Loaded, page_bytes: int) -> int:

@@ -22,11 +22,21 @@ _log = logging.getLogger(__name__)
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 """The types of weights, activations and cache that the kernels take, with their numbers."""
 
+STORAGES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
+"""A GGUF's blocks that the kernels multiply by as they are, with their numbers."""
+
 
 class Matrix(ctypes.Structure):
-    """A matrix in panels; ``bias`` null where it has none."""
+    """A matrix in panels; ``bias`` null where it has none; ``storage`` is 0, or of ``STORAGES`` with ``row_bits``."""
 
-    _fields_ = (("cells", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+    _fields_ = (
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("storage", c_int64),
+        ("row_bits", c_int64),
+    )
 
 
 class Rows(ctypes.Structure):
@@ -98,6 +108,7 @@ class Filters(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_set_threads": (c_int,),
     "plait_pack": (c_void_p, c_int64, c_int64, c_int, c_void_p),
+    "plait_pack_blocks": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "plait_linear": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
     "plait_rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_double, c_int, c_void_p),
     "plait_attend": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int, c_void_p),
@@ -113,7 +124,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
 def level() -> str:
     """The richest instruction set that this processor has and the kernels are built for."""
     capability = torch.backends.cpu.get_cpu_capability()
-    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported():
         return "avx512bf16"
     return "avx2" if capability in ("AVX2", "AVX512") else "portable"
 

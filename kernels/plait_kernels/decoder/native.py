@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait_kernels.attention.paged import PagedRows
 from plait_kernels.cpu import library as cpu
-from plait_kernels.linear.native import PANEL, PanelMatrix
+from plait_kernels.linear.native import PANEL, NativeMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class DenseBlock:
     q_norm_D: Tensor | None
     """Where every head of the queries is normalised before it is rotated."""
     k_norm_D: Tensor | None
-    qkv: PanelMatrix
-    output: PanelMatrix
+    qkv: NativeMatrix
+    output: NativeMatrix
     mlp_norm_H: Tensor
-    gate_up: PanelMatrix
+    gate_up: NativeMatrix
     """Gates, then as many ups: each a multiple of 32."""
-    down: PanelMatrix
+    down: NativeMatrix
 
     def struct(self, pages: Tensor) -> cpu.Layer:
         """The block with the pages of its layer, as the kernels read it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.linear import reference
-from plait_kernels.linear.native import PanelMatrix, can_hold
+from plait_kernels.linear.blocks import Blocks
+from plait_kernels.linear.native import BlockMatrix, NativeMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.solutions import triton_solution
 
@@ -34,4 +35,14 @@ def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Te
     return gated_1O, sum_1I
 
 
-__all__ = ["PanelMatrix", "RowNorm", "can_hold", "multiply_row", "normed_gate_row", "normed_multiply_row"]
+__all__ = [
+    "BlockMatrix",
+    "Blocks",
+    "NativeMatrix",
+    "PanelMatrix",
+    "RowNorm",
+    "can_hold",
+    "multiply_row",
+    "normed_gate_row",
+    "normed_multiply_row",
+]

@@ -10,34 +10,31 @@ from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.cpu.memory import empty
+from plait_kernels.linear.blocks import BLOCK, BLOCK_BYTES, Blocks
 
 PANEL = 32
 """Outputs that lie side by side."""
 
 
-class PanelMatrix:
-    """A copy of a matrix in the order in which the kernels read it.
+class NativeMatrix:
+    """A copy of a matrix in the order in which the kernels read it."""
 
-    Sums are float32, in the order of the inputs whatever the batch; bfloat16 numbers are multiplied in pairs.
-    """
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        """``weight_OI`` bfloat16 or float32 on the CPU; I is even in bfloat16. Raises ``ValueError`` otherwise."""
-        if not can_hold(weight_OI):
-            raise ValueError(
-                f"a matrix {list(weight_OI.shape)} of {weight_OI.dtype} on {weight_OI.device}: the CPU kernels take "
-                "bfloat16 with an even number of inputs, and float32"
-            )
-        self.num_outputs, self.num_inputs = weight_OI.shape
-        self.dtype = weight_OI.dtype
-        self._bias_O = bias_O
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        panels: Tensor,
+        bias_O: Tensor | None,
+        storage: int = 0,
+        row_bits: int = 0,
+    ) -> None:
+        """``shape`` is ``(O, I)``; rows and ``bias_O`` are of ``dtype``; ``storage`` is the kernels' number."""
+        self.num_outputs, self.num_inputs = shape
+        self.dtype = dtype
+        self._kept = (panels, bias_O)
         self._library = cpu.library()
-        weight_OI = weight_OI.contiguous()
-        self._panels = empty((math.ceil(self.num_outputs / PANEL), self.num_inputs, PANEL), self.dtype)
-        kind = cpu.TYPES[self.dtype]
-        self._library.plait_pack(weight_OI.data_ptr(), self.num_outputs, self.num_inputs, kind, self._panels.data_ptr())
         bias = None if bias_O is None else bias_O.data_ptr()
-        self.struct = cpu.Matrix(self._panels.data_ptr(), bias, self.num_outputs, self.num_inputs)
+        self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, row_bits)
         """For kernels that do more than one product."""
         self._reference = ctypes.byref(self.struct)
 
@@ -55,6 +52,44 @@ class PanelMatrix:
         kind, kind_out = cpu.TYPES[self.dtype], cpu.TYPES[dtype]
         self._library.plait_linear(self._reference, x_NI.data_ptr(), x_NI.shape[0], kind, kind_out, out_NO.data_ptr())
         return out_NO
+
+
+class PanelMatrix(NativeMatrix):
+    """A matrix of numbers.
+
+    Sums are float32, in the order of the inputs whatever the batch; bfloat16 numbers are multiplied in pairs.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        """``weight_OI`` bfloat16 or float32 on the CPU; I is even in bfloat16. Raises ``ValueError`` otherwise."""
+        if not can_hold(weight_OI):
+            raise ValueError(
+                f"a matrix {list(weight_OI.shape)} of {weight_OI.dtype} on {weight_OI.device}: the CPU kernels take "
+                "bfloat16 with an even number of inputs, and float32"
+            )
+        num_outputs, num_inputs = weight_OI.shape
+        weight_OI = weight_OI.contiguous()
+        panels = empty((math.ceil(num_outputs / PANEL), num_inputs, PANEL), weight_OI.dtype)
+        kind = cpu.TYPES[weight_OI.dtype]
+        cpu.library().plait_pack(weight_OI.data_ptr(), num_outputs, num_inputs, kind, panels.data_ptr())
+        super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
+
+
+class BlockMatrix(NativeMatrix):
+    """A GGUF's blocks, multiplied as they are by rows that are rounded to whole numbers (``blocks.rounded_rows``).
+
+    Products within a block of 32 are whole numbers; blocks are summed in float32 in their order, whatever the batch.
+    """
+
+    def __init__(self, blocks: Blocks, bias_O: Tensor | None, dtype: torch.dtype, row_bits: int) -> None:
+        """``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``row_bits`` of the whole numbers: 8 or 16."""
+        num_outputs, num_inputs = blocks.shape
+        raw = blocks.raw.contiguous()
+        num_panels = math.ceil(num_outputs / PANEL)
+        panels = empty((num_panels, num_inputs // BLOCK, PANEL * BLOCK_BYTES[blocks.kind]), torch.uint8)
+        storage = cpu.STORAGES[blocks.kind]
+        cpu.library().plait_pack_blocks(raw.data_ptr(), num_outputs, num_inputs, storage, panels.data_ptr())
+        super().__init__(blocks.shape, dtype, panels, bias_O, storage, row_bits)
 
 
 def can_hold(weight_OI: Tensor) -> bool:

@@ -61,7 +61,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Setting("number format of weights and KV; auto takes bfloat16 where the processor has it, else float32"),
+        Setting(
+            "number format of weights and KV; auto takes float32, or bfloat16 where the processor has it and then "
+            "leaves a GGUF's weights quantised on a CPU"
+        ),
     ] = "auto"
     load_format: Annotated[
         Literal["auto", "dummy"],

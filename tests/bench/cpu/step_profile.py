@@ -42,7 +42,7 @@ PAGES_EACH = 12
 NUM_SLOTS = 8
 CONTEXT = 160
 REPETITIONS = 20
-PARTS = ("build_rows", "prompt_records", "sample", "output_records", "_result", "read_plan")
+PARTS = ("build_rows", "prompt_records", "sample", "output_records", "read_plan")
 """Functions of the loop that are timed one by one."""
 
 
@@ -79,10 +79,10 @@ class Clock:
         self.parts[name] = self.parts.get(name, 0.0) + self.now() - began
 
 
-def make_rank(model: str, threads: int) -> loop.Rank:
+def make_rank(model: str, threads: int, dtype: str = "auto") -> loop.Rank:
     torch.set_num_threads(threads)
     library.set_num_threads(threads)
-    loaded = load_model(Path(model), "bfloat16", CPU, Parallel())
+    loaded = load_model(Path(model), dtype, CPU, Parallel())
     num_pages = NUM_SLOTS * PAGES_EACH
     return loop.Rank(
         model=loaded,
@@ -147,14 +147,14 @@ def instrumented(rank: loop.Rank, clock: Clock) -> Iterator[None]:
     model, attention = type(rank.model), type(rank.attention)
     methods = ((model, "forward", "forward"), (model, "logits", "head"), (attention, "prepare", "prepare attention"))
     with ExitStack() as patches:
-        for owner, name, part in (*((loop, name, name.strip("_")) for name in PARTS), *methods):
+        for owner, name, part in (*((loop, name, name) for name in PARTS), *methods):
             patches.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name), part)))
         yield
 
 
 def quickest(samples: list[dict[str, float]]) -> dict[str, float]:
     best = min(samples, key=lambda parts: parts["step"])
-    inside = ("forward", "head", "sample", "build_rows", "prepare attention", "output_records", "result", "read_plan")
+    inside = ("forward", "head", "sample", "build_rows", "prepare attention", "output_records", "read_plan")
     return best | {"the rest": best["step"] - sum(best.get(name, 0.0) for name in inside)}
 
 

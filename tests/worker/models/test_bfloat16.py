@@ -1,4 +1,4 @@
-"""SmolLM2 in bfloat16, the default where the processor has it, against transformers in float32.
+"""SmolLM2 in bfloat16, with its file's quantised weights (the default) and with all of them rounded, against float32.
 
 Its two best tokens often lie under 0.1 nat apart, so text is not compared: log-probabilities are.
 """
@@ -21,16 +21,17 @@ REAL_GAP = 0.5
 
 
 @pytest.mark.acceptance("spine")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_bfloat16_differs_from_float32_by_rounding_only(
-    demo_gguf: Path, drive: Callable[..., Any], sized: Callable[[int, int], int], record: Record
+    dtype: str, demo_gguf: Path, drive: Callable[..., Any], sized: Callable[[int, int], int], record: Record
 ) -> None:
     reference = load_reference(demo_gguf)
-    given = drive(demo_gguf, dtype="bfloat16", num_pages=256)
+    given = drive(demo_gguf, dtype=dtype, num_pages=256)
     pairs = [compare(reference, given, question, sized(32, 64)) for question in QUESTIONS[: sized(3, 20)]]
     expected_TV, given_TV = (torch.cat(logprobs) for logprobs in zip(*pairs, strict=True))
     kl_T = (expected_TV.exp() * (expected_TV - given_TV)).sum(dim=-1)
     gap_T = expected_TV.max(dim=-1).values - expected_TV.gather(1, given_TV.argmax(-1, keepdim=True)).squeeze(1)
-    case = "SmolLM2 bfloat16 against transformers float32"
+    case = f"SmolLM2 {dtype} against transformers float32"
     record(case, "tokens", "tokens", len(kl_T))
     record(case, "tokens_different", "tokens", int((gap_T > 0).sum()))
     record(case, "worst_logprob_gap", "nats", float(gap_T.max()), REAL_GAP)

@@ -3,6 +3,7 @@
 import contextlib
 import struct
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models import load_model
+from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.weights import GgufFile, ModelFilesError
 
@@ -44,6 +46,27 @@ def test_quantised_tensors_come_back_close(kind: Kind, tiny_llama: Any, write_gg
     expected = tiny_llama.model.layers[1].self_attn.k_proj.weight
     error = (tensors["model.layers.1.self_attn.k_proj.weight"] - expected).abs().max() / expected.abs().max()
     assert error < 0.1
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_matrices_stay_quantised_unless_a_type_is_named(
+    kind: Kind, tiny_llama: Any, write_gguf: Callable[..., Any]
+) -> None:
+    path = write_gguf(tiny_llama, kind=kind)
+    kept, rounded = (load_model(path, dtype, torch.device("cpu"), Parallel()) for dtype in ("auto", "bfloat16"))
+    assert isinstance(kept, HeadsDecoder)
+    assert isinstance(rounded, HeadsDecoder)
+    assert rounded.kept_kinds == set()
+    assert kept.kept_kinds == ({kind.name} if kept.dtype == torch.bfloat16 else set())
+    for ours, theirs in zip(kept.blocks, rounded.blocks, strict=True):
+        for name in ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down"):
+            one, other = (attrgetter(name)(block).multiply for block in (ours, theirs))
+            x = torch.randn(5, one.num_inputs).to(kept.dtype)
+            expected = other.float32(x.bfloat16())
+            assert (one.float32(x) - expected).abs().max() < 0.02 * expected.abs().max()
+    hidden = torch.randn(3, 64)
+    expected = rounded.logits(hidden.bfloat16())
+    assert (kept.logits(hidden.to(kept.dtype)) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:

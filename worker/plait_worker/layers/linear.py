@@ -10,11 +10,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.linear import Blocks
+from plait_kernels.linear.blocks import join
 from torch import Tensor
 
-from plait_worker.layers.matrix import matrix
+from plait_worker.layers.matrix import block_matrix, matrix
 from plait_worker.parallel import Parallel, Share
 from plait_worker.weights.reader import Weights
+
+COARSE_BITS, FINE_BITS = 8, 16
+"""What a row is rounded to before a product with quantised weights. The second, at twice the time, is for what moves a
+model's answers most: queries and keys, and the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,18 @@ class Part:
         tensor = weights.take(name, shape, rows=share.own)
         return torch.cat((tensor, tensor.new_zeros(share.num_empty, *shape[1:]))) if share.num_empty else tensor
 
+    def output_blocks(self, weights: Weights, num_inputs: int, parallel: Parallel) -> Blocks | None:
+        """This rank's rows of ``NAME.weight``, quantised as the files have them; None where they cannot be."""
+        share = self.share(parallel)
+        shape = (self.num_outputs, num_inputs)
+        return None if share.num_empty else weights.blocks(f"{self.name}.weight", shape, rows=share.own)
+
+    def input_blocks(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Blocks | None:
+        """This rank's columns of a matrix, quantised as the files have them; None where they cannot be."""
+        share = self.share(parallel)
+        shape = (num_outputs, self.num_outputs)
+        return None if share.num_empty else weights.blocks(name, shape, columns=share.own)
+
     def take_inputs(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Tensor:
         """This rank's columns of a matrix whose inputs are this part's outputs."""
         share = self.share(parallel)
@@ -58,26 +76,53 @@ class ColumnLinear:
     """Several matrices over one input, fused; every rank computes its share of each one's outputs."""
 
     def __init__(
-        self, weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel, bias: bool = False
+        self,
+        weights: Weights,
+        parts: Sequence[Part],
+        num_inputs: int,
+        parallel: Parallel,
+        bias: bool = False,
+        row_bits: int = COARSE_BITS,
     ) -> None:
-        """Read ``NAME.weight`` (and ``NAME.bias``) of each part."""
-        weights_OI = [
-            part.take_outputs(weights, f"{part.name}.weight", (part.num_outputs, num_inputs), parallel)
-            for part in parts
-        ]
-        weight_OI = torch.cat(weights_OI)
-        biases = [
-            part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel)
-            if part.has_bias
-            else own_OI.new_zeros(len(own_OI))
-            for part, own_OI in zip(parts, weights_OI, strict=True)
-            if bias
-        ]
-        self.multiply = matrix(weight_OI, torch.cat(biases) if biases else None)
+        """Read ``NAME.weight`` (and ``NAME.bias``) of each part; ``row_bits`` where the matrices stay quantised."""
+        bias_O = _output_biases(weights, parts, parallel) if bias else None
+        blocks = _output_blocks(weights, parts, num_inputs, parallel)
+        if blocks is not None:
+            self.multiply = block_matrix(blocks, bias_O, weights.dtype, row_bits)
+            return
+        weight_OI = torch.cat(
+            [
+                part.take_outputs(weights, f"{part.name}.weight", (part.num_outputs, num_inputs), parallel)
+                for part in parts
+            ]
+        )
+        self.multiply = matrix(weight_OI, bias_O)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``[N, O]``, the parts side by side."""
         return self.multiply(x_NI)
+
+
+def _output_biases(weights: Weights, parts: Sequence[Part], parallel: Parallel) -> Tensor:
+    """The parts' biases in one; zeros for a part that has none."""
+    return torch.cat(
+        [
+            part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel)
+            if part.has_bias
+            else torch.zeros(len(part.share(parallel)), dtype=weights.dtype, device=weights.device)
+            for part in parts
+        ]
+    )
+
+
+def _output_blocks(weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel) -> Blocks | None:
+    """The parts' matrices in one, where all stay quantised in one way."""
+    found = {f"{part.name}.weight": part.output_blocks(weights, num_inputs, parallel) for part in parts}
+    blocks = {name: each for name, each in found.items() if each is not None}
+    joined = join(list(blocks.values())) if len(blocks) == len(parts) else None
+    if joined is not None:
+        weights.keep(blocks)
+    return joined
 
 
 class RowLinear:
@@ -88,9 +133,15 @@ class RowLinear:
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` tells how the inputs are divided."""
         self.parallel = parallel
-        weight_OI = inputs.take_inputs(weights, f"{name}.weight", num_outputs, parallel)
         bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
-        self.multiply = matrix(weight_OI, bias_O if parallel.rank == 0 else None)  # added once, not once a rank
+        own_bias_O = bias_O if parallel.rank == 0 else None  # added once, not once a rank
+        blocks = inputs.input_blocks(weights, f"{name}.weight", num_outputs, parallel)
+        if blocks is not None:
+            weights.keep({f"{name}.weight": blocks})
+            self.multiply = block_matrix(blocks, own_bias_O, weights.dtype, COARSE_BITS)
+            return
+        weight_OI = inputs.take_inputs(weights, f"{name}.weight", num_outputs, parallel)
+        self.multiply = matrix(weight_OI, own_bias_O)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``[N, O]``, the same on every rank."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import PanelMatrix, can_hold, multiply_row
+from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold, multiply_row
 from torch import Tensor
 
 
@@ -34,6 +34,11 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
         return PanelMatrix(weight_OI, bias_O)
     packed = weight_OI.dtype == torch.bfloat16
     return _Packed(weight_OI, bias_O) if packed and _onednn_multiplies_bfloat16() else _Plain(weight_OI, bias_O)
+
+
+def block_matrix(blocks: Blocks, bias_O: Tensor | None, dtype: torch.dtype, row_bits: int) -> Matrix:
+    """A quantised matrix, multiplied as it is by rows of ``dtype`` rounded to ``row_bits`` bits."""
+    return BlockMatrix(blocks, bias_O, dtype, row_bits)
 
 
 def _onednn_multiplies_bfloat16() -> bool:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait_worker.layers.matrix import GpuMatrix, matrix
+from plait_worker.layers.linear import FINE_BITS
+from plait_worker.layers.matrix import GpuMatrix, Matrix, block_matrix, matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -46,16 +47,26 @@ class VocabEmbedding:
 class VocabHead:
     """Hidden states to logits over the gathered vocabulary."""
 
-    def __init__(self, weight_UD: Tensor, vocab_size: int, parallel: Parallel) -> None:
-        """Use a rank's share of the matrix: the embedding's own where they are tied."""
+    def __init__(self, multiply: Matrix, vocab_size: int, parallel: Parallel) -> None:
+        """``multiply`` by a rank's share of the matrix."""
         self.parallel = parallel
         self.vocab_size = vocab_size
-        self.multiply = matrix(weight_UD)
+        self.multiply = multiply
 
     @classmethod
-    def read(cls, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> VocabHead:
-        """A head with a matrix of its own, ``NAME.weight`` of shape ``[V, D]``."""
-        return cls(_vocab_share(weights, f"{name}.weight", shape, parallel), shape[0], parallel)
+    def read(
+        cls,
+        weights: Weights,
+        name: str,
+        shape: tuple[int, int],
+        parallel: Parallel,
+        tied: VocabEmbedding | None = None,
+    ) -> VocabHead:
+        """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be an embedding's too."""
+        multiply = _read_blocks(weights, f"{name}.weight", shape, parallel)
+        if multiply is None:
+            multiply = matrix(tied.weight_UD if tied else _vocab_share(weights, f"{name}.weight", shape, parallel))
+        return cls(multiply, shape[0], parallel)
 
     def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
         """``[S, V]`` in the type that the product comes in, a GPU's own; written to ``out_SV`` where that is given."""
@@ -68,3 +79,12 @@ class VocabHead:
         """float32 ``[S, V]``."""
         logits_SU = self.multiply.float32(hidden_SD)
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size]
+
+
+def _read_blocks(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Matrix | None:
+    """The head's matrix where it stays quantised and one rank has it all."""
+    blocks = weights.blocks(name, shape) if parallel.world == 1 else None
+    if blocks is None:
+        return None
+    weights.keep({name: blocks})
+    return block_matrix(blocks, None, weights.dtype, FINE_BITS)

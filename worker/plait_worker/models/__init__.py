@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+from plait_kernels.cpu.library import takes
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape, LatentShape, StepAttention
@@ -57,6 +58,11 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     @property
+    def kept_kinds(self) -> frozenset[str]:
+        """GGUF's names of the blocks that matrices stay quantised in."""
+        ...
+
+    @property
     def cache_spec(self) -> AnyCacheSpec:
         """What this rank keeps of each token."""
         ...
@@ -84,6 +90,8 @@ def load_model(
 ) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
+    With auto, a GGUF's matrices stay quantised on a CPU that multiplies bfloat16, where their blocks are of a kind
+    that the kernels take; a named type is what all weights are rounded to.
     ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. Raises ``ModelFilesError``
     where the files are missing, broken or not supported, ``ValueError`` where the ranks cannot divide the
     model, and ``Failure`` of code HARDWARE where memory is too small for it.
@@ -93,7 +101,8 @@ def load_model(
     refuse_uneven(config, parallel.world)
     mla = config.mla
     source = HalvesSource(checkpoint, mla) if mla is not None and mla.is_interleaved else checkpoint
-    weights = Weights(source, choose_dtype(dtype, device), device)
+    chosen = choose_dtype(dtype, device)
+    weights = Weights(source, chosen, device, keeps_blocks=dtype == "auto" and _keeps_blocks(chosen, device))
     if free_bytes is not None:
         refuse_too_large(weights.num_whole_bytes, free_bytes)
     with torch.inference_mode():
@@ -117,6 +126,11 @@ def _read_model(config: ModelConfig, weights: Weights, parallel: Parallel) -> He
     if config.mla is not None:
         return DeepseekDecoder(config, weights, parallel)
     return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture])
+
+
+def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products with a GGUF's own blocks are there, and faster than with the numbers they stand for."""
+    return dtype == torch.bfloat16 and takes(torch.empty(0, dtype=dtype, device=device))
 
 
 def _stored_twice(config: ModelConfig) -> tuple[str, ...]:

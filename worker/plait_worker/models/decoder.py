@@ -94,12 +94,13 @@ class Decoder(Generic[PreparedT]):
         ]
         self.norm = RmsNorm(below, "norm", config.hidden_size, config.norm_eps)
         self.head = (
-            VocabHead(self.embedding.weight_UD, config.vocab_size, parallel)
+            VocabHead.read(below, "embed_tokens", shape, parallel, self.embedding)
             if config.tie_embeddings
             else VocabHead.read(weights, "lm_head", shape, parallel)
         )
         self.rope = Rope(config.rope, config.head_dim, weights.device)
         self.weight_bytes = weights.num_bytes
+        self.kept_kinds = frozenset(weights.kinds)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: PreparedT) -> Tensor:

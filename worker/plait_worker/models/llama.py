@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_worker.attention import StepAttention
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import FINE_BITS, ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.decoder import Block, HeadsStep
@@ -31,7 +31,7 @@ class LlamaAttention(GroupedAttention):
         q = Part("q_proj", config.num_heads, config.head_dim, heads)
         k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
         v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, qkv_bias)
+        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, qkv_bias, FINE_BITS)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, output_bias)
 
     def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:

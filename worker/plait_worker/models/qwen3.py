@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_worker.attention import StepAttention
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import FINE_BITS, ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import ModelConfig
@@ -33,7 +33,7 @@ class Qwen3Attention(GroupedAttention):
         q = Part("q_proj", config.num_heads, config.head_dim, heads)
         k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
         v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias)
+        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias, FINE_BITS)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(weights, "k_norm", config.head_dim, config.norm_eps)

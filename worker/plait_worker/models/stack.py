@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plait_kernels.decoder import DenseBlock, DenseStack, can_stack
-from plait_kernels.linear import PanelMatrix
+from plait_kernels.linear import NativeMatrix
 from torch import Tensor
 
 from plait_worker.attention import StepAttention
@@ -57,7 +57,7 @@ def _dense_block(block: Block[StepAttention]) -> DenseBlock | None:
     if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
-    panels = [matrix for matrix in matrices if isinstance(matrix, PanelMatrix)]
+    panels = [matrix for matrix in matrices if isinstance(matrix, NativeMatrix)]
     if len(panels) < len(matrices):
         return None
     qkv, output, gate_up, down = panels

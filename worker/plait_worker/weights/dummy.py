@@ -20,6 +20,7 @@ class DummyWeights(Weights):
         self.dtype = dtype
         self.device = device
         self.taken = {}
+        self.kinds = set()
         self.generator = torch.Generator(device).manual_seed(_SEED)
 
     def at(self, _prefix: str) -> DummyWeights:
@@ -48,3 +49,8 @@ class DummyWeights(Weights):
         tensor = tensor.to(dtype or self.dtype)
         self.taken[f"{len(self.taken)} {name}"] = tensor.nbytes
         return tensor
+
+    def blocks(
+        self, _name: str, _shape: tuple[int, int], rows: range | None = None, columns: range | None = None
+    ) -> None:
+        """Every matrix is drawn as numbers."""

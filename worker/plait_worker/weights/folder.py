@@ -84,6 +84,9 @@ class Folder:
             )
         return self._by_name[name].get_tensor(name)
 
+    def blocks(self, name: str) -> None:
+        """What is quantised in safetensors is read as numbers."""
+
     def _scale_names(self) -> set[str]:
         """Tensors that are read with the weights they belong to."""
         if self._block is None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf.quants import dequantize
+from numpy.typing import NDArray
+from plait_kernels.linear import Blocks
+from plait_kernels.linear.blocks import BLOCK_BYTES
 from torch import Tensor
 
 from plait_worker.weights.errors import ModelFilesError
@@ -66,6 +69,15 @@ class GgufFile:
             return unpermute(tensor, heads)
         return tensor
 
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix whose blocks the kernels take, copied out of the file; its rows are in ``read``'s order."""
+        stored = self._by_name[name]
+        if stored.tensor.kind.name not in BLOCK_BYTES or len(stored.shape) != 2:
+            return None
+        raw = torch.from_numpy(self._raw_rows(stored).copy())
+        heads = self._permuted_heads(name) if self._unmixed else None
+        return Blocks(stored.tensor.kind.name, unpermute(raw, heads) if heads else raw)
+
     def _permuted_heads(self, name: str) -> int | None:
         if ".self_attn.q_proj." in name:
             return self.config.num_heads
@@ -73,17 +85,20 @@ class GgufFile:
 
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         tensor = stored.tensor
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.begin)
-        rows = raw.reshape(tensor.shape[0], -1)
-        if stored.expert is not None:
-            rows = rows[stored.expert].reshape(tensor.shape[1], -1)
         try:
-            return dequantize(rows, tensor.kind).astype(np.float32)
+            return dequantize(self._raw_rows(stored), tensor.kind).astype(np.float32)
         except NotImplementedError as error:
             raise ModelFilesError(
                 f"{self.where}: tensor {tensor.name} has the quantisation {tensor.kind.name}, which cannot be read; "
                 "use a GGUF of another type, such as Q8_0 or Q4_K_M"
             ) from error
+
+    def _raw_rows(self, stored: _Stored) -> NDArray[np.uint8]:
+        """The bytes of each row, in the file's memory."""
+        tensor = stored.tensor
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.begin)
+        rows = raw.reshape(tensor.shape[0], -1)
+        return rows if stored.expert is None else rows[stored.expert].reshape(tensor.shape[1], -1)
 
     def _rope_factors(self, header: GgufHeader) -> tuple[float, ...] | None:
         """The frequencies' divisors that Llama 3.1's files carry."""

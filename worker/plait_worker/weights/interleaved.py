@@ -42,6 +42,9 @@ class HalvesSource:
             return halves_last(tensor, self.mla.query_dim, self.mla.rope_dim)
         return halves_last(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
 
+    def blocks(self, name: str) -> None:
+        """Every tensor is read as numbers."""
+
 
 def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
     """Of every ``unit_size`` rows the last ``rope_dim``: those of even index first, then those of odd index."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
+from plait_kernels.linear import Blocks
 from torch import Tensor
 
 from plait_worker.weights.errors import ModelFilesError
@@ -31,24 +32,34 @@ class TensorSource(Protocol):
         """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
         ...
 
+    def blocks(self, name: str) -> Blocks | None:
+        """A quantised matrix as the file has it, where that is a kind that products take as it is."""
+        ...
+
 
 class Weights:
     """The tensors below one prefix, cut to a rank's share and moved to its device."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
-        """Nothing is read yet."""
+    def __init__(
+        self, source: TensorSource, dtype: torch.dtype, device: torch.device, *, keeps_blocks: bool = False
+    ) -> None:
+        """Nothing is read yet; ``keeps_blocks`` leaves matrices quantised as the files have them."""
         self.source = source
         self.dtype = dtype
         self.device = device
+        self.keeps_blocks = keeps_blocks
         self.prefix = ""
         self.taken: dict[str, int] = {}
         """Bytes that each tensor takes on this rank."""
+        self.kinds: set[str] = set()
+        """Kinds of blocks among them."""
 
     def at(self, prefix: str) -> Weights:
         """The tensors whose names go on with ``prefix`` and a dot."""
-        below = Weights(self.source, self.dtype, self.device)
+        below = Weights(self.source, self.dtype, self.device, keeps_blocks=self.keeps_blocks)
         below.prefix = f"{self.prefix}{prefix}."
         below.taken = self.taken
+        below.kinds = self.kinds
         return below
 
     def has(self, name: str) -> bool:
@@ -68,18 +79,31 @@ class Weights:
         It comes in ``dtype``, the model's own where none is given.
         Raises ``ModelFilesError`` where the files lack it or give it another shape.
         """
-        full_name = self.prefix + name
-        if full_name not in self.source.names:
-            raise ModelFilesError(f"the model files lack the tensor {full_name}: download them again")
-        found = self.source.shape(full_name)
-        if found != shape:
-            raise ModelFilesError(
-                f"tensor {full_name} has shape {list(found)}, but the configuration asks for {list(shape)}: "
-                "the files do not belong together"
-            )
+        full_name = self._checked(name, shape)
         tensor = self._own(self._cut(self.source.read(full_name), rows, columns), dtype or self.dtype)
         self.taken[full_name] = tensor.nbytes
         return tensor
+
+    def blocks(
+        self, name: str, shape: tuple[int, int], rows: range | None = None, columns: range | None = None
+    ) -> Blocks | None:
+        """The same of a matrix that stays quantised, for ``keep``; None where it must be taken as numbers.
+
+        Raises ``ModelFilesError`` as ``take`` does.
+        """
+        full_name = self._checked(name, shape)
+        blocks = self.source.blocks(full_name) if self.keeps_blocks else None
+        if blocks is not None and rows is not None:
+            blocks = blocks.rows(rows)
+        if blocks is not None and columns is not None:
+            blocks = blocks.columns(columns)
+        return blocks
+
+    def keep(self, blocks: Mapping[str, Blocks]) -> None:
+        """Matrices that were not taken as numbers, by their names."""
+        for name, each in blocks.items():
+            self.taken[self.prefix + name] = self.taken.get(self.prefix + name, 0) + each.raw.nbytes
+            self.kinds.add(each.kind)
 
     @property
     def num_bytes(self) -> int:
@@ -90,6 +114,19 @@ class Weights:
     def num_whole_bytes(self) -> int:
         """Bytes of all tensors in the files, in the model's type."""
         return sum(math.prod(self.source.shape(name)) for name in self.source.names) * self.dtype.itemsize
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> str:
+        """The tensor's full name; raises ``ModelFilesError`` where the files lack it or give it another shape."""
+        full_name = self.prefix + name
+        if full_name not in self.source.names:
+            raise ModelFilesError(f"the model files lack the tensor {full_name}: download them again")
+        found = self.source.shape(full_name)
+        if found != shape:
+            raise ModelFilesError(
+                f"tensor {full_name} has shape {list(found)}, but the configuration asks for {list(shape)}: "
+                "the files do not belong together"
+            )
+        return full_name
 
     def _cut(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
         if rows is not None:

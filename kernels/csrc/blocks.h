@@ -1,0 +1,205 @@
+// Products with weights in a GGUF's blocks of 32 inputs, as the file has them: a few bits and a scale each.
+//
+// A row of inputs is rounded to 8 or 16 bits, each 32 of it by their largest, so that the products inside a block are
+// whole numbers and exact; a block's sum is then scaled in float32. The weights stand for the same numbers as in the
+// file. Blocks are summed in the order of the inputs, whatever the number of rows.
+// https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h describes the blocks.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "matrix.h"
+#include "rows.h"
+
+namespace plait {
+
+constexpr int64_t kBlockInputs = 32;
+constexpr int64_t kBlockCells = kBlockInputs / 4;
+// Rows of a tile: their whole numbers and sums fill the registers.
+constexpr int kGroupRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;
+
+// Blocks between what is multiplied and what is asked of the memory.
+constexpr int64_t kAhead = 6;
+
+// One block's weights of a panel's 32 outputs are scales (and minima), float16, then words of 4 or 8 inputs' weights.
+struct Q4_0 {
+    static constexpr bool kHasMinimum = false;
+    static constexpr int64_t kWords = 4;
+    static constexpr int32_t kOffset = 8;  // a weight w is stored as w + 8
+    static Cells cell(Cells word, int half) { return half ? word >> 4 & 0x0f0f0f0fu : word & 0x0f0f0f0fu; }
+};
+struct Q4_1 {
+    static constexpr bool kHasMinimum = true;
+    static constexpr int64_t kWords = 4;
+    static constexpr int32_t kOffset = 0;
+    static Cells cell(Cells word, int half) { return Q4_0::cell(word, half); }
+};
+struct Q8_0 {
+    static constexpr bool kHasMinimum = false;
+    static constexpr int64_t kWords = 8;
+    static constexpr int32_t kOffset = 128;  // packing adds it
+    static Cells cell(Cells word, int) { return word; }
+};
+
+// Bytes of one block of the file, and of a panel's.
+template <class Format>
+constexpr int64_t kFileBytes = (Format::kHasMinimum ? 4 : 2) + Format::kWords * 4;
+template <class Format>
+constexpr int64_t kPanelBytes = kPanel * kFileBytes<Format>;
+
+// Rows of inputs: number i of a row is numbers[i] * scales[i / 32]. Numbers of 16 bits lie as high bytes, then low ones,
+// both signed. Rows lie in groups of a tile's height, and in a group the rows' shares of a block lie together.
+struct Rounded {
+    int8_t* numbers;  // [groups, blocks, rows of a group, bytes of a number, 32]
+    float* scales;    // [groups, blocks, rows of a group]
+    int32_t* sums;    // the same: of the numbers
+    int64_t num_blocks;
+
+    int64_t place(int64_t row, int64_t block) const {
+        return (row / kGroupRows * num_blocks + block) * kGroupRows + row % kGroupRows;
+    }
+};
+
+inline int64_t num_groups(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+
+// Memory for them.
+class RoundedRoom {
+public:
+    // Before the team runs.
+    void fit(int64_t rows, int64_t inputs) {
+        const size_t blocks = size_t(num_groups(rows) * kGroupRows * (inputs / kBlockInputs));
+        if (scales_.size() >= blocks) return;
+        numbers_.resize(blocks * kBlockInputs * 2);
+        scales_.resize(blocks);
+        sums_.resize(blocks);
+    }
+    Rounded rows(int64_t inputs) { return {numbers_.data(), scales_.data(), sums_.data(), inputs / kBlockInputs}; }
+
+private:
+    std::vector<int8_t> numbers_;
+    std::vector<float> scales_;
+    std::vector<int32_t> sums_;
+};
+
+// One row's share of a block; NumBytes is 1 or 2.
+template <int NumBytes>
+void round_block(const Floats* values, int64_t place, const Rounded& to) {
+    constexpr int kCount = kBlockInputs / kLanes;
+    constexpr float kMost = NumBytes == 1 ? 127.0f : 127.0f * 256 + 127;
+    const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    Floats sizes{};
+    for (int v = 0; v < kCount; ++v) sizes = largest(sizes, largest(values[v], -values[v]));
+    const float size = largest_lane(sizes);
+    const Floats factor = all(size > 0 ? kMost / size : 0.0f);
+    int8_t* numbers = to.numbers + place * NumBytes * kBlockInputs;
+    Ints total{};
+    for (int v = 0; v < kCount; ++v) {
+        const Ints whole = bits<Ints>(product(values[v], factor) + magic) - bits<Ints>(magic);
+        total += whole;
+        // The high byte takes in what the low one lacks where that is negative.
+        if constexpr (NumBytes == 2) store(numbers + v * kLanes, __builtin_convertvector((whole + 128) >> 8, Bytes));
+        store(numbers + (NumBytes - 1) * kBlockInputs + v * kLanes, __builtin_convertvector(whole, Bytes));
+    }
+    to.scales[place] = size / kMost;
+    to.sums[place] = sum(total);
+}
+
+// Sums of the first rows of a group over one panel: out [Rows, 32], its rows `stride` vectors apart.
+template <class Format, int NumBytes, int Rows>
+__attribute__((noinline)) void sum_blocks(const Rounded& x, int64_t group, const uint8_t* panel, Floats* out,
+                                          int64_t stride) {
+    Floats totals[Rows][kVectors];
+    for (auto& row : totals)
+        for (auto& each : row) each = Floats{};
+    const int64_t first = group * x.num_blocks * kGroupRows;
+    const int8_t* numbers = x.numbers + first * NumBytes * kBlockInputs;
+    const float* scales = x.scales + first;
+    const int32_t* sums = x.sums + first;
+    for (int64_t block = 0; block < x.num_blocks; ++block) {
+        for (int64_t line = 0; line < kPanelBytes<Format>; line += 64)
+            __builtin_prefetch(panel + kAhead * kPanelBytes<Format> + line);
+        const auto* halves = reinterpret_cast<const uint16_t*>(panel);
+        const auto* words = reinterpret_cast<const uint32_t*>(panel + kPanel * (Format::kHasMinimum ? 4 : 2));
+        Ints products[Rows][kVectors];
+        for (int row = 0; row < Rows; ++row)
+            for (int v = 0; v < kVectors; ++v) products[row][v] = Ints{};
+        for (int byte = 0; byte < NumBytes; ++byte) {
+            if (byte > 0)
+                for (auto& of_row : products)
+                    for (auto& each : of_row) each <<= 8;
+            for (int64_t word = 0; word < Format::kWords; ++word)
+                for (int half = 0; half < kBlockCells / Format::kWords; ++half) {
+                    Cells weights[kVectors];
+                    for (int v = 0; v < kVectors; ++v)
+                        weights[v] = Format::cell(load<Cells>(words + word * kPanel + v * kLanes), half);
+                    for (int row = 0; row < Rows; ++row) {
+                        const int8_t* cell =
+                            numbers + (row * NumBytes + byte) * kBlockInputs + (half * Format::kWords + word) * 4;
+                        const Cells value = all(load<uint32_t>(cell));
+                        for (int v = 0; v < kVectors; ++v)
+                            products[row][v] = multiply_bytes(products[row][v], weights[v], value);
+                    }
+                }
+        }
+        Floats scale[kVectors], minimum[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+            scale[v] = read_float16(halves + v * kLanes);
+            if constexpr (Format::kHasMinimum) minimum[v] = read_float16(halves + kPanel + v * kLanes);
+        }
+        for (int row = 0; row < Rows; ++row)
+            for (int v = 0; v < kVectors; ++v) {
+                const Ints whole = products[row][v] - all(Format::kOffset * sums[row]);
+                totals[row][v] += __builtin_convertvector(whole, Floats) * (scale[v] * scales[row]);
+                if constexpr (Format::kHasMinimum)
+                    totals[row][v] += minimum[v] * (scales[row] * float(sums[row]));
+            }
+        panel += kPanelBytes<Format>;
+        numbers += kGroupRows * NumBytes * kBlockInputs;
+        scales += kGroupRows;
+        sums += kGroupRows;
+    }
+    for (int row = 0; row < Rows; ++row)
+        for (int v = 0; v < kVectors; ++v) out[row * stride + v] = totals[row][v];
+}
+
+// Calls work.template operator()<Format>() for the format of a matrix that is in blocks.
+template <class Work>
+void of_format(Storage storage, const Work& work) {
+    switch (storage) {
+        case Storage::kQ4_0: return work.template operator()<Q4_0>();
+        case Storage::kQ4_1: return work.template operator()<Q4_1>();
+        case Storage::kQ8_0: return work.template operator()<Q8_0>();
+        case Storage::kCells: return;
+    }
+}
+
+template <class Format>
+inline const uint8_t* block_panel(const Matrix& matrix, int64_t index) {
+    return static_cast<const uint8_t*>(matrix.weights) + index * (matrix.inputs / kBlockInputs) * kPanelBytes<Format>;
+}
+
+// blocks [outputs, inputs / 32] of the file into panels [panels, inputs / 32]; outputs beyond the last are zero.
+template <class Format>
+void pack_blocks(Team& team, const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* panels) {
+    const int64_t depth = inputs / kBlockInputs, num_halves = Format::kHasMinimum ? 2 : 1;
+    team.each((outputs + kPanel - 1) / kPanel, [&](int64_t panel) {
+        for (int64_t block = 0; block < depth; ++block) {
+            uint8_t* to = panels + (panel * depth + block) * kPanelBytes<Format>;
+            std::fill(to, to + kPanelBytes<Format>, uint8_t(0));
+            for (int64_t i = 0; i < std::min<int64_t>(kPanel, outputs - panel * kPanel); ++i) {
+                const uint8_t* from = blocks + ((panel * kPanel + i) * depth + block) * kFileBytes<Format>;
+                for (int64_t half = 0; half < num_halves; ++half)
+                    std::memcpy(to + (half * kPanel + i) * 2, from + half * 2, 2);
+                for (int64_t word = 0; word < Format::kWords; ++word) {
+                    uint32_t weights;
+                    std::memcpy(&weights, from + num_halves * 2 + word * 4, 4);
+                    if (Format::kOffset == 128) weights ^= 0x80808080u;
+                    std::memcpy(to + num_halves * 2 * kPanel + (word * kPanel + i) * 4, &weights, 4);
+                }
+            }
+        }
+    });
+}
+
+}  // namespace plait

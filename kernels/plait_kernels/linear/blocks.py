@@ -1,0 +1,85 @@
+"""Weights in a GGUF's blocks of 32 inputs, kept as the file has them, and what they stand for.
+
+https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+
+Shapes: O outputs, I inputs, N rows, B = I / 32 blocks of a row, Y bytes of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 32
+"""Inputs of a block."""
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+"""The kinds that are kept, with the bytes of a block."""
+ROW_BITS = {8: 127, 16: 127 * 256 + 127}
+"""Bits that a row's numbers may be rounded to, with the largest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix as a GGUF stores it."""
+
+    kind: str
+    """One of ``BLOCK_BYTES``."""
+    raw: Tensor
+    """uint8 ``[O, B Y]``."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(O, I)``."""
+        num_outputs, num_bytes = self.raw.shape
+        return num_outputs, num_bytes // BLOCK_BYTES[self.kind] * BLOCK
+
+    def rows(self, rows: range) -> Blocks:
+        """Some outputs."""
+        return Blocks(self.kind, self.raw[rows.start : rows.stop])
+
+    def columns(self, columns: range) -> Blocks | None:
+        """Some inputs; None where they begin or end within a block."""
+        if columns.start % BLOCK or columns.stop % BLOCK:
+            return None
+        size = BLOCK_BYTES[self.kind]
+        return Blocks(self.kind, self.raw[:, columns.start // BLOCK * size : columns.stop // BLOCK * size])
+
+    def dequantised(self) -> Tensor:
+        """The numbers that the blocks stand for, float32 ``[O, I]``."""
+        blocks_OBY = self.raw.reshape(len(self.raw), -1, BLOCK_BYTES[self.kind])
+        scale_OB1 = _float16(blocks_OBY, 0)
+        if self.kind == "Q8_0":
+            return (scale_OB1 * blocks_OBY[..., 2:].view(torch.int8)).flatten(1)
+        if self.kind == "Q4_0":
+            return (scale_OB1 * (_nibbles(blocks_OBY[..., 2:]) - 8)).flatten(1)
+        return (scale_OB1 * _nibbles(blocks_OBY[..., 4:]) + _float16(blocks_OBY, 2)).flatten(1)
+
+
+def join(parts: Sequence[Blocks]) -> Blocks | None:
+    """Matrices over the same inputs, one below the other; None where their blocks are of several kinds."""
+    if len({part.kind for part in parts}) > 1:
+        return None
+    return Blocks(parts[0].kind, torch.cat([part.raw for part in parts]))
+
+
+def rounded_rows(x_NI: Tensor, row_bits: int) -> Tensor:
+    """What the products with blocks take for ``x``: whole parts of the largest of each 32, float32 ``[N, I]``."""
+    most = ROW_BITS[row_bits]
+    x_NB32 = x_NI.float().unflatten(1, (-1, BLOCK))
+    largest_NB1 = x_NB32.abs().amax(dim=2, keepdim=True)
+    # A number through a tensor would be its reciprocal's multiple, rounded twice.
+    factor_NB1 = torch.where(largest_NB1 > 0, torch.full_like(largest_NB1, most) / largest_NB1, 0)
+    rounded_NB32: Tensor = (x_NB32 * factor_NB1).round() * (largest_NB1 / most)
+    return rounded_NB32.flatten(1)
+
+
+def _float16(blocks_OBY: Tensor, first: int) -> Tensor:
+    return blocks_OBY[..., first : first + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(bytes_OB16: Tensor) -> Tensor:
+    """The low halves of the bytes, then the high ones: float32."""
+    return torch.cat((bytes_OB16 & 15, bytes_OB16 >> 4), dim=-1).float()
