@@ -230,20 +230,20 @@ private:
         score_any(query, keys, count, depth, scores);
     }
 
-    // Heads of so many whole vectors: the query stays in registers, four keys' sums hide each other's latency.
+    // Heads of so many whole vectors: the query stays in registers, a vector of keys' sums hide each other's latency.
     template <int Vectors>
     static void score_vectors(const Raw* query, const Raw* const* keys, int64_t count, float* scores) {
         Cells q[Vectors];
         for (int v = 0; v < Vectors; ++v) q[v] = load<Cells>(reinterpret_cast<const uint32_t*>(query) + v * kLanes);
-        constexpr int64_t kTogether = 4;
-        for (int64_t first = 0; first < count; first += kTogether) {
-            Floats products[kTogether]{};
-            for (int64_t j = 0; j < kTogether; ++j) {
+        for (int64_t first = 0; first < count; first += kLanes) {
+            Floats products[kLanes];
+            for (int64_t j = 0; j < kLanes; ++j) {
                 const auto* k = reinterpret_cast<const uint32_t*>(keys[std::min(first + j, count - 1)]);
+                products[j] = Floats{};
                 for (int v = 0; v < Vectors; ++v)
                     products[j] = Type::multiply(products[j], load<Cells>(k + v * kLanes), q[v]);
             }
-            for (int64_t j = 0; j < kTogether; ++j) scores[first + j] = sum(products[j]);
+            store(scores + first, sums(products));
         }
     }
 

@@ -48,16 +48,23 @@ constexpr int64_t kFileBytes = (Format::kHasMinimum ? 4 : 2) + Format::kWords * 
 template <class Format>
 constexpr int64_t kPanelBytes = kPanel * kFileBytes<Format>;
 
-// Rows of inputs: number i of a row is numbers[i] * scales[i / 32]. Numbers of 16 bits lie as high bytes, then low ones,
-// both signed. Rows lie in groups of a tile's height, and in a group the rows' shares of a block lie together.
+// One block of a group of rows: number i of a row is numbers[i] * scale. Numbers of 16 bits lie as high bytes, then low
+// ones, both signed. Whole cache lines, so that members who make neighbouring blocks do not wait for each other.
+template <int NumBytes>
+struct alignas(kLanes == 16 ? 64 : 8) RoundedBlock {
+    int8_t numbers[kGroupRows][NumBytes][kBlockInputs];
+    float scales[kGroupRows];
+    int32_t sums[kGroupRows];  // of the numbers
+};
+
+// Rows of inputs as whole numbers, in groups of a tile's height.
 struct Rounded {
-    int8_t* numbers;  // [groups, blocks, rows of a group, bytes of a number, 32]
-    float* scales;    // [groups, blocks, rows of a group]
-    int32_t* sums;    // the same: of the numbers
+    void* memory;  // RoundedBlock [groups, blocks]
     int64_t num_blocks;
 
-    int64_t place(int64_t row, int64_t block) const {
-        return (row / kGroupRows * num_blocks + block) * kGroupRows + row % kGroupRows;
+    template <int NumBytes>
+    RoundedBlock<NumBytes>* group(int64_t index) const {
+        return static_cast<RoundedBlock<NumBytes>*>(memory) + index * num_blocks;
     }
 };
 
@@ -68,23 +75,18 @@ class RoundedRoom {
 public:
     // Before the team runs.
     void fit(int64_t rows, int64_t inputs) {
-        const size_t blocks = size_t(num_groups(rows) * kGroupRows * (inputs / kBlockInputs));
-        if (scales_.size() >= blocks) return;
-        numbers_.resize(blocks * kBlockInputs * 2);
-        scales_.resize(blocks);
-        sums_.resize(blocks);
+        const size_t blocks = size_t(num_groups(rows) * (inputs / kBlockInputs));
+        if (blocks_.size() < blocks) blocks_.resize(blocks);
     }
-    Rounded rows(int64_t inputs) { return {numbers_.data(), scales_.data(), sums_.data(), inputs / kBlockInputs}; }
+    Rounded rows(int64_t inputs) { return {blocks_.data(), inputs / kBlockInputs}; }
 
 private:
-    std::vector<int8_t> numbers_;
-    std::vector<float> scales_;
-    std::vector<int32_t> sums_;
+    std::vector<RoundedBlock<2>> blocks_;  // as large as any
 };
 
-// One row's share of a block; NumBytes is 1 or 2.
+// Puts in one row's share of a block.
 template <int NumBytes>
-void round_block(const Floats* values, int64_t place, const Rounded& to) {
+void round_block(const Floats* values, int64_t row, RoundedBlock<NumBytes>& to) {
     constexpr int kCount = kBlockInputs / kLanes;
     constexpr float kMost = NumBytes == 1 ? 127.0f : 127.0f * 256 + 127;
     const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
@@ -92,17 +94,17 @@ void round_block(const Floats* values, int64_t place, const Rounded& to) {
     for (int v = 0; v < kCount; ++v) sizes = largest(sizes, largest(values[v], -values[v]));
     const float size = largest_lane(sizes);
     const Floats factor = all(size > 0 ? kMost / size : 0.0f);
-    int8_t* numbers = to.numbers + place * NumBytes * kBlockInputs;
+    auto& numbers = to.numbers[row];
     Ints total{};
     for (int v = 0; v < kCount; ++v) {
         const Ints whole = bits<Ints>(product(values[v], factor) + magic) - bits<Ints>(magic);
         total += whole;
         // The high byte takes in what the low one lacks where that is negative.
-        if constexpr (NumBytes == 2) store(numbers + v * kLanes, __builtin_convertvector((whole + 128) >> 8, Bytes));
-        store(numbers + (NumBytes - 1) * kBlockInputs + v * kLanes, __builtin_convertvector(whole, Bytes));
+        if constexpr (NumBytes == 2) store(numbers[0] + v * kLanes, __builtin_convertvector((whole + 128) >> 8, Bytes));
+        store(numbers[NumBytes - 1] + v * kLanes, __builtin_convertvector(whole, Bytes));
     }
-    to.scales[place] = size / kMost;
-    to.sums[place] = sum(total);
+    to.scales[row] = size / kMost;
+    to.sums[row] = sum(total);
 }
 
 // Sums of the first rows of a group over one panel: out [Rows, 32], its rows `stride` vectors apart.
@@ -112,11 +114,8 @@ __attribute__((noinline)) void sum_blocks(const Rounded& x, int64_t group, const
     Floats totals[Rows][kVectors];
     for (auto& row : totals)
         for (auto& each : row) each = Floats{};
-    const int64_t first = group * x.num_blocks * kGroupRows;
-    const int8_t* numbers = x.numbers + first * NumBytes * kBlockInputs;
-    const float* scales = x.scales + first;
-    const int32_t* sums = x.sums + first;
-    for (int64_t block = 0; block < x.num_blocks; ++block) {
+    const RoundedBlock<NumBytes>* rows = x.group<NumBytes>(group);
+    for (int64_t block = 0; block < x.num_blocks; ++block, ++rows, panel += kPanelBytes<Format>) {
         for (int64_t line = 0; line < kPanelBytes<Format>; line += 64)
             __builtin_prefetch(panel + kAhead * kPanelBytes<Format> + line);
         const auto* halves = reinterpret_cast<const uint16_t*>(panel);
@@ -134,8 +133,7 @@ __attribute__((noinline)) void sum_blocks(const Rounded& x, int64_t group, const
                     for (int v = 0; v < kVectors; ++v)
                         weights[v] = Format::cell(load<Cells>(words + word * kPanel + v * kLanes), half);
                     for (int row = 0; row < Rows; ++row) {
-                        const int8_t* cell =
-                            numbers + (row * NumBytes + byte) * kBlockInputs + (half * Format::kWords + word) * 4;
+                        const int8_t* cell = rows->numbers[row][byte] + (half * Format::kWords + word) * 4;
                         const Cells value = all(load<uint32_t>(cell));
                         for (int v = 0; v < kVectors; ++v)
                             products[row][v] = multiply_bytes(products[row][v], weights[v], value);
@@ -149,15 +147,11 @@ __attribute__((noinline)) void sum_blocks(const Rounded& x, int64_t group, const
         }
         for (int row = 0; row < Rows; ++row)
             for (int v = 0; v < kVectors; ++v) {
-                const Ints whole = products[row][v] - all(Format::kOffset * sums[row]);
-                totals[row][v] += __builtin_convertvector(whole, Floats) * (scale[v] * scales[row]);
+                const Ints whole = products[row][v] - all(Format::kOffset * rows->sums[row]);
+                totals[row][v] += __builtin_convertvector(whole, Floats) * (scale[v] * rows->scales[row]);
                 if constexpr (Format::kHasMinimum)
-                    totals[row][v] += minimum[v] * (scales[row] * float(sums[row]));
+                    totals[row][v] += minimum[v] * (rows->scales[row] * float(rows->sums[row]));
             }
-        panel += kPanelBytes<Format>;
-        numbers += kGroupRows * NumBytes * kBlockInputs;
-        scales += kGroupRows;
-        sums += kGroupRows;
     }
     for (int row = 0; row < Rows; ++row)
         for (int v = 0; v < kVectors; ++v) out[row * stride + v] = totals[row][v];

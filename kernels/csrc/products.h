@@ -42,9 +42,9 @@ struct Inputs {
     // The same, of block `block`, where the product takes them rounded.
     void round(int64_t row, int64_t block, const Floats* values) const {
         if (num_bytes == 1)
-            round_block<1>(values, rounded.place(row, block), rounded);
+            round_block<1>(values, row % kGroupRows, rounded.group<1>(row / kGroupRows)[block]);
         else
-            round_block<2>(values, rounded.place(row, block), rounded);
+            round_block<2>(values, row % kGroupRows, rounded.group<2>(row / kGroupRows)[block]);
     }
 
     // Puts in all of x where the product takes something else.

@@ -61,6 +61,31 @@ inline float sum(Floats values) {
 #endif
 }
 
+// The sums of kLanes vectors, side by side.
+inline Floats sums(const Floats* values) {
+#if defined(__AVX512F__)
+    // Neighbours are added in pairs of vectors, four times over: first in quarters, then across them.
+    __m512 quarters[4];
+    for (int i = 0; i < 4; ++i) {
+        __m512 v[4];
+        for (int j = 0; j < 4; ++j) v[j] = reinterpret_cast<__m512>(values[4 * i + j]);
+        const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+        const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+        quarters[i] = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    }
+    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(quarters[0], quarters[1], 0x88),
+                                     _mm512_shuffle_f32x4(quarters[0], quarters[1], 0xdd));
+    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(quarters[2], quarters[3], 0x88),
+                                      _mm512_shuffle_f32x4(quarters[2], quarters[3], 0xdd));
+    return reinterpret_cast<Floats>(
+        _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd)));
+#else
+    Floats totals;
+    for (int i = 0; i < kLanes; ++i) totals[i] = sum(values[i]);
+    return totals;
+#endif
+}
+
 inline int32_t sum(Ints values) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(values));
