@@ -18,7 +18,7 @@ from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, 
 from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
-from plait_worker.attention.short_appends import is_short
+from plait_worker.attention.short_appends import fits_graph
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.device import free_device_bytes, open_device
@@ -188,7 +188,7 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
 
     max_rows = min(settings.max_graph_batch, slots.num_slots)
     max_tokens = loaded.config.max_batch_tokens if attention.captures_prompts else 0
-    fits = is_short if isinstance(model.attention_shape, LatentShape) else all_fit
+    fits = fits_graph if isinstance(model.attention_shape, LatentShape) else all_fit
     wanted = sizes(max_rows, max_tokens)
     shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
     return capture(wanted, slots, compute, torch.empty(shape, dtype=model.dtype, device=slots.device), fits)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
 from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
@@ -36,6 +37,7 @@ def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Te
             HALF=tables.width // 2,
             HAS_COPY=True,
             num_warps=4,
+            **overlap(cached_TC),
         )
     return latent_TC
 
@@ -102,6 +104,7 @@ def _enter(
         TILE=tile,
         IS_STORED=is_stored,
         num_warps=4,
+        **overlap(q_BHE),
     )
     return q_BHC
 
@@ -120,6 +123,7 @@ def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
             HEADS=_HEADS,
             HALF=tables.width // 2,
             num_warps=2,
+            **overlap(q_THE),
         )
     return q_THE
 
@@ -153,6 +157,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     IS_STORED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     program, first = tl.program_id(0), tl.program_id(1) * TILE
     if program < num_absorbing:
@@ -162,10 +167,11 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         still = tl.arange(0, STILL)
         number = share * SHARE + tl.arange(0, SHARE)
         q_at = q_ptr + row.to(tl.int64)[:, None] * q_row_stride + head * q_head_stride
-        q = tl.load(q_at + still[None, :], mask=is_row[:, None] & (still < NUM_STILL)[None, :], other=0.0)
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + still[:, None] * key_row_stride + number[None, :]
         is_key = (still < NUM_STILL)[:, None] & (number < WIDTH)[None, :]
         key = tl.load(key_at, mask=is_key, other=0.0)
+        start(OVERLAP)  # the matrix is nobody's output
+        q = tl.load(q_at + still[None, :], mask=is_row[:, None] & (still < NUM_STILL)[None, :], other=0.0)
         absorbed = tl.dot(q, key, input_precision="ieee")
         out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
         is_out = is_row[:, None] & (number < WIDTH)[None, :]
@@ -181,6 +187,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
             tl.store(out_at + WIDTH + half, (a * cosine - b * sine).to(out_type), mask=is_row[:, None])
             tl.store(out_at + WIDTH + HALF + half, (b * cosine + a * sine).to(out_type), mask=is_row[:, None])
     elif IS_STORED:
+        start(OVERLAP)
         token = first + program - num_absorbing
         if token < num_rows:
             _store_token(
@@ -216,7 +223,9 @@ def _store_latents(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HAS_COPY: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     _store_token(
         tl.program_id(0).to(tl.int64),
         cached_ptr,
@@ -287,7 +296,9 @@ def _turn_queries(  # type: ignore[no-untyped-def]
     num_still,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     number = tl.arange(0, HALF)[None, :]

@@ -10,7 +10,7 @@ from plait_kernels.moe.groups import GroupLimit, Routing, sigmoid_group_top_k, s
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.solutions import triton_solution
 
-FEW_TOKENS = 1
+FEW_TOKENS = 2
 """Up to here each pair of token and expert reads its matrices by itself: listing them would take longer."""
 MANY_TOKENS = 2048
 """Above here torch's grouped GEMM is the faster one."""
@@ -19,7 +19,8 @@ MANY_TOKENS = 2048
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``; J = 2 I, gate rows first.
 
-    A token's experts differ from each other. bfloat16 on a GPU goes through Triton and, for many tokens, grouped GEMMs; all else expert by expert.
+    A token's experts differ from each other. bfloat16 on a GPU goes through Triton and, for many tokens, grouped
+    GEMMs; all else expert by expert.
     """
     if not x_TH.is_cuda or x_TH.dtype != torch.bfloat16:
         return reference.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.dependent import overlap, start
+
 _LISTED = 1024
 
 
@@ -51,7 +53,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     tiles = num_experts * triton.cdiv(num_tokens, tile.rows)
     shared = {"HIDDEN": hidden_size, "WIDTH": width, "ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
-    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **overlap(x_TH)}
     lists = (lists_ET, counts_E, num_tokens)
     _gate_up_listed[(triton.cdiv(width, tile.outputs), tiles)](
         x_TH, gate_up_EJH, product_NI, *lists, TOP_K=top_k, **shared, **launch
@@ -77,6 +79,7 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tenso
         HAS_PLACES=place_N is not None,
         BLOCK=block,
         num_warps=4,
+        **overlap(out_TH),
     )
 
 
@@ -89,12 +92,22 @@ def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     block = min(_LISTED, triton.next_power_of_2(num_pairs))
     num_blocks = triton.next_power_of_2(triton.cdiv(num_pairs, block))
     where = (experts_TK, lists_ET, counts_E, num_pairs, num_tokens)
-    _list[(num_experts,)](*where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4)
+    _list[(num_experts,)](*where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4, **overlap(experts_TK))
     return lists_ET, counts_E
 
 
 @triton.jit
-def _list(experts_ptr, lists_ptr, counts_ptr, num_pairs, num_tokens, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _list(  # type: ignore[no-untyped-def]
+    experts_ptr,
+    lists_ptr,
+    counts_ptr,
+    num_pairs,
+    num_tokens,
+    NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start(OVERLAP)
     expert = tl.program_id(0)
     count = 0
     for block in range(NUM_BLOCKS):
@@ -121,7 +134,9 @@ def _gate_up_listed(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     tiles = (num_tokens + ROWS - 1) // ROWS
     expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
     count = tl.load(counts_ptr + expert)
@@ -159,7 +174,9 @@ def _down_listed(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     tiles = (num_tokens + ROWS - 1) // ROWS
     expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
     count = tl.load(counts_ptr + expert)
@@ -191,7 +208,9 @@ def _combine(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     HAS_PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = number < HIDDEN

@@ -33,6 +33,10 @@ class Trial:
     decode_us: float
     prefill_us: float
 
+    def rank(self) -> tuple[bool, float]:
+        """The least is the best: what is launched operation by operation waits for the host."""
+        return not self.backend.is_capturable, self.decode_us + self.prefill_us
+
 
 def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
     """The backend of this name, or for ``auto`` the fastest.
@@ -53,7 +57,7 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
 
 
 def _fastest(need: Need) -> AttentionBackend[Any]:
-    """By the sum of both times, shown in the log; torch where no other runs."""
+    """One whose steps can be captured, then by the sum of both times, shown in the log; torch where no other runs."""
     trials: list[Trial] = []
     capability = compute_capability(need.device)
     for name in names(type(need.shape), capability) if capability else []:
@@ -64,7 +68,7 @@ def _fastest(need: Need) -> AttentionBackend[Any]:
         trials.append(_time(outcome, need))
         _log.info("attention %s: decode %.0f us, prefill %.0f us", name, trials[-1].decode_us, trials[-1].prefill_us)
     if trials:
-        return min(trials, key=lambda trial: trial.decode_us + trial.prefill_us).backend
+        return min(trials, key=Trial.rank).backend
     _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
     return _torch(need)
 
