@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
-
 
 def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.attention.merge``; contiguous. A part that a row sees nothing of may hold anything."""
@@ -21,7 +19,7 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     if num_tokens:
         block = triton.next_power_of_2(width)
         pairs = (a_THD, lse_a_TH, b_THD, lse_b_TH, out_THD, lse_TH)
-        _merge_pairs[(num_tokens * num_heads,)](*pairs, WIDTH=width, BLOCK=block, num_warps=1, **overlap(a_THD))
+        _merge_pairs[(num_tokens * num_heads,)](*pairs, WIDTH=width, BLOCK=block, num_warps=1)
     return out_THD, lse_TH
 
 
@@ -35,9 +33,7 @@ def _merge_pairs(  # type: ignore[no-untyped-def]
     lse_ptr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    start(OVERLAP)
     at = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, BLOCK)
     lse_a, lse_b = tl.load(lse_a_ptr + at), tl.load(lse_b_ptr + at)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.dependent import overlap
 from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
@@ -129,6 +130,13 @@ def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
 
 
 @triton.jit
+def _wait(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For the kernel before this one. The next is not let in early: FlashMLA's would not wait for what it reads."""
+    if OVERLAP:
+        gdc_wait()
+
+
+@triton.jit
 def _absorb_and_store(  # type: ignore[no-untyped-def]
     q_ptr,
     key_ptr,
@@ -170,7 +178,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + still[:, None] * key_row_stride + number[None, :]
         is_key = (still < NUM_STILL)[:, None] & (number < WIDTH)[None, :]
         key = tl.load(key_at, mask=is_key, other=0.0)
-        start(OVERLAP)  # the matrix is nobody's output
+        _wait(OVERLAP)  # the matrix is nobody's output
         q = tl.load(q_at + still[None, :], mask=is_row[:, None] & (still < NUM_STILL)[None, :], other=0.0)
         absorbed = tl.dot(q, key, input_precision="ieee")
         out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
@@ -187,7 +195,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
             tl.store(out_at + WIDTH + half, (a * cosine - b * sine).to(out_type), mask=is_row[:, None])
             tl.store(out_at + WIDTH + HALF + half, (b * cosine + a * sine).to(out_type), mask=is_row[:, None])
     elif IS_STORED:
-        start(OVERLAP)
+        _wait(OVERLAP)
         token = first + program - num_absorbing
         if token < num_rows:
             _store_token(
@@ -225,7 +233,7 @@ def _store_latents(  # type: ignore[no-untyped-def]
     HAS_COPY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    start(OVERLAP)
+    _wait(OVERLAP)
     _store_token(
         tl.program_id(0).to(tl.int64),
         cached_ptr,
@@ -298,7 +306,7 @@ def _turn_queries(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    start(OVERLAP)
+    _wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     number = tl.arange(0, HALF)[None, :]

@@ -98,6 +98,7 @@ def _route(  # type: ignore[no-untyped-def]
     experts = num_experts + number - TOP_K
     for index in tl.static_range(TOP_K):
         _, chosen = tl.max(choice, axis=0, return_indices=True)
+        chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)  # of NaNs none is the largest
         weights = tl.where(number == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
         experts = tl.where(number == index, chosen, experts)
         choice = tl.where(expert == chosen, -float("inf"), choice)

@@ -115,9 +115,10 @@ def _list(  # type: ignore[no-untyped-def]
         is_own = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
         ones = is_own.to(tl.int32)
         place = count + tl.cumsum(ones, axis=0) - 1
-        tl.store(lists_ptr + expert * num_tokens + place, pair, mask=is_own)
+        tl.store(lists_ptr + expert * num_tokens + place, pair, mask=is_own & (place < num_tokens))
         count += tl.sum(ones, axis=0)
-    tl.store(counts_ptr + expert, count)
+    # More would be a token that names an expert twice, as routing does on NaNs alone.
+    tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 
 @triton.jit
