@@ -18,6 +18,7 @@ from plait_proto.messages import (
     Fail,
     Fields,
     Hello,
+    Join,
     Kind,
     Message,
     NewSlot,
@@ -48,13 +49,14 @@ _PLAN_HEADER = msgspec.msgpack.Decoder(PlanHeader)
 _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
-_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Verdict | Drain | Beat | Bye]] = {
+_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Verdict | Drain | Beat | Bye | Join]] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
     Kind.VERDICT: msgspec.msgpack.Decoder(Verdict),
     Kind.DRAIN: msgspec.msgpack.Decoder(Drain),
     Kind.BEAT: msgspec.msgpack.Decoder(Beat),
     Kind.BYE: msgspec.msgpack.Decoder(Bye),
+    Kind.JOIN: msgspec.msgpack.Decoder(Join),
 }
 _KINDS: dict[type[Message], Kind] = {
     Hello: Kind.HELLO,
@@ -67,6 +69,7 @@ _KINDS: dict[type[Message], Kind] = {
     Beat: Kind.BEAT,
     Fail: Kind.FAIL,
     Bye: Kind.BYE,
+    Join: Kind.JOIN,
 }
 _NUM_FRAMES = {kind: 6 if kind in (Kind.PLAN, Kind.STEP_RESULT) else 2 for kind in Kind}
 # A cast refuses a buffer of no bytes.

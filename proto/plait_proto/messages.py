@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     BEAT = 8
     FAIL = 9
     BYE = 10
+    JOIN = 11
 
 
 class Mode(enum.IntEnum):
@@ -123,6 +124,9 @@ class Verdict(Fields, frozen=True):
     dummy_replicas: bytes
     """Bitmap: replica i, bit ``i % 8`` of byte ``i // 8``, has nothing to do and runs a dummy row."""
     stop: bool
+    """All are idle and someone drains: the group ends."""
+    draining: bool
+    """Someone drains: nobody takes new requests."""
 
 
 class Drain(Fields, frozen=True):
@@ -150,6 +154,20 @@ class Bye(Fields, frozen=True):
 
     rank: U32
     num_steps: U64
+
+
+class Join(Fields, frozen=True):
+    """An engine wants to be part of a group; said to the group's first engine."""
+
+    protocol: U32
+    schema: Bin16
+    config: Bin16
+    """Of everything that all engines of the group must have alike."""
+    engine: U32
+    num_engines: U32
+    first_replica: U32
+    num_replicas: U32
+    """Of this engine."""
 
 
 class NewSlot(Fields, frozen=True):
@@ -231,4 +249,4 @@ class StepResult(msgspec.Struct, frozen=True):
     """The same for the prompt tokens that this step's prefill rows predicted."""
 
 
-Message = Hello | Welcome | Plan | StepResult | Vote | Verdict | Drain | Beat | Fail | Bye
+Message = Hello | Welcome | Plan | StepResult | Vote | Verdict | Drain | Beat | Fail | Bye | Join

@@ -48,6 +48,7 @@ pub fn encode(message: &Message) -> Frames {
         Message::Beat(beat) => vec![packed(beat)],
         Message::Fail(fail) => vec![packed(fail)],
         Message::Bye(bye) => vec![packed(bye)],
+        Message::Join(join) => vec![packed(join)],
     };
     std::iter::once(kind).chain(rest).collect()
 }
@@ -91,6 +92,7 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Beat => Message::Beat(unpack_open(kind, header)?),
         Kind::Fail => Message::Fail(unpack_open(kind, header)?),
         Kind::Bye => Message::Bye(unpack_open(kind, header)?),
+        Kind::Join => Message::Join(unpack_open(kind, header)?),
     })
 }
 

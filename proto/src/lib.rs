@@ -1,4 +1,4 @@
-//! The wire between Plait's engine and its workers: typed messages, and frames of bytes.
+//! The wire between Plait's engine and its workers, and between the engines of a group: typed messages, and frames of bytes.
 //!
 //! The contract, frame by frame, is `proto/README.md`; the Python package `plait_proto` is the other
 //! half. [`encode`] and [`decode`] are the two ways through; [`PlanEncoder`] is the first one for the
@@ -22,7 +22,8 @@ pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, e
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
 pub use malformed::Malformed;
 pub use message::{
-    Beat, Bye, Drain, ExitCode, Fail, Hello, Kind, Message, Mode, PROTOCOL, Verdict, Vote, Welcome,
+    Beat, Bye, Drain, ExitCode, Fail, Hello, Join, Kind, Message, Mode, PROTOCOL, Verdict, Vote,
+    Welcome,
 };
 pub use plan::{AppendedPage, DecodeRow, NewSlot, Plan, PlanEncoder, PrefillRow};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};

@@ -26,7 +26,7 @@ pub enum Malformed {
         bytes: usize,
     },
     /// A kind that this protocol lacks.
-    #[error("kind {byte} is unknown; kinds go from 1 to 10")]
+    #[error("kind {byte} is unknown; kinds go from 1 to 11")]
     UnknownKind {
         /// Frame 0.
         byte: u8,

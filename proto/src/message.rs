@@ -35,11 +35,13 @@ pub enum Kind {
     Fail = 9,
     /// [`Bye`]
     Bye = 10,
+    /// [`Join`]
+    Join = 11,
 }
 
 impl Kind {
     /// Every kind, in the order of their bytes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Hello,
         Self::Welcome,
         Self::Plan,
@@ -50,6 +52,7 @@ impl Kind {
         Self::Beat,
         Self::Fail,
         Self::Bye,
+        Self::Join,
     ];
 
     /// Frames of a message of this kind, the first two included.
@@ -85,6 +88,7 @@ pub enum Message {
     Beat(Beat),
     Fail(Fail),
     Bye(Bye),
+    Join(Join),
 }
 
 impl Message {
@@ -101,6 +105,7 @@ impl Message {
             Self::Beat(_) => Kind::Beat,
             Self::Fail(_) => Kind::Fail,
             Self::Bye(_) => Kind::Bye,
+            Self::Join(_) => Kind::Join,
         }
     }
 }
@@ -114,7 +119,7 @@ macro_rules! into_message {
         }
     )*};
 }
-into_message!(Hello Welcome Plan StepResult Vote Verdict Drain Beat Fail Bye);
+into_message!(Hello Welcome Plan StepResult Vote Verdict Drain Beat Fail Bye Join);
 
 /// A worker has its weights and wants to serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,6 +210,8 @@ pub struct Verdict {
     pub dummy_replicas: Vec<u8>,
     /// All are idle and someone drains: the group ends.
     pub stop: bool,
+    /// Someone drains: nobody takes new requests.
+    pub draining: bool,
 }
 
 /// Row kinds of a group's step.
@@ -254,10 +261,10 @@ pub struct Beat {
     pub step: u64,
 }
 
-/// The sender gives up (a worker), or refuses the receiver (the engine).
+/// The sender gives up (a worker, an engine of a group), or refuses the receiver (the engine).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fail {
-    /// The worker concerned.
+    /// The worker concerned; in a group, the engine.
     pub rank: u32,
     /// The code with which the worker exits.
     pub code: ExitCode,
@@ -310,4 +317,25 @@ pub struct Bye {
     pub rank: u32,
     /// Steps that it ran.
     pub num_steps: u64,
+}
+
+/// An engine wants to be part of a group; said to the group's first engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// [`PROTOCOL`] of the engine.
+    pub protocol: u32,
+    /// [`crate::schema_fingerprint`] of the engine.
+    #[serde(with = "serde_bytes")]
+    pub schema: Fingerprint,
+    /// Of everything that all engines of the group must have alike.
+    #[serde(with = "serde_bytes")]
+    pub config: Fingerprint,
+    /// Which engine of the group it is.
+    pub engine: u32,
+    /// Engines of the group, as it was told.
+    pub num_engines: u32,
+    /// The first of its replicas.
+    pub first_replica: u32,
+    /// Its replicas.
+    pub num_replicas: u32,
 }

@@ -55,7 +55,7 @@ fn the_schema_lists_every_kind_with_its_byte_and_frames() {
 #[test]
 fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
-        "hello", "welcome", "vote", "verdict", "drain", "beat", "fail", "bye",
+        "hello", "welcome", "vote", "verdict", "drain", "beat", "fail", "bye", "join",
     ] {
         let message = golden(name);
         let heading = format!("{:?} = {}", message.kind(), message.kind() as u8);

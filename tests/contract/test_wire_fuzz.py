@@ -16,6 +16,7 @@ from plait_proto import (
     Drain,
     Fail,
     Hello,
+    Join,
     Malformed,
     Message,
     NewSlot,
@@ -161,7 +162,7 @@ def results(draw: st.DrawFn) -> StepResult:
     )
 
 
-PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Verdict, Drain, Beat, Fail, Bye)
+PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Verdict, Drain, Beat, Fail, Bye, Join)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -175,7 +176,7 @@ def test_mutated_frames_give_a_message_or_malformed(frames: Frames) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.integers(0, 11), st.binary(max_size=200))
+@given(st.integers(0, 12), st.binary(max_size=200))
 def test_noise_gives_a_message_or_malformed(kind: int, header: bytes) -> None:
     with contextlib.suppress(Malformed):
         decode([bytes([kind]), header])

@@ -82,8 +82,8 @@ def test_the_number_of_frames_is_that_of_the_kind() -> None:
     [
         (b"", "frame 0 has 0 bytes; the kind is one byte"),
         (b"\x03\x03", "frame 0 has 2 bytes; the kind is one byte"),
-        (b"\x00", "kind 0 is unknown; kinds go from 1 to 10"),
-        (b"\x0b", "kind 11 is unknown; kinds go from 1 to 10"),
+        (b"\x00", "kind 0 is unknown; kinds go from 1 to 11"),
+        (b"\x0c", "kind 12 is unknown; kinds go from 1 to 11"),
     ],
 )
 def test_the_kind_is_one_known_byte(kind: bytes, reason: str) -> None:
@@ -161,7 +161,7 @@ def test_unknown_modes_and_exit_codes_are_named() -> None:
     assert "Invalid enum value 0" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_FAIL))
 
 
-BAD_VERDICT = [b"\x06", b"\x96\x01\x04\x00\xc0\xc4\x00\xc2"]
+BAD_VERDICT = [b"\x06", b"\x97\x01\x04\x00\xc0\xc4\x00\xc2\xc2"]
 BAD_FAIL = [b"\x09", b"\x93\x00\x00\xa0"]
 
 

@@ -1,8 +1,8 @@
 //! Any well-formed message.
 
 use plait_proto::{
-    AppendedPage, Beat, Bye, DecodeRow, Drain, ExitCode, Fail, Hello, Message, Mode, NewSlot, Plan,
-    PrefillRow, StepResult, Verdict, Vote, Welcome,
+    AppendedPage, Beat, Bye, DecodeRow, Drain, ExitCode, Fail, Hello, Join, Message, Mode, NewSlot,
+    Plan, PrefillRow, StepResult, Verdict, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -21,6 +21,7 @@ pub fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), any::<u64>()).prop_map(|(rank, step)| Beat { rank, step }.into()),
         fail().prop_map(Message::Fail),
         (any::<u32>(), any::<u64>()).prop_map(|(rank, num_steps)| Bye { rank, num_steps }.into()),
+        join().prop_map(Message::Join),
     ]
 }
 
@@ -103,18 +104,35 @@ fn verdict() -> impl Strategy<Value = Verdict> {
         any::<u32>(),
         bucket,
         vec(any::<u8>(), 0..20),
-        any::<bool>(),
+        any::<[bool; 2]>(),
     )
         .prop_map(
-            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, stop)| Verdict {
+            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, [stop, draining])| Verdict {
                 step,
                 mode,
                 pad_tokens,
                 graph_bucket,
                 dummy_replicas,
                 stop,
+                draining,
             },
         )
+}
+
+fn join() -> impl Strategy<Value = Join> {
+    let fingerprints = (any::<u32>(), any::<[u8; 16]>(), any::<[u8; 16]>());
+    (fingerprints, any::<[u32; 4]>()).prop_map(|((protocol, schema, config), place)| {
+        let [engine, num_engines, first_replica, num_replicas] = place;
+        Join {
+            protocol,
+            schema,
+            config,
+            engine,
+            num_engines,
+            first_replica,
+            num_replicas,
+        }
+    })
 }
 
 fn fail() -> impl Strategy<Value = Fail> {

@@ -41,11 +41,12 @@ impl Wheel {
             | Message::Plan(_)
             | Message::Vote(_)
             | Message::Verdict(_)
-            | Message::Drain(_) => {
+            | Message::Drain(_)
+            | Message::Join(_) => {
                 let kind = message.kind();
                 self.lose_rank(
                     rank,
-                    &format!("it sent a {kind:?}, which only the engine sends"),
+                    &format!("it sent a {kind:?}, which only engines send"),
                 );
             }
         }
