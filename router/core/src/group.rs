@@ -21,7 +21,7 @@ pub struct Vote {
     pub num_tokens: u32,
     /// Its plan has prefill and decode rows.
     pub wants_mixed: bool,
-    /// Its rows could run as a captured graph.
+    /// Its rows, or its dummy row, could run as a captured graph.
     pub can_graph: bool,
     /// Nothing waits, runs or is on the wire.
     pub idle: bool,
@@ -32,7 +32,7 @@ pub struct Vote {
 /// Which rows a group has in a step, over all its replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// None: no step is made.
+    /// None: no step is made, its number is passed over.
     Idle,
     /// Prefill rows only.
     Prefill,
@@ -195,21 +195,26 @@ impl Scheduler {
             num_decode_rows,
             num_tokens,
             wants_mixed: num_prefill_tokens > 0 && num_decode_rows > 0,
-            can_graph: num_prefill_tokens == 0 && num_tokens <= largest_graph,
+            can_graph: num_prefill_tokens == 0 && num_tokens.max(1) <= largest_graph,
             idle: self.is_idle(),
             draining: self.is_draining,
         }
     }
 
     /// What is sent for the step: the plan as it was voted on, or, where the group steps without rows
-    /// of this replica, one for its dummy row. Nothing where the whole group is idle.
+    /// of this replica, one for its dummy row. Nothing where the whole group is idle: the step's number
+    /// is then used up, so that no vote is ever taken for one of a later round.
     pub fn seal(&mut self, plan: Option<Plan>, verdict: &Verdict) -> Option<Sealed> {
         self.is_draining |= verdict.draining;
-        let is_step = verdict.mode != Mode::Idle;
-        let plan = plan.or_else(|| is_step.then(|| self.dummy()))?;
-        assert_eq!(plan.step, verdict.step, "the verdict is on another step");
+        let step = plan.as_ref().map_or(self.next_step(), |plan| plan.step);
+        assert_eq!(step, verdict.step, "the verdict is on another step");
+        if verdict.mode == Mode::Idle {
+            assert!(plan.is_none(), "a plan with rows was counted as idle");
+            self.last_step = step;
+            return None;
+        }
         Some(Sealed {
-            plan,
+            plan: plan.unwrap_or_else(|| self.dummy()),
             verdict: verdict.clone(),
         })
     }

@@ -10,7 +10,7 @@ use crate::request::Sampling;
 /// A worker applies the parts in the order freed, new, trimmed, appended, rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Which step this is; steps count up by one from 1.
+    /// Which step this is; steps count up by one from 1. A group passes over those in which nobody has rows.
     pub step: StepId,
     /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has
     /// rows: nothing on the device depends on them until then. One that is taken again at once is

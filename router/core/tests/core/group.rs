@@ -173,6 +173,32 @@ fn the_first_vote_with_rows_wakes_an_idle_group() {
     group.run_to_the_end();
 }
 
+/// One optimisation that a replica lacks, and the others count on: they wait for it in a collective.
+#[test]
+fn a_replica_without_graphs_takes_them_from_all_by_its_dummy_row_too() {
+    let world = World::new(settings());
+    let without = world.scheduler.vote(None, 1, 0);
+    assert!(!without.can_graph && world.scheduler.vote(None, 1, 1).can_graph);
+    let first = Vote {
+        step: without.step,
+        ..decoding(0, 3)
+    };
+    assert_eq!(agree(&[first, without]).graph_bucket, None);
+}
+
+#[test]
+fn an_idle_verdict_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
+    let mut group = Group::new(2, &settings());
+    assert_eq!(
+        [group.step().step, group.step().step],
+        [StepId(1), StepId(2)]
+    );
+    group.worlds[1].submit(Spec::new(5, 2)).unwrap();
+    let agreed = group.step();
+    assert_eq!((agreed.step, agreed.mode), (StepId(3), Mode::Prefill));
+    group.run_to_the_end();
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     Submit(usize, Spec),
