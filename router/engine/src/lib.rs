@@ -3,11 +3,13 @@
 //! [`Engine`] is the facade that Python holds. Its threads: two prepare text, one drives (scheduler
 //! and link), one writes answers. None of them ever enters the interpreter.
 
+pub mod group;
 pub mod text;
 
 mod clock;
 mod driver;
 mod engine;
+mod frames;
 mod histogram;
 mod intake;
 mod link;

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use plait_proto::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, Malformed, Message};
+use plait_proto::{MAX_FRAME_BYTES, Malformed, Message};
 
+use crate::frames::{next_frame, rest_of_message};
 use crate::wakeup::Wakeup;
 
 /// Messages that wait in a socket for one peer at most. Two plans are in flight, so that only a peer
@@ -106,8 +107,8 @@ impl Link {
 
     /// The next message that has come, if any; never blocks.
     pub fn receive(&self) -> Option<Received> {
-        let peer = self.next_frame()?;
-        let frames = self.rest_of_message();
+        let peer = next_frame(&self.socket)?;
+        let frames = rest_of_message(&self.socket);
         let Some(rank) = rank_of(&peer).filter(|rank| *rank < self.num_ranks) else {
             return Some(Received::Stranger);
         };
@@ -129,25 +130,6 @@ impl Link {
     pub fn send_all<F: AsRef<[u8]>>(&self, frames: &[F]) -> Result<(), (u32, zmq::Error)> {
         (0..self.num_ranks)
             .try_for_each(|rank| self.send(rank, frames).map_err(|error| (rank, error)))
-    }
-
-    /// A message's first frame.
-    fn next_frame(&self) -> Option<Vec<u8>> {
-        self.socket.recv_bytes(zmq::DONTWAIT).ok()
-    }
-
-    /// The frames behind the first; of what is over the cap one frame is kept, so that decoding says so.
-    fn rest_of_message(&self) -> Frames {
-        let mut frames = Frames::new();
-        while self.socket.get_rcvmore().unwrap_or(false) {
-            let Some(frame) = self.next_frame() else {
-                break;
-            };
-            if frames.len() <= MAX_FRAMES {
-                frames.push(frame);
-            }
-        }
-        frames
     }
 }
 

@@ -1,0 +1,115 @@
+//! Why a group ended before it was told to.
+
+use std::time::Duration;
+
+use plait_proto::ExitCode;
+
+/// After this the engine makes no step any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GroupEnd {
+    /// Engines that never said anything.
+    #[error(
+        "{} of the group did not join within {waited:?}: see whether it runs and can reach this one",
+        named("engine", .engines)
+    )]
+    Absent {
+        /// Which.
+        engines: Vec<u32>,
+        /// For how long.
+        waited: Duration,
+    },
+    /// A vote that did not come in time; there is no verdict without it.
+    #[error(
+        "{} ({}) did not vote on step {step} within {waited:?}: it hangs or cannot be reached",
+        named("replica", .replicas), named("engine", .engines)
+    )]
+    Missing {
+        /// Whose.
+        replicas: Vec<u32>,
+        /// The engines that own them.
+        engines: Vec<u32>,
+        /// On which step.
+        step: u64,
+        /// For how long.
+        waited: Duration,
+    },
+    /// The first engine did not say what the step is.
+    #[error(
+        "engine 0 gave no verdict on step {step} within {waited:?}: it hangs or cannot be reached"
+    )]
+    NoVerdict {
+        /// Which.
+        step: u64,
+        /// For how long.
+        waited: Duration,
+    },
+    /// An engine closed its link without a word.
+    #[error("engine {engine} ({}) is gone: its link was closed", named("replica", .replicas))]
+    Lost {
+        /// Which.
+        engine: u32,
+        /// Those that it owned.
+        replicas: Vec<u32>,
+    },
+    /// An engine said that it cannot go on.
+    #[error("engine {engine} gave up: {reason}")]
+    GaveUp {
+        /// Which.
+        engine: u32,
+        /// In its words.
+        reason: String,
+    },
+    /// The link to the first engine could not be made safe.
+    #[error(
+        "engine 0 and this one cannot talk: its CURVE key is not the one that was given here, or this engine's is not on its list"
+    )]
+    Keys,
+    /// The first engine's word.
+    #[error("{reason}")]
+    Told {
+        /// What this engine exits with.
+        code: ExitCode,
+        /// In its words.
+        reason: String,
+    },
+}
+
+impl GroupEnd {
+    /// What the process exits with.
+    pub fn code(&self) -> ExitCode {
+        match self {
+            Self::Keys => ExitCode::Settings,
+            Self::Told { code, .. } => *code,
+            _ => ExitCode::RankLost,
+        }
+    }
+}
+
+/// `replica 1`, `replicas 1 and 2`, `replicas 1, 2 and 3`.
+fn named(noun: &str, numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    match words.as_slice() {
+        [] => format!("no {noun}"),
+        [one] => format!("{noun} {one}"),
+        [most @ .., last] => format!("{noun}s {} and {last}", most.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missing_are_named() {
+        let end = GroupEnd::Missing {
+            replicas: vec![4, 5, 6],
+            engines: vec![2],
+            step: 17,
+            waited: Duration::from_secs(60),
+        };
+        assert_eq!(
+            end.to_string(),
+            "replicas 4, 5 and 6 (engine 2) did not vote on step 17 within 60s: it hangs or cannot be reached"
+        );
+    }
+}

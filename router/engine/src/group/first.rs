@@ -1,0 +1,389 @@
+//! The first engine: it gathers the votes, draws the verdict and names who is missing.
+
+use std::time::Duration;
+
+use plait_core::{Micros, Verdict, Vote};
+use plait_proto::{Beat, ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
+
+use crate::clock::{micros, since};
+
+use super::ballot::{Ballot, Uncounted};
+use super::end::GroupEnd;
+use super::round::Round;
+use super::settings::{GroupProblem, GroupSettings, Seat};
+use super::socket::{Listener, Received, Strays};
+use super::wire::{verdict_to_wire, vote_from_wire, vote_to_wire};
+
+/// A closed connection does not say whose it was: engines are called until one cannot be reached,
+/// for so long, so often.
+const SEARCH: Duration = Duration::from_millis(200);
+const SEARCH_EVERY: Duration = Duration::from_millis(5);
+
+/// Engine 0 of a group, which may be its only one.
+pub struct First {
+    settings: GroupSettings,
+    /// Where there are others.
+    listener: Option<Listener>,
+    has_joined: Vec<bool>,
+    ballot: Ballot,
+    round: Round,
+    /// What the round came to, until it is asked for.
+    verdict: Option<Verdict>,
+    started: Micros,
+    /// When the round's first vote came.
+    opened: Option<Micros>,
+    /// Tokens of the step before.
+    num_tokens: u32,
+    search: Option<Search>,
+    strays: Strays,
+}
+
+/// Somebody's connection was closed.
+struct Search {
+    next: Micros,
+    until: Micros,
+}
+
+impl First {
+    /// Listens, where the group has other engines.
+    pub fn new(settings: GroupSettings, now: Micros) -> Result<Self, GroupProblem> {
+        let listener = match &settings.seat {
+            Seat::First { endpoint, keys } => Some(Listener::bind(endpoint, keys.clone())?),
+            Seat::Alone | Seat::Member { .. } => None,
+        };
+        let mut has_joined = vec![false; settings.num_replicas.len()];
+        has_joined[0] = true;
+        Ok(Self {
+            listener,
+            has_joined,
+            ballot: Ballot::new(settings.num_replicas()),
+            round: Round::first(),
+            verdict: None,
+            started: now,
+            opened: None,
+            num_tokens: 0,
+            search: None,
+            strays: Strays::default(),
+            settings,
+        })
+    }
+
+    /// Where the others dial.
+    pub fn endpoint(&self) -> Option<&str> {
+        self.listener.as_ref().map(Listener::endpoint)
+    }
+
+    /// What wakes the engine.
+    pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
+        self.listener
+            .as_ref()
+            .map_or_else(Vec::new, Listener::poll_items)
+    }
+
+    /// See [`super::Exchange::must_cast`].
+    pub fn must_cast(&self, votes: &[Vote]) -> bool {
+        self.verdict.is_none() && self.round.must_cast(votes)
+    }
+
+    /// See [`super::Exchange::awaits_verdict`].
+    pub fn awaits_verdict(&self) -> bool {
+        self.verdict.is_some() || self.round.has_cast()
+    }
+
+    /// What was dropped.
+    pub fn strays(&self) -> Strays {
+        self.strays
+    }
+
+    /// Casts the votes of this engine's own replicas.
+    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupEnd> {
+        let was_quiet = self.round.is_quiet();
+        self.round.cast(votes);
+        self.opened.get_or_insert(now);
+        for vote in votes {
+            let counted = self.ballot.add(*vote);
+            counted.expect("the replica's only vote on the round's step");
+        }
+        if was_quiet {
+            self.call_the_others(&votes[0])?;
+        }
+        self.close_ballot()
+    }
+
+    /// Takes in what has come.
+    pub fn hear(&mut self, now: Micros) -> Result<Option<Verdict>, GroupEnd> {
+        if !self.round.is_over() {
+            self.look_for_closed_links(now);
+            self.take_messages(now)?;
+        }
+        if !self.round.is_over() {
+            self.find_the_lost(now)?;
+            self.check_deadline(now)?;
+        }
+        Ok(self.verdict.take())
+    }
+
+    /// When [`First::hear`] must look again.
+    pub fn next_deadline(&self) -> Option<Micros> {
+        if self.round.is_over() {
+            return None;
+        }
+        let search = self.search.as_ref().map(|search| search.next);
+        self.deadline().into_iter().chain(search).min()
+    }
+
+    /// This engine cannot go on.
+    pub fn give_up(&mut self, reason: &str) {
+        if !self.round.is_over() {
+            let _end = self.end(GroupEnd::GaveUp {
+                engine: 0,
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    fn take_messages(&mut self, now: Micros) -> Result<(), GroupEnd> {
+        while let Some(received) = self.listener.as_ref().and_then(Listener::receive) {
+            match received {
+                Received::Stranger => self.strays.num_strangers += 1,
+                Received::Malformed(engine, malformed) => {
+                    tracing::warn!(engine, "a malformed message: {malformed}");
+                    self.strays.num_malformed += 1;
+                }
+                Received::Message(engine, Message::Join(join)) => self.join(engine, &join),
+                Received::Message(engine, message) if self.is_in(engine) => {
+                    self.take(engine, message, now)?;
+                }
+                Received::Message(..) => self.strays.num_strangers += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn is_in(&self, engine: u32) -> bool {
+        engine != 0 && self.has_joined.get(engine as usize) == Some(&true)
+    }
+
+    fn take(&mut self, engine: u32, message: Message, now: Micros) -> Result<(), GroupEnd> {
+        match message {
+            Message::Vote(vote) => self.count(engine, vote_from_wire(&vote), now),
+            Message::Fail(fail) => Err(self.end(GroupEnd::GaveUp {
+                engine,
+                reason: fail.reason,
+            })),
+            _ => {
+                self.strays.num_unasked += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn join(&mut self, engine: u32, join: &Join) {
+        if self.is_in(engine) {
+            self.strays.num_repeated += 1;
+        } else if let Some(reason) = self.mismatch(engine, join) {
+            self.strays.num_strangers += 1;
+            tracing::warn!(engine, "an engine was refused: {reason}");
+            self.send_fail(engine, ExitCode::Settings, &reason);
+        } else {
+            self.has_joined[engine as usize] = true;
+        }
+    }
+
+    /// In what an engine differs from those of this group.
+    fn mismatch(&self, engine: u32, join: &Join) -> Option<String> {
+        let num_engines = self.settings.num_engines();
+        if join.protocol != PROTOCOL {
+            return Some(format!(
+                "engine {engine} speaks protocol {}, engine 0 {PROTOCOL}; install both from one release",
+                join.protocol
+            ));
+        }
+        if join.schema != schema_fingerprint() {
+            return Some(format!(
+                "the message schema of engine {engine} is not that of engine 0; install both from one release"
+            ));
+        }
+        if join.engine != engine
+            || join.num_engines != num_engines
+            || engine >= num_engines
+            || engine == 0
+        {
+            return Some(format!(
+                "an engine that dialled as {engine} says that it is engine {} of {}; the group has {num_engines}",
+                join.engine, join.num_engines
+            ));
+        }
+        let replicas = self.settings.replicas_of(engine);
+        if join.first_replica != replicas.start || join.num_replicas as usize != replicas.len() {
+            return Some(format!(
+                "engine {engine} brings {} replicas from {} on; engine 0 expects {replicas:?} of it",
+                join.num_replicas, join.first_replica
+            ));
+        }
+        (join.config != self.settings.config).then(|| {
+            format!(
+                "the configuration of engine {engine} is not that of engine 0; start all engines of a group with the same model and settings"
+            )
+        })
+    }
+
+    fn count(&mut self, engine: u32, vote: Vote, now: Micros) -> Result<(), GroupEnd> {
+        let is_own = self.settings.replicas_of(engine).contains(&vote.replica);
+        let counted = if is_own {
+            self.ballot.add(vote)
+        } else {
+            Err(Uncounted::Unasked)
+        };
+        match counted {
+            Ok(()) => {
+                self.opened.get_or_insert(now);
+                if self.round.is_quiet() {
+                    self.round.call();
+                    self.call_the_others(&vote)?;
+                }
+                return self.close_ballot();
+            }
+            Err(Uncounted::Late) => self.strays.num_late += 1,
+            Err(Uncounted::Repeated) => self.strays.num_repeated += 1,
+            Err(Uncounted::Unasked) => self.strays.num_unasked += 1,
+        }
+        Ok(())
+    }
+
+    /// Passes the first vote of a quiet group on to all but its own engine.
+    fn call_the_others(&mut self, vote: &Vote) -> Result<(), GroupEnd> {
+        let caller = self.settings.engine_of(vote.replica);
+        let call = plait_proto::encode(&vote_to_wire(vote).into());
+        let others = (1..self.settings.num_engines()).filter(|engine| *engine != caller);
+        self.send_all(others, &call)
+    }
+
+    fn close_ballot(&mut self) -> Result<(), GroupEnd> {
+        let Some(verdict) = self.ballot.close(&self.settings.graph_buckets) else {
+            return Ok(());
+        };
+        self.round.conclude(&verdict);
+        self.opened = None;
+        self.num_tokens = verdict.pad_tokens;
+        let told = plait_proto::encode(&verdict_to_wire(&verdict).into());
+        self.verdict = Some(verdict);
+        self.send_all(1..self.settings.num_engines(), &told)
+    }
+
+    fn send_all(
+        &mut self,
+        mut engines: impl Iterator<Item = u32>,
+        frames: &[Vec<u8>],
+    ) -> Result<(), GroupEnd> {
+        let Some(listener) = &self.listener else {
+            return Ok(());
+        };
+        match engines.find(|engine| listener.send(*engine, frames).is_err()) {
+            None => Ok(()),
+            Some(engine) => Err(self.lost(engine)),
+        }
+    }
+
+    fn send_fail(&self, engine: u32, code: ExitCode, reason: &str) {
+        let reason = reason.to_owned();
+        let fail = Fail {
+            rank: engine,
+            code,
+            reason,
+        };
+        if let Some(listener) = &self.listener {
+            // Who cannot be told is gone.
+            let _told = listener.send(engine, &plait_proto::encode(&fail.into()));
+        }
+    }
+
+    fn look_for_closed_links(&mut self, now: Micros) {
+        if self
+            .listener
+            .as_ref()
+            .is_some_and(Listener::has_lost_somebody)
+        {
+            self.search = Some(Search {
+                next: now,
+                until: Micros(now.0 + micros(SEARCH)),
+            });
+        }
+    }
+
+    /// Whose connection was closed: an engine that cannot be reached. Nobody's, where it was a stranger's.
+    fn find_the_lost(&mut self, now: Micros) -> Result<(), GroupEnd> {
+        let Some(search) = self.search.as_mut().filter(|search| search.next <= now) else {
+            return Ok(());
+        };
+        search.next = Micros(now.0 + micros(SEARCH_EVERY));
+        if search.until <= now {
+            self.search = None;
+        }
+        let call = Beat {
+            rank: 0,
+            step: self.round.step(),
+        };
+        let joined: Vec<u32> = (0..self.settings.num_engines())
+            .filter(|engine| self.is_in(*engine))
+            .collect();
+        self.send_all(joined.into_iter(), &plait_proto::encode(&call.into()))
+    }
+
+    fn deadline(&self) -> Option<Micros> {
+        self.listener.as_ref()?;
+        let patience = &self.settings.patience;
+        if self.is_first_round() {
+            return Some(Micros(self.started.0 + micros(patience.join)));
+        }
+        let limit = patience.vote + patience.vote_token * self.num_tokens;
+        Some(Micros(self.opened?.0 + micros(limit)))
+    }
+
+    fn is_first_round(&self) -> bool {
+        self.round.step() == 1
+    }
+
+    fn check_deadline(&mut self, now: Micros) -> Result<(), GroupEnd> {
+        if self.deadline().is_none_or(|deadline| deadline > now) {
+            return Ok(());
+        }
+        let absent: Vec<u32> = (1..self.settings.num_engines())
+            .filter(|engine| !self.is_in(*engine))
+            .collect();
+        if !absent.is_empty() {
+            return Err(self.end(GroupEnd::Absent {
+                engines: absent,
+                waited: since(self.started, now),
+            }));
+        }
+        let replicas = self.ballot.missing();
+        let mut engines: Vec<u32> = replicas
+            .iter()
+            .map(|replica| self.settings.engine_of(*replica))
+            .collect();
+        engines.dedup();
+        Err(self.end(GroupEnd::Missing {
+            replicas,
+            engines,
+            step: self.round.step(),
+            waited: since(self.opened.unwrap_or(self.started), now),
+        }))
+    }
+
+    fn lost(&mut self, engine: u32) -> GroupEnd {
+        let replicas = self.settings.replicas_of(engine).collect();
+        self.end(GroupEnd::Lost { engine, replicas })
+    }
+
+    /// Nothing more is said or heard; the others learn why.
+    fn end(&mut self, end: GroupEnd) -> GroupEnd {
+        self.round.end();
+        self.verdict = None;
+        let reason = end.to_string();
+        for engine in (1..self.settings.num_engines()).filter(|engine| self.is_in(*engine)) {
+            self.send_fail(engine, end.code(), &reason);
+        }
+        end
+    }
+}

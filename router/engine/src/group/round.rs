@@ -1,0 +1,94 @@
+//! Where one engine stands in the group's current round.
+
+use plait_core::{Mode, Verdict, Vote};
+
+/// One engine's view of a round.
+#[derive(Debug)]
+pub struct Round {
+    step: u64,
+    /// Everybody's votes are asked for.
+    is_called: bool,
+    has_cast: bool,
+    /// All replicas of this engine were idle when they voted last.
+    was_idle: bool,
+    /// The last verdict closed admission.
+    is_draining: bool,
+    is_over: bool,
+}
+
+impl Round {
+    /// The first one: its votes say that their engines are there.
+    pub fn first() -> Self {
+        Self {
+            step: 1,
+            is_called: true,
+            has_cast: false,
+            was_idle: true,
+            is_draining: false,
+            is_over: false,
+        }
+    }
+
+    /// The step that is voted on.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// This engine's votes were cast.
+    pub fn has_cast(&self) -> bool {
+        self.has_cast
+    }
+
+    /// Nobody was asked to vote yet.
+    pub fn is_quiet(&self) -> bool {
+        !self.is_called
+    }
+
+    /// No round will follow.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// See [`super::Exchange::must_cast`].
+    pub fn must_cast(&self, votes: &[Vote]) -> bool {
+        !self.has_cast && !self.is_over && (self.is_called || self.is_news(votes))
+    }
+
+    fn is_news(&self, votes: &[Vote]) -> bool {
+        let has_rows = votes.iter().any(|vote| vote.num_tokens > 0);
+        let begins_to_drain = !self.is_draining && votes.iter().any(|vote| vote.draining);
+        let is_last_to_drain = self.is_draining && !self.was_idle && all_idle(votes);
+        has_rows || begins_to_drain || is_last_to_drain
+    }
+
+    /// Somebody votes, so everybody must.
+    pub fn call(&mut self) {
+        self.is_called = true;
+    }
+
+    /// This engine votes.
+    pub fn cast(&mut self, votes: &[Vote]) {
+        assert!(!self.has_cast, "two votes in one round");
+        self.has_cast = true;
+        self.is_called = true;
+        self.was_idle = all_idle(votes);
+    }
+
+    /// The next round; it waits to be called where nobody had rows.
+    pub fn conclude(&mut self, verdict: &Verdict) {
+        self.step += 1;
+        self.has_cast = false;
+        self.is_called = verdict.mode != Mode::Idle;
+        self.is_draining = verdict.draining;
+        self.is_over = verdict.stop;
+    }
+
+    /// The group ended.
+    pub fn end(&mut self) {
+        self.is_over = true;
+    }
+}
+
+fn all_idle(votes: &[Vote]) -> bool {
+    votes.iter().all(|vote| vote.idle)
+}

@@ -1,0 +1,123 @@
+//! Votes and verdicts between the core's words and the wire's.
+
+use plait_core::{Mode, StepId, Verdict, Vote};
+
+/// As it is sent.
+pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
+    plait_proto::Vote {
+        replica: vote.replica,
+        step: vote.step.0,
+        num_prefill_tokens: vote.num_prefill_tokens,
+        num_decode_rows: vote.num_decode_rows,
+        num_tokens: vote.num_tokens,
+        wants_mixed: vote.wants_mixed,
+        can_graph: vote.can_graph,
+        idle: vote.idle,
+        draining: vote.draining,
+    }
+}
+
+/// As it was cast.
+pub fn vote_from_wire(vote: &plait_proto::Vote) -> Vote {
+    Vote {
+        replica: vote.replica,
+        step: StepId(vote.step),
+        num_prefill_tokens: vote.num_prefill_tokens,
+        num_decode_rows: vote.num_decode_rows,
+        num_tokens: vote.num_tokens,
+        wants_mixed: vote.wants_mixed,
+        can_graph: vote.can_graph,
+        idle: vote.idle,
+        draining: vote.draining,
+    }
+}
+
+/// As it is sent, to engines and in plans.
+pub fn verdict_to_wire(verdict: &Verdict) -> plait_proto::Verdict {
+    plait_proto::Verdict {
+        step: verdict.step.0,
+        mode: match verdict.mode {
+            Mode::Idle => plait_proto::Mode::Idle,
+            Mode::Prefill => plait_proto::Mode::Prefill,
+            Mode::Decode => plait_proto::Mode::Decode,
+            Mode::Mixed => plait_proto::Mode::Mixed,
+        },
+        pad_tokens: verdict.pad_tokens,
+        graph_bucket: verdict.graph_bucket,
+        dummy_replicas: bitmap(&verdict.dummy_replicas),
+        stop: verdict.stop,
+        draining: verdict.draining,
+    }
+}
+
+/// As it was drawn.
+pub fn verdict_from_wire(verdict: &plait_proto::Verdict) -> Verdict {
+    Verdict {
+        step: StepId(verdict.step),
+        mode: match verdict.mode {
+            plait_proto::Mode::Idle => Mode::Idle,
+            plait_proto::Mode::Prefill => Mode::Prefill,
+            plait_proto::Mode::Decode => Mode::Decode,
+            plait_proto::Mode::Mixed => Mode::Mixed,
+        },
+        pad_tokens: verdict.pad_tokens,
+        graph_bucket: verdict.graph_bucket,
+        dummy_replicas: set_bits(&verdict.dummy_replicas),
+        draining: verdict.draining,
+        stop: verdict.stop,
+    }
+}
+
+/// Bytes up to the last one that has a bit.
+fn bitmap(replicas: &[u32]) -> Vec<u8> {
+    let num_bytes = replicas
+        .iter()
+        .max()
+        .map_or(0, |last| *last as usize / 8 + 1);
+    let mut bytes = vec![0; num_bytes];
+    for replica in replicas {
+        bytes[*replica as usize / 8] |= 1 << (replica % 8);
+    }
+    bytes
+}
+
+fn set_bits(bytes: &[u8]) -> Vec<u32> {
+    let bits = (0..).zip(
+        bytes
+            .iter()
+            .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1)),
+    );
+    bits.filter(|(_, bit)| *bit == 1)
+        .map(|(replica, _)| replica)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_verdict_survives_the_wire(
+            step: u64,
+            numbers: [u32; 2],
+            bits: [bool; 3],
+            dummies in proptest::collection::btree_set(0..1024u32, 0..20),
+        ) {
+            let [pad_tokens, bucket] = numbers;
+            let [has_graph, draining, stop] = bits;
+            let verdict = Verdict {
+                step: StepId(step),
+                mode: Mode::Decode,
+                pad_tokens,
+                graph_bucket: has_graph.then_some(bucket),
+                dummy_replicas: dummies.into_iter().collect(),
+                draining,
+                stop,
+            };
+            prop_assert_eq!(verdict_from_wire(&verdict_to_wire(&verdict)), verdict);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Claims about CURVE between engines.
+
+use std::time::Duration;
+
+use plait_core::Micros;
+use plait_engine::group::{ClientKeys, Exchange, GroupEnd, GroupProblem, Seat, ServerKeys};
+use plait_proto::ExitCode;
+use zmq::CurveKeyPair;
+
+use crate::rig::{Devices, Engine, Log, Order, group_settings};
+use crate::world::Spec;
+
+const REPLICAS: [u32; 2] = [1, 1];
+
+fn first(pair: &CurveKeyPair, allowed: &CurveKeyPair) -> Engine {
+    let mut settings = group_settings(0, "", &REPLICAS);
+    settings.seat = Seat::First {
+        endpoint: "tcp://127.0.0.1:*".to_owned(),
+        keys: Some(ServerKeys {
+            secret: pair.secret_key,
+            allowed: vec![allowed.public_key],
+        }),
+    };
+    Engine::start(settings, Devices::default())
+}
+
+fn member(endpoint: &str, keys: Option<ClientKeys>) -> Engine {
+    let mut settings = group_settings(1, "", &REPLICAS);
+    settings.seat = Seat::Member {
+        engine: 1,
+        endpoint: endpoint.to_owned(),
+        keys,
+    };
+    Engine::start(settings, Devices::default())
+}
+
+fn keys(server: &CurveKeyPair, own: &CurveKeyPair) -> Option<ClientKeys> {
+    Some(ClientKeys {
+        server: server.public_key,
+        public: own.public_key,
+        secret: own.secret_key,
+    })
+}
+
+fn pairs() -> [CurveKeyPair; 3] {
+    [(); 3].map(|()| CurveKeyPair::new().unwrap())
+}
+
+fn heard_nothing(first: Engine) -> Log {
+    first.tell(Order::Vanish);
+    let log = first.finish();
+    assert!(log.verdicts.is_empty());
+    assert_eq!(log.strays, Default::default());
+    log
+}
+
+#[test]
+fn engines_with_the_right_keys_agree() {
+    let [server, own, _] = pairs();
+    let first = first(&server, &own);
+    let member = member(first.endpoint.as_ref().unwrap(), keys(&server, &own));
+    member.submit(0, Spec::new(3, 9));
+    member.wait_until("its request is served", |log| log.num_tokens == 3 + 8);
+    member.tell(Order::Drain);
+    assert_eq!((first.finish().end, member.finish().end), (None, None));
+}
+
+#[test]
+fn an_engine_whose_key_is_not_on_the_list_gets_nothing_through() {
+    let [server, listed, other] = pairs();
+    let first = first(&server, &listed);
+    let refused = member(first.endpoint.as_ref().unwrap(), keys(&server, &other)).finish();
+    assert_eq!(refused.end, Some(GroupEnd::Keys));
+    assert_eq!(GroupEnd::Keys.code(), ExitCode::Settings);
+    heard_nothing(first);
+}
+
+#[test]
+fn an_engine_that_expects_another_first_one_gets_nothing_through() {
+    let [server, own, other] = pairs();
+    let first = first(&server, &own);
+    let refused = member(first.endpoint.as_ref().unwrap(), keys(&other, &own)).finish();
+    assert_eq!(refused.end, Some(GroupEnd::Keys));
+    heard_nothing(first);
+}
+
+#[test]
+fn an_engine_without_keys_gets_nothing_through() {
+    let [server, own, _] = pairs();
+    let first = first(&server, &own);
+    let bare = member(first.endpoint.as_ref().unwrap(), None);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(bare.log().verdicts.is_empty());
+    bare.tell(Order::Vanish);
+    bare.log();
+    heard_nothing(first);
+}
+
+#[test]
+fn an_address_that_others_can_reach_needs_keys() {
+    let mut settings = group_settings(0, "", &REPLICAS);
+    settings.seat = Seat::First {
+        endpoint: "tcp://*:5555".to_owned(),
+        keys: None,
+    };
+    let problem = Exchange::new(settings, Micros(0)).err().unwrap();
+    assert!(
+        matches!(problem, GroupProblem::Unprotected { .. }),
+        "{problem}"
+    );
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_an_error_that_names_it() {
+    let settings = group_settings(0, "ipc:///tmp/plait-no-such-directory/group", &REPLICAS);
+    let problem = Exchange::new(settings, Micros(0)).err().unwrap();
+    assert!(
+        problem.to_string().contains("plait-no-such-directory"),
+        "{problem}"
+    );
+}

@@ -1,0 +1,21 @@
+//! Claims about engines that step together: real schedulers and real ZeroMQ, a thread or a process an
+//! engine, on devices whose tokens follow from the KV that they really see.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::cast_possible_wrap, reason = "small numbers")]
+
+mod agreement;
+mod failures;
+mod keys;
+mod rig;
+mod strays;
+
+#[path = "../../../core/tests/core/device.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod device;
+#[path = "../../../core/tests/core/oracle.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod oracle;
+#[path = "../../../core/tests/core/world.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod world;

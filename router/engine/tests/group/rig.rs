@@ -1,0 +1,462 @@
+//! Engines of one group, each with its schedulers, devices and exchange on a thread of its own.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use plait_core::{Micros, Mode, Plan, Policy, Settings, Verdict, Vote};
+use plait_engine::group::{Exchange, GroupEnd, GroupPatience, GroupSettings, Seat, Strays};
+use plait_proto::ExitCode;
+use tempfile::TempDir;
+
+use crate::world::{Spec, World};
+
+/// Longer than anything here takes, on a machine that is busy with other things.
+pub const FOREVER: Duration = Duration::from_secs(60);
+/// Sizes for which every replica here has a graph.
+pub const GRAPHS: [u32; 3] = [1, 4, 8];
+pub const CONFIG: [u8; 16] = [7; 16];
+/// Plans that may be on the wire.
+const CREDIT: usize = 2;
+
+/// Room for everything that these tests submit.
+pub fn settings() -> Settings {
+    Settings {
+        max_batch_tokens: 24,
+        max_rows: 6,
+        max_seqs: 6,
+        long_prefill: 16,
+        page_size: 4,
+        num_pages: 24,
+        max_model_len: 80,
+        draft_width: 0,
+        policy: Policy::Fcfs,
+        mixed: true,
+        prefix_cache: None,
+        watermark: 0,
+        starvation_steps: 4,
+        itl_target: None,
+        max_queue: 256,
+        max_queue_tokens: 1 << 20,
+    }
+}
+
+/// Nobody waits in vain, unless a test is about that.
+pub fn patient() -> GroupPatience {
+    GroupPatience {
+        join: FOREVER,
+        vote: FOREVER,
+        vote_token: Duration::ZERO,
+    }
+}
+
+/// A directory for a socket.
+pub fn meeting_place() -> (TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = format!("ipc://{}", directory.path().join("group").display());
+    (directory, endpoint)
+}
+
+pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> GroupSettings {
+    let endpoint = endpoint.to_owned();
+    let keys = None;
+    let seat = match (engine, num_replicas.len()) {
+        (_, 1) => Seat::Alone,
+        (0, _) => Seat::First { endpoint, keys },
+        _ => Seat::Member {
+            engine,
+            endpoint,
+            keys: None,
+        },
+    };
+    GroupSettings {
+        seat,
+        num_replicas: num_replicas.to_vec(),
+        config: CONFIG,
+        graph_buckets: GRAPHS.to_vec(),
+        patience: patient(),
+    }
+}
+
+/// What a test tells an engine.
+pub enum Order {
+    /// A request for one of its replicas.
+    Submit(usize, Spec),
+    /// No new requests.
+    Drain,
+    /// Neither votes nor listens from now on.
+    Stall,
+    /// Says why it cannot go on, and goes.
+    GiveUp(&'static str),
+    /// Gone without a word.
+    Vanish,
+}
+
+/// What an engine has done.
+#[derive(Clone, Default)]
+pub struct Log {
+    pub verdicts: Vec<Verdict>,
+    /// Submissions that were refused.
+    pub num_refused: usize,
+    /// Tokens that its devices computed, and dummy rows that they ran.
+    pub num_tokens: u64,
+    pub num_dummies: usize,
+    /// Times that it was woken.
+    pub num_wakes: usize,
+    pub strays: Strays,
+    pub end: Option<GroupEnd>,
+    pub is_idle: bool,
+    pub is_stalled: bool,
+}
+
+/// An engine's thread.
+pub struct Engine {
+    orders: Sender<Order>,
+    bell: UnixStream,
+    pub log: Arc<Mutex<Log>>,
+    thread: Option<JoinHandle<()>>,
+    pub endpoint: Option<String>,
+}
+
+/// How an engine's devices are.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    pub settings: Settings,
+    /// Tokens of the largest graph that they have, if any.
+    pub largest_graph: u32,
+    pub step: Duration,
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self {
+            settings: settings(),
+            largest_graph: 8,
+            step: Duration::ZERO,
+        }
+    }
+}
+
+impl Engine {
+    pub fn start(settings: GroupSettings, devices: Devices) -> Self {
+        let (orders, received) = bounded(4096);
+        let (bell, ring) = UnixStream::pair().unwrap();
+        ring.set_nonblocking(true).unwrap();
+        let log = Arc::new(Mutex::new(Log::default()));
+        let clock = Instant::now();
+        let exchange = Exchange::new(settings.clone(), Micros(0)).unwrap();
+        let endpoint = exchange.endpoint().map(str::to_owned);
+        let replicas = settings.replicas_of(settings.engine());
+        let turn = {
+            let log = log.clone();
+            move || {
+                let worlds = replicas.clone();
+                let wheel = Wheel {
+                    worlds: worlds
+                        .map(|_| World::new(devices.settings.clone()))
+                        .collect(),
+                    due: replicas.clone().map(|_| VecDeque::new()).collect(),
+                    first_replica: replicas.start,
+                    plans: Vec::new(),
+                    exchange,
+                    orders: received,
+                    ring,
+                    log,
+                    clock,
+                    devices,
+                    is_draining: false,
+                };
+                wheel.turn();
+            }
+        };
+        let thread = thread::Builder::new().name(format!("engine-{}", settings.engine()));
+        Self {
+            orders,
+            bell,
+            log,
+            thread: Some(thread.spawn(turn).unwrap()),
+            endpoint,
+        }
+    }
+
+    pub fn tell(&self, order: Order) {
+        // One that has ended needs no telling.
+        let _told = self.orders.send(order).is_ok() && (&self.bell).write_all(&[0]).is_ok();
+    }
+
+    pub fn submit(&self, replica: usize, spec: Spec) {
+        self.tell(Order::Submit(replica, spec));
+    }
+
+    pub fn log(&self) -> Log {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until the log says so.
+    pub fn wait_until(&self, what: &str, is_so: impl Fn(&Log) -> bool) {
+        let deadline = Instant::now() + FOREVER;
+        while !is_so(&self.log.lock().unwrap()) {
+            assert!(Instant::now() < deadline, "waited in vain until {what}");
+            let is_over = self.thread.as_ref().unwrap().is_finished();
+            assert!(
+                !is_over || is_so(&self.log()),
+                "ended before {what}: {:?}",
+                self.log().end
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for the thread; its panic is the test's.
+    pub fn finish(mut self) -> Log {
+        let thread = self.thread.take().unwrap();
+        let deadline = Instant::now() + FOREVER;
+        while !thread.is_finished() {
+            assert!(Instant::now() < deadline, "an engine hangs");
+            thread::sleep(Duration::from_millis(1));
+        }
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+        self.log()
+    }
+}
+
+/// An engine at work, as the driver does it.
+struct Wheel {
+    worlds: Vec<World>,
+    /// When each world's steps on the wire are over.
+    due: Vec<VecDeque<Instant>>,
+    first_replica: u32,
+    /// What was voted on, until the verdict.
+    plans: Vec<Option<Plan>>,
+    exchange: Exchange,
+    orders: Receiver<Order>,
+    ring: UnixStream,
+    log: Arc<Mutex<Log>>,
+    clock: Instant,
+    devices: Devices,
+    is_draining: bool,
+}
+
+impl Wheel {
+    fn turn(mut self) {
+        loop {
+            while let Ok(order) = self.orders.try_recv() {
+                if !self.obey(order) {
+                    return;
+                }
+            }
+            let goes_on = self.step_while_possible();
+            self.tell_log();
+            match goes_on {
+                Ok(true) => self.wait(),
+                Ok(false) => return self.worlds.iter().for_each(World::check_the_end),
+                Err(end) => {
+                    self.log.lock().unwrap().end = Some(end);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn tell_log(&self) {
+        let mut log = self.log.lock().unwrap();
+        log.strays = self.exchange.strays();
+        log.is_idle = self.worlds.iter().all(|world| world.scheduler.is_idle());
+    }
+
+    fn now(&self) -> Micros {
+        Micros(u64::try_from(self.clock.elapsed().as_micros()).unwrap())
+    }
+
+    /// Blocks until something has come, or is due.
+    fn wait(&mut self) {
+        let due = self.due.iter().flat_map(|due| due.front().copied()).min();
+        let due = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let deadline = self.exchange.next_deadline();
+        let deadline =
+            deadline.map(|deadline| Duration::from_micros(deadline.0.saturating_sub(self.now().0)));
+        let timeout = due.into_iter().chain(deadline).min();
+        let millis = timeout.map_or(-1, |it| {
+            i64::try_from(it.as_micros().div_ceil(1000)).unwrap()
+        });
+        let mut items = self.exchange.poll_items();
+        items.push(zmq::PollItem::from_fd(self.ring.as_raw_fd(), zmq::POLLIN));
+        zmq::poll(&mut items, millis).unwrap();
+        drop(items);
+        while (&self.ring).read(&mut [0; 256]).is_ok_and(|num| num > 0) {}
+        self.log.lock().unwrap().num_wakes += 1;
+    }
+
+    /// False where the engine goes.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Submit(replica, spec) => {
+                let refused = self.worlds[replica].submit(spec).is_err();
+                self.log.lock().unwrap().num_refused += usize::from(refused);
+            }
+            Order::Drain => self.is_draining = true,
+            Order::Stall => {
+                self.log.lock().unwrap().is_stalled = true;
+                while !matches!(self.orders.recv(), Ok(Order::Vanish) | Err(_)) {}
+                return false;
+            }
+            Order::GiveUp(reason) => {
+                self.exchange.give_up(ExitCode::Hardware, reason);
+                return false;
+            }
+            Order::Vanish => return false,
+        }
+        true
+    }
+
+    /// False after the verdict that stops the group.
+    fn step_while_possible(&mut self) -> Result<bool, GroupEnd> {
+        loop {
+            let verdict = self.exchange.hear(self.now())?;
+            let has_verdict = verdict.is_some();
+            if let Some(verdict) = verdict {
+                self.follow(&verdict);
+                if verdict.stop {
+                    return Ok(false);
+                }
+            }
+            let has_landed = self.land_due();
+            let has_cast = self.vote()?;
+            if !has_verdict && !has_landed && !has_cast {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn follow(&mut self, verdict: &Verdict) {
+        let plans = std::mem::take(&mut self.plans);
+        assert_eq!(
+            plans.len(),
+            self.worlds.len(),
+            "a verdict that nobody asked for"
+        );
+        let replicas = self.first_replica..;
+        for (replica, (index, plan)) in replicas.zip(plans.into_iter().enumerate()) {
+            let world = &mut self.worlds[index];
+            let is_dummy = verdict.dummy_replicas.contains(&replica);
+            assert_eq!(is_dummy, plan.is_none() && verdict.mode != Mode::Idle);
+            let sealed = world.scheduler.seal(plan, verdict);
+            assert_eq!(
+                sealed.is_some(),
+                verdict.mode != Mode::Idle,
+                "one engine steps alone"
+            );
+            let Some(sealed) = sealed else { continue };
+            assert_eq!(
+                &sealed.verdict, verdict,
+                "something was decided after the vote"
+            );
+            world.send(&sealed.plan);
+            self.due[index].push_back(Instant::now() + self.devices.step);
+            let mut log = self.log.lock().unwrap();
+            log.num_tokens += u64::from(sealed.plan.num_tokens());
+            log.num_dummies += usize::from(is_dummy);
+        }
+        self.log.lock().unwrap().verdicts.push(verdict.clone());
+    }
+
+    fn land_due(&mut self) -> bool {
+        let mut has_landed = false;
+        for (world, due) in self.worlds.iter_mut().zip(&mut self.due) {
+            while due.front().is_some_and(|due| *due <= Instant::now()) {
+                due.pop_front();
+                world.land();
+                has_landed = true;
+            }
+        }
+        has_landed
+    }
+
+    /// Plans and votes, where credit is left and the group waits or there is news.
+    fn vote(&mut self) -> Result<bool, GroupEnd> {
+        let has_credit = self
+            .worlds
+            .iter()
+            .all(|world| world.num_on_the_wire() < CREDIT);
+        if self.exchange.awaits_verdict() || !has_credit {
+            return Ok(false);
+        }
+        let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
+        if self.is_draining {
+            self.worlds
+                .iter_mut()
+                .for_each(|world| world.scheduler.drain());
+        }
+        let votes: Vec<Vote> = (self.first_replica..)
+            .zip(self.worlds.iter().zip(&plans))
+            .map(|(replica, (world, plan))| {
+                world
+                    .scheduler
+                    .vote(plan.as_ref(), replica, self.devices.largest_graph)
+            })
+            .collect();
+        if !self.exchange.must_cast(&votes) {
+            assert!(
+                plans.iter().all(Option::is_none),
+                "rows that nobody hears of"
+            );
+            return Ok(false);
+        }
+        self.plans = plans;
+        self.exchange.cast(&votes, self.now())?;
+        Ok(true)
+    }
+}
+
+/// A whole group on one machine.
+pub struct Group {
+    pub engines: Vec<Engine>,
+    _directory: TempDir,
+}
+
+impl Group {
+    pub fn start(num_replicas: &[u32], devices: impl Fn(u32) -> Devices) -> Self {
+        Self::start_with(num_replicas, devices, |_| {})
+    }
+
+    pub fn start_with(
+        num_replicas: &[u32],
+        devices: impl Fn(u32) -> Devices,
+        change: impl Fn(&mut GroupSettings),
+    ) -> Self {
+        let (directory, endpoint) = meeting_place();
+        let engines = (0..u32::try_from(num_replicas.len()).unwrap()).map(|engine| {
+            let mut settings = group_settings(engine, &endpoint, num_replicas);
+            change(&mut settings);
+            Engine::start(settings, devices(engine))
+        });
+        Self {
+            engines: engines.collect(),
+            _directory: directory,
+        }
+    }
+
+    /// Waits until all are there and nobody has anything to do.
+    pub fn wait_until_idle(&self) {
+        for engine in &self.engines {
+            engine.wait_until("it is idle", |log| !log.verdicts.is_empty() && log.is_idle);
+        }
+    }
+
+    /// Drains, and gives what each engine did.
+    pub fn drain(self) -> Vec<Log> {
+        self.engines[0].tell(Order::Drain);
+        self.finish()
+    }
+
+    pub fn finish(self) -> Vec<Log> {
+        self.engines.into_iter().map(Engine::finish).collect()
+    }
+}

@@ -1,0 +1,244 @@
+//! Claims about messages that belong to no round, and engines that belong to no group.
+
+use std::time::Duration;
+
+use plait_engine::group::{GroupSettings, Strays};
+use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Vote, schema_fingerprint};
+use tempfile::TempDir;
+
+use crate::rig::{CONFIG, Devices, Engine, FOREVER, Log, Order, group_settings, meeting_place};
+use crate::world::Spec;
+
+const REPLICAS: [u32; 3] = [1, 1, 1];
+
+/// A first engine, and engine 1 played by hand; engine 2 is a good one.
+struct Stage {
+    first: Engine,
+    good: Engine,
+    endpoint: String,
+    _directory: TempDir,
+}
+
+fn stage() -> Stage {
+    let (directory, endpoint) = meeting_place();
+    let start = |engine| {
+        let settings: GroupSettings = group_settings(engine, &endpoint, &REPLICAS);
+        Engine::start(settings, Devices::default())
+    };
+    Stage {
+        first: start(0),
+        good: start(2),
+        endpoint: endpoint.clone(),
+        _directory: directory,
+    }
+}
+
+struct Peer(zmq::Socket);
+
+impl Peer {
+    fn dial(endpoint: &str, routing_id: &str) -> Self {
+        let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+        socket.set_identity(routing_id.as_bytes()).unwrap();
+        socket.set_linger(100).unwrap();
+        socket
+            .set_rcvtimeo(i32::try_from(FOREVER.as_millis()).unwrap())
+            .unwrap();
+        socket.connect(endpoint).unwrap();
+        Self(socket)
+    }
+
+    fn say(&self, message: impl Into<Message>) {
+        self.say_frames(&plait_proto::encode(&message.into()));
+    }
+
+    fn say_frames(&self, frames: &[Vec<u8>]) {
+        self.0.send_multipart(frames, 0).unwrap();
+    }
+
+    fn hear(&self) -> Message {
+        plait_proto::decode(&self.0.recv_multipart(0).unwrap()).unwrap()
+    }
+}
+
+fn join(engine: u32) -> Join {
+    Join {
+        protocol: PROTOCOL,
+        schema: schema_fingerprint(),
+        config: CONFIG,
+        engine,
+        num_engines: 3,
+        first_replica: engine,
+        num_replicas: 1,
+    }
+}
+
+/// The answer to a stranger, who dials again while the one before it has not quite left the seat.
+fn refusal(endpoint: &str, stranger: &Join) -> Fail {
+    for _ in 0..100 {
+        let peer = Peer::dial(endpoint, "engine-1");
+        peer.say(stranger.clone());
+        peer.say(idle(1, 1));
+        peer.0.set_rcvtimeo(500).unwrap();
+        if let Ok(frames) = peer.0.recv_multipart(0) {
+            match plait_proto::decode(&frames).unwrap() {
+                Message::Fail(fail) => return fail,
+                other => panic!("a stranger got {other:?}"),
+            }
+        }
+    }
+    panic!("a stranger got no answer");
+}
+
+fn idle(replica: u32, step: u64) -> Vote {
+    Vote {
+        replica,
+        step,
+        num_prefill_tokens: 0,
+        num_decode_rows: 0,
+        num_tokens: 0,
+        wants_mixed: false,
+        can_graph: true,
+        idle: true,
+        draining: false,
+    }
+}
+
+#[test]
+fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
+    let stage = stage();
+    let (peer, stranger) = (
+        Peer::dial(&stage.endpoint, "engine-1"),
+        Peer::dial(&stage.endpoint, "me"),
+    );
+    peer.say(idle(1, 1)); // it has not joined
+    peer.say(join(1));
+    peer.say(join(1));
+    peer.say(idle(0, 1)); // of another engine
+    peer.say(idle(7, 1)); // of nobody
+    peer.say(idle(1, 2)); // of the future
+    peer.say(Drain {});
+    peer.say_frames(&[vec![5], vec![0xc1]]);
+    stranger.say(idle(1, 1));
+    stage.first.wait_until("all but one vote is there", |log| {
+        log.strays.num_strangers == 2
+    });
+    stage.good.submit(0, Spec::new(3, 2));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(
+        stage.first.log().verdicts.len(),
+        0,
+        "replica 1 has not voted"
+    );
+    peer.say(idle(1, 1));
+    peer.say(idle(1, 1)); // again
+    let Message::Verdict(verdict) = peer.hear() else {
+        panic!("a verdict")
+    };
+    let mut step = verdict.step;
+    while stage.good.log().num_tokens < 4 {
+        step += 1;
+        peer.say(idle(1, step));
+        while !matches!(peer.hear(), Message::Verdict(verdict) if verdict.step == step) {}
+    }
+    peer.say(idle(1, 1)); // of the past
+    let num_twice_or_late = |log: &Log| log.strays.num_repeated + log.strays.num_late;
+    stage
+        .first
+        .wait_until("a join, a vote twice and a late one are counted", |log| {
+            num_twice_or_late(log) == 3
+        });
+    let strays = stage.first.log().strays;
+    let counted = Strays {
+        num_strangers: 2,
+        num_malformed: 1,
+        num_unasked: 4,
+        ..strays
+    };
+    assert_eq!(strays, counted);
+    assert!(stage.first.log().end.is_none() && stage.good.log().end.is_none());
+    for engine in [stage.first, stage.good] {
+        engine.tell(Order::Vanish);
+        engine.finish();
+    }
+}
+
+#[test]
+fn strangers_are_refused_and_told_in_what_they_differ() {
+    type Change = fn(&mut Join);
+    let cases: [(&str, Change); 6] = [
+        ("speaks protocol 9, engine 0 1", |join| join.protocol = 9),
+        (
+            "message schema of engine 1 is not that of engine 0",
+            |join| join.schema[0] ^= 1,
+        ),
+        ("same model and settings", |join| join.config[0] ^= 1),
+        ("says that it is engine 2 of 3", |join| join.engine = 2),
+        ("engine 1 of 8; the group has 3", |join| {
+            join.num_engines = 8
+        }),
+        (
+            "brings 2 replicas from 1 on; engine 0 expects 1..2 of it",
+            |join| join.num_replicas = 2,
+        ),
+    ];
+    let stage = stage();
+    for (words, change) in cases {
+        let mut stranger = join(1);
+        change(&mut stranger);
+        let Fail { rank, code, reason } = refusal(&stage.endpoint, &stranger);
+        assert!(reason.contains(words), "{reason}");
+        assert_eq!((rank, code), (1, ExitCode::Settings));
+    }
+    // The seat is still free.
+    let settings = group_settings(1, &stage.endpoint, &REPLICAS);
+    let late = Engine::start(settings, Devices::default());
+    late.submit(0, Spec::new(3, 2));
+    late.wait_until("its request is served", |log| log.num_tokens == 4);
+    assert!(
+        stage.first.log().strays.num_strangers >= 12,
+        "each Join and each vote"
+    );
+    late.tell(Order::Drain);
+    for engine in [stage.first, stage.good, late] {
+        assert_eq!(engine.finish().end, None);
+    }
+}
+
+#[test]
+fn an_engine_of_another_configuration_ends_with_the_reason() {
+    let stage = stage();
+    let mut settings = group_settings(1, &stage.endpoint, &REPLICAS);
+    settings.config = [8; 16];
+    let refused = Engine::start(settings, Devices::default()).finish();
+    let end = refused.end.unwrap();
+    assert!(
+        end.to_string().starts_with("the configuration of engine 1"),
+        "{end}"
+    );
+    assert_eq!(end.code(), ExitCode::Settings);
+    for engine in [stage.first, stage.good] {
+        engine.tell(Order::Vanish);
+        engine.finish();
+    }
+}
+
+#[test]
+fn a_stranger_that_hangs_up_ends_nothing() {
+    let (_directory, endpoint) = meeting_place();
+    let [first, member] = [0, 1].map(|engine| {
+        Engine::start(
+            group_settings(engine, &endpoint, &[1, 1]),
+            Devices::default(),
+        )
+    });
+    let stranger = Peer::dial(&endpoint, "engine-7");
+    stranger.say(idle(7, 1));
+    first.wait_until("it is counted", |log| log.strays.num_strangers == 1);
+    drop(stranger);
+    // Long enough for the search of whose connection was closed.
+    std::thread::sleep(Duration::from_millis(300));
+    member.submit(0, Spec::new(3, 2));
+    member.wait_until("its request is served", |log| log.num_tokens == 4);
+    member.tell(Order::Drain);
+    assert_eq!((first.finish().end, member.finish().end), (None, None));
+}
