@@ -11,8 +11,9 @@ from metrics import read_metrics
 from recording import Record
 from running_server import StartServer
 
-# One setting varied at a time from the default (chunk 2048, mixed, overlap, a large pool), then the
+# One setting varied at a time from the default (chunks of 2048 as on a GPU, mixed, overlap, a large pool), then the
 # pairs that share code: chunks and preemption, chunks and separate phases, preemption and each phase.
+CHUNK = ("--max-batch-tokens", "2048")
 PAGE_SIZE = 16
 SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
 VARIANTS = {
@@ -62,7 +63,7 @@ def test_every_answer_is_right(
     asked = recall.problems(check_models, seed=context, num=sized(*SIZES[context]), context=context)
     small_pool = longest_in_pages(asked)
     flags = [flag.format(small_pool=small_pool) for flag in VARIANTS[variant]]
-    running = server(check_models / "recall-gqa", *flags)
+    running = server(check_models / "recall-gqa", *CHUNK, *flags)
     num_writers = NUM_WRITERS[context] if "preempted" in variant and len(asked) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, num_tokens=small_pool * PAGE_SIZE // 4):
         wrong = recall.ask_all(running.url, asked, concurrency=8)
@@ -88,7 +89,7 @@ def test_every_answer_from_latents_and_of_several_ranks_is_right(
     asked = [recall.problems(check_models, seed=context, num=num, context=context) for context, num in sizes.items()]
     small_pool = longest_in_pages([problem for problems in asked for problem in problems])
     flags = [flag.format(small_pool=small_pool) for flag in LATENT_AND_RANKS[model, variant]]
-    running = server(check_models / model, *flags)
+    running = server(check_models / model, *CHUNK, *flags)
     num_writers = 12 if variant == "preempted" and sum(map(len, asked)) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
         wrong = [recall.ask_all(running.url, problems, model=model) for problems in asked]

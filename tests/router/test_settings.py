@@ -11,7 +11,7 @@ import pytest
 from plait import cli
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
-from plait.settings import EngineSettings, ServeSettings, engine_settings
+from plait.settings import EngineSettings, ServeSettings, batch_tokens, engine_settings
 from plait_proto import ExitCode
 
 
@@ -55,8 +55,15 @@ def test_help_prints_each_default() -> None:
         for flag in flags(component.type):
             assert flag.name in text
             assert " ".join(flag.help.replace("%%", "%").split()) in text
-    assert "(default: 2048)" in text
+    assert "(default: 2048 on a GPU, 192 on a CPU)" in text
     assert "(default: the model's context)" in text
+
+
+def test_a_step_is_as_large_as_its_device_computes_quickly() -> None:
+    assert batch_tokens(parse("--device", "cpu")) == 192
+    assert batch_tokens(parse("--device", "cuda")) == 2048
+    asked = engine_settings(parse("--device", "cpu", "--max-batch-tokens", "7"), "model", None, "run")
+    assert (asked.max_batch_tokens, asked.long_prefill) == (7, 7)
 
 
 def test_flags_reach_their_component() -> None:

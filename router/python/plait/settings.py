@@ -5,11 +5,18 @@ The command line is generated from these structs (`plait.flags`); nothing repeat
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""What a driver's GPU shows as: on Linux, and in its guest on Windows."""
+GPU_BATCH_TOKENS = 2048
+CPU_BATCH_TOKENS = 192
+"""Whoever is being answered waits for a step: on two cores these take a model of 135M parameters a tenth of a second.
+Larger steps bring no more tokens."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -105,9 +112,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduler."""
 
     max_batch_tokens: Annotated[
-        TokenLimit,
-        Setting("tokens that one step computes at most", ("--max-num-batched-tokens", "--chunked-prefill-size")),
-    ] = 2048
+        TokenLimit | None,
+        Setting(
+            "tokens that one step computes at most",
+            ("--max-num-batched-tokens", "--chunked-prefill-size"),
+            unset=f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on a CPU",
+        ),
+    ] = None
     max_seqs: Annotated[
         SlotCount, Setting("requests that run at a time; more wait", ("--max-num-seqs", "--max-running-requests"))
     ] = 64
@@ -245,6 +256,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     log_level: LogLevel
 
 
+def batch_tokens(settings: ServeSettings) -> int:
+    """Tokens that one step computes at most, on the device that the settings mean."""
+    if settings.scheduler.max_batch_tokens is not None:
+        return settings.scheduler.max_batch_tokens
+    kind = settings.device.device
+    on_gpu = kind == "cuda" or (kind == "auto" and any(Path(each).exists() for each in NVIDIA_DEVICES))
+    return GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS
+
+
 def engine_settings(settings: ServeSettings, model: str, name: str | None, run_dir: str) -> EngineSettings:
     """What the engine needs of `settings`."""
     scheduler = settings.scheduler
@@ -254,9 +274,9 @@ def engine_settings(settings: ServeSettings, model: str, name: str | None, run_d
         run_dir=run_dir,
         num_ranks=settings.process.tp,
         max_model_len=settings.model.max_model_len,
-        max_batch_tokens=scheduler.max_batch_tokens,
+        max_batch_tokens=batch_tokens(settings),
         max_seqs=scheduler.max_seqs,
-        long_prefill=scheduler.long_prefill or scheduler.max_batch_tokens,
+        long_prefill=scheduler.long_prefill or batch_tokens(settings),
         policy=scheduler.policy,
         mixed=scheduler.mixed,
         page_size=settings.pages.page_size,

@@ -27,7 +27,7 @@ from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
-from plait.settings import ServeSettings, engine_settings
+from plait.settings import ServeSettings, batch_tokens, engine_settings
 
 POLL_SECONDS = 0.1
 
@@ -87,7 +87,7 @@ def _write_config(
             num_pages=settings.pages.num_pages,
             memory_fraction=settings.pages.memory_fraction,
             max_model_len=description.max_model_len,
-            max_batch_tokens=settings.scheduler.max_batch_tokens,
+            max_batch_tokens=batch_tokens(settings),
             max_seqs=settings.scheduler.max_seqs,
             context_chunk=settings.attention.context_chunk,
             threads=settings.process.threads,
