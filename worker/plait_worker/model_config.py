@@ -59,6 +59,8 @@ class RopeConfig:
     """Base of the frequencies."""
     scaling: RopeScaling | None = None
     """How the frequencies are changed for a longer context."""
+    num_turned: int | None = None
+    """Numbers of a head that are turned, the first in the files' order; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,10 @@ class MlaConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupRouting:
-    """How DeepSeek's routers choose and weigh experts."""
+    """How DeepSeek's and MiniMax's routers choose and weigh experts."""
 
     scoring: Literal["softmax", "sigmoid"]
-    """V2's, or V3's with its correction bias."""
+    """V2's; or V3's and MiniMax's, with their correction bias."""
     limit: GroupLimit
     scale: float
     """Factor of the chosen experts' weights."""

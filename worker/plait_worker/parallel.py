@@ -72,13 +72,18 @@ class Parallel:
         of query heads with their key-value head, and the last ranks' are filled up with empty ones.
         """
         group = num_heads // num_kv_heads
-        if num_kv_heads % self.world and self.world % num_kv_heads == 0 and num_heads % self.world == 0:
+        if self.kv_copies(num_heads, num_kv_heads) > 1:
             kv_head = self.rank * num_kv_heads // self.world
             return Share(self.share(num_heads)), Share(range(kv_head, kv_head + 1))
         size = -(-num_kv_heads // self.world)
         own = range(min(self.rank * size, num_kv_heads), min((self.rank + 1) * size, num_kv_heads))
         kv_heads = Share(own, size - len(own))
         return kv_heads.times(group), kv_heads
+
+    def kv_copies(self, num_heads: int, num_kv_heads: int) -> int:
+        """How many ranks hold the same key-value head."""
+        is_shared = self.world > num_kv_heads and self.world % num_kv_heads == 0 and num_heads % self.world == 0
+        return self.world // num_kv_heads if is_shared else 1
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks, in place and returned."""

@@ -26,8 +26,11 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
-def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), both times ``scale``; made once a step."""
+def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+    """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), made once a step.
+
+    Both are multiplied by ``scale``, one number or one a frequency.
+    """
     angles_TF = positions_T[:, None].float() * frequencies_F
     cos_TF, sin_TF = angles_TF.cos() * scale, angles_TF.sin() * scale
     return torch.cat((cos_TF, cos_TF), dim=-1)[:, None], torch.cat((-sin_TF, sin_TF), dim=-1)[:, None]

@@ -10,7 +10,7 @@ import torch
 import transformers
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
-from plait_worker.models import Model, load_model
+from plait_worker.models import Model, dummy_model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from torch import Tensor
@@ -48,6 +48,10 @@ FAMILIES = {
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
         {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "minimax_m2": (
+        transformers.MiniMaxM2Config,
+        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
     ),
     "deepseek_v2": (transformers.DeepseekV2Config, DEEPSEEK | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
     "deepseek_v3": (transformers.DeepseekV3Config, DEEPSEEK | {"n_group": 4, "topk_group": 2, "num_mtp_layers": 0}),
@@ -153,6 +157,16 @@ def load() -> Callable[..., Model]:
         return load_model(path, dtype, CPU, Parallel())
 
     return load
+
+
+@pytest.fixture
+def drive_drawn() -> Callable[[Path], Driver]:
+    """Drives a model drawn at random from its configuration alone."""
+
+    def drive_drawn(path: Path) -> Driver:
+        return Driver(dummy_model(path, "float32", CPU, Parallel()))
+
+    return drive_drawn
 
 
 @pytest.fixture

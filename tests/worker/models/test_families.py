@@ -1,6 +1,7 @@
 """Every family computes what transformers computes, however a request is cut into rows and steps."""
 
 import importlib.util
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +57,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe sparse every second layer": ("qwen3_moe", {"decoder_sparse_step": 2}),
     "qwen3_moe with all experts": ("qwen3_moe", {"num_experts_per_tok": 6}),
     "qwen3_moe with biases": ("qwen3_moe", {"attention_bias": True}),
+    "minimax_m2": ("minimax_m2", {}),
+    "minimax_m2 with few turned numbers": ("minimax_m2", {"rotary_dim": 2}),
+    "minimax_m2 with all numbers turned": ("minimax_m2", {"rotary_dim": 16}),
+    "minimax_m2 with yarn": ("minimax_m2", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
+    "minimax_m2 with all experts": ("minimax_m2", {"num_experts_per_tok": 8}),
+    "minimax_m2 with an odd eps": ("minimax_m2", {"rms_norm_eps": 0.01}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2 without q lora": ("deepseek_v2", {"q_lora_rank": None}),
     "deepseek_v2 with groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
@@ -110,7 +118,7 @@ def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
     assert (load(saved.path).stack is not None) == in_one_call
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.fixture(params=["llama", "qwen2", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v2", "deepseek_v3"])
 def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
     return save_tiny(request.param, **ONE_CALL)
 
@@ -186,6 +194,45 @@ def test_bfloat16_stays_close_to_float32(
     assert got.dtype == torch.float32
     assert kl.median() < 0.01
     assert kl.max() < worst
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3"])
+def test_block_scaled_fp8_files_mean_what_transformers_computes_from_their_numbers(
+    family: str, save_tiny: Callable[..., Any], drive: Callable[..., Any]
+) -> None:
+    path = save_tiny(family).path
+    stored = safetensors.torch.load_file(path / "model.safetensors")
+    matrices = [name for name, tensor in stored.items() if ".layers." in name and tensor.ndim == 2]
+    quantised, meant = dict(stored), dict(stored)
+    for name in matrices:
+        scale = torch.rand(-(-stored[name].shape[0] // 16), -(-stored[name].shape[1] // 32)) + 0.5
+        spread = torch.kron(scale, torch.ones(16, 32))[: stored[name].shape[0], : stored[name].shape[1]]
+        quantised[name] = (stored[name] / spread).to(torch.float8_e4m3fn)
+        quantised[f"{name}_scale_inv"], meant[name] = scale, quantised[name].float() * spread
+    safetensors.torch.save_file(meant, path / "model.safetensors", {"format": "pt"})
+    reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    safetensors.torch.save_file(quantised, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 32]}
+    (path / "config.json").write_text(json.dumps(config))
+    ids = random_ids(40, 2)
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert_close(drive(path).step({"a": ids})["a"], expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe", "minimax_m2", "deepseek_v3"])
+def test_a_model_is_drawn_from_its_configuration_alone(
+    family: str, save_tiny: Callable[..., Any], load: Callable[..., Any], drive_drawn: Callable[..., Any]
+) -> None:
+    path = save_tiny(family).path
+    weight_bytes = load(path).weight_bytes
+    (path / "model.safetensors").unlink()
+    drawn = drive_drawn(path)
+    assert drawn.model.weight_bytes == weight_bytes
+    logprobs = drawn.step({"a": random_ids(20, 1)})["a"]
+    assert logprobs.isfinite().all()
+    assert logprobs.std() > 1e-3
 
 
 def test_weight_bytes_count_each_number_once(save_tiny: Callable[..., Any], load: Callable[..., Any]) -> None:

@@ -314,6 +314,57 @@ def test_a_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str,
         deepseek_of(**changes)
 
 
+MINIMAX = CONFIG | {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "rotary_dim": 8,
+    # What the published files state beside it, and means nothing else here.
+    "attn_type_list": [1, 1, 1, 1],
+    "mlp_intermediate_size": 256,
+    "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
+
+
+def minimax_of(**changes: Any) -> Any:
+    return read_config(Fields({**MINIMAX, **changes}, "config.json"))
+
+
+def test_the_turned_part_of_a_head_is_read_in_each_spelling() -> None:
+    assert minimax_of().rope.num_turned == 8
+    assert minimax_of(rotary_dim=None, partial_rotary_factor=0.25).rope.num_turned == 4
+    assert minimax_of(rotary_dim=None, rope_parameters={"partial_rotary_factor": 0.5}).rope.num_turned == 8
+    assert minimax_of(rotary_dim=None).rope.num_turned == 16
+    assert config_of().rope.num_turned is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', but must be sigmoid in this architecture"),
+        ({"qk_norm_type": "per_head"}, "qk_norm_type is 'per_head', but must be per_layer"),
+        ({"use_qk_norm": False}, "use_qk_norm is False, but must be true"),
+        ({"use_routing_bias": False}, "use_routing_bias is False, but must be true"),
+        ({"shared_intermediate_size": 64}, "shared_intermediate_size is 64, but must be 0"),
+        ({"attn_type_list": [1, 0, 0, 1]}, r"attn_type_list is \[1, 0, 0, 1\], but must be 1 in every layer"),
+        ({"rotary_dim": 7}, "rope over 7 of a head's 16 numbers"),
+        ({"rotary_dim": 32}, "rope over 32 of a head's 16 numbers"),
+        ({"num_experts_per_tok": 9}, "9 experts a token, but there are 8"),
+        ({"architectures": ["MiniMaxM1ForCausalLM"]}, "architecture MiniMaxM1ForCausalLM is not supported"),
+    ],
+)
+def test_a_minimax_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelFilesError, match=reason):
+        minimax_of(**changes)
+
+
 def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_read(saved: Path) -> None:
     with pytest.raises(Failure, match=r"0\.00 GiB of memory are free, 0\.00 GiB too little") as failed:
         load_model(saved, "float32", CPU, Parallel(), free_bytes=1000)

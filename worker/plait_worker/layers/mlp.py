@@ -6,6 +6,7 @@ Shapes: T tokens, D the hidden size, I a rank's share of the MLP's width, E expe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from plait_kernels.activation import silu_mul
@@ -38,25 +39,42 @@ class GatedMlp:
         return self.down.multiply(silu_mul(self.gate_up(x_TD)))
 
 
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """What a family's files call the parts of a mixture of experts."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    bias: str = "gate.e_score_correction_bias"
+    """Of the router, where it has one."""
+
+
 class SparseMlp:
     """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a share of each.
 
     On a GPU the one that serves all is cut into experts that every token is sent to, so that it costs no launches.
     """
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig, weights: Weights, parallel: Parallel) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        moe: MoeConfig,
+        weights: Weights,
+        parallel: Parallel,
+        names: MoeNames = MoeNames(),
+    ) -> None:
         """Read the router ``gate``, ``experts.N`` and, where there are any, ``shared_experts``."""
         self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
-        self.router = read_router(moe, config.hidden_size, weights, num_shared)
+        self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
         share = parallel.share(moe.intermediate_size)
         wide, tall = (moe.intermediate_size, config.hidden_size), (config.hidden_size, moe.intermediate_size)
         experts = [weights.at(f"experts.{expert}") for expert in range(moe.num_experts)]
         gate_ups = [
-            torch.cat([e.take(f"{name}.weight", wide, rows=share) for name in ("gate_proj", "up_proj")])
-            for e in experts
+            torch.cat([e.take(f"{name}.weight", wide, rows=share) for name in (names.gate, names.up)]) for e in experts
         ]
-        downs = [e.take("down_proj.weight", tall, columns=share) for e in experts]
+        downs = [e.take(f"{names.down}.weight", tall, columns=share) for e in experts]
         self.shared: GatedMlp | None = None
         if num_shared:
             for gate_up_JD, down_DI in _cut_shared(config, moe, weights.at("shared_experts"), parallel, num_shared):

@@ -1,10 +1,15 @@
-"""RMS norm with its weight. Shapes: N rows, D the width."""
+"""RMS norm with its weight. Shapes: N rows, D the width; P projections side by side, O their outputs on this rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from plait_kernels.norm import add_rms_norm, rms_norm
 from torch import Tensor
 
+from plait_worker.layers.linear import Part
+from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
 
@@ -23,3 +28,30 @@ class RmsNorm:
     def add(self, x_ND: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of ``x + residual``, and that sum."""
         return add_rms_norm(x_ND, residual_ND, self.weight_D, self.eps)
+
+
+class ProjectionNorm:
+    """Several projections, each normalised over all its outputs, of which a rank holds a share."""
+
+    def __init__(
+        self, weights: Weights, parts: Mapping[str, Part], copies: Sequence[int], eps: float, parallel: Parallel
+    ) -> None:
+        """Read ``NAME.weight`` of each part; ``copies`` says how many ranks hold the same outputs of it."""
+        self.parallel = parallel
+        self.eps = eps
+        shares = [
+            part.take_outputs(weights, f"{name}.weight", (part.num_outputs,), parallel) for name, part in parts.items()
+        ]
+        self.widths = [len(share) for share in shares]
+        self.weight_O = torch.cat(shares)
+        counted = [part.num_outputs * copy for part, copy in zip(parts.values(), copies, strict=True)]
+        self.per_square_P = 1.0 / torch.tensor(counted, dtype=torch.float32, device=self.weight_O.device)
+
+    def __call__(self, x_NO: Tensor) -> Tensor:
+        """``[N, O]``, rounded once."""
+        parts = torch.split(x_NO.float(), self.widths, dim=1)
+        squares_NP = torch.stack([part.square().sum(dim=1) for part in parts], dim=1)
+        mean_NP = self.parallel.all_reduce(squares_NP * self.per_square_P)
+        factors = (mean_NP + self.eps).rsqrt().split(1, dim=1)
+        normed_NO = torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)], dim=1)
+        return (normed_NO * self.weight_O).to(x_NO.dtype)

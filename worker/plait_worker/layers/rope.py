@@ -1,5 +1,8 @@
 """Frequencies of the rotary embedding, scaled as a model's configuration says.
 
+Where only a part of each head is turned, the pairs of the rest have frequency 0: cosine 1 and sine 0 leave them as
+they are, bit for bit.
+
 Shapes: F = head_dim / 2 frequencies, T tokens, D the head's width.
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from plait_kernels.rope import rope_tables
 from torch import Tensor
 
@@ -19,12 +23,15 @@ class Rope:
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         """Compute the scaled frequencies once."""
-        self.frequencies_F = rope_frequencies(config, head_dim).to(device)
-        self.scale = config.scaling.attention_factor if isinstance(config.scaling, YarnRope) else 1.0
+        turned = rope_frequencies(config, config.num_turned or head_dim)
+        num_still = head_dim // 2 - len(turned)
+        scale = config.scaling.attention_factor if isinstance(config.scaling, YarnRope) else 1.0
+        self.frequencies_F = F.pad(turned, (0, num_still)).to(device)
+        self.scale_F = F.pad(torch.full_like(turned, scale), (0, num_still), value=1.0).to(device)
 
     def tables(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """float32 ``cos_T1D, sin_T1D`` for ``plait_kernels.rope.apply_rope``."""
-        return rope_tables(positions_T, self.frequencies_F, self.scale)
+        return rope_tables(positions_T, self.frequencies_F, self.scale_F)
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:

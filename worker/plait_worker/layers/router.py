@@ -17,11 +17,14 @@ Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``x_TD`` -> the experts' weights, float32 ``[T, K]``, and their ids, int64 ``[T, K]``; whole on every rank."""
 
 
-def read_router(moe: MoeConfig, hidden_size: int, weights: Weights, num_shared: int = 0) -> Router:
-    """The configuration's kind of router, from ``gate``; DeepSeek's add ``num_shared`` experts to every token's."""
+def read_router(moe: MoeConfig, hidden_size: int, weights: Weights, bias_name: str, num_shared: int = 0) -> Router:
+    """The configuration's kind of router, from ``gate`` and, where it has a bias, the tensor of that name.
+
+    DeepSeek's add ``num_shared`` experts to every token's.
+    """
     if moe.groups is None:
         return _Softmax(moe, hidden_size, weights)
-    return _Grouped(moe, moe.groups, hidden_size, weights, num_shared)
+    return _Grouped(moe, moe.groups, hidden_size, weights, bias_name, num_shared)
 
 
 class _Softmax:
@@ -35,15 +38,20 @@ class _Softmax:
 
 
 class _Grouped:
-    """DeepSeek's routers, computed in float32 whatever the model's type: their experts lie close together."""
+    """DeepSeek's and MiniMax's routers, in float32 whatever the model's type: their experts lie close together."""
 
     def __init__(
-        self, moe: MoeConfig, groups: GroupRouting, hidden_size: int, weights: Weights, num_shared: int
+        self,
+        moe: MoeConfig,
+        groups: GroupRouting,
+        hidden_size: int,
+        weights: Weights,
+        bias_name: str,
+        num_shared: int,
     ) -> None:
         self.multiply = exact_matrix(weights.take("gate.weight", (moe.num_experts, hidden_size), dtype=torch.float32))
-        name, shape = "gate.e_score_correction_bias", (moe.num_experts,)
         is_biased = groups.scoring == "sigmoid"
-        self.bias_E = weights.take(name, shape, dtype=torch.float32) if is_biased else None
+        self.bias_E = weights.take(bias_name, (moe.num_experts,), dtype=torch.float32) if is_biased else None
         top_k, normalise = moe.num_experts_per_token, moe.normalise_top_k
         self.routing = Routing(groups.scoring, top_k, groups.limit, groups.scale, normalise, num_shared)
 

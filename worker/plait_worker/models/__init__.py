@@ -17,15 +17,16 @@ from plait_worker.cache import AnyCacheSpec, KVCache
 from plait_worker.capacity import refuse_too_large
 from plait_worker.division import refuse_uneven
 from plait_worker.model_config import ModelConfig
-from plait_worker.models import llama, qwen2, qwen3, qwen3_moe
+from plait_worker.models import llama, minimax_m2, qwen2, qwen3, qwen3_moe
 from plait_worker.models.decoder import BlockReader, HeadsDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import DummyWeights, HalvesSource, Weights, open_checkpoint, open_config
+from plait_worker.weights import DummyWeights, Weights, open_checkpoint, open_config, rows_in_halves
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
+    "MiniMaxM2ForCausalLM": minimax_m2.read_block,
     "Qwen2ForCausalLM": qwen2.read_block,
     "Qwen3ForCausalLM": qwen3.read_block,
     "Qwen3MoeForCausalLM": qwen3_moe.read_block,
@@ -99,9 +100,8 @@ def load_model(
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     refuse_uneven(config, parallel.world)
-    mla = config.mla
-    source = HalvesSource(checkpoint, mla) if mla is not None and mla.is_interleaved else checkpoint
     chosen = choose_dtype(dtype, device)
+    source = rows_in_halves(checkpoint, config)
     weights = Weights(source, chosen, device, keeps_blocks=dtype == "auto" and _keeps_blocks(chosen, device))
     if free_bytes is not None:
         refuse_too_large(weights.num_whole_bytes, free_bytes)

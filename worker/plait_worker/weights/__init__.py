@@ -9,7 +9,7 @@ from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile
-from plait_worker.weights.interleaved import HalvesSource
+from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.json_config import read_config
 from plait_worker.weights.reader import Weights
 
@@ -17,11 +17,11 @@ __all__ = [
     "DummyWeights",
     "Folder",
     "GgufFile",
-    "HalvesSource",
     "ModelFilesError",
     "Weights",
     "open_checkpoint",
     "open_config",
+    "rows_in_halves",
 ]
 
 

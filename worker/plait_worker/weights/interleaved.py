@@ -7,11 +7,20 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from plait_worker.model_config import MlaConfig
+from plait_worker.model_config import MlaConfig, ModelConfig
 from plait_worker.weights.reader import TensorSource
 
 _QUERY = ("self_attn.q_proj", "self_attn.q_b_proj")
 _KEY = ("self_attn.kv_a_proj_with_mqa",)
+_HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
+
+
+def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
+    """The source such that rope turns numbers ``i`` and ``i + F`` of a head together, F being half of its width."""
+    if config.mla is not None:
+        return HalvesSource(source, config.mla) if config.mla.is_interleaved else source
+    num_turned = config.rope.num_turned or config.head_dim
+    return source if num_turned == config.head_dim else SpreadSource(source, config.head_dim, num_turned)
 
 
 class HalvesSource:
@@ -44,6 +53,38 @@ class HalvesSource:
 
     def blocks(self, name: str) -> None:
         """Every tensor is read as numbers."""
+
+
+class SpreadSource:
+    """``TensorSource`` of files in which rope turns the first numbers of each head as if there were no others.
+
+    Each half of them becomes the beginning of a half of the head. Scores are sums over a head's numbers, so the order,
+    which is the same in queries and keys, does not show in them.
+    """
+
+    def __init__(self, source: TensorSource, head_dim: int, num_turned: int) -> None:
+        """``source`` stays as it is."""
+        self.source = source
+        self.head_dim = head_dim
+        self.num_turned = num_turned
+
+    @property
+    def names(self) -> Collection[str]:
+        """The source's."""
+        return self.source.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The source's."""
+        return self.source.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """The source's tensor, with the rows of queries, keys and their norms in the order of halves."""
+        tensor = self.source.read(name)
+        if not name.rpartition(".")[0].endswith(_HEADS):
+            return tensor
+        heads = tensor.reshape(-1, self.head_dim, *tensor.shape[1:])
+        turned, still = heads[:, : self.num_turned].chunk(2, dim=1), heads[:, self.num_turned :].chunk(2, dim=1)
+        return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
 
 
 def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:

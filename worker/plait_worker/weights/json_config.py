@@ -7,10 +7,11 @@ from plait_worker.weights.block_fp8 import read_block_size
 from plait_worker.weights.deepseek_config import V2, V3, read_deepseek_moe, read_mla
 from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.rope_config import read_rope
+from plait_worker.weights.minimax_config import M2, read_minimax_moe
+from plait_worker.weights.rope_config import read_num_turned, read_rope
 
 _MLA = (V2, V3)
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA)
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA, M2)
 """The families that can be served."""
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -27,7 +28,8 @@ def read_config(fields: Fields) -> ModelConfig:
     num_heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-    rope, max_positions = read_rope(fields)
+    head_dim = _read_head_dim(fields, architecture, hidden_size, num_heads)
+    rope, max_positions = read_rope(fields, read_num_turned(fields, head_dim) if architecture == M2 else None)
     mla = read_mla(fields, architecture, rope) if architecture in _MLA else None
     return checked(
         ModelConfig(
@@ -38,7 +40,7 @@ def read_config(fields: Fields) -> ModelConfig:
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_heads if mla else fields.integer("num_key_value_heads", num_heads, high=MAX_WIDTH),
-            head_dim=mla.rope_dim if mla else _read_head_dim(fields, architecture, hidden_size, num_heads),
+            head_dim=mla.rope_dim if mla else head_dim,
             norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
             rope=rope,
             max_positions=max_positions,
@@ -106,6 +108,8 @@ def _read_moe(fields: Fields, architecture: str, num_layers: int) -> MoeConfig |
     """The mixture of experts; None in a dense model."""
     if architecture in _MLA:
         return read_deepseek_moe(fields, architecture, num_layers)
+    if architecture == M2:
+        return read_minimax_moe(fields)
     return _read_qwen_moe(fields, num_layers) if architecture == "Qwen3MoeForCausalLM" else None
 
 

@@ -12,21 +12,47 @@ DEFAULT_THETA = 10000.0
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(fields: Fields) -> tuple[RopeConfig, int]:
+def read_rope(fields: Fields, num_turned: int | None = None) -> tuple[RopeConfig, int]:
     """The embedding, and the longest context that it was made for.
 
+    ``num_turned`` is what ``read_num_turned`` gives where the family turns a part of each head, else None.
     Raises ``ModelFilesError`` for a type that is not supported.
     """
-    rope = fields.below("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    rope = _rope(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
     max_positions = fields.integer("max_position_embeddings", 2048)
-    for where in (rope, fields):
-        if where.number("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelFilesError(f"{where.where}: rope over a part of each head is not supported")
+    if num_turned is None and _turned_share(fields) != 1.0:
+        raise ModelFilesError(f"{fields.where}: rope over a part of each head is not supported in this architecture")
     scaling = _read_scaling(rope, fields.integer("original_max_position_embeddings", max_positions))
     if isinstance(scaling, YarnRope):
         max_positions = max(max_positions, int(scaling.original_max_positions * scaling.factor))
-    return RopeConfig(theta, scaling), max_positions
+    return RopeConfig(theta, scaling, num_turned), max_positions
+
+
+def read_num_turned(fields: Fields, head_dim: int) -> int:
+    """How many numbers of a head are turned: by ``partial_rotary_factor``, or by ``rotary_dim`` as older files say.
+
+    Raises ``ModelFilesError`` where they are not pairs of such a head.
+    """
+    share = _turned_share(fields)
+    if share == 1.0 and fields.has("rotary_dim"):
+        share = fields.integer("rotary_dim") / head_dim
+    num_turned = int(head_dim * share)
+    if num_turned % 2 or not 0 < num_turned <= head_dim:
+        raise ModelFilesError(
+            f"{fields.where}: rope over {num_turned} of a head's {head_dim} numbers is not supported; it must be an "
+            "even part of them"
+        )
+    return num_turned
+
+
+def _turned_share(fields: Fields) -> float:
+    """``partial_rotary_factor``, beside the other settings of rope or among them."""
+    return _rope(fields).number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+
+
+def _rope(fields: Fields) -> Fields:
+    return fields.below("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
 
 
 def _read_scaling(rope: Fields, original_default: int) -> RopeScaling | None:
