@@ -86,6 +86,9 @@ class SpreadSource:
         turned, still = heads[:, : self.num_turned].chunk(2, dim=1), heads[:, self.num_turned :].chunk(2, dim=1)
         return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
 
+    def blocks(self, name: str) -> None:
+        """Every tensor is read as numbers."""
+
 
 def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
     """Of every ``unit_size`` rows the last ``rope_dim``: those of even index first, then those of odd index."""
