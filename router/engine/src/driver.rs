@@ -20,6 +20,7 @@ use crate::serving::Serving;
 use crate::settings::EngineSettings;
 use crate::shared::{Patience, Shared};
 use crate::status::Phase;
+use crate::step_records::StepRecorder;
 use crate::text::ApiError;
 use crate::text_pool::Admission;
 
@@ -33,6 +34,8 @@ pub struct Driver {
     pub batches: Sender<Vec<StreamEvent>>,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
+    /// Where what steps took is kept, if anywhere.
+    pub recorder: Option<StepRecorder>,
     /// Known from the start.
     pub outline: Outline,
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -18,6 +19,7 @@ use crate::output::Output;
 use crate::seeds::SeedSource;
 use crate::settings::{EngineSettings, SettingsProblem};
 use crate::shared::{Patience, Sentinel, Shared};
+use crate::step_records::{StepFile, StepRecorder};
 use crate::text::{ApiError, ModelFilesError, ModelText};
 use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
 
@@ -37,6 +39,14 @@ pub enum StartError {
     /// The model's files cannot be served.
     #[error(transparent)]
     Model(#[from] ModelFilesError),
+    /// The file of step records cannot be written.
+    #[error("--step-records {path}: {source}; name a file in a folder that may be written")]
+    StepRecords {
+        /// As given.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The workers' socket cannot be opened.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -73,6 +83,8 @@ impl Engine {
         let max_model_len = settings.model_len(model.context_length())?;
         Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES))
             .map_err(SettingsProblem::from)?;
+        let records = settings.step_records.as_deref().map(create_records);
+        let records = records.transpose()?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let outline = Outline {
             settings,
@@ -80,10 +92,16 @@ impl Engine {
             vocab_size: model.vocab_size(),
             patience,
         };
-        Ok(Self::spawn(link, model, outline)?)
+        Ok(Self::spawn(link, model, outline, records)?)
     }
 
-    fn spawn(link: Link, model: Arc<ModelText>, outline: Outline) -> io::Result<Self> {
+    fn spawn(
+        link: Link,
+        model: Arc<ModelText>,
+        outline: Outline,
+        records: Option<(StepRecorder, StepFile)>,
+    ) -> io::Result<Self> {
+        let (recorder, step_file) = records.unzip();
         let shared = Arc::new(Shared::new()?);
         let endpoint = link.endpoint().to_owned();
         let max_model_len = outline.max_model_len;
@@ -105,12 +123,16 @@ impl Engine {
             admissions: admitted,
             batches,
             shared: shared.clone(),
+            recorder,
             outline,
         };
         let mut threads = vec![
             spawn(&shared, "plait-driver", move || driver.run())?,
             spawn(&shared, "plait-output", move || output.run(&written))?,
         ];
+        if let Some(file) = step_file {
+            threads.push(spawn(&shared, "plait-records", move || file.run())?);
+        }
         for _ in 0..NUM_TEXT_THREADS {
             let (worker, jobs) = (worker.clone(), jobs.clone());
             threads.push(spawn(&shared, "plait-text", move || worker.run(&jobs))?);
@@ -233,6 +255,13 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn create_records(path: &Path) -> Result<(StepRecorder, StepFile), StartError> {
+    StepFile::create(path).map_err(|source| StartError::StepRecords {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn spawn(

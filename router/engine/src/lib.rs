@@ -26,6 +26,7 @@ mod settings;
 mod shared;
 mod status;
 mod step;
+mod step_records;
 mod text_pool;
 mod wakeup;
 

@@ -113,14 +113,13 @@ fn owned(record: &LogprobRecord<'_>) -> TokenLogprobs {
 mod tests {
     use super::*;
     use crate::metrics::StepKind;
-    use plait_core::Micros;
+    use plait_core::{Micros, StepWork};
 
     fn step(sampled: Vec<Option<u32>>, measured: Vec<MeasuredRow>) -> StepInFlight {
         StepInFlight {
             step: 3,
             kind: StepKind::Decode,
-            num_prefill_tokens: 0,
-            num_decode_rows: 0,
+            work: StepWork::default(),
             deadline: Micros(0),
             sampled,
             measured,

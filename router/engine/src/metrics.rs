@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use plait_core::{FinishReason, Refusal, Stats};
+use plait_core::{FinishReason, Refusal, Stats, StepWork};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
@@ -94,17 +94,11 @@ impl StepMetrics {
     }
 
     /// One step's result came in.
-    pub fn record(
-        &self,
-        kind: StepKind,
-        elapsed: Duration,
-        num_prefill_tokens: u32,
-        num_decode_rows: u32,
-    ) {
+    pub fn record(&self, kind: StepKind, elapsed: Duration, work: &StepWork) {
         self.num_steps[kind as usize].inc();
         self.seconds[kind as usize].observe(elapsed);
-        self.prefill_tokens.inc_by(num_prefill_tokens.into());
-        self.decode_tokens.inc_by(num_decode_rows.into());
+        self.prefill_tokens.inc_by(work.num_prefill_tokens);
+        self.decode_tokens.inc_by(work.num_decode_rows);
     }
 }
 

@@ -19,6 +19,7 @@ use crate::outbox::StreamId;
 use crate::output::StreamEvent;
 use crate::shared::{Patience, Shared};
 use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
+use crate::step_records::StepRecorder;
 use crate::text::{ApiError, TokenLogprobs};
 use crate::text_pool::Admission;
 
@@ -82,6 +83,8 @@ pub struct ServingParts {
     pub patience: Patience,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
+    /// Where what steps took is kept, if anywhere.
+    pub recorder: Option<StepRecorder>,
 }
 
 /// From its first plan to its end.
@@ -407,12 +410,10 @@ impl Serving {
     fn record(&self, step: &StepInFlight, result: &StepResult) {
         let shared = &self.parts.shared;
         let elapsed = Duration::from_micros(result.elapsed_us);
-        shared.metrics.steps.record(
-            step.kind,
-            elapsed,
-            step.num_prefill_tokens,
-            step.num_decode_rows,
-        );
+        shared.metrics.steps.record(step.kind, elapsed, &step.work);
+        if let Some(recorder) = &self.parts.recorder {
+            recorder.record(&step.work, elapsed);
+        }
         shared.status.set_step(step.step);
     }
 }

@@ -49,6 +49,8 @@ pub struct EngineSettings {
     pub overlap: bool,
     /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
     pub seed: Option<u64>,
+    /// A file that gets what each step computed and took; None writes none.
+    pub step_records: Option<PathBuf>,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
 }

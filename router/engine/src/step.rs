@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plait_core::{Micros, Plan, RequestId, TokenId};
+use plait_core::{Micros, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
 
 use crate::clock::micros;
@@ -16,10 +16,8 @@ pub struct StepInFlight {
     pub step: u64,
     /// Which rows it has.
     pub kind: StepKind,
-    /// Tokens of its prefill rows.
-    pub num_prefill_tokens: u32,
-    /// Its decode rows.
-    pub num_decode_rows: u32,
+    /// What it computes.
+    pub work: StepWork,
     /// When its result is overdue.
     pub deadline: Micros,
     /// For each row that samples, how many best tokens come with its log-probabilities (None: no
@@ -51,8 +49,7 @@ impl StepInFlight {
         Self {
             step: plan.step.0,
             kind: StepKind::of(!plan.prefill.is_empty(), !plan.decode.is_empty()),
-            num_prefill_tokens: plan.num_prefill_tokens(),
-            num_decode_rows: plan.num_decode_rows(),
+            work: StepWork::of(plan),
             deadline: Micros(now.0 + micros(limit)),
             sampled: Vec::new(),
             measured: Vec::new(),

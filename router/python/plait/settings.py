@@ -210,6 +210,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[Seed | None, Setting("seeds the draws for requests that bring no seed", unset="drawn at start")] = (
         None
     )
+    step_records: Annotated[
+        str | None,
+        Setting(
+            "file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait simulate "
+            "--hardware`",
+            unset="none is written",
+        ),
+    ] = None
     log_level: Annotated[LogLevel, Setting("least severe log line that is written to standard error")] = "info"
 
 
@@ -253,6 +261,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """Prompt tokens that may wait."""
     overlap: bool
     seed: int | None
+    step_records: str | None
     log_level: LogLevel
 
 
@@ -288,5 +297,6 @@ def engine_settings(settings: ServeSettings, model: str, name: str | None, run_d
         max_queue_tokens=scheduler.max_queue_tokens,
         overlap=scheduler.overlap,
         seed=settings.process.seed,
+        step_records=settings.process.step_records,
         log_level=settings.process.log_level,
     )

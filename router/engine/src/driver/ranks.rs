@@ -109,6 +109,7 @@ impl Wheel {
             vocab_size: *vocab_size,
             patience: self.patience,
             shared: self.driver.shared.clone(),
+            recorder: self.driver.recorder.clone(),
         }
     }
 

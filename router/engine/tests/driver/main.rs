@@ -6,5 +6,6 @@ mod failures;
 mod flow;
 mod model;
 mod rig;
+mod step_records;
 mod streams;
 mod worker;

@@ -11,6 +11,9 @@ use plait_proto::{
 };
 use rustc_hash::FxHashMap;
 
+/// What every step is said to take.
+pub const STEP_MICROS: u64 = 1000;
+
 /// How a rank behaves.
 #[derive(Clone, Debug)]
 pub struct Conduct {
@@ -273,7 +276,7 @@ impl Rank {
         }
         let mut result = StepResult {
             step: plan.step,
-            elapsed_us: 1000,
+            elapsed_us: STEP_MICROS,
             ..StepResult::default()
         };
         let mut tokens = plan.token_ids.as_slice();
