@@ -110,6 +110,11 @@ impl<'a> Replica<'a> {
             "nobody drains a simulated replica"
         );
         self.tally.counts.num_refused += 1;
+        let is_too_long = matches!(
+            refusal,
+            Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. }
+        );
+        self.tally.counts.num_too_long += u64::from(is_too_long);
     }
 
     fn send_steps(&mut self, now: Micros) {

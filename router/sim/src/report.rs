@@ -40,8 +40,10 @@ pub struct Summary {
     pub num_starvation_grants: u64,
     /// Requests that arrived.
     pub num_requests: u64,
-    /// Requests that were refused: longer than context or pool, or the queue was full.
+    /// Requests that were refused.
     pub num_refused: u64,
+    /// Those of them that are longer than context or pool; the others found a full queue.
+    pub num_too_long: u64,
     /// Output tokens.
     pub num_output_tokens: u64,
     /// Steps of all replicas.
@@ -133,6 +135,7 @@ impl Summary {
             num_starvation_grants: counts.num_starvation_grants,
             num_requests: counts.num_requests,
             num_refused: counts.num_refused,
+            num_too_long: counts.num_too_long,
             num_output_tokens: counts.num_output_tokens,
             num_steps: counts.num_steps(),
             duration_seconds: duration,

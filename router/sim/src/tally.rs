@@ -30,6 +30,8 @@ pub struct TallyCounts {
     pub num_requests: u64,
     /// Requests that no queue took.
     pub num_refused: u64,
+    /// Those of them that no replica could ever serve: longer than its context or its pool.
+    pub num_too_long: u64,
     /// Output tokens.
     pub num_output_tokens: u64,
     /// Tokens of admitted prompts.
@@ -139,6 +141,7 @@ impl TallyCounts {
     fn add(&mut self, other: &Self) {
         self.num_requests += other.num_requests;
         self.num_refused += other.num_refused;
+        self.num_too_long += other.num_too_long;
         self.num_output_tokens += other.num_output_tokens;
         self.num_prompt_tokens += other.num_prompt_tokens;
         self.num_hit_tokens += other.num_hit_tokens;

@@ -34,6 +34,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_starvation_grants: int
     num_requests: int
     num_refused: int
+    num_too_long: int
+    """Those of the refused that are longer than context or pool; the others found a full queue."""
     num_output_tokens: int
     num_steps: int
     duration_seconds: float

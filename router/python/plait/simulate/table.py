@@ -16,13 +16,18 @@ def table(summary: Summary) -> str:
         _times("E2E, ms", summary.e2e_seconds),
         "",
         f"{'output':<18}{summary.output_tokens_per_second:>12,.1f} tokens/s for {summary.duration_seconds:,.1f} s",
-        f"{'requests':<18}{summary.num_requests:>12,} ({summary.num_refused:,} refused)",
+        f"{'requests':<18}{summary.num_requests:>12,} ({_refused(summary)})",
         f"{'steps':<18}{summary.num_steps:>12,} ({summary.mixed_share:.1%} mixed)",
         f"{'prefix hits':<18}{summary.prefix_hit_ratio:>12.1%} of prompt tokens",
         f"{'preemptions':<18}{summary.num_preemptions:>12,}",
         f"{'starvation grants':<18}{summary.num_starvation_grants:>12,}",
     ]
     return "\n".join(lines)
+
+
+def _refused(summary: Summary) -> str:
+    told = f"{summary.num_refused:,} refused"
+    return f"{told}, {summary.num_too_long:,} as longer than context or pool" if summary.num_too_long else told
 
 
 def _times(name: str, times: Percentiles) -> str:

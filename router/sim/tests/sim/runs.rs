@@ -121,6 +121,27 @@ fn what_no_queue_takes_is_counted() {
     assert_eq!(found.num_output_tokens, 10 * (40 - found.num_refused));
 }
 
+/// The middle one fits neither a pool of 640 tokens nor, there, a context of 1,000.
+#[test]
+fn what_is_too_long_to_be_served_is_told_from_what_finds_a_full_queue() {
+    for limits in [
+        json!({"num_pages": 10, "watermark": 0}),
+        json!({"max_model_len": 1000}),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let text = TRACE.replace("300", "1024").replace("[1]", "[1, 1]");
+        let load = trace(&file(&folder, "t.jsonl", &text.replace("900", "600")));
+        let found = summary(json!({"load": load, "scheduler": limits}));
+        assert_eq!((found.num_refused, found.num_too_long), (1, 1), "{limits}");
+    }
+    let full = summary(json!({
+        "load": {"source": poisson(1e6, 40, 200, 10)},
+        "scheduler": {"max_seqs": 1, "max_queue": 10},
+    }));
+    assert!(full.num_refused > 0);
+    assert_eq!(full.num_too_long, 0);
+}
+
 #[test]
 fn mixing_bounds_the_longest_gap_between_tokens() {
     let found = |mixed: bool| {
