@@ -28,7 +28,16 @@ OPTIONS = (
     "-Wno-uninitialized",
 )
 X86_LEVELS = {
-    "avx512bf16": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni", "-mfma", "-mf16c"),
+    "avx512bf16": (
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx512bf16",
+        "-mavx512vnni",
+        "-mfma",
+        "-mf16c",
+    ),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }

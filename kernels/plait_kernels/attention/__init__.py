@@ -24,16 +24,4 @@ def decode_paged(
     solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD)
 
 
-def decode_latents(
-    q_AHC: Tensor, pages: Tensor, table_AW: Tensor, lengths_A: Tensor, scale: float, out_AHL: Tensor
-) -> None:
-    """Absorbed queries of one token a row over the row's pages of latents: ``out_AHL`` is written.
-
-    ``pages`` is ``[N, P, C]``, of which the first L numbers are the values; ``table_AW`` int32 names each row's pages,
-    ``lengths_A`` int32, at least 1, says how many of their tokens the row sees.
-    """
-    solution = triton_solution(__name__, "latent_triton") if q_AHC.is_cuda else reference
-    solution.decode_latents(q_AHC, pages, table_AW, lengths_A, scale, out_AHL)
-
-
-__all__ = ["attend", "decode_latents", "decode_paged", "merge"]
+__all__ = ["attend", "decode_paged", "merge"]

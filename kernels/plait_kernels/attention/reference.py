@@ -26,16 +26,6 @@ def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
     return torch.einsum("htl,lhd->thd", weights_HTL, v_LHD)
 
 
-def decode_latents(
-    q_AHC: Tensor, pages: Tensor, table_AW: Tensor, lengths_A: Tensor, scale: float, out_AHL: Tensor
-) -> None:
-    """See ``plait_kernels.attention.decode_latents``; token by token."""
-    for token, length in enumerate(lengths_A.tolist()):
-        cached_L1C = pages[table_AW[token].long()].flatten(0, 1)[:length, None]
-        latent_L1L = cached_L1C[..., : out_AHL.shape[2]]
-        out_AHL[token] = attend(q_AHC[token : token + 1], cached_L1C, latent_L1L, scale)[0]
-
-
 def decode_paged(
     q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
 ) -> None:

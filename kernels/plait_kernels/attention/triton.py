@@ -33,7 +33,7 @@ def decode_paged(
     num_rows, num_heads, head_dim = q_BHD.shape
     num_kv_heads, page_size = pages.shape[2], pages.shape[3]
     group = num_heads // num_kv_heads
-    shares = num_shares(num_rows * num_kv_heads, q_BHD.device)
+    shares = _num_shares(num_rows * num_kv_heads, q_BHD.device)
     parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
     sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
     _decode[(num_rows, num_kv_heads, shares)](
@@ -61,8 +61,8 @@ def decode_paged(
         )
 
 
-def num_shares(num_programs: int, device: torch.device) -> int:
-    """Programs that a row is divided among: a power of two that fills the device; few values, since each is compiled by itself."""
+def _num_shares(num_programs: int, device: torch.device) -> int:
+    """A power of two that fills the device; few values, since each is compiled by itself."""
     wanted = _PROGRAMS_PER_SM * _num_sms(device) // num_programs
     most = min(max(wanted, 1), _MAX_SHARES)
     return 1 << (most.bit_length() - 1)

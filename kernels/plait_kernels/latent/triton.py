@@ -185,15 +185,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         is_out = is_row[:, None] & (number < WIDTH)[None, :]
         tl.store(out_at + number[None, :], absorbed.to(out_ptr.dtype.element_ty), mask=is_out)
         if share == 0:
-            half = tl.arange(0, HALF)[None, :]
-            a = tl.load(q_at + NUM_STILL + half, mask=is_row[:, None], other=0.0).to(tl.float32)
-            b = tl.load(q_at + NUM_STILL + HALF + half, mask=is_row[:, None], other=0.0).to(tl.float32)
-            cosine = tl.load(cos_ptr + row[:, None] * (2 * HALF) + half, mask=is_row[:, None], other=0.0)
-            # The sine table's first half is negated (``rope_tables``); its second is the sine itself.
-            sine = tl.load(sin_ptr + row[:, None] * (2 * HALF) + HALF + half, mask=is_row[:, None], other=0.0)
-            out_type = out_ptr.dtype.element_ty
-            tl.store(out_at + WIDTH + half, (a * cosine - b * sine).to(out_type), mask=is_row[:, None])
-            tl.store(out_at + WIDTH + HALF + half, (b * cosine + a * sine).to(out_type), mask=is_row[:, None])
+            _turn_rows(q_at + NUM_STILL, cos_ptr, sin_ptr, out_at + WIDTH, row[:, None], is_row[:, None], HALF)
     elif IS_STORED:
         _wait(OVERLAP)
         token = first + program - num_absorbing
@@ -309,12 +301,19 @@ def _turn_queries(  # type: ignore[no-untyped-def]
     _wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    target = q_ptr + token * token_stride + head * head_stride + num_still
+    _turn_rows(target, cos_ptr, sin_ptr, target, token, head < num_heads, HALF)
+
+
+@triton.jit
+def _turn_rows(source, cos_ptr, sin_ptr, target, token, is_there, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Turns the numbers at ``source`` by their token's angles; all are columns but for a single token."""
     number = tl.arange(0, HALF)[None, :]
-    is_there = head < num_heads
-    target = q_ptr + token * token_stride + head * head_stride + num_still + number
-    a = tl.load(target, mask=is_there, other=0.0).to(tl.float32)
-    b = tl.load(target + HALF, mask=is_there, other=0.0).to(tl.float32)
-    cosine = tl.load(cos_ptr + token * (2 * HALF) + number)
-    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + number)
-    tl.store(target, (a * cosine - b * sine).to(q_ptr.dtype.element_ty), mask=is_there)
-    tl.store(target + HALF, (b * cosine + a * sine).to(q_ptr.dtype.element_ty), mask=is_there)
+    a = tl.load(source + number, mask=is_there, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF + number, mask=is_there, other=0.0).to(tl.float32)
+    cosine = tl.load(cos_ptr + token * (2 * HALF) + number, mask=is_there, other=0.0)
+    # The sine table's first half is negated (``rope_tables``); its second is the sine itself.
+    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + number, mask=is_there, other=0.0)
+    kind = target.dtype.element_ty
+    tl.store(target + number, (a * cosine - b * sine).to(kind), mask=is_there)
+    tl.store(target + HALF + number, (b * cosine + a * sine).to(kind), mask=is_there)

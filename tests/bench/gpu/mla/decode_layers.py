@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from plait_kernels.latent import AbsorbedQueries, Tables, absorb_and_store
-from plait_worker.attention import AttentionBackend, LatentStep
+from plait_worker.attention import AttentionBackend, LatentShape, LatentStep
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
 from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
@@ -116,7 +116,7 @@ def measure(num_heads: int, out: list[dict[str, object]]) -> None:
     num_pages = max(ROWS) * max(DEPTHS) // PAGE_SIZE
     pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU)
     shape = latent_shape(num_heads)
-    for name in names(type(shape), (9, 0)):
+    for name in names(LatentShape, (9, 0)):
         backend = try_backend(name, Need(shape, PAGE_SIZE, 4096, 8192, GPU))
         if isinstance(backend, str):
             print(name, backend)
@@ -127,11 +127,8 @@ def measure(num_heads: int, out: list[dict[str, object]]) -> None:
                 note(out, f"{name} {num_heads} heads {num_rows} rows at {depth}", figures, num_heads, num_rows * depth)
 
 
-def latent_shape(num_heads: int) -> object:
-    from plait_worker.attention import LatentShape
-
-    kinds = {"dtype": torch.bfloat16, "cached_dtype": torch.bfloat16}
-    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, **kinds)  # type: ignore[arg-type]
+def latent_shape(num_heads: int) -> LatentShape:
+    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
 
 
 def note(out: list[dict[str, object]], case: str, figures: dict[str, float], num_heads: int, tokens: int) -> None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from decode_layers import microseconds
+from decode_layers import microseconds  # type: ignore[import-not-found]
 from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, route, sorted_triton
 from plait_kernels.moe.sorted_triton import Tile
 
@@ -31,19 +31,22 @@ TILES = (
 COPY_BYTES_A_US = 4.24e6
 
 
+def normal(*size: int) -> torch.Tensor:
+    return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiles", action="store_true", help="try every tile")
     options = parser.parse_args()
-    kind = {"dtype": torch.bfloat16, "device": "cuda"}
     num_all = NUM_EXPERTS + NUM_SHARED
-    gate_up, down = torch.randn(num_all, 2 * WIDTH, HIDDEN, **kind), torch.randn(num_all, HIDDEN, WIDTH, **kind)
+    gate_up, down = normal(num_all, 2 * WIDTH, HIDDEN), normal(num_all, HIDDEN, WIDTH)
     routing = Routing("softmax", TOP_K, GroupLimit(1, 1), 1.0, num_shared=NUM_SHARED)
     rows: list[dict[str, object]] = []
     for num_tokens in TOKENS:
-        x = torch.randn(num_tokens, HIDDEN, **kind) * 0.01
+        x = normal(num_tokens, HIDDEN) * 0.01
         given = (x, gate_up, down, *route(torch.randn(num_tokens, NUM_EXPERTS, device="cuda"), None, routing))
         figures: dict[str, float] = {}
         if num_tokens <= 64:
