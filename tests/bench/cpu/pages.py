@@ -38,7 +38,8 @@ class Server(msgspec.Struct, frozen=True):
     state: str
     reason: str
     version: str
-    streams: str
+    computes: str
+    takes: list[str]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ def table(made: bytes) -> str:
     lines = ["| prompt / answer @ load | server | output tokens/s (least - greatest run) | "]
     lines[0] += " | ".join(column.head for column in COLUMNS) + " |"
     lines += ["|" + "---|" * (3 + len(COLUMNS)), *_table_lines(result)]
-    return "\n".join([*lines, "", "Times in ms.", "", *goals(result), *absent(result)]) + "\n"
+    return "\n".join([*lines, "", "Times in ms.", "", *goals(result), *servers(result)]) + "\n"
 
 
 def _table_lines(result: Result) -> Iterator[str]:
@@ -128,19 +129,19 @@ def goals(result: Result) -> Iterator[str]:
             yield f"- {words}: {'met' if is_met else '**missed**'}"
 
 
-def absent(result: Result) -> Iterator[str]:
-    """Servers that were not measured, or not in every case, and why."""
+def servers(result: Result) -> Iterator[str]:
+    """What each server computes with and which cases it takes; why one was not measured."""
     yield ""
     for server in result.servers:
         if server.state != "ran":
             yield f"- {server.name}: **{server.state}**: {server.reason}"
-        elif server.streams == "one":
-            yield f"- {server.name} answers one request after another: it takes the cases of one stream only"
+        else:
+            yield f"- {server.name}: {server.version}; {server.computes}; cases: {', '.join(server.takes)}"
 
 
 def readme_section(result: Result) -> str:
     """Plait's figures with the peers' speed beside them."""
-    peers = [name for name in result.names if not name.startswith(PLAIT)]
+    peers = [name for name in result.names if name not in (PLAIT, "plait --no-mixed")]
     head = ["prompt / answer @ load", "output tokens/s", "first token, p50", "between tokens, p50 / p99 / max", *peers]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for case in result.cases:
@@ -153,17 +154,18 @@ def readme_section(result: Result) -> str:
         cells += ["-" if found is None else f"{found:.0f}" for found in theirs]
         lines.append("| " + " | ".join(cells) + " |")
     missing = [server.name for server in result.servers if server.state != "ran"]
-    words = ["The last columns are the peers' output tokens/s in the same run."] if peers else []
+    words = [
+        "The first figures are those of every default; the last columns are others' output tokens/s in the same run."
+    ]
     words += [f"Not measured: {', '.join(missing)}."] if missing else []
     return "\n".join([*lines, "", " ".join(words)]).rstrip() + "\n"
 
 
 def results_section(made: bytes) -> str:
     result = read(made)
-    versions = "; ".join(f"{server.name}: {server.version}" for server in result.servers if server.version)
-    about = f"Commit {(result.commit or 'unknown')[:12]}, {result.machine['cores']} cores ({result.machine['cpu']}). "
+    about = f"Commit {(result.commit or 'unknown')[:12]}, {result.machine['cores']} cores ({result.machine['cpu']})."
     plot = "![Speed, first token and gaps of Plait and its peers](cpu.png)"
-    return f"{about}{versions}.\n\n{table(made)}\n{plot}\n"
+    return f"{about}\n\n{table(made)}\n{plot}\n"
 
 
 def sections(made: bytes | None) -> dict[Path, str]:

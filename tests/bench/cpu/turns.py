@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from contestants import ONE, Contestant, free_port
+from contestants import Contestant, free_port
 from cpu_cases import CpuCase
 from plait.bench.cases import cases
 from plait.bench.compare import value
@@ -43,6 +43,8 @@ class Entry:
     state: str = "not started"
     """`ran`, `missing` or `failed`."""
     reason: str = ""
+    computes: str = ""
+    """What with: as Plait says itself when it has started."""
 
     def fail(self, reason: str) -> None:
         """It takes no further turn."""
@@ -103,15 +105,22 @@ def _start(contestant: Contestant, logs: Path) -> Entry:
     else:
         process.pause()
         entry.process, entry.state = process, "ran"
+        entry.computes = contestant.computes or model_line(log)
         say(f"{contestant.name}: ready after {time.monotonic() - began:.0f} s")
     return entry
+
+
+def model_line(log: Path) -> str:
+    """What Plait's first lines say of the model: its type and device."""
+    lines = (line.strip() for line in log.read_text().splitlines())
+    return next((line.removeprefix("model").strip() for line in lines if line.startswith("model ")), "")
 
 
 def _round(field: Field, case: CpuCase, repeat: int) -> None:
     """Each server once; who goes first alternates."""
     entries = field.entries if repeat % 2 == 0 else list(reversed(field.entries))
     for entry in entries:
-        if entry.process is None or not takes_part(entry.contestant, case):
+        if entry.process is None or case.kind not in entry.contestant.takes:
             continue
         try:
             turn = _turn(entry.process, case, repeat)
@@ -124,15 +133,8 @@ def _round(field: Field, case: CpuCase, repeat: int) -> None:
             raise KeyboardInterrupt
 
 
-def takes_part(contestant: Contestant, case: CpuCase) -> bool:
-    """One that answers one request after another takes the cases of one stream."""
-    if contestant.is_variant:
-        return case.takes_variants
-    return contestant.streams != ONE or case.num_streams == 1
-
-
 def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
-    with _awake(process), _busy_process(case.beside_busy):
+    with _awake(process), _busy_process(case.is_beside_busy):
         process.reset_peak()
         clock, ours = _busy_seconds(), _own_seconds() + process.cpu_seconds()
         began = time.monotonic()
