@@ -49,7 +49,7 @@ def report(field: Field, todo: list[CpuCase], command: str) -> dict[str, object]
                 "state": entry.state,
                 "reason": entry.reason,
                 "version": entry.contestant.version,
-                "computes": entry.computes or entry.contestant.computes,
+                "computes": entry.computes,
                 "takes": entry.contestant.takes,
                 "command": entry.contestant.command,
                 "environment": entry.contestant.environment,

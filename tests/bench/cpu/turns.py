@@ -43,8 +43,12 @@ class Entry:
     state: str = "not started"
     """`ran`, `missing` or `failed`."""
     reason: str = ""
-    computes: str = ""
-    """What with: as Plait says itself when it has started."""
+    log: Path | None = None
+
+    @property
+    def computes(self) -> str:
+        """What with: known beforehand, or as Plait says itself once it has started."""
+        return self.contestant.computes or (model_line(self.log) if self.log is not None else "")
 
     def fail(self, reason: str) -> None:
         """It takes no further turn."""
@@ -104,8 +108,7 @@ def _start(contestant: Contestant, logs: Path) -> Entry:
         raise
     else:
         process.pause()
-        entry.process, entry.state = process, "ran"
-        entry.computes = contestant.computes or model_line(log)
+        entry.process, entry.state, entry.log = process, "ran", log
         say(f"{contestant.name}: ready after {time.monotonic() - began:.0f} s")
     return entry
 
