@@ -12,6 +12,7 @@ from typing import NoReturn
 from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
+from plait.kernels import ACTIONS, KernelsSettings, run_kernels
 from plait.output import drop_output
 from plait.settings import ServeSettings
 from plait.simulate.settings import SimulateSettings
@@ -25,6 +26,8 @@ MAX_TEMPERATURE = 2
 _OPENMP_SPINS = "10000"
 # The ranks of a machine talk to each other only; gloo's own choice is the address of the host's name.
 _GLOO_INTERFACE = "lo"
+# By which flashinfer is told what GPU to compile for where none is there; the `a` allows that GPU's own instructions.
+_ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 
 
 def main() -> NoReturn:
@@ -86,9 +89,15 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
     add_flags(simulate, SimulateSettings)
+    kernels = commands.add_parser(
+        "kernels", help="list a model's GPU modules, or build them ahead of its first start", allow_abbrev=False
+    )
+    kernels.add_argument("action", choices=ACTIONS, help="show what is there, or compile what is missing")
+    kernels.add_argument("model", metavar="MODEL", nargs="?", help="as for serve (default: the demo model)")
+    add_flags(kernels, KernelsSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
-    return parser, {"serve": serve, "chat": chat, "simulate": simulate, "bench": load, **benches}
+    return parser, {"serve": serve, "chat": chat, "simulate": simulate, "kernels": kernels, "bench": load, **benches}
 
 
 def _version() -> str:
@@ -126,7 +135,14 @@ def _simulate(typed: argparse.Namespace) -> int:
     return simulate(settings)
 
 
-_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate}
+def _kernels(typed: argparse.Namespace) -> int:
+    settings = read_settings(typed, KernelsSettings)
+    if settings.need.arch is not None:
+        os.environ[_ARCH_VARIABLE] = f"{settings.need.arch.removesuffix('a')}a"
+    return run_kernels(typed.action, typed.model, settings.need)
+
+
+_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate, "kernels": _kernels}
 
 
 if __name__ == "__main__":

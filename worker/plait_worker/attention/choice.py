@@ -12,6 +12,7 @@ from plait_proto import ExitCode
 from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.found import Kernels, Need, find, names
+from plait_worker.attention.modules import backend_modules, find_nvcc
 from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
@@ -91,6 +92,8 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
     if need.shape.dtype not in _DTYPES:
         return f"it computes in bfloat16 or float16, not {str(need.shape.dtype).removeprefix('torch.')}"
     try:
+        if reason := _unbuilt(found, need):
+            return reason
         backend = _make(found, need)
     except ImportError as failure:
         return f"{failure.name} is not installed"
@@ -99,6 +102,23 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
     except (RuntimeError, AssertionError) as failure:
         return f"it does not start: {_first_line(failure)}"
     return _wrong(backend, need) or backend
+
+
+def _unbuilt(found: Kernels, need: Need) -> str | None:
+    """Why it cannot start, where its modules are neither there nor to be compiled; compiling is announced."""
+    modules = backend_modules(found, need.shape, need.page_size)
+    missing = [module.name for module in modules if module.state == "missing"]
+    if missing and find_nvcc() is None:
+        return (
+            f"{len(missing)} of its modules are not built, and there is no nvcc; `plait kernels build` says what to do"
+        )
+    if missing:
+        _log.warning(
+            "attention %s: compiling %d modules, which takes minutes; `plait kernels build` does it ahead of the start",
+            found.name,
+            len(missing),
+        )
+    return None
 
 
 def _make(found: Kernels, need: Need) -> AttentionBackend[Any]:

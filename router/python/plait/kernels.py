@@ -1,0 +1,52 @@
+"""`plait kernels`: what the GPU's attention has compiled for a model, and compiling it ahead.
+
+The work is done by the worker's package in a process of its own, since it needs torch and this one does without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Annotated, Literal
+
+import msgspec
+
+from plait.errors import SettingsError
+from plait.model_files import find_model
+from plait.settings import PageSettings, PageSize, ProcessSettings, RankCount, Setting
+
+ACTIONS = ("list", "build")
+
+
+class NeedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plait serve` will be told."""
+
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16"], Setting("number format of weights and KV; auto is bfloat16 on a GPU")
+    ] = "auto"
+    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
+        PageSettings().page_size
+    )
+    tp: Annotated[
+        RankCount, Setting("workers that divide the model among them", ("--tensor-parallel-size", "--tp-size"))
+    ] = ProcessSettings().tp
+    arch: Annotated[
+        str | None,
+        Setting("compute capability to build for, such as 9.0 for an H100 or H200", unset="this machine's GPU"),
+    ] = None
+
+
+class KernelsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `plait kernels` is told."""
+
+    need: NeedSettings = NeedSettings()
+
+
+def run_kernels(action: str, model: str | None, need: NeedSettings) -> int:
+    """One of `ACTIONS` for a model; the exit code. Raises `StartError` where there is no such model or no worker."""
+    if importlib.util.find_spec("plait_worker") is None:
+        raise SettingsError("the worker is not installed here, which GPU modules belong to: pip install plait-worker")
+    words = ["--model", str(find_model(model).path), "--dtype", need.dtype, "--page-size", str(need.page_size)]
+    words += ["--tp", str(need.tp), *(["--arch", need.arch] if need.arch is not None else [])]
+    return subprocess.call([sys.executable, "-m", "plait_worker.kernels_command", action, *words])

@@ -1,0 +1,143 @@
+"""`plait kernels` says what a model's attention has compiled on a GPU, and what to do where nothing can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from plait_proto import ExitCode
+from plait_worker import kernels_command
+from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention.choice import try_backend
+from plait_worker.attention.found import HOPPER, Need
+from plait_worker.attention.modules import modules_for
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+(CAPABILITY,) = HOPPER
+GQA = AttentionShape(14, 2, 128, 128**-0.5, torch.bfloat16)
+MLA = LatentShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A configuration is all that is asked for."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, model: Path, *words: str) -> int:
+    settings = ["--dtype", "auto", "--page-size", "16", "--tp", "1"]
+    monkeypatch.setattr(sys, "argv", ["plait kernels", "build", "--model", str(model), *settings, *words])
+    return kernels_command.main()
+
+
+def test_a_machine_without_a_gpu_is_told_how_to_build_for_one(model: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "plait.cli", "kernels", "list", str(model)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == ExitCode.HARDWARE
+    last = told.stderr.splitlines()[-1]
+    assert last.startswith("plait: hardware error (exit code 3): no NVIDIA GPU is there")
+    assert "--arch 9.0" in last
+
+
+@pytest.fixture
+def for_hopper(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flashinfer is told by the command line of the GPU to compile for, where the machine has none."""
+    from flashinfer.jit.core import current_compilation_context
+
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    monkeypatch.setattr(current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+
+
+def test_without_flashinfer_it_says_what_to_install(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels_command, "has_flashinfer", lambda: False)
+    assert run(monkeypatch, model, "--arch", "9.0") == ExitCode.SETTINGS
+    assert "flashinfer is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_without_a_compiler_nothing_is_built(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels_command, "find_nvcc", lambda: None)
+    assert run(monkeypatch, model, "--arch", "9.0") == ExitCode.SETTINGS
+    assert "there is no nvcc: install NVIDIA's CUDA toolkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--arch", "8.0"], ExitCode.SETTINGS, "--arch is '8.0'; allowed: 9.0, 10.0, 10.3"),
+        (["--arch", "hopper"], ExitCode.SETTINGS, "--arch is 'hopper'; allowed: 9.0"),
+        (["--arch", "9.0", "--tp", "5"], ExitCode.SETTINGS, "--tp 5 does not divide"),
+        (["--arch", "9.0", "--dtype", "float32"], ExitCode.SETTINGS, "float32 is attended by torch"),
+        (["--arch", "9.0", "--model", "/nowhere"], ExitCode.MODEL_FILES, "/nowhere does not exist"),
+    ],
+)
+def test_what_cannot_be_built_for_is_refused(
+    words: list[str],
+    code: ExitCode,
+    said: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, model, *words) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_each_backend_names_the_modules_that_it_loads() -> None:
+    of_gqa = {module.name: module.backends for module in modules_for(GQA, 16, CAPABILITY)}
+    assert [(told(name), backends) for name, backends in of_gqa.items()] == [
+        ("fmha_v2_q_paged_kv_hnd", ("triton", "trtllm_mha")),
+        ("page_size_16_head_dim_128_head_group_ratio_7", ("trtllm_mha",)),
+        ("head_dim_qk_128_head_dim_vo_128 sm90", ("flashinfer",)),
+        ("head_dim_qk_128_head_dim_vo_128 kv_stride_equal", ("flashinfer",)),
+    ]
+    of_mla = {module.name: module.backends for module in modules_for(MLA, 64, CAPABILITY)}
+    assert [(told(name), backends) for name, backends in of_mla.items()] == [
+        ("head_dim_qk_192_head_dim_vo_128 sm90", ("flashmla", "flashinfer_mla")),
+        ("head_dim_ckv_512_head_dim_kpe_64 sm90", ("flashinfer_mla",)),
+    ]
+    assert modules_for(MLA, 64, (10, 0)) == []
+
+
+def told(name: str) -> str:
+    """What a module's name says of the shape that it is for."""
+    parts = re.findall(r"fmha_v2_q_paged_kv_hnd|page_size_\d+|head_[a-z_]+_\d+|sm90$|kv_stride_equal$", name)
+    own = "_".join(part for part in parts if part not in ("sm90", "kv_stride_equal"))
+    return " ".join([own, *(part for part in parts if part in ("sm90", "kv_stride_equal"))])
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: None)
+    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: CAPABILITY)
+    outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
+    assert isinstance(outcome, str)
+    assert "not built, and there is no nvcc; `plait kernels build` says what to do" in outcome

@@ -1,0 +1,155 @@
+"""The modules that flashinfer compiles for attention: which of them a model needs, and which are there.
+
+Beside a prebuilt module flashinfer's own cache is looked at; where a module is in neither, its first use compiles it,
+which takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's own calls, so that the names agree.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention.found import KERNELS, Capability, Kernels
+from plait_worker.model_config import ModelConfig
+
+State = Literal["prebuilt", "built", "missing"]
+_INDEX = torch.int32
+
+
+class _Spec(Protocol):
+    """What flashinfer tells of a module; the library carries no types."""
+
+    name: str
+    is_aot: bool
+    is_compiled: bool
+
+    def build(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModule:
+    """One module and the backends that need it."""
+
+    spec: _Spec
+    backends: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Flashinfer's."""
+        return self.spec.name
+
+    @property
+    def state(self) -> State:
+        """Whether it came with flashinfer, lies in its cache, or has to be compiled."""
+        if self.spec.is_aot:
+            return "prebuilt"
+        return "built" if self.spec.is_compiled else "missing"
+
+    def build(self) -> None:
+        """Compile it into flashinfer's cache; raises ``RuntimeError`` with the compiler's words."""
+        self.spec.build()
+
+
+def model_shape(config: ModelConfig, world: int, dtype: torch.dtype) -> AttentionShape | LatentShape:
+    """What one of ``world`` ranks attends with."""
+    num_heads, mla = config.num_heads // world, config.mla
+    if mla is not None:
+        dims = (mla.latent_dim, mla.cached_dim, mla.query_dim, mla.value_dim)
+        return LatentShape(num_heads, *dims, mla.scale, dtype, cached_dtype=dtype)
+    num_kv_heads = max(1, config.num_kv_heads // world)
+    return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, dtype)
+
+
+def modules_for(shape: AttentionShape | LatentShape, page_size: int, capability: Capability) -> list[GpuModule]:
+    """Every module that a backend for this kind of attention and GPU would load; ``ImportError`` without flashinfer.
+
+    Backends that compile nothing (torch, FlashMLA's wheel, NVIDIA's ready kernels for Blackwell) add none.
+    """
+    by_name: dict[str, GpuModule] = {}
+    for found in KERNELS:
+        if found.attends is type(shape) and capability in found.capabilities:
+            for module in backend_modules(found, shape, page_size):
+                known = by_name.get(module.name, GpuModule(module.spec, ()))
+                by_name[module.name] = GpuModule(known.spec, known.backends + module.backends)
+    return list(by_name.values())
+
+
+def backend_modules(found: Kernels, shape: AttentionShape | LatentShape, page_size: int) -> list[GpuModule]:
+    """Those of one backend; none where flashinfer has no such module for the shape, which the backend then says."""
+    try:
+        return [GpuModule(make(shape, page_size), (found.name,)) for make in _MAKERS.get(found.module, ())]
+    except (ValueError, AssertionError, KeyError):
+        return []
+
+
+def has_flashinfer() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("flashinfer") is not None
+
+
+def find_nvcc() -> Path | None:
+    """The compiler that flashinfer would take: of the search path, else of the usual folder."""
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return Path(found) if found else None
+
+
+def _fmha_v2(shape: AttentionShape, _page_size: int) -> Any:
+    from flashinfer.jit.attention.modules import gen_fmha_v2_module
+
+    return gen_fmha_v2_module("q_paged_kv_hnd", shape.dtype, shape.dtype)
+
+
+def _xqa(shape: AttentionShape, page_size: int) -> Any:
+    from flashinfer.jit.xqa import gen_xqa_module
+
+    group = shape.num_heads // shape.num_kv_heads
+    return gen_xqa_module(shape.dtype, shape.dtype, page_size, shape.head_dim, group, False, shape.dtype, 1)
+
+
+def _paged_fa3(shape: AttentionShape, _page_size: int) -> Any:
+    return _prefill_fa3(shape.dtype, shape.head_dim, shape.head_dim)
+
+
+def _ragged_fa3(shape: LatentShape, _page_size: int) -> Any:
+    return _prefill_fa3(shape.dtype, shape.query_dim, shape.value_dim)
+
+
+def _prefill_fa3(dtype: torch.dtype, query_dim: int, value_dim: int) -> Any:
+    from flashinfer.jit.attention.modules import gen_batch_prefill_module
+
+    return gen_batch_prefill_module("fa3", dtype, dtype, dtype, _INDEX, query_dim, value_dim, 0, False, False, False)
+
+
+def _decode_fa2(shape: AttentionShape, _page_size: int) -> Any:
+    from flashinfer.jit.attention.modules import _gen_batch_prefill_module
+
+    head, dtype = shape.head_dim, shape.dtype
+    return _gen_batch_prefill_module(
+        *("fa2", dtype, dtype, dtype, _INDEX, head, head, 0, False, False, False),
+        paged_kv_stride_mode="equal",
+        module_surface="full",
+    )
+
+
+def _latent_fa3(shape: LatentShape, _page_size: int) -> Any:
+    from flashinfer.jit.attention.modules import gen_batch_mla_module
+
+    dtype, rope_dim = shape.dtype, shape.cached_dim - shape.latent_dim
+    return gen_batch_mla_module("fa3", dtype, shape.cached_dtype, dtype, _INDEX, shape.latent_dim, rope_dim, False)
+
+
+_MAKERS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
+    "triton": (_fmha_v2,),
+    "trtllm_mha": (_fmha_v2, _xqa),
+    "flashinfer": (_paged_fa3, _decode_fa2),
+    "flashmla": (_ragged_fa3,),
+    "flashinfer_mla": (_ragged_fa3, _latent_fa3),
+}
+"""By module of ``plait_worker.attention``."""

@@ -1,0 +1,149 @@
+"""``python -m plait_worker.kernels_command {list,build}``: GPU modules that are there, and building them ahead.
+
+The command line starts it, since it imports torch. Its last line of standard error and its exit code say how it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+import time
+from pathlib import Path
+
+import torch
+from plait_proto import ExitCode
+
+from plait_worker.attention.found import BLACKWELL, HOPPER, Capability
+from plait_worker.attention.modules import GpuModule, find_nvcc, has_flashinfer, model_shape, modules_for
+from plait_worker.device import compute_capability
+from plait_worker.division import refuse_uneven
+from plait_worker.failure import Failure
+from plait_worker.model_config import ModelConfig
+from plait_worker.models import choose_dtype
+from plait_worker.weights import ModelFilesError, open_checkpoint, open_config
+
+INSTALL = "pip install 'plait-worker[cuda]'"
+_KNOWN = HOPPER | BLACKWELL
+
+
+def main() -> int:
+    """Run one of the two; the exit code."""
+    arguments = _arguments()
+    try:
+        _run(arguments)
+    except Failure as failure:
+        kind = failure.code.name.lower().replace("_", " ")
+        print(f"plait: {kind} error (exit code {failure.code}): {failure.reason}", file=sys.stderr)
+        return failure.code
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    capability = _capability(arguments.arch)
+    shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype))
+    if not has_flashinfer():
+        raise Failure(
+            ExitCode.SETTINGS,
+            f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
+            "plait serve attends by torch, several times slower",
+        )
+    modules = modules_for(shape, arguments.page_size, capability)
+    print(_machine(capability), flush=True)
+    if arguments.action == "build":
+        _build(modules)
+    _print(modules)
+
+
+def _capability(typed: str | None) -> Capability:
+    """That of the machine's first GPU, or the one that was typed."""
+    if typed is not None:
+        major, _, minor = typed.removesuffix("a").partition(".")
+        found = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+        if found not in _KNOWN:
+            known = ", ".join(f"{major}.{minor}" for major, minor in sorted(_KNOWN))
+            raise Failure(ExitCode.SETTINGS, f"--arch is {typed!r}; allowed: {known}")
+        return found
+    if not torch.cuda.is_available():
+        raise Failure(
+            ExitCode.HARDWARE,
+            f"no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, or name the GPU "
+            "to build for: --arch 9.0 is an H100 or H200. A CPU's kernels were compiled when Plait was installed",
+        )
+    return compute_capability(torch.device("cuda", 0)) or (0, 0)
+
+
+def _config(model: str, world: int) -> ModelConfig:
+    path = Path(model)
+    try:
+        config = open_config(path) if path.is_dir() else open_checkpoint(path).config
+    except ModelFilesError as error:
+        raise Failure(ExitCode.MODEL_FILES, str(error)) from error
+    try:
+        refuse_uneven(config, world)
+    except ValueError as error:
+        raise Failure(ExitCode.SETTINGS, str(error)) from error
+    return config
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Of a GPU's weights: auto is bfloat16, which every GPU has that these modules are for."""
+    dtype = choose_dtype("bfloat16" if name == "auto" else name, torch.device("cpu"))
+    if dtype == torch.float32:
+        raise Failure(ExitCode.SETTINGS, "--dtype float32 is attended by torch, which needs no modules")
+    return dtype
+
+
+def _machine(capability: Capability) -> str:
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU here"
+    nvcc = find_nvcc()
+    return (
+        f"for compute capability {capability[0]}.{capability[1]} ({gpu}); flashinfer "
+        f"{importlib.metadata.version('flashinfer-python')}; nvcc: {nvcc or 'none, so that nothing can be built here'}"
+    )
+
+
+def _build(modules: list[GpuModule]) -> None:
+    missing = [module for module in modules if module.state == "missing"]
+    if missing and find_nvcc() is None:
+        raise Failure(
+            ExitCode.SETTINGS,
+            f"{len(missing)} modules are to be compiled, and there is no nvcc: install NVIDIA's CUDA toolkit, or build "
+            "where it is and copy flashinfer's cache. Without them plait serve takes backends that need none, and says "
+            "what is slower",
+        )
+    for number, module in enumerate(missing, 1):
+        print(f"[{number}/{len(missing)}] compiling {module.name} for {', '.join(module.backends)}", flush=True)
+        began = time.perf_counter()
+        try:
+            module.build()
+        except (RuntimeError, OSError) as error:
+            raise Failure(ExitCode.SETTINGS, f"{module.name} cannot be compiled: {_last_line(error)}") from error
+        print(f"[{number}/{len(missing)}] done in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _print(modules: list[GpuModule]) -> None:
+    if not modules:
+        print("this model's attention compiles no modules on such a GPU")
+    for module in modules:
+        print(f"{module.state:9}{module.name}  ({', '.join(module.backends)})")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="plait kernels")
+    parser.add_argument("action", choices=("list", "build"))
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--page-size", type=int, required=True)
+    parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--arch")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
