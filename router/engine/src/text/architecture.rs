@@ -4,10 +4,12 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
     Llama,
+    Qwen2,
     Qwen3,
     Qwen3Moe,
     DeepseekV2,
     DeepseekV3,
+    MiniMaxM2,
 }
 
 /// What a family is called.
@@ -35,12 +37,18 @@ const fn named(
     }
 }
 
-const NAMES: [Names; 5] = [
+const NAMES: [Names; 7] = [
     named(
         Architecture::Llama,
         "llama",
         "LlamaForCausalLM",
         Some("llama"),
+    ),
+    named(
+        Architecture::Qwen2,
+        "qwen2",
+        "Qwen2ForCausalLM",
+        Some("qwen2"),
     ),
     named(
         Architecture::Qwen3,
@@ -64,6 +72,12 @@ const NAMES: [Names; 5] = [
         Architecture::DeepseekV3,
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
+        None,
+    ),
+    named(
+        Architecture::MiniMaxM2,
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
         None,
     ),
 ];

@@ -108,6 +108,18 @@ fn text_with_tokens_that_the_model_has_no_row_for_is_refused() {
 }
 
 #[test]
+fn folders_of_every_family_are_known_by_their_class() {
+    let folder = Folder::new(&byte_level());
+    for (class, own) in [
+        ("Qwen2ForCausalLM", "qwen2"),
+        ("MiniMaxM2ForCausalLM", "minimax_m2"),
+    ] {
+        folder.write_config(&json!({"architectures": [class]}));
+        assert_eq!(described(&folder.load())["architecture"], own);
+    }
+}
+
+#[test]
 fn an_architecture_that_is_not_served_is_named_with_those_that_are() {
     let folder = Folder::new(&byte_level());
     folder.write_config(&json!({"architectures": ["GPT2LMHeadModel"]}));
