@@ -108,5 +108,6 @@ def _read_until_ready(server: Server) -> None:
         if not piece or (server.url and text.endswith("\n")):
             os.set_blocking(pipe.fileno(), True)
             return
+    os.set_blocking(pipe.fileno(), True)  # `kill` reads it to its end
     server.kill()
     raise TimeoutError(f"the server was not ready in {START_SECONDS} s; its log: {server.errors}")
