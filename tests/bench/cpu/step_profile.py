@@ -2,7 +2,8 @@
 
     python tests/bench/cpu/step_profile.py MODEL --out tests/bench/results/step-profile.json
 
-Runs a rank in this process, without the wire, on one and on eight decoding requests and on one prompt of 512 tokens.
+Runs a rank in this process, without the wire, on one and on eight decoding requests and on prompts of 192 and 512
+tokens.
 Times are those of the quickest of some repetitions; parts are timed by what wraps them in the step, and the
 layers' parts by calling each kernel alone with the step's shapes. With `--threads 1` times are processor time, which
 other processes of the machine change little; otherwise they are wall time.
@@ -22,7 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 from plait_kernels.cpu import library
-from plait_kernels.linear import PanelMatrix
+from plait_kernels.linear import NativeMatrix
 from plait_proto import IS_LAST_CHUNK, NewSlot, Plan
 from plait_worker import loop
 from plait_worker.attention.cpu import cpu_attention
@@ -36,12 +37,12 @@ from plait_worker.slots import Slots
 
 CPU = torch.device("cpu")
 Now = Callable[[], float]
-COMPILED, TORCH = "compiled kernels", "torch alone"
+QUANTISED, BFLOAT16, TORCH = "compiled kernels, Q4_1 and Q8_0 weights", "compiled kernels, bfloat16", "torch alone"
 PAGE = 64
 PAGES_EACH = 12
 NUM_SLOTS = 8
 CONTEXT = 160
-REPETITIONS = 20
+REPETITIONS = 12
 PARTS = ("build_rows", "prompt_records", "sample", "output_records", "read_plan")
 """Functions of the loop that are timed one by one."""
 
@@ -61,6 +62,8 @@ class Case:
 CASES = (
     Case(f"decode, 1 row at {CONTEXT}", [(CONTEXT, 1)]),
     Case(f"decode, 8 rows at {CONTEXT}", [(CONTEXT, 1)] * 8),
+    Case("decode, 8 rows at 544", [(544, 1)] * 8),
+    Case("prefill, 192 tokens", [(0, 192)]),
     Case("prefill, 512 tokens", [(0, 512)]),
 )
 
@@ -145,7 +148,11 @@ def instrumented(rank: loop.Rank, clock: Clock) -> Iterator[None]:
         return timed
 
     model, attention = type(rank.model), type(rank.attention)
-    methods = ((model, "forward", "forward"), (model, "logits", "head"), (attention, "prepare", "prepare attention"))
+    methods = (
+        (model, "forward", "forward"),
+        (model, "rounded_logits", "head"),
+        (attention, "prepare", "prepare attention"),
+    )
     with ExitStack() as patches:
         for owner, name, part in (*((loop, name, name) for name in PARTS), *methods):
             patches.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name), part)))
@@ -178,7 +185,7 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
         for block in model.blocks
         for each in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)  # type: ignore[attr-defined]
     ]
-    panels = [layer for layer in layers if isinstance(layer, PanelMatrix)]
+    panels = [layer for layer in layers if isinstance(layer, NativeMatrix)]
     inputs = [torch.randn(num_tokens, layer.num_inputs).to(layer.dtype) for layer in panels[:4]]
 
     def products() -> None:
@@ -222,9 +229,9 @@ def profile(ranks: dict[str, loop.Rank], threads: int) -> list[dict[str, object]
     for case in CASES:
         for way, rank in ranks.items():
             # As a rank starts: torch's own threads would go on spinning in the compiled kernels' way.
-            torch.set_num_threads(1 if way == COMPILED else threads)
+            torch.set_num_threads(1 if way != TORCH else threads)
             samples = [timed_step(rank, case, index, now) for index in range(REPETITIONS)]
-            extra = layer_parts(rank, case, now) if way == COMPILED else {}
+            extra = layer_parts(rank, case, now) if way != TORCH else {}
             for part, seconds in (quickest(samples[1:]) | extra).items():
                 rows.append(
                     {"case": f"{case.name}, {way}", "metric": part, "unit": "ms", "value": round(seconds * 1e3, 3)}
@@ -239,11 +246,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    compiled = make_rank(options.model, options.threads)
+    ranks = {
+        QUANTISED: make_rank(options.model, options.threads),
+        BFLOAT16: make_rank(options.model, options.threads, "bfloat16"),
+    }
     with mock.patch.object(library, "open_library", return_value=None):
-        torch_only = make_rank(options.model, options.threads)
+        ranks[TORCH] = make_rank(options.model, options.threads, "bfloat16")
     with torch.inference_mode():
-        rows = profile({TORCH: torch_only, COMPILED: compiled}, options.threads)
+        rows = profile(ranks, options.threads)
     if options.out:
         record = {
             "command": "tests/bench/cpu/step_profile.py",
