@@ -35,14 +35,35 @@ fn slow() -> Devices {
     }
 }
 
+/// A process that does not outlive its test.
+struct Process(Child);
+
+impl Process {
+    /// `-KILL` or `-STOP`.
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill")
+            .args([name, &self.0.id().to_string()])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 /// Runs `engine` of a group of three in a process of its own: this very test, which finds the place
 /// in its environment and ends here when it is killed.
-fn as_process(test: &str, engine: u32, endpoint: &str) -> Child {
+fn as_process(test: &str, engine: u32, endpoint: &str) -> Process {
     let this = std::env::current_exe().unwrap();
     let mut command = Command::new(this);
     command.args(["--exact", test, "--nocapture"]);
     command.env("PLAIT_TEST_ENGINE", format!("{engine} {endpoint}"));
-    command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    let spawned = command.stdout(std::process::Stdio::null()).spawn();
+    Process(spawned.unwrap())
 }
 
 /// What the child of [`as_process`] does.
@@ -58,13 +79,6 @@ fn be_a_process_if_told() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-fn signal(name: &str, child: &Child) {
-    let sent = Command::new("kill")
-        .args([name, &child.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success());
-}
-
 fn works(log: &Log) -> bool {
     log.verdicts.len() > 5
 }
@@ -76,10 +90,9 @@ fn a_killed_process_ends_the_group_with_its_replicas_names() {
     let [first, other] =
         [0, 1].map(|engine| Engine::start(group_settings(engine, &endpoint, &[1, 1, 2]), slow()));
     let test = "failures::a_killed_process_ends_the_group_with_its_replicas_names";
-    let mut killed = as_process(test, 2, &endpoint);
+    let killed = as_process(test, 2, &endpoint);
     first.wait_until("the group works", works);
-    killed.kill().unwrap();
-    killed.wait().unwrap();
+    killed.signal("-KILL");
     let (first, other) = (first.finish(), other.finish());
     let replicas = vec![2, 3];
     assert_eq!(
@@ -108,13 +121,12 @@ fn a_stopped_process_is_named_when_its_votes_are_overdue() {
         Engine::start(settings, slow())
     });
     let test = "failures::a_stopped_process_is_named_when_its_votes_are_overdue";
-    let mut stopped = as_process(test, 2, &endpoint);
+    let stopped = as_process(test, 2, &endpoint);
     first.wait_until("the group works", works);
-    signal("-STOP", &stopped);
+    stopped.signal("-STOP");
     first.submit(0, endless());
     let (first, other) = (first.finish(), other.finish());
-    stopped.kill().unwrap();
-    stopped.wait().unwrap();
+    drop(stopped);
     assert!(
         end(&first).starts_with("replicas 2 and 3 (engine 2) did not vote on step"),
         "{}",
