@@ -1,7 +1,7 @@
 """The wire between Plait's engine and its workers: typed messages, and frames of bytes."""
 
 from plait_proto.codec import Malformed, decode, encode
-from plait_proto.config import DeviceConfig, WorkerConfig, decode_config, encode_config
+from plait_proto.config import DeviceConfig, KvCacheConfig, WorkerConfig, decode_config, encode_config
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
     IS_LAST_CHUNK,
@@ -40,6 +40,7 @@ __all__ = [
     "Hello",
     "Join",
     "Kind",
+    "KvCacheConfig",
     "Malformed",
     "Message",
     "Mode",

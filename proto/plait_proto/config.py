@@ -18,6 +18,16 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rows of the largest captured step."""
 
 
+class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How keys and values are kept."""
+
+    dtype: str
+    """``auto`` for the model's own, or ``fp8``: float8_e4m3fn."""
+    k_scale: float
+    """What a cached number of float8 stands for, over the number itself; above 0."""
+    v_scale: float
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a rank is told before it dials; the same for all ranks of a replica.
 
@@ -35,6 +45,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``auto``, or ``dummy`` for random weights of the configuration's shape."""
     dtype: str
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    kv_cache: KvCacheConfig
     page_size: int
     """Tokens in a page."""
     num_pages: int | None

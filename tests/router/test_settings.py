@@ -36,7 +36,7 @@ SETTINGS = """
     max-model-len max-batch-tokens max-seqs long-prefill mixed max-queue overlap
     itl-target-ms policy starvation-steps max-queue-tokens
     page-size num-pages memory-fraction prefix-cache watermark
-    context-chunk
+    context-chunk kv-dtype k-scale v-scale
     tp threads seed log-level
 """
 

@@ -22,6 +22,7 @@ GATES = {
     "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, bfloat16, texts, many streams",
     "cpu": "recall-mla, and every model on several ranks",
     "scheduler": "the prefix cache",
+    "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
 """What `@pytest.mark.acceptance(NAME)` may name; each is an issue's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from plait_proto import DeviceConfig, WorkerConfig
+from plait_proto import DeviceConfig, KvCacheConfig, WorkerConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 300
@@ -46,6 +46,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "max_model_len": 512,
         "max_batch_tokens": 2048,
         "max_seqs": 8,
+        "kv_cache": KvCacheConfig(dtype="auto", k_scale=1.0, v_scale=1.0),
         "context_chunk": 64,
         "threads": 1,
         "log_level": "info",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
 from plait_worker.attention import AttentionBackend, LatentShape
@@ -107,9 +108,9 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     try:
         refuse_other_files(path, parallel)
         if config.load_format == "dummy":
-            model = dummy_model(path, config.dtype, device, parallel)
+            model = dummy_model(path, config.dtype, device, parallel, _fp8(config))
         else:
-            model = load_model(path, config.dtype, device, parallel, free_bytes)
+            model = load_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
     except ModelFilesError as error:
         raise Failure(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
@@ -120,6 +121,12 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
         ) from error
     parallel.wait_for_all()
     return model
+
+
+def _fp8(config: WorkerConfig) -> PageScales | None:
+    """The scales of a cache in float8; None for one in the model's own type."""
+    cache = config.kv_cache
+    return PageScales(cache.k_scale, cache.v_scale) if cache.dtype == "fp8" else None
 
 
 def _leave_cores_to_kernels(model: Model[Any]) -> None:

@@ -8,20 +8,40 @@ from torch import Tensor
 
 from plait_kernels.attention import reference
 from plait_kernels.attention.merge import merge
-from plait_kernels.attention.reference import attend
+from plait_kernels.attention.reference import PagedPrefill, attend
+from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.solutions import triton_solution
 
 
 def decode_paged(
-    q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
+    q_BHD: Tensor,
+    pages: Tensor,
+    table_BW: Tensor,
+    lengths_B: Tensor,
+    scale: float,
+    out_BHD: Tensor,
+    scales: PageScales = UNSCALED,
 ) -> None:
     """One query token a row over the row's pages: ``out_BHD`` is written.
 
-    ``pages`` is ``[N, 2, G, P, D]``, ``table_BW`` int32 names each row's pages, ``lengths_B`` int32, at least 1, says
-    how many of their tokens the row sees. Query head h reads key-value head ``h // (H / G)``.
+    ``pages`` is ``[N, 2, G, P, D]``, of the queries' dtype or float8_e4m3fn; ``table_BW`` int32 names each row's
+    pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
+    head ``h // (H / G)``.
     """
     solution = triton_solution(__name__) if q_BHD.is_cuda else reference
-    solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD)
+    solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
 
 
-__all__ = ["attend", "decode_paged", "merge"]
+def prefill_paged(
+    q_THD: Tensor, pages: Tensor, rows: PagedPrefill, scale: float, out_THD: Tensor, scales: PageScales = UNSCALED
+) -> None:
+    """Rows of new tokens, each of which sees all before it in its row's pages, and itself: ``out_THD`` is written.
+
+    ``pages`` as above, and they hold the new tokens' keys and values already; ``q_THD`` has as many tokens as a row's
+    end says, or more.
+    """
+    solution = triton_solution(__name__, "prefill_triton") if q_THD.is_cuda else reference
+    solution.prefill_paged(q_THD, pages, rows, scale, out_THD, scales)
+
+
+__all__ = ["PagedPrefill", "attend", "decode_paged", "merge", "prefill_paged"]

@@ -6,8 +6,23 @@ a head.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from plait_kernels.kv_cache.reference import PageScales, as_bytes
+
+
+class PagedPrefill(NamedTuple):
+    """P rows of new tokens over pages, as the device knows them."""
+
+    ends_q: Tensor
+    """int32 ``[P + 1]``: new tokens before each row."""
+    kv_P: Tensor
+    """int32: positions that each row's last token sees; a row without new tokens may have any."""
+    table_PW: Tensor
+    """int32: each row's pages."""
 
 
 def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
@@ -27,10 +42,36 @@ def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
 
 
 def decode_paged(
-    q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
+    q_BHD: Tensor,
+    pages: Tensor,
+    table_BW: Tensor,
+    lengths_B: Tensor,
+    scale: float,
+    out_BHD: Tensor,
+    scales: PageScales,
 ) -> None:
     """See ``plait_kernels.attention.decode_paged``; row by row."""
     for row, length in enumerate(lengths_B.tolist()):
-        kv = pages[table_BW[row].long()].transpose(2, 3)
-        k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[:length] for part in (0, 1))
+        k_LGD, v_LGD = _context(pages, table_BW[row], length, scales, q_BHD.dtype)
         out_BHD[row] = attend(q_BHD[row : row + 1], k_LGD, v_LGD, scale)[0]
+
+
+def prefill_paged(
+    q_THD: Tensor, pages: Tensor, rows: PagedPrefill, scale: float, out_THD: Tensor, scales: PageScales
+) -> None:
+    """See ``plait_kernels.attention.prefill_paged``; row by row."""
+    ends = rows.ends_q.tolist()
+    for row, length in enumerate(rows.kv_P.tolist()):
+        begin, end = ends[row], ends[row + 1]
+        if begin < end:
+            k_LGD, v_LGD = _context(pages, rows.table_PW[row], length, scales, q_THD.dtype)
+            out_THD[begin:end] = attend(q_THD[begin:end], k_LGD, v_LGD, scale)
+
+
+def _context(
+    pages: Tensor, table_W: Tensor, length: int, scales: PageScales, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[length, G, D]`` of one row, what is stored times its scale."""
+    kv = as_bytes(pages)[table_W.long()].view(pages.dtype).to(dtype).transpose(2, 3)
+    k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[:length] * factor for part, factor in enumerate(scales))
+    return k_LGD, v_LGD

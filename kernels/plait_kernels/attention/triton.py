@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.dependent import overlap, start
+from plait_kernels.kv_cache.reference import PageScales
 
 _PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
@@ -27,7 +28,13 @@ _LOG2_E = 1.4426950408889634
 
 
 def decode_paged(
-    q_BHD: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, scale: float, out_BHD: Tensor
+    q_BHD: Tensor,
+    pages: Tensor,
+    table_BW: Tensor,
+    lengths_B: Tensor,
+    scale: float,
+    out_BHD: Tensor,
+    scales: PageScales,
 ) -> None:
     """See ``plait_kernels.attention.decode_paged``; D and P are powers of two, all tensors contiguous."""
     num_rows, num_heads, head_dim = q_BHD.shape
@@ -43,7 +50,8 @@ def decode_paged(
         lengths_B,
         parts,
         sums,
-        scale * _LOG2_E,
+        scale * scales.k * _LOG2_E,
+        scales.v,
         table_BW.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -82,6 +90,7 @@ def _decode(  # type: ignore[no-untyped-def]
     parts_ptr,
     sums_ptr,
     scale,
+    v_scale,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -111,8 +120,10 @@ def _decode(  # type: ignore[no-untyped-def]
         begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
         # What lies behind the row's end is not read: of a short row that is a good part.
         is_seen = page * PAGE + token < length
-        k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0)
-        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0)
+        k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0).to(q.dtype)
+        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0).to(
+            q.dtype
+        )
         scores = tl.dot(q, tl.trans(k)) * scale
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -121,6 +132,7 @@ def _decode(  # type: ignore[no-untyped-def]
         total = total * fade + tl.sum(weights, axis=1)
         out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
         best = new_best
+    out *= v_scale
     if SHARES == 1:
         tl.store(parts_ptr + q_at, (out / total[:, None]).to(parts_ptr.dtype.element_ty), mask=is_head[:, None])
     else:

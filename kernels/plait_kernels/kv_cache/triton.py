@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.dependent import overlap, start
+from plait_kernels.kv_cache.reference import FP8, PageScales
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor) -> None:
+def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: PageScales) -> None:
     """See ``plait_kernels.kv_cache.store``; heads may lie apart, the numbers of a head may not."""
     num_tokens, num_heads, head_dim = k_TGD.shape
     if num_tokens == 0:
@@ -27,6 +28,9 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor) -> None:
         v_TGD.stride(0),
         v_TGD.stride(1),
         pages.shape[3],
+        1 / scales.k,
+        1 / scales.v,
+        IS_FP8=pages.dtype == FP8,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK=triton.next_power_of_2(num_heads * head_dim),
@@ -45,6 +49,9 @@ def _store(  # type: ignore[no-untyped-def]
     v_token_stride,
     v_head_stride,
     page_size,
+    k_factor,
+    v_factor,
+    IS_FP8: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -61,5 +68,11 @@ def _store(  # type: ignore[no-untyped-def]
     half = NUM_HEADS * page_size * HEAD_DIM
     first = (place // page_size) * 2 * half + (place % page_size) * HEAD_DIM
     target = pages_ptr + first + head * page_size * HEAD_DIM + number
-    tl.store(target, k, mask=is_there)
-    tl.store(target + half, v, mask=is_there)
+    tl.store(target, rounded(k, k_factor, IS_FP8), mask=is_there)
+    tl.store(target + half, rounded(v, v_factor, IS_FP8), mask=is_there)
+
+
+@triton.jit
+def rounded(values, factor, IS_FP8: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The values as the pages keep them."""
+    return tl.clamp(values.to(tl.float32) * factor, -448.0, 448.0).to(tl.float8e4nv) if IS_FP8 else values

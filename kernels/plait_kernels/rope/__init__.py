@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.rope import reference
 from plait_kernels.rope.reference import HeadNorm, apply_rope, rope_tables
 from plait_kernels.solutions import triton_solution
@@ -29,13 +30,14 @@ def rotate_and_store(
     norm: HeadNorm | None,
     pages: Tensor,
     place_T: Tensor,
+    scales: PageScales = UNSCALED,
 ) -> Tensor:
     """``rotate_heads`` of queries and keys, whose keys go with the values to ``place_T`` of the pages: the queries.
 
     ``pages`` and ``place_T`` are those of ``plait_kernels.kv_cache.store``.
     """
     solution = triton_solution(__name__) if qkv_THD.is_cuda else reference
-    q_THD: Tensor = solution.rotate_and_store(qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, place_T)
+    q_THD: Tensor = solution.rotate_and_store(qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, place_T, scales)
     return q_THD
 
 

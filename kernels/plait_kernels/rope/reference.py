@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plait_kernels.kv_cache.reference import store
+from plait_kernels.kv_cache.reference import PageScales, store
 from plait_kernels.norm import reference as norm_reference
 
 
@@ -63,9 +63,10 @@ def rotate_and_store(
     norm: HeadNorm | None,
     pages: Tensor,
     place_T: Tensor,
+    scales: PageScales,
 ) -> Tensor:
     """See ``plait_kernels.rope.rotate_and_store``."""
     num_kv_heads = pages.shape[2]
     q_THD, k_TGD = rotate_heads(qkv_THD[:, : num_query_heads + num_kv_heads], num_query_heads, cos_T1D, sin_T1D, norm)
-    store(k_TGD, qkv_THD[:, -num_kv_heads:], pages, place_T)
+    store(k_TGD, qkv_THD[:, -num_kv_heads:], pages, place_T, scales)
     return q_THD

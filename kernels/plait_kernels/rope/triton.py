@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.dependent import overlap, start
+from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales
+from plait_kernels.kv_cache.triton import rounded
 from plait_kernels.rope.reference import HeadNorm
 
 _HEADS = 16
@@ -25,7 +27,7 @@ def rotate_heads(
     num_tokens, num_heads, head_dim = qk_THD.shape
     q_THD = qk_THD.new_empty(num_tokens, num_query_heads, head_dim)
     k_TGD = qk_THD.new_empty(num_tokens, num_heads - num_query_heads, head_dim)
-    _launch(qk_THD, (cos_T1D, sin_T1D), norm, (q_THD, k_TGD), None)
+    _launch(qk_THD, (cos_T1D, sin_T1D), norm, (q_THD, k_TGD), None, UNSCALED)
     return q_THD, k_TGD
 
 
@@ -37,10 +39,11 @@ def rotate_and_store(
     norm: HeadNorm | None,
     pages: Tensor,
     place_T: Tensor,
+    scales: PageScales,
 ) -> Tensor:
     """See ``plait_kernels.rope.rotate_and_store``; as ``rotate_heads``."""
     q_THD = qkv_THD.new_empty(qkv_THD.shape[0], num_query_heads, qkv_THD.shape[2])
-    _launch(qkv_THD, (cos_T1D, sin_T1D), norm, (q_THD, pages), place_T)
+    _launch(qkv_THD, (cos_T1D, sin_T1D), norm, (q_THD, pages), place_T, scales)
     return q_THD
 
 
@@ -50,6 +53,7 @@ def _launch(
     norm: HeadNorm | None,
     targets: tuple[Tensor, Tensor],
     place_T: Tensor | None,
+    scales: PageScales,
 ) -> None:
     """Queries go to the first target; keys to the second, and values too where it is pages."""
     num_tokens, num_heads, head_dim = heads_THD.shape
@@ -65,11 +69,14 @@ def _launch(
         norm.eps if norm else 0.0,
         tables[0] if place_T is None else place_T,
         0 if place_T is None else targets[1].shape[3],
+        1 / scales.k,
+        1 / scales.v,
         heads_THD.stride(0),
         num_heads,
         num_query_heads,
         HAS_NORM=norm is not None,
         TO_PAGES=place_T is not None,
+        IS_FP8=targets[1].dtype == FP8,
         HEADS=_HEADS,
         HALF=head_dim // 2,
         num_warps=2,
@@ -89,11 +96,14 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     eps,
     place_ptr,
     page_size,
+    k_factor,
+    v_factor,
     token_stride,
     num_heads,
     num_query_heads,
     HAS_NORM: tl.constexpr,
     TO_PAGES: tl.constexpr,
+    IS_FP8: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -132,8 +142,10 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
         page, slot = place // page_size, place % page_size
         kv_head = page * 2 * num_kv_heads + head - num_query_heads
         target = kv_ptr + (kv_head * page_size + slot) * (2 * HALF) + number
-        tl.store(target, tl.where(is_key, first, raw_a), mask=is_there & (head >= num_query_heads))
-        tl.store(target + HALF, tl.where(is_key, second, raw_b), mask=is_there & (head >= num_query_heads))
+        factor = tl.where(is_key, k_factor, v_factor)
+        is_kept = is_there & (head >= num_query_heads)
+        tl.store(target, rounded(tl.where(is_key, first, raw_a), factor, IS_FP8), mask=is_kept)
+        tl.store(target + HALF, rounded(tl.where(is_key, second, raw_b), factor, IS_FP8), mask=is_kept)
     else:
         target = kv_ptr + (token * num_kv_heads + head - num_query_heads) * (2 * HALF) + number
         tl.store(target, first, mask=is_key)

@@ -32,6 +32,7 @@ class Setting(NamedTuple):
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 # The log-probabilities of a step's prompt tokens, up to 168 bytes each, must fit a frame of 16 MiB.
+PageScale = Annotated[float, Meta(gt=0, le=1e6)]
 TokenLimit = Annotated[int, Meta(ge=1, le=65_536)]
 ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
 SlotCount = Annotated[int, Meta(ge=1, le=4096)]
@@ -194,6 +195,15 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("tokens of cached context that a prefill of latent attention (DeepSeek) attends to at a time"),
     ] = 4096
     """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
+    kv_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Setting(
+            "type of cached keys and values: the model's own, or float8 (e4m3), which holds twice as many tokens",
+            ("--kv-cache-dtype",),
+        ),
+    ] = "auto"
+    k_scale: Annotated[PageScale, Setting("what a cached key in float8 stands for, over the number itself")] = 1.0
+    v_scale: Annotated[PageScale, Setting("the same of values")] = 1.0
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):

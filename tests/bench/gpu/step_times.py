@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from plait_proto import DeviceConfig, Plan, StepResult, Welcome, WorkerConfig
+from plait_proto import DeviceConfig, KvCacheConfig, Plan, StepResult, Welcome, WorkerConfig
 from plait_worker import start
 from plait_worker.loop import InFlight, Rank
 from plait_worker.parallel import Parallel
@@ -53,7 +53,9 @@ class Ahead:
         self.launch_ms.clear()
 
 
-def open_rank(folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool) -> Rank:
+def open_rank(
+    folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool, kv_dtype: str
+) -> Rank:
     config = WorkerConfig(
         model=str(folder),
         run_dir=str(folder),
@@ -61,6 +63,7 @@ def open_rank(folder: Path, num_seqs: int, num_pages: int, max_tokens: int, atte
         device=DeviceConfig(kind="cuda", attention=attention, cuda_graphs=graphs, max_graph_batch=512),
         load_format="dummy",
         dtype="bfloat16",
+        kv_cache=KvCacheConfig(dtype=kv_dtype, k_scale=1.0, v_scale=1.0),
         page_size=PAGE_SIZE,
         num_pages=num_pages,
         memory_fraction=None,
@@ -136,16 +139,20 @@ def main() -> None:
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--depth", type=int, default=192)
     parser.add_argument("--attention", default="trtllm_mha")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     counts = [int(count) for count in options.rows.split(",")]
     num_pages = max(counts) * (options.depth // PAGE_SIZE + 4) + 64
-    rank = open_rank(options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs)
+    rank = open_rank(
+        options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs, options.kv_dtype
+    )
     rows: list[dict[str, object]] = []
     for count in counts:
         figures = measure(rank, count, options.depth)
-        case = f"decode {count} rows at {options.depth}, {options.attention}{', eager' * options.no_graphs}"
+        kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_dtype == "fp8")]
+        case = f"decode {count} rows at {options.depth}, {', '.join(kinds)}"
         print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
         rows += [
             {"case": case, "metric": name, "unit": "us" if name.startswith("us ") else "ms", "value": round(value, 3)}

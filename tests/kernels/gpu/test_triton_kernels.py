@@ -4,8 +4,8 @@ import pytest
 import torch
 from plait_kernels.activation import reference as activation_reference
 from plait_kernels.activation import silu_mul
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, store
 from plait_kernels.kv_cache import reference as cache_reference
-from plait_kernels.kv_cache import store
 from plait_kernels.linear import RowNorm, multiply_row, normed_gate_row, normed_multiply_row
 from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import expert_mlps
@@ -72,7 +72,7 @@ def test_keys_and_values_reach_their_places_beyond_two_to_the_31_elements() -> N
     store(k, v, pages, place)
     given = pages.clone()
     pages.zero_()
-    cache_reference.store(k, v, pages, place)
+    cache_reference.store(k, v, pages, place, UNSCALED)
     assert torch.equal(given, pages)
 
 
@@ -144,9 +144,30 @@ def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_
     assert pages[:-16].eq(1000).all()
     right_end = torch.full_like(end, 1000.0)
     right_place = place - (num_pages - 16) * page_size
-    right_q = rope_reference.rotate_and_store(qkv, num_heads, *tables, norm, right_end, right_place)
+    right_q = rope_reference.rotate_and_store(qkv, num_heads, *tables, norm, right_end, right_place, UNSCALED)
     assert_close(given_q, right_q)
     assert torch.equal(end[:, 1], right_end[:, 1])
     is_written = right_end != 1000
     assert torch.equal(end != 1000, is_written)
     assert_close(end[is_written], right_end[is_written])
+
+
+def test_float8_pages_get_what_fits_over_the_scales() -> None:
+    scales, place = PageScales(0.37, 2.3), torch.tensor([7, 130, 64], device="cuda")
+    qkv = normal(3, 12, 128) * 200  # some of it beyond what float8 holds
+    given, right = (torch.zeros(3, 2, 2, 64, 128, device="cuda").to(FP8) for _ in range(2))
+    store(qkv[:, 8:10], qkv[:, 10:], given, place, scales)
+    cache_reference.store(qkv[:, 8:10], qkv[:, 10:], right, place, scales)
+    # A number on the edge between two of float8 may be rounded to either: one step of an eighth.
+    assert_near(given, right)
+    tables = rope_tables(torch.arange(3, device="cuda"), torch.rand(64, device="cuda"))
+    rotate_and_store(qkv, 8, *tables, None, given, place, scales)
+    rope_reference.rotate_and_store(qkv, 8, *tables, None, right, place, scales)
+    assert_near(given, right)
+
+
+def assert_near(given: Tensor, right: Tensor) -> None:
+    assert right.float().abs().max() == 448
+    difference = (given.float() - right.float()).abs()
+    assert (difference <= right.float().abs() / 8 + 1e-3).all()
+    assert float((difference > 0).float().mean()) < 0.01

@@ -6,6 +6,7 @@ import pytest
 import torch
 from gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_kernels.attention import attend
+from plait_kernels.kv_cache import PageScales, as_bytes, stored
 from plait_worker.attention import AttentionBackend, AttentionShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
@@ -14,10 +15,13 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 GPU_BACKENDS = names(AttentionShape, (9, 0))
+XQA_FP8_GROUPS = (4, 8)
 EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
 SHAPES = [(8, 8, 128), (16, 8, 128), (32, 8, 128), (40, 8, 128), (48, 8, 128), (64, 8, 128), (8, 2, 128), (9, 3, 64)]
 # Queries, keys and weights of the softmax are bfloat16 in every backend.
 TOLERANCE = 0.02
+# Over pages of float8 XQA rounds queries and weights to float8 too.
+TOLERANCE_XQA_FP8 = 0.08
 MAX_TOKENS = 8192
 
 
@@ -39,7 +43,8 @@ def error_of(
 ) -> float:
     """Largest difference from float64 over the largest value; what no row may see is 1000."""
     torch.manual_seed(0)
-    pool = torch.full((num_pages + 1, 2, shape.num_kv_heads, PAGE_SIZE, shape.head_dim), 1000.0, device=GPU).bfloat16()
+    foul = torch.full((num_pages + 1, 2, shape.num_kv_heads, PAGE_SIZE, shape.head_dim), 1000.0, device=GPU).bfloat16()
+    pool = stored(foul, shape.cached_dtype, 1.0)
     free = list(range(num_pages))
     contexts, tables = [], []
     for start, length in zip(starts, lengths, strict=True):
@@ -48,7 +53,10 @@ def error_of(
         torch.tensor(table, device=GPU)
         for position in range(0, start, PAGE_SIZE):
             piece = kv[position : min(position + PAGE_SIZE, start)]
-            pool[table[position // PAGE_SIZE], :, :, : len(piece)] = piece.permute(1, 2, 0, 3)
+            page = as_bytes(pool)[table[position // PAGE_SIZE]]
+            for part, part_scale in enumerate(shape.scales):
+                kept = stored(piece[:, part], pool.dtype, part_scale)
+                page[part, :, : len(piece)] = as_bytes(kept).transpose(0, 1)
         contexts.append(kv)
         tables.append(table)
     rows = make_rows(tables, num_pages, starts, [[0] * length for length in lengths], num_prefill)
@@ -56,8 +64,14 @@ def error_of(
     new = torch.cat([kv[start:] for kv, start in zip(contexts, starts, strict=True)])
     with torch.inference_mode():
         out = backend.prepare(rows).forward(q, new[:, 0], new[:, 1], pool)
-    right = expected(q, contexts, lengths, shape.scale)
+    right = expected(q, [as_cached(kv, shape) for kv in contexts], lengths, shape.scale)
     return float((out.double() - right).abs().max() / right.abs().max())
+
+
+def as_cached(kv: Tensor, shape: AttentionShape) -> Tensor:
+    """What the pages hold of keys and values ``[L, 2, G, D]``."""
+    parts = [stored(kv[:, part], shape.cached_dtype, scale).double() * scale for part, scale in enumerate(shape.scales)]
+    return torch.stack(parts, dim=1)
 
 
 def expected(q: Tensor, contexts: list[Tensor], lengths: list[int], scale: float) -> Tensor:
@@ -75,6 +89,22 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_k
     for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):
         starts, lengths = [start for start, _ in rows], [length for _, length in rows]
         assert error_of(backend, shape, starts, lengths, num_prefill, num_pages=400) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (64, 8), (8, 2), (5, 1)])
+@pytest.mark.parametrize("fp8", [PageScales(1.0, 1.0), PageScales(0.37, 2.3)])
+@pytest.mark.parametrize("name", ["torch", "triton", "trtllm_mha"])
+def test_float8_pages_are_read_with_their_scales(name: str, num_heads: int, num_kv_heads: int, fp8: PageScales) -> None:
+    if name == "trtllm_mha" and num_heads // num_kv_heads not in XQA_FP8_GROUPS:
+        pytest.skip("XQA over float8 is built for groups of 4 and 8")
+    shape = AttentionShape(num_heads, num_kv_heads, 128, 128**-0.5, torch.bfloat16, fp8)
+    backend = backend_for(name, shape)
+    prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 63, 64, 65, 130)]
+    mixed = prefill + [(start, 1) for start in EDGES]
+    for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):
+        starts, lengths = [start for start, _ in rows], [length for _, length in rows]
+        tolerance = TOLERANCE_XQA_FP8 if name == "trtllm_mha" else TOLERANCE
+        assert error_of(backend, shape, starts, lengths, num_prefill, num_pages=400) <= tolerance
 
 
 @pytest.mark.parametrize("name", GPU_BACKENDS)

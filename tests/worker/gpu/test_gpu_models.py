@@ -72,6 +72,7 @@ def divergence(right: Tensor, given: Tensor) -> Tensor:
     return (right.exp() * (right - given)).sum(dim=-1)
 
 
+@pytest.mark.acceptance("gpu")
 @pytest.mark.parametrize("group", GROUPS)
 def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: Record) -> None:
     save_random(tmp_path, group)
@@ -90,3 +91,27 @@ def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: 
                 value, limit = float(of_backend.quantile(quantile)), LIMIT * float(of_torch.quantile(quantile))
                 record(f"{name} group {group} {kind}", f"kl_{statistic}", "nats", value, limit)
                 assert value <= limit
+
+
+@pytest.mark.acceptance("gpu")
+@pytest.mark.parametrize("backend", names(AttentionShape, (9, 0)))
+def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Path) -> None:
+    """Alone its norms and gate are part of its products; both ways round the same values."""
+    save_random(tmp_path, 4)
+    ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    model = load_model(tmp_path, "bfloat16", GPU, Parallel())
+    exact = load_model(tmp_path, "float32", GPU, Parallel())
+    attention = try_backend(backend, Need(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+    assert not isinstance(attention, str), attention
+    right = one_by_one(GpuDriver(exact, torch_attention(exact)), ids, {})
+    alone = one_by_one(GpuDriver(model, attention), ids, {})
+    beside = one_by_one(GpuDriver(model, attention), ids, {"other": ids[:77]})
+    of_alone, of_beside = (divergence(right, given).median() for given in (alone, beside))
+    assert float(of_alone) <= LIMIT * float(of_beside)
+
+
+def one_by_one(driver: GpuDriver, ids: list[int], others: dict[str, list[int]]) -> Tensor:
+    """Log-probabilities of the tokens behind a short prompt, each a decode step of its own."""
+    driver.step({"row": ids[:100]} | others)
+    steps = [driver.step({}, {"row": token} | dict.fromkeys(others, token)) for token in ids[100:]]
+    return torch.cat([step["row"] for step in steps])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
+from plait_kernels.kv_cache import FP8, PageScales, as_bytes, stored
 from plait_worker.attention import AttentionShape, batches
 from plait_worker.rows import Rows
 
@@ -39,14 +40,16 @@ class World:
         )
         self.q = torch.randn(sum(lengths), HEADS, DIM)
 
-    def run(self, dtype: torch.dtype) -> torch.Tensor:
-        pages = self.pages.to(dtype)
+    def run(self, dtype: torch.dtype, fp8: PageScales | None = None) -> torch.Tensor:
+        shape = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8)
+        pages = stored(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
         for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
             for position in range(start):
                 page, offset = table[position // self.page_size], position % self.page_size
-                pages[page, :, :, offset] = kv[position].to(dtype)
+                for part, scale in enumerate(shape.scales):
+                    kept = stored(kv[position, part].to(dtype), pages.dtype, scale)
+                    as_bytes(pages)[page, part, :, offset] = as_bytes(kept)
         new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
-        shape = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, dtype)
         step = backend.TorchAttention(shape, self.page_size).prepare(self.rows)
         out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages)
         self.written = pages
@@ -108,3 +111,22 @@ def test_decode_batches_that_must_be_cut_give_the_same(monkeypatch: pytest.Monke
     whole = world.run(torch.float32)
     monkeypatch.setattr(batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
     torch.testing.assert_close(world.run(torch.float32), whole)
+
+
+@pytest.mark.parametrize("fp8", [PageScales(1.0, 1.0), PageScales(0.37, 2.3)])
+def test_float8_pages_keep_keys_and_values_over_their_scales(fp8: PageScales) -> None:
+    world = World([0, 70, 33, 130, 15], [40, 17, 1, 1, 1], num_prefill=2, page_size=16)
+    given = world.run(torch.float32, fp8)
+    for kv in world.context:
+        for part, scale in enumerate(fp8):
+            kv[:, part] = stored(kv[:, part], FP8, scale).float() * scale
+    torch.testing.assert_close(given.double(), world.expected(torch.float32), atol=1e-5, rtol=1e-5)
+    new_token = world.context[2][33]
+    page = world.written[world.tables[2][2]].float()
+    for part, scale in enumerate(fp8):
+        torch.testing.assert_close(page[part, :, 1] * scale, new_token[part])
+
+
+def test_what_float8_cannot_hold_becomes_its_largest_number() -> None:
+    kept = stored(torch.tensor([1e4, -1e4, 3.0]), FP8, 2.0).float()
+    assert kept.tolist() == [448.0, -448.0, 1.5]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales
 from torch import Tensor
 
 from plait_worker.rows import Rows
@@ -31,6 +32,18 @@ class AttentionShape:
     """Factor of the scores before the softmax."""
     dtype: torch.dtype
     """Of queries, keys and values."""
+    fp8: PageScales | None = None
+    """Set where the pages keep keys and values as float8_e4m3fn, divided by these; else they are of ``dtype``."""
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the pages."""
+        return self.dtype if self.fp8 is None else FP8
+
+    @property
+    def scales(self) -> PageScales:
+        """What a number in the pages stands for, over the number itself."""
+        return self.fp8 or UNSCALED
 
 
 class StepAttention(Protocol):
@@ -48,6 +61,11 @@ class PlacedStep(StepAttention, Protocol):
     @property
     def place_T(self) -> Tensor:
         """int64: page times page size plus offset of each token."""
+        ...
+
+    @property
+    def scales(self) -> PageScales:
+        """Of what is written."""
         ...
 
     def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:

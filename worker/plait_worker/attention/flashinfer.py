@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
-from plait_kernels.kv_cache import store
+from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
@@ -54,6 +54,11 @@ class FlashinferStep:
         store(k_TGE, v_TGE, pages, self.place_T)
         return self.attend(q_THE, pages)
 
+    @property
+    def scales(self) -> PageScales:
+        """Of what is written."""
+        return UNSCALED
+
     def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
         """Attend over pages that hold the step's keys and values: ``out_THE``."""
         out_THE = torch.empty_like(q_THE)
@@ -74,6 +79,10 @@ class Flashinfer:
 
     def __init__(self, shape: AttentionShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; allocates the wrappers."""
+        if shape.fp8 is not None:
+            raise ValueError(
+                "its kernels for float8 pages are not built; --kv-dtype fp8 runs with triton or trtllm_mha"
+            )
         self.shape = shape
         self.page_size = page_size
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

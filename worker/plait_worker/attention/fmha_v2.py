@@ -1,6 +1,7 @@
 """Prefill rows by TensorRT-LLM's FMHAv2 for Hopper, as flashinfer packs it; what decodes beside it is the subclass's.
 
-It reads lengths and page tables on the device and plans nothing on the host, so whole steps can be captured.
+It reads lengths and page tables on the device and plans nothing on the host, so whole steps can be captured. It was not
+built for pages of float8: it gets a copy of those in the queries' type, or our own Triton kernel stands in.
 
 Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; P prefill and D decode rows.
 """
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 from flashinfer.prefill import trtllm_fmha_v2_prefill
-from plait_kernels.kv_cache import store
+from plait_kernels.attention import PagedPrefill, prefill_paged
+from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import decode_lengths, device_lengths, places
+from plait_worker.attention.widened import Widened, widen
 from plait_worker.failure import ensure
 from plait_worker.rows import DeviceLengths, Rows
 
@@ -44,11 +47,17 @@ class SplitStep:
     prefill: DeviceLengths | None
     table_PW: Tensor
     decode: DecodeRows
+    widened: Widened | None
 
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
-        store(k_TGE, v_TGE, pages, self.place_T)
+        store(k_TGE, v_TGE, pages, self.place_T, self.scales)
         return self.attend(q_THE, pages)
+
+    @property
+    def scales(self) -> PageScales:
+        """Of what is written."""
+        return self.backend.shape.scales
 
     def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
         """Attend over pages that hold the step's keys and values: ``out_THE``."""
@@ -61,6 +70,13 @@ class SplitStep:
         return out_THE
 
     def _prefill(self, lengths: DeviceLengths, q_THE: Tensor, pages: Tensor, out_THE: Tensor) -> None:
+        shape, table_PW = self.backend.shape, self.table_PW
+        if self.widened is not None:
+            pages, table_PW = self.widened.gather(pages, q_THE.dtype), self.widened.table_PW
+        elif shape.fp8 is not None:
+            rows = PagedPrefill(lengths.ends_q, lengths.kv_P, table_PW)
+            prefill_paged(q_THE, pages, rows, shape.scale, out_THE, shape.fp8)
+            return
         trtllm_fmha_v2_prefill(
             (q_THE, pages),
             "Q_PAGED_KV_HND",
@@ -68,14 +84,16 @@ class SplitStep:
             lengths.kv_P,
             lengths.max_q,
             lengths.max_kv,
-            self.backend.shape.scale,
+            shape.scale * shape.scales.k,
             1.0,
-            self.table_PW.shape[0],
+            table_PW.shape[0],
             lengths.ends_q,
             lengths.ends_kv,
-            block_tables=self.table_PW,
+            block_tables=table_PW,
             out=out_THE,
         )
+        if shape.scales.v != 1:  # the kernel reads a factor of the values and leaves it out (seen on an H200)
+            out_THE *= shape.scales.v
 
 
 class FmhaV2(ABC):
@@ -112,4 +130,5 @@ class FmhaV2(ABC):
             prefill=lengths,
             table_PW=rows.page_table_RW[: rows.num_prefill],
             decode=DecodeRows(rows.page_table_RW[rows.num_prefill :], decode_lengths(rows)),
+            widened=widen(rows, self.page_size) if self.shape.fp8 is not None else None,
         )

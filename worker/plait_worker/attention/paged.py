@@ -41,7 +41,7 @@ class PagedAttention:
     @staticmethod
     def takes(shape: AttentionShape) -> bool:
         """Whether the kernels are there and attend in this shape."""
-        like = torch.empty(0, dtype=shape.dtype)
+        like = torch.empty(0, dtype=shape.cached_dtype)
         return can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)
 
     def prepare(self, rows: Rows) -> PagedStep:

@@ -91,7 +91,9 @@ class HeadsProblem(SmallProblem):
         """``shape`` is the need's."""
         super().__init__(need, TorchAttention(shape, need.page_size))
         self.shape = shape
-        self.pages = self._random(_NUM_PAGES + 1, 2, shape.num_kv_heads, need.page_size, shape.head_dim)
+        self.pages = self._random(_NUM_PAGES + 1, 2, shape.num_kv_heads, need.page_size, shape.head_dim).to(
+            shape.cached_dtype
+        )
 
     def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
         generator = torch.Generator(self.device).manual_seed(0)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.kv_cache import as_bytes, stored
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -38,8 +39,8 @@ class _Pages:
     def gather(self, pages: Tensor) -> Tensor:
         """``[2, rows, G, L, D]``, with the whole width of the table as L."""
         _, _, num_kv_heads, page_size, head_dim = pages.shape
-        flat = pages.view(-1, page_size * head_dim).index_select(0, self.index_I)
-        return flat.view(2, self.num_rows, num_kv_heads, -1, head_dim)
+        flat = as_bytes(pages).view(-1, page_size * head_dim).index_select(0, self.index_I)
+        return flat.view(pages.dtype).view(2, self.num_rows, num_kv_heads, -1, head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ class TorchStep:
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
         head_dim = self.shape.head_dim
-        flat = pages.view(-1, head_dim)
-        flat.index_copy_(0, self.key_index_I, k_TGD.reshape(-1, head_dim))
-        flat.index_copy_(0, self.value_index_I, v_TGD.reshape(-1, head_dim))
+        flat, scales = as_bytes(pages).view(-1, head_dim), self.shape.scales
+        k, v = stored(k_TGD, pages.dtype, scales.k), stored(v_TGD, pages.dtype, scales.v)
+        flat.index_copy_(0, self.key_index_I, as_bytes(k).reshape(-1, head_dim))
+        flat.index_copy_(0, self.value_index_I, as_bytes(v).reshape(-1, head_dim))
         q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
         out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
         with formula(q_THD.device):
@@ -93,17 +95,21 @@ class TorchStep:
                 self._attend_prefill(row, q_TGMD, pages, out_TGMD)
             for batch in self.decode:
                 self._attend_decode(batch, q_TGMD, pages, out_TGMD)
-        return out_TGMD.flatten(1, 2)
+        return (out_TGMD if scales.v == 1 else out_TGMD * scales.v).flatten(1, 2)
 
     def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
         """The M queries of a key-value head see the same keys, so they stand where a sequence would."""
-        k_BGLD, v_BGLD = batch.pages.gather(pages)
+        k_BGLD, v_BGLD = batch.pages.gather(pages).to(q_TGMD.dtype)
         out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
-            q_TGMD[batch.tokens], k_BGLD, v_BGLD, attn_mask=batch.mask_B11L, scale=self.shape.scale
+            q_TGMD[batch.tokens],
+            k_BGLD,
+            v_BGLD,
+            attn_mask=batch.mask_B11L,
+            scale=self.shape.scale * self.shape.scales.k,
         )
 
     def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
-        k_GLD, v_GLD = batch_of_one(row.pages.gather(pages))
+        k_GLD, v_GLD = batch_of_one(row.pages.gather(pages).to(q_TGMD.dtype))
         q_GMCD = q_TGMD[row.first_token : row.first_token + row.length].permute(1, 2, 0, 3)
         heads = q_GMCD.shape[1]
         for begin, end in row.blocks():
@@ -113,7 +119,7 @@ class TorchStep:
                 k_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
                 v_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
                 attn_mask=self._causal_mask(row.start + begin, end - begin),
-                scale=self.shape.scale,
+                scale=self.shape.scale * self.shape.scales.k,
             )
             out_TGMD[row.first_token + begin : row.first_token + end] = out_GMCD.permute(2, 0, 1, 3)
 

@@ -18,4 +18,4 @@ class TritonDecode(FmhaV2):
 
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """Read at the speed of memory from the first page on."""
-        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE)
+        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE, self.shape.scales)

@@ -35,8 +35,8 @@ class TrtllmMha(FmhaV2):
             rows.table_DW,
             rows.lengths_D,
             rows.table_DW.shape[1] * self.page_size,
-            bmm1_scale=self.shape.scale,
-            bmm2_scale=1.0,
+            bmm1_scale=self.shape.scale * self.shape.scales.k,
+            bmm2_scale=self.shape.scales.v,
             out=out_DHE,
             backend="xqa",
         )

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from plait_kernels.cpu.library import takes
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape, LatentShape, StepAttention
@@ -87,15 +88,21 @@ class Model(Protocol[PreparedT_contra]):
 
 
 def load_model(
-    path: Path, dtype: str, device: torch.device, parallel: Parallel, free_bytes: int | None = None
+    path: Path,
+    dtype: str,
+    device: torch.device,
+    parallel: Parallel,
+    free_bytes: int | None = None,
+    fp8: PageScales | None = None,
 ) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
     With auto, a GGUF's matrices stay quantised on a CPU that multiplies bfloat16, where their blocks are of a kind
     that the kernels take; a named type is what all weights are rounded to.
-    ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. Raises ``ModelFilesError``
-    where the files are missing, broken or not supported, ``ValueError`` where the ranks cannot divide the
-    model, and ``Failure`` of code HARDWARE where memory is too small for it.
+    ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. ``fp8`` are the scales of a
+    cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` where the files are missing, broken or
+    not supported, ``ValueError`` where the ranks cannot divide the model, and ``Failure`` of code HARDWARE where
+    memory is too small for it.
     """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
@@ -106,12 +113,14 @@ def load_model(
     if free_bytes is not None:
         refuse_too_large(weights.num_whole_bytes, free_bytes)
     with torch.inference_mode():
-        model = _read_model(config, weights, parallel)
+        model = _read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))
     return model
 
 
-def dummy_model(path: Path, dtype: str, device: torch.device, parallel: Parallel) -> Model[Any]:
+def dummy_model(
+    path: Path, dtype: str, device: torch.device, parallel: Parallel, fp8: PageScales | None = None
+) -> Model[Any]:
     """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
 
     Raises ``ModelFilesError`` where the configuration is missing, broken or not supported.
@@ -119,13 +128,19 @@ def dummy_model(path: Path, dtype: str, device: torch.device, parallel: Parallel
     config = open_config(path)
     weights = DummyWeights(choose_dtype(dtype, device), device)
     with torch.inference_mode():
-        return _read_model(config, weights, parallel)
+        return _read_model(config, weights, parallel, fp8)
 
 
-def _read_model(config: ModelConfig, weights: Weights, parallel: Parallel) -> HeadsDecoder | DeepseekDecoder:
+def _read_model(
+    config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None
+) -> HeadsDecoder | DeepseekDecoder:
+    if config.mla is not None and fp8 is not None:
+        raise ValueError(
+            "--kv-dtype fp8: latents (DeepSeek's attention) are cached in the model's own type; leave it out"
+        )
     if config.mla is not None:
         return DeepseekDecoder(config, weights, parallel)
-    return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture])
+    return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
 
 
 def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:

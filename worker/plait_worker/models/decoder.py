@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape, PlacedStep, StepAttention
@@ -127,10 +128,16 @@ class HeadsDecoder(Decoder[StepAttention]):
     """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader[StepAttention]
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        parallel: Parallel,
+        read_block: BlockReader[StepAttention],
+        fp8: PageScales | None = None,
     ) -> None:
-        """Read the whole model."""
+        """Read the whole model; ``fp8`` are the scales of a cache in float8_e4m3fn, where it is to be one."""
         super().__init__(config, weights, parallel, read_block)
+        self.fp8 = fp8
         self.stack = read_stack(self.blocks, self.norm, parallel)
         self.fused = read_fused(self.blocks, self.norm, parallel)
 
@@ -150,11 +157,11 @@ class HeadsDecoder(Decoder[StepAttention]):
         """Keys and values of this rank's heads in every layer."""
         config = self.config
         _, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
-        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.dtype)
+        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_shape.cached_dtype)
 
     @property
     def attention_shape(self) -> AttentionShape:
         """This rank's heads."""
         config = self.config
         heads, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
-        return AttentionShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype)
+        return AttentionShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype, self.fp8)

@@ -52,7 +52,7 @@ class FusedBlock:
         """The block's last summand and the residual stream that it is still to be added to."""
         qkv_TO, residual_TD = _normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
         qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
-        q_THE = rotate_and_store(qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.place_T)
+        q_THE = rotate_and_store(qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.place_T, step.scales)
         x_TD = self.output(step.attend(q_THE, pages).flatten(1))
         gated_TO, residual_TD = _normed_gate(x_TD, residual_TD, self.mlp_norm, self.gate_up)
         return self.down(gated_TO), residual_TD

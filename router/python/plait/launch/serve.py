@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from plait_proto import DeviceConfig, ExitCode, WorkerConfig, config_fingerprint, encode_config
+from plait_proto import DeviceConfig, ExitCode, KvCacheConfig, WorkerConfig, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.errors import DONE, StartError
@@ -83,6 +83,11 @@ def _write_config(
             ),
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
+            kv_cache=KvCacheConfig(
+                dtype=settings.attention.kv_dtype,
+                k_scale=settings.attention.k_scale,
+                v_scale=settings.attention.v_scale,
+            ),
             page_size=settings.pages.page_size,
             num_pages=settings.pages.num_pages,
             memory_fraction=settings.pages.memory_fraction,

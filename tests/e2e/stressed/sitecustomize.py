@@ -1,0 +1,118 @@
+"""Python reads this at its start where its folder is on the path: a GPU worker's steps get slow, its memory foul.
+
+Every number of the cache that no request has written is large, and must stay as it is; a kernel that spins for 20 ms
+heads each step, so that the host runs two plans ahead; and the host dawdles at random. The worker ends with an error
+where a number was written that no plan names. Only the dummy page is free: rows that pad a step write there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+FOUL = 1000.0
+SPIN_SECONDS = 0.020
+LONGEST_DELAY_SECONDS = 0.004
+# Steps between two looks at what the checks have counted so far.
+LOOK_EVERY = 50
+
+
+class Warden:
+    """Fouls pages as they change hands, and counts numbers of a page's unwritten tail that have changed."""
+
+    def __init__(self, rank: Any) -> None:
+        import torch
+
+        self.torch = torch
+        self.rank = rank
+        self.faults = torch.zeros((), dtype=torch.int64, device=rank.slots.device)
+        self.is_leased = torch.zeros(rank.cache.num_pages + 1, dtype=torch.bool, device=rank.slots.device)
+        self.pages: dict[int, list[int]] = {}
+        self.num_steps = 0
+        self.cycles_per_second = self._measure_cycles()
+        self._fill(torch.arange(rank.cache.num_pages + 1, device=rank.slots.device))
+
+    def before(self, delta: Any) -> None:
+        """Spin, and foul the pages that the step's slots are given."""
+        self.torch.cuda._sleep(int(SPIN_SECONDS * self.cycles_per_second))
+        for slot in [*delta.freed_F.tolist(), *(new.slot for new in delta.new_slots)]:
+            self.pages.pop(slot, None)
+        for slot, page in delta.appended_A2.tolist():
+            self.pages.setdefault(slot, []).append(page)
+        given = self._upload(delta.appended_A2[:, 1])
+        if len(given):
+            self._fill(given)
+            self.is_leased[given] = True
+
+    def after(self) -> None:
+        """Behind the step: the last page of each request has its tail, and free pages are untouched."""
+        self.num_steps += 1
+        self._count_tails()
+        if self.num_steps % LOOK_EVERY:
+            return
+        never = ~self.is_leased
+        never[-1] = False
+        for layer in self.rank.cache.layers:
+            self.faults += (layer[never].float() != FOUL).sum()
+        if int(self.faults):
+            raise RuntimeError(f"{int(self.faults)} numbers of the cache were written that no plan names")
+
+    def _count_tails(self) -> None:
+        slots, page_size = self.rank.slots, self.rank.cache.page_size
+        live = [(pages, int(slots._num_computed_N[slot])) for slot, pages in self.pages.items()]
+        cut = [(pages[done // page_size], done % page_size) for pages, done in live if done // page_size < len(pages)]
+        if not cut:
+            return
+        pages, offsets = self._upload(np.array(cut)).unbind(1)
+        is_tail = self.torch.arange(page_size, device=self.faults.device) >= offsets[:, None]
+        for layer in self.rank.cache.layers[:: max(1, len(self.rank.cache.layers) // 2)]:
+            is_changed = layer[pages].float() != FOUL
+            self.faults += (is_changed & is_tail[:, None, None, :, None]).sum()
+
+    def _upload(self, values: Any) -> Any:
+        """Without waiting for what the device still has to do: the host is to run ahead."""
+        from plait_worker.transfer import upload
+
+        return upload(np.ascontiguousarray(values), self.faults.device)
+
+    def _fill(self, pages: Any) -> None:
+        for layer in self.rank.cache.layers:
+            layer.index_fill_(0, pages, FOUL)
+
+    def _measure_cycles(self) -> float:
+        cycles = 50_000_000
+        self.torch.cuda.synchronize()
+        began = time.perf_counter()
+        self.torch.cuda._sleep(cycles)
+        self.torch.cuda.synchronize()
+        return cycles / (time.perf_counter() - began)
+
+
+def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``Rank.launch`` under the warden's eyes."""
+    from plait_worker.delta import read_plan
+
+    wardens: list[Warden] = []
+    choose = random.Random(0)
+
+    def slow(rank: Any, plan: Any) -> Any:
+        if not wardens:
+            wardens.append(Warden(rank))
+        wardens[0].before(read_plan(plan))
+        flight = launch(rank, plan)
+        wardens[0].after()
+        time.sleep(choose.random() * LONGEST_DELAY_SECONDS)
+        return flight
+
+    return slow
+
+
+if "plait_worker" in sys.orig_argv:
+    from plait_worker.loop import Rank
+
+    Rank.launch = stress(Rank.launch)  # type: ignore[method-assign, assignment]
