@@ -136,7 +136,7 @@ def _wait(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
         gdc_wait()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _absorb_and_store(  # type: ignore[no-untyped-def]
     q_ptr,
     key_ptr,

@@ -96,7 +96,7 @@ def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return lists_ET, counts_E
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_tokens"])
 def _list(  # type: ignore[no-untyped-def]
     experts_ptr,
     lists_ptr,
@@ -121,7 +121,7 @@ def _list(  # type: ignore[no-untyped-def]
     tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gate_up_listed(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
@@ -162,7 +162,7 @@ def _gate_up_listed(  # type: ignore[no-untyped-def]
         tl.store(out_at, product, mask=is_member[:, None] & is_output[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _down_listed(  # type: ignore[no-untyped-def]
     product_ptr,
     weight_ptr,
