@@ -8,10 +8,13 @@ namespace plait {
 // Pieces of a matrix for each member, so that one that loses its core holds up a small one.
 constexpr int64_t kRuns = 6;
 
-// Calls work(row) for each; rows that lie together when they are rounded are one member's.
+// Calls work(row) for each; rows that lie together when they are rounded are one member's, and mostly those that
+// over_panels gives it.
 template <class Work>
 void over_groups(Team& team, int64_t rows, const Work& work) {
-    team.each(num_groups(rows), [&](int64_t group) {
+    const int64_t groups = num_groups(rows), share = (groups + team.size() - 1) / team.size();
+    team.each(share * team.size(), [&](int64_t item) {
+        const int64_t group = item % team.size() * share + item / team.size();
         for (int64_t row = group * kGroupRows; row < std::min((group + 1) * kGroupRows, rows); ++row) work(row);
     });
 }
@@ -62,13 +65,14 @@ struct Inputs {
 };
 
 // Calls work(first tile, number of tiles, panel): some tiles of rows go over one panel before the next, as long as their
-// inputs stay in the second-level cache. A member takes panels that lie together, as memory gives them fastest.
+// inputs stay in the second-level cache. A member takes panels that lie together, as memory gives them fastest, and by
+// turns mostly of the same rows, which then stay on its core.
 template <class Work>
 void over_panels(Team& team, int64_t tiles, int64_t tiles_together, int64_t panels, const Work& work) {
     const int64_t blocks = (tiles + tiles_together - 1) / tiles_together;
     const int64_t runs = std::min<int64_t>(panels, kRuns * team.size());
     team.each(blocks * runs, [&](int64_t item) {
-        const int64_t block = item / runs, run = item % runs, begin = tiles * block / blocks;
+        const int64_t block = item % blocks, run = item / blocks, begin = tiles * block / blocks;
         for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel)
             work(begin, tiles * (block + 1) / blocks - begin, panel);
     });
