@@ -223,7 +223,7 @@ fn fields_that_came_later_are_ignored() {
         decode(&beat),
         Ok(plait_proto::Beat { rank: 1, step: 2 }.into())
     );
-    let verdict = [0x97, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 9];
+    let verdict = [0x98, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 9];
     let plan = [&[0x96, 1, 0, 0, 0x90][..], &verdict, &[9]].concat();
     let empty = Vec::new;
     let decoded = decode(&[vec![3], plan, empty(), empty(), empty(), empty()]).unwrap();
@@ -239,7 +239,7 @@ fn fields_that_came_later_are_ignored() {
 
 #[test]
 fn unknown_modes_and_exit_codes_are_named() {
-    let verdict = vec![vec![6], vec![0x96, 1, 4, 0, 0xc0, 0xc4, 0, 0xc2]];
+    let verdict = vec![vec![6], vec![0x97, 1, 4, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2]];
     let refused = decode(&verdict).unwrap_err().to_string();
     assert!(refused.contains("mode is 4; 0 to 3 are known"), "{refused}");
     let fail = vec![vec![9], vec![0x93, 0, 0, 0xa0]];
