@@ -149,9 +149,10 @@ impl Engine {
         ring.set_nonblocking(true).unwrap();
         let log = Arc::new(Mutex::new(Log::default()));
         let clock = Instant::now();
-        let exchange = Exchange::new(settings.clone(), Micros(0)).unwrap();
+        let engine = settings.engine();
+        let replicas = settings.replicas_of(engine);
+        let exchange = Exchange::new(settings, Micros(0)).unwrap();
         let endpoint = exchange.endpoint().map(str::to_owned);
-        let replicas = settings.replicas_of(settings.engine());
         let turn = {
             let log = log.clone();
             move || {
@@ -174,7 +175,7 @@ impl Engine {
                 wheel.turn();
             }
         };
-        let thread = thread::Builder::new().name(format!("engine-{}", settings.engine()));
+        let thread = thread::Builder::new().name(format!("engine-{engine}"));
         Self {
             orders,
             bell,

@@ -21,14 +21,14 @@ struct Stage {
 
 fn stage() -> Stage {
     let (directory, endpoint) = meeting_place();
-    let start = |engine| {
+    let [first, good] = [0, 2].map(|engine| {
         let settings: GroupSettings = group_settings(engine, &endpoint, &REPLICAS);
         Engine::start(settings, Devices::default())
-    };
+    });
     Stage {
-        first: start(0),
-        good: start(2),
-        endpoint: endpoint.clone(),
+        first,
+        good,
+        endpoint,
         _directory: directory,
     }
 }
