@@ -1,0 +1,153 @@
+//! What agreeing on a step costs: the verdict by function call, and a round of votes between engines
+//! over ZeroMQ, from one verdict to the next with nobody doing anything else.
+//!
+//! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
+//! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
+//! cores than engines they wait for each other's turns.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a measurement that cannot go on says where"
+)]
+#![allow(
+    clippy::print_stdout,
+    reason = "its result is the table that it prints"
+)]
+
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use plait_core::{Micros, StepId, Vote, verdict};
+use plait_engine::group::{Exchange, GroupPatience, GroupSettings, Seat};
+
+const NUM_CALLS: usize = 20_000;
+const NUM_WARM_UP: usize = 200;
+const NUM_ROUNDS: usize = 2_000;
+const GRAPHS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024];
+
+fn main() {
+    by_function_call(64);
+    for num_engines in [2, 4, 8] {
+        over_zeromq("ipc", num_engines);
+        over_zeromq("tcp", num_engines);
+    }
+}
+
+fn vote(replica: u32, step: u64) -> Vote {
+    let num_tokens = 1 + replica % 256;
+    Vote {
+        replica,
+        step: StepId(step),
+        num_prefill_tokens: 0,
+        num_decode_rows: num_tokens,
+        num_tokens,
+        wants_mixed: false,
+        can_graph: true,
+        idle: false,
+        draining: false,
+    }
+}
+
+fn by_function_call(num_replicas: u32) {
+    let votes: Vec<Vote> = (0..num_replicas).map(|replica| vote(replica, 1)).collect();
+    let times = (0..NUM_CALLS).map(|_| {
+        let began = Instant::now();
+        std::hint::black_box(verdict(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
+        began.elapsed()
+    });
+    print(
+        &format!("verdict, {num_replicas} replicas by function call"),
+        times.collect(),
+    );
+}
+
+fn over_zeromq(transport: &str, num_engines: u32) {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = match transport {
+        "ipc" => format!("ipc://{}", directory.path().join("group").display()),
+        _ => "tcp://127.0.0.1:*".to_owned(),
+    };
+    let first = Exchange::new(settings(0, num_engines, &endpoint), Micros(0)).unwrap();
+    let endpoint = first.endpoint().unwrap().to_owned();
+    let members: Vec<JoinHandle<_>> = (1..num_engines)
+        .map(|engine| {
+            let settings = settings(engine, num_engines, &endpoint);
+            thread::spawn(move || rounds(Exchange::new(settings, Micros(0)).unwrap(), engine))
+        })
+        .collect();
+    let times = rounds(first, 0);
+    members
+        .into_iter()
+        .for_each(|member| drop(member.join().unwrap()));
+    print(
+        &format!("verdict, {num_engines} engines over ZeroMQ ({transport})"),
+        times,
+    );
+}
+
+fn settings(engine: u32, num_engines: u32, endpoint: &str) -> GroupSettings {
+    let endpoint = endpoint.to_owned();
+    let seat = match engine {
+        0 => Seat::First {
+            endpoint,
+            keys: None,
+        },
+        _ => Seat::Member {
+            engine,
+            endpoint,
+            keys: None,
+        },
+    };
+    GroupSettings {
+        seat,
+        num_replicas: vec![1; num_engines as usize],
+        config: [0; 16],
+        graph_buckets: GRAPHS.to_vec(),
+        patience: GroupPatience::default(),
+    }
+}
+
+/// From each verdict to the next; then the group drains.
+fn rounds(mut exchange: Exchange, replica: u32) -> Vec<Duration> {
+    let began = Instant::now();
+    let mut ends = Vec::with_capacity(NUM_WARM_UP + NUM_ROUNDS);
+    for step in 1.. {
+        let is_over = ends.len() == NUM_WARM_UP + NUM_ROUNDS;
+        let cast = Vote {
+            num_decode_rows: u32::from(!is_over),
+            num_tokens: u32::from(!is_over),
+            idle: is_over,
+            draining: is_over,
+            ..vote(replica, step)
+        };
+        let now = || Micros(u64::try_from(began.elapsed().as_micros()).unwrap());
+        exchange.cast(&[cast], now()).unwrap();
+        let verdict = loop {
+            if let Some(verdict) = exchange.hear(now()).unwrap() {
+                break verdict;
+            }
+            zmq::poll(&mut exchange.poll_items(), -1).unwrap();
+        };
+        ends.push(Instant::now());
+        if verdict.stop {
+            break;
+        }
+    }
+    ends.pop();
+    let ends = &ends[NUM_WARM_UP..];
+    ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+fn print(case: &str, mut times: Vec<Duration>) {
+    times.sort();
+    let at = |share: f64| {
+        #[expect(clippy::cast_sign_loss, reason = "a share of a length")]
+        let index = ((times.len() - 1) as f64 * share) as usize;
+        times[index].as_secs_f64() * 1e6
+    };
+    println!(
+        "{{\"case\": \"{case}\", \"p50_us\": {:.2}, \"p99_us\": {:.2}}}",
+        at(0.5),
+        at(0.99)
+    );
+}
