@@ -115,5 +115,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{num} tests skipped for want of the flashinfer-python that they call")
     if num := counts["needs NVIDIA GPUs"]:
         terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine lacks")
+    if num := counts["no Triton"]:
+        terminalreporter.write_line(f"{num} groups of tests skipped for want of Triton, which interprets GPU kernels")
     if num := counts["other reasons"]:
         terminalreporter.write_line(f"{num} tests skipped for other reasons (pytest -rs names them)")

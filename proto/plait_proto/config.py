@@ -28,6 +28,7 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     v_scale: float
 
 
+# budget: one field a setting
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a rank is told before it dials; the same for all ranks of a replica.
 

@@ -14,6 +14,10 @@ from torch import Tensor
 
 PAGE_SIZE = 64
 GPU = torch.device("cuda")
+NUM_TOKENS, CHUNK = 4096, 1500
+"""Of the prompt that a model is held against float32 with."""
+NUM_ROWS, NUM_DECODED = 15, 100
+"""Rows that decode beside it, and how long."""
 
 
 def make_rows(tables: list[list[int]], dummy: int, starts: list[int], ids: list[list[int]], num_prefill: int) -> Rows:
@@ -67,3 +71,22 @@ class GpuDriver:
         while len(table) * PAGE_SIZE < num_tokens:
             table.append(self.free.pop())
         return list(table)
+
+
+def logprobs(model: Model[Any], attention: AttentionBackend[Any], ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Of a long prompt ``[NUM_TOKENS, V]``, in chunks beside decoding rows; then of those rows' decoding alone."""
+    driver = GpuDriver(model, attention)
+    others = {f"row {row}": ids[200 * row : 200 * row + 65 * row + 1] for row in range(NUM_ROWS)}
+    driver.step(others)
+    chunks = [ids[begin : begin + CHUNK] for begin in range(0, NUM_TOKENS, CHUNK)]
+    prompt = [
+        driver.step({"prompt": chunk}, {name: ids[index] for name in others})["prompt"]
+        for index, chunk in enumerate(chunks)
+    ]
+    steps = [driver.step({}, dict.fromkeys([*others, "prompt"], token)) for token in ids[:NUM_DECODED]]
+    return torch.cat(prompt), torch.cat([logprobs for step in steps for logprobs in step.values()])
+
+
+def divergence(right: Tensor, given: Tensor) -> Tensor:
+    """Of each position, in nats."""
+    return (right.exp() * (right - given)).sum(dim=-1)

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpu_driver import GPU, PAGE_SIZE, GpuDriver
-from plait_worker.attention import AttentionBackend, LatentShape
+from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, divergence, logprobs
+from plait_worker.attention import LatentShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch_latent import TorchLatentAttention
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from recording import Record
-from torch import Tensor
 
 pytestmark = pytest.mark.gpu
-NUM_TOKENS, CHUNK, CONTEXT_CHUNK = 4096, 1500, 1024
-NUM_ROWS, NUM_DECODED = 15, 100
+CONTEXT_CHUNK = 1024
 LIMIT = 1.5
 
 
@@ -52,28 +50,9 @@ def save_random(path: Path, num_heads: int, q_rank: int | None) -> None:
     model.to(torch.bfloat16).save_pretrained(path)
 
 
-def logprobs(model: Model[Any], attention: AttentionBackend[Any], ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Of a long prompt ``[NUM_TOKENS, V]``, in chunks beside decoding rows; then of those rows' decoding alone."""
-    driver = GpuDriver(model, attention)
-    others = {f"row {row}": ids[200 * row : 200 * row + 65 * row + 1] for row in range(NUM_ROWS)}
-    driver.step(others)
-    chunks = [ids[begin : begin + CHUNK] for begin in range(0, NUM_TOKENS, CHUNK)]
-    prompt = [
-        driver.step({"prompt": chunk}, {name: ids[index] for name in others})["prompt"]
-        for index, chunk in enumerate(chunks)
-    ]
-    steps = [driver.step({}, dict.fromkeys([*others, "prompt"], token)) for token in ids[:NUM_DECODED]]
-    return torch.cat(prompt), torch.cat([logprobs for step in steps for logprobs in step.values()])
-
-
 def torch_attention(model: Model[Any]) -> TorchLatentAttention:
     assert isinstance(model.attention_shape, LatentShape)
     return TorchLatentAttention(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, GPU)
-
-
-def divergence(right: Tensor, given: Tensor) -> Tensor:
-    """Of each position, in nats."""
-    return (right.exp() * (right - given)).sum(dim=-1)
 
 
 @pytest.mark.parametrize(("num_heads", "q_rank"), [(16, None), (128, 256)])
