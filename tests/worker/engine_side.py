@@ -46,11 +46,11 @@ class EngineSide:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.bind(self.endpoint)
 
-    def start(self, config: WorkerConfig, rank: int = 0) -> subprocess.Popen[str]:
-        """A worker process on this configuration."""
+    def start(self, config: WorkerConfig, *more: str, rank: int = 0) -> subprocess.Popen[str]:
+        """A worker process on this configuration, with ``more`` words behind its own."""
         path = self.folder / f"config-{rank}.json"
         path.write_bytes(encode_config(config))
-        words = ["--connect", self.endpoint, "--rank", str(rank), "--config", str(path)]
+        words = ["--connect", self.endpoint, "--rank", str(rank), "--config", str(path), *more]
         process = subprocess.Popen(
             [sys.executable, "-m", "plait_worker", *words],
             stderr=subprocess.PIPE,

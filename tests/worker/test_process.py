@@ -130,7 +130,7 @@ def test_what_cannot_be_served_fails_with_its_code_and_a_sentence(
 def test_a_drain_instead_of_a_welcome_is_an_end_on_every_rank(engine: EngineSide, tiny: Path) -> None:
     config = config_for(tiny, engine.folder, world=2)
     for rank in (0, 1):
-        engine.start(config, rank)
+        engine.start(config, rank=rank)
     assert {engine.expect(Hello).rank, engine.expect(Hello).rank} == {0, 1}
     for rank in (1, 0):
         engine.send(Drain(), rank)
@@ -167,6 +167,13 @@ def test_sigterm_ends_a_worker_at_once(engine: EngineSide, tiny: Path) -> None:
     engine.greet(config_for(tiny, engine.folder))
     engine.processes[0].terminate()
     assert engine.processes[0].wait(timeout=5) == -signal.SIGTERM
+
+
+def test_a_worker_whose_parent_was_gone_before_it_began_ends(engine: EngineSide, tiny: Path) -> None:
+    process = engine.start(config_for(tiny, engine.folder), "--parent", str(os.getppid()))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.RANK_LOST
+    assert f"process {os.getppid()}, which started this one, is gone" in errors
 
 
 def test_a_worker_dies_with_its_parent(engine: EngineSide, tiny: Path) -> None:

@@ -26,14 +26,16 @@ def main() -> int:
     arguments = _arguments()
     # Ctrl-C reaches the whole terminal; when to stop is the engine's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
     logging.basicConfig(
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s rank {arguments.rank}: %(message)s",
         level=logging.INFO,
     )
     try:
+        die_with_parent(arguments.parent)
         link = Link(arguments.connect, arguments.rank)
+    except ProcessLookupError as gone:
+        return _end(ExitCode.RANK_LOST, str(gone))
     except zmq.ZMQError as error:
         return _end(
             ExitCode.SETTINGS, f"--connect {arguments.connect}: {error}; give a ZeroMQ address such as ipc:///run/x"
@@ -89,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--connect", required=True, metavar="ENDPOINT", help="address that the engine listens on")
     parser.add_argument("--rank", required=True, type=int, metavar="R", help="this worker's place in the replica")
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="configuration, as JSON")
+    parser.add_argument("--parent", type=int, metavar="PID", help="the process without which this one ends")
     return parser.parse_args()
 
 

@@ -13,14 +13,17 @@ _PR_SET_PDEATHSIG = 1
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None) -> None:
     """Have the kernel end this process when its parent dies (Linux).
 
-    Raises ``OSError`` where the kernel refuses.
+    ``parent`` is the one that started it: where it is gone already, nobody is left to give the signal, and this
+    raises ``ProcessLookupError``. Raises ``OSError`` where the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        raise ProcessLookupError(f"process {parent}, which started this one, is gone")
 
 
 def free_memory_bytes() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, divergence, logprobs
+from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, GpuDriver, divergence, logprobs
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
@@ -17,6 +17,7 @@ from plait_worker.attention.torch import TorchAttention
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from recording import Record
+from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 GROUPS = (1, 2, 4, 5, 6, 8)

@@ -22,7 +22,7 @@ class Worker:
 
     def __init__(self, rank: int, endpoint: str, config: Path) -> None:
         self.rank = rank
-        words = ["--connect", endpoint, "--rank", str(rank), "--config", str(config)]
+        words = ["--connect", endpoint, "--rank", str(rank), "--config", str(config), "--parent", str(os.getpid())]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "plait_worker", *words],
             stdin=subprocess.DEVNULL,
