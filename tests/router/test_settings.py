@@ -37,7 +37,7 @@ SETTINGS = """
     itl-target-ms policy starvation-steps max-queue-tokens
     page-size num-pages memory-fraction prefix-cache watermark
     context-chunk kv-dtype k-scale v-scale
-    tp threads seed log-level
+    tp threads seed log-level step-records
 """
 
 

@@ -420,9 +420,14 @@ mod tests {
     #[test]
     fn a_step_counts_under_its_kind() {
         let metrics = Metrics::new();
+        let work = StepWork {
+            num_prefill_tokens: 100,
+            num_decode_rows: 7,
+            ..StepWork::default()
+        };
         metrics
             .steps
-            .record(StepKind::of(true, true), Duration::from_millis(3), 100, 7);
+            .record(StepKind::of(true, true), Duration::from_millis(3), &work);
         let page = metrics.render();
         assert!(page.contains("plait_steps_total{kind=\"mixed\"} 1"));
         assert!(page.contains("plait_step_tokens_total{phase=\"prefill\"} 100"));

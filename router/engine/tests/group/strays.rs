@@ -174,7 +174,7 @@ fn strangers_are_refused_and_told_in_what_they_differ() {
         ("same model and settings", |join| join.config[0] ^= 1),
         ("says that it is engine 2 of 3", |join| join.engine = 2),
         ("engine 1 of 8; the group has 3", |join| {
-            join.num_engines = 8
+            join.num_engines = 8;
         }),
         (
             "brings 2 replicas from 1 on; engine 0 expects 1..2 of it",
