@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="no Triton; pip install triton")
+
 from plait_kernels.attention import merge, merge_triton
 from plait_kernels.latent import (
     AbsorbedQueries,
@@ -16,7 +20,6 @@ from plait_kernels.latent import reference as latent_reference
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, route, sorted_triton
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables
-from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 2**-7
