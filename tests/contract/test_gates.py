@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import measure
 import pytest
@@ -63,6 +64,8 @@ def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
         (["--gate", "cpu"], "needs --full and --gate NAME"),
         (["--gate", "cpu", "--full", "-k", "recall"], "leave out -k or --record"),
         (["--gate", "cpu", "--full", "--deselect", "a"], "leave out --deselect or --record"),
+        (["--gate", "cpu", "--full", "-x"], "leave out -x or --record"),
+        (["--gate", "cpu", "--full", "--collect-only"], "leave out --collect-only or --record"),
         (["--gate", "cpu", "--full", "."], "leave out paths or --record"),
     ],
 )
@@ -70,3 +73,20 @@ def test_a_part_of_a_gate_is_not_recorded(pytester: pytest.Pytester, words: list
     refused = pytester.runpytest_inprocess("-p", "recording", "--record", *words)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_a_run_that_was_interrupted_is_not_recorded(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    words = ("-p", "recording", "--gate", "cpu", "--full", "--record")
+    session = pytester.inline_run(*words, plugins=[Interrupts()], no_reraise_ctrlc=True)
+    assert session.ret == pytest.ExitCode.INTERRUPTED
+    assert not list(tmp_path.iterdir())
+
+
+class Interrupts:
+    """Ctrl-C while tests are collected."""
+
+    def pytest_collection_modifyitems(self) -> None:
+        raise KeyboardInterrupt

@@ -26,7 +26,15 @@ GATES = {
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
 """What `@pytest.mark.acceptance(NAME)` may name; each is an issue's."""
-PARTS = {"keyword": "-k", "deselect": "--deselect", "ignore": "--ignore", "ignore_glob": "--ignore-glob", "lf": "--lf"}
+PARTS = {
+    "keyword": "-k",
+    "deselect": "--deselect",
+    "ignore": "--ignore",
+    "ignore_glob": "--ignore-glob",
+    "lf": "--lf",
+    "maxfail": "-x",
+    "collectonly": "--collect-only",
+}
 """Options that leave claims out."""
 LIBRARIES = ("plait", "torch", "transformers", "openai")
 
@@ -108,8 +116,9 @@ def record(pytestconfig: pytest.Config) -> Record:
     return keep
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("--record"):
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if session.config.getoption("--record") and is_whole:
         path = RESULTS / f"acceptance-{session.config.getoption('--gate')}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report(session), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -118,7 +118,10 @@ class LatentWorld:
             (torch.randn(shape.num_heads, width, shape.latent_dim) * shape.latent_dim**-0.5).to(shape.dtype)
             for width in (still, shape.value_dim)
         )
-        self.q = torch.randn(sum(self.tables.lengths), shape.num_heads, shape.query_dim).to(shape.dtype)
+        # As one product gives them: the latent lies behind a token's queries.
+        width = shape.num_heads * shape.query_dim
+        product = torch.randn(sum(self.tables.lengths), width + shape.cached_dim).to(shape.dtype)
+        self.q = product[:, :width].unflatten(1, (shape.num_heads, shape.query_dim))
 
     def error(self, backend: AttentionBackend[Any]) -> float:
         """Largest difference from float64 over the largest value, of a layer between its projections."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -82,5 +83,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # attention reads all over the pool: fewer translations to look up
+    with suppress(OSError):  # some kernels have no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # attention reads all over the pool: fewer translations to look up
     return torch.frombuffer(memory, dtype=dtype).view(shape)

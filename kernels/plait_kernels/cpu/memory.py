@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _map(num_bytes: int) -> Tensor:
     size = math.ceil(num_bytes / _HUGE_PAGE) * _HUGE_PAGE
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # some kernels have none
+        memory.madvise(mmap.MADV_HUGEPAGE)
     mapped = torch.frombuffer(memory, dtype=torch.uint8)
     aligned = -mapped.data_ptr() % _HUGE_PAGE
     return mapped[aligned : aligned + size]

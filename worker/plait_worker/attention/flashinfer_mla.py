@@ -23,6 +23,8 @@ from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.transfer import upload
 
 _WORKSPACE_BYTES = 128 << 20
+# Query rows, times heads, that fa3 computes together.
+_TILE_QUERIES = 128
 _PLAN_BYTES = 8 << 20
 # The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
 _RING = 3
@@ -61,6 +63,11 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
     ) -> None:
         """See ``LatentKernels``; allocates the workspaces."""
         super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        if _TILE_QUERIES % shape.num_heads:
+            raise ValueError(
+                f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "
+                f"do not divide {_TILE_QUERIES}; take flashmla, or another --tp"
+            )
         shared = shape.cached_dim - shape.latent_dim
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)

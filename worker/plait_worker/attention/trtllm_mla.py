@@ -193,7 +193,7 @@ class TrtllmMla:
         # The kernel leaves stale values where a row sees nothing: flashinfer takes such rows out by the host's lengths.
         has_empty = 0 in run.kv_lengths
         out, lse = trtllm_ragged_attention_deepseek(
-            q,
+            q.contiguous(),  # the launcher takes no strides of the queries
             k,
             v,
             self.scratch.workspace,
