@@ -20,12 +20,10 @@ from torch import Tensor
 
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import device_lengths, places
+from plait_worker.attention.packed_pages import NUM_PLANS, ends, packed_pages
 from plait_worker.rows import Rows
-from plait_worker.transfer import upload
 
 _WORKSPACE_BYTES = 128 << 20
-# The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
-_RING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,10 @@ class Flashinfer:
         self.page_size = page_size
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._prefill = cycle(
-            [BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3") for _ in range(_RING)]
+            [BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3") for _ in range(NUM_PLANS)]
         )
         self._decode = cycle(
-            [BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True) for _ in range(_RING)]
+            [BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True) for _ in range(NUM_PLANS)]
         )
 
     def prepare(self, rows: Rows) -> FlashinferStep:
@@ -107,7 +105,7 @@ class Flashinfer:
         lists = self._page_lists(rows, part)
         wrapper = next(self._prefill)
         wrapper.plan(
-            _ends(np.array(rows.lengths[part])),
+            ends(np.array(rows.lengths[part])),
             lists.ends,
             lists.pages_I,
             lists.last_length_R,
@@ -140,14 +138,5 @@ class Flashinfer:
     def _page_lists(self, rows: Rows, part: slice) -> _PageLists:
         seen_R = np.array(rows.starts[part]) + np.array(rows.lengths[part])
         num_R = -(-seen_R // self.page_size)
-        table_RW = rows.page_table_RW[part]
-        row_I = np.repeat(np.arange(len(num_R)), num_R)
-        place_I = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
-        index_I = upload(row_I * table_RW.shape[1] + place_I, table_RW.device)
         last_length_R = torch.from_numpy((seen_R - (num_R - 1) * self.page_size).astype(np.int32))
-        return _PageLists(_ends(num_R), table_RW.flatten()[index_I], last_length_R)
-
-
-def _ends(counts_R: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """int32 ``[R + 1]`` on the host: how many lie before each row."""
-    return torch.from_numpy(np.concatenate(([0], counts_R.cumsum())).astype(np.int32))
+        return _PageLists(ends(num_R), packed_pages(rows.page_table_RW[part], num_R), last_length_R)

@@ -19,15 +19,13 @@ from torch import Tensor
 
 from plait_worker.attention import LatentShape
 from plait_worker.attention.latent_kernels import LatentKernels
+from plait_worker.attention.packed_pages import NUM_PLANS, ends, packed_pages
 from plait_worker.rows import DeviceLengths, Rows
-from plait_worker.transfer import upload
 
 _WORKSPACE_BYTES = 128 << 20
 # Query rows, times heads, that fa3 computes together.
 _TILE_QUERIES = 128
 _PLAN_BYTES = 8 << 20
-# The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
-_RING = 3
 
 KernelPlan = object
 """What the kernel's plan returned, for its run."""
@@ -72,7 +70,7 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = cycle([_plan_buffers(device) for _ in range(_RING)])
+        self._ring = cycle([_plan_buffers(device) for _ in range(NUM_PLANS)])
 
     def plan(self, rows: Rows, _lengths: DeviceLengths | None, *, is_whole: bool) -> FlashinferMlaRows:
         """The kernel's list of work for rows of these lengths."""
@@ -85,14 +83,14 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
             self._workspace,
             buffers.on_device,
             buffers.on_host,
-            _ends(lengths_R),
-            _ends(num_R),
+            ends(lengths_R),
+            ends(num_R),
             torch.from_numpy(seen_R.astype(np.int32)),
             self.shape.num_heads,
             self.shape.latent_dim,
             True,
         )
-        return FlashinferMlaRows(_pages(rows.page_table_RW[part], num_R), buffers, plan)
+        return FlashinferMlaRows(packed_pages(rows.page_table_RW[part], num_R), buffers, plan)
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashinferMlaRows) -> Tensor:
         """See ``LatentKernels``."""
@@ -124,14 +122,3 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
 def _plan_buffers(device: torch.device) -> _PlanBuffers:
     on_host = torch.empty(_PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
     return _PlanBuffers(on_host, torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device))
-
-
-def _pages(table_RW: Tensor, num_R: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    row_J = np.repeat(np.arange(len(num_R)), num_R)
-    place_J = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
-    return table_RW.flatten()[upload(row_J * table_RW.shape[1] + place_J, table_RW.device)]
-
-
-def _ends(counts_R: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """int32 on the host: how many lie before each row, and in all."""
-    return torch.from_numpy(np.concatenate(([0], counts_R.cumsum())).astype(np.int32))

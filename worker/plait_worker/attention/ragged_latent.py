@@ -22,12 +22,11 @@ from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.context_pieces import ContextPiece, Ints, context_pieces
+from plait_worker.attention.packed_pages import NUM_PLANS, ends
 from plait_worker.rows import Rows
 from plait_worker.transfer import upload
 
 _WORKSPACE_BYTES = 128 << 20
-# The engine keeps two steps on the wire at most: when a third is prepared, the first is over.
-_RING = 3
 _DIMS = (192, 128)
 """Numbers of a query and key, and of a value, that the kernel was built for."""
 
@@ -80,7 +79,7 @@ class RaggedPrefill:
             )
         self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = cycle([list[BatchPrefillWithRaggedKVCacheWrapper]() for _ in range(_RING)])
+        self._ring = cycle([list[BatchPrefillWithRaggedKVCacheWrapper]() for _ in range(NUM_PLANS)])
 
     def plan(self, rows: Rows) -> RaggedStep:
         """The host's work for a step with prefill rows."""
@@ -110,8 +109,8 @@ class RaggedPrefill:
         self, wrapper: BatchPrefillWithRaggedKVCacheWrapper, lengths_q: Ints, lengths_kv: Ints, *, is_causal: bool
     ) -> BatchPrefillWithRaggedKVCacheWrapper:
         wrapper.plan(
-            _ends(lengths_q),
-            _ends(lengths_kv),
+            ends(lengths_q),
+            ends(lengths_kv),
             self.shape.num_heads,
             self.shape.num_heads,
             self.shape.query_dim,
@@ -129,8 +128,3 @@ class RaggedPrefill:
         if number == len(wrappers):
             wrappers.append(BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend="fa3"))
         return wrappers[number]
-
-
-def _ends(lengths: Ints) -> Tensor:
-    """int32 on the host: what lies before each row, and in all."""
-    return torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32))

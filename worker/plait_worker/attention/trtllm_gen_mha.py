@@ -25,7 +25,6 @@ from plait_worker.rows import DeviceLengths, Rows
 
 PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
