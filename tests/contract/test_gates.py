@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import measure
 import pytest
 import recording
+from plait.bench.record import machine
 
 pytest_plugins = ["pytester"]
 
@@ -23,6 +25,28 @@ def test_spine(): pass
 def test_cpu(): pass
 
 def test_of_no_gate(): pass
+"""
+
+
+FOUR = """
+import pytest
+
+@pytest.mark.acceptance("cpu")
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_right(name, record):
+    record(name, "answers", "answers", *((1, 1) if name == "one" else (2,)))
+
+@pytest.mark.acceptance("cpu")
+def test_wrong(record):
+    record("wrong", "answers", "answers", 0, 1)
+    raise AssertionError
+
+@pytest.fixture
+def nothing():
+    pytest.skip("not here")
+
+@pytest.mark.acceptance("cpu")
+def test_missing(nothing): pass
 """
 
 
@@ -67,6 +91,7 @@ def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
         (["--gate", "cpu", "--full", "-x"], "leave out -x or --record"),
         (["--gate", "cpu", "--full", "--collect-only"], "leave out --collect-only or --record"),
         (["--gate", "cpu", "--full", "."], "leave out paths or --record"),
+        (["--gate", "cpu", "--full", "--part", "parts"], "--record and --part do not go together"),
     ],
 )
 def test_a_part_of_a_gate_is_not_recorded(pytester: pytest.Pytester, words: list[str], said: str) -> None:
@@ -83,6 +108,82 @@ def test_a_run_that_was_interrupted_is_not_recorded(
     session = pytester.inline_run(*words, plugins=[Interrupts()], no_reraise_ctrlc=True)
     assert session.ret == pytest.ExitCode.INTERRUPTED
     assert not list(tmp_path.iterdir())
+
+
+Gate = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def gate(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """`gate(*words)` runs a gate of four cases, in a repository of its own, at its full size."""
+    monkeypatch.setattr(recording, "RESULTS", pytester.path / "results")
+    pytester.makepyfile(FOUR)
+    pytester.run("git", "init", "--quiet")
+    commit_all(pytester)
+    return lambda *words: pytester.runpytest_inprocess("-p", "recording", "--gate", "cpu", "--full", *words)
+
+
+def commit_all(pytester: pytest.Pytester) -> None:
+    pytester.run("git", "add", "--all", "*.py")
+    pytester.run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "-")
+
+
+def test_parts_that_hold_every_case_once_are_a_record(gate: Gate, pytester: pytest.Pytester) -> None:
+    gate("--part", "parts", "-k", "wrong or missing")
+    gate("--part", "parts", "-k", "right")
+    assert gate("--join", "parts").ret == pytest.ExitCode.OK
+    written = json.loads((pytester.path / "results" / "acceptance-cpu.json").read_text())
+    rows = [(row["case"], row["value"], row["goal"]) for row in written["rows"]]
+    assert rows == [("one", 1, 1), ("two", 2, None), ("wrong", 0, 1)]
+    assert (written["failed"], written["skipped"]) == (1, 1)
+    assert len(written["commit"]) == 40
+    (run,) = written["runs"]
+    assert len(run["cases"]) == 4
+    assert run["machine"] == machine()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([], "run by no part: *::test_missing, *::test_right?one?, *::test_right?two?, *::test_wrong"),
+        (["right", "wrong"], "run by no part: *::test_missing"),
+        (["right", "one or wrong or missing"], "run by more than one part: *::test_right?one?"),
+    ],
+)
+def test_parts_that_miss_a_case_or_hold_it_twice_are_refused(
+    parts: list[str], said: str, gate: Gate, pytester: pytest.Pytester
+) -> None:
+    for words in parts:
+        gate("--part", "parts", "-k", words)
+    refused = gate("--join", "parts")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines([f"*no whole gate; {said}"])
+    assert not (pytester.path / "results").exists()
+
+
+def test_parts_of_another_commit_are_refused(gate: Gate, pytester: pytest.Pytester) -> None:
+    gate("--part", "parts")
+    pytester.makepyfile(test_more="")
+    commit_all(pytester)
+    refused = gate("--join", "parts")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*no whole gate; of another commit than *"])
+
+
+@pytest.mark.parametrize("flag", ["--part", "--join"])
+def test_parts_of_a_tree_that_is_no_commit_are_refused(flag: str, gate: Gate, pytester: pytest.Pytester) -> None:
+    (module,) = pytester.path.glob("*.py")
+    module.write_text(module.read_text() + "# changed\n")
+    refused = gate(flag, "parts")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines([f"*{flag} needs a tree that is a commit*"])
+
+
+def test_what_is_no_part_is_refused(gate: Gate, pytester: pytest.Pytester) -> None:
+    pytester.mkdir("parts").joinpath("other.json").write_text("{}")
+    refused = gate("--join", "parts")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*holds a file that --part did not write*"])
 
 
 class Interrupts:

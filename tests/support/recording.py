@@ -1,12 +1,15 @@
 """Pytest plugin: the size at which claims run, and the file in which their figures are kept.
 
 `pytest --gate NAME --full --record` runs the claims of one gate at the size that its issue asks for and writes
-`tests/bench/results/acceptance-NAME.json`; without `--full` the same claims run reduced.
+`tests/bench/results/acceptance-NAME.json`; without `--full` the same claims run reduced. The same file comes from
+`--part DIR` on any of the gate's cases, until all were run, and then `--join DIR` (`gate_parts.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import gate_parts
 import pytest
 from plait.bench.record import machine, versions
 
@@ -60,24 +64,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("plait")
     group.addoption("--full", action="store_true", help="run every claim at the size its issue asks for")
     group.addoption("--gate", choices=GATES, help="run the claims of one gate, and nothing else")
-    group.addoption("--record", action="store_true", help="write the figures to acceptance-GATE.json")
+    kept = group.addoption
+    kept("--record", action="store_true", help="run the gate whole and write the figures to acceptance-GATE.json")
+    kept("--part", type=Path, metavar="DIR", help="keep what this run finds in DIR, as a part of its gate")
+    kept("--join", type=Path, metavar="DIR", help="run nothing: write acceptance-GATE.json from the parts in DIR")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--record"):
-        require_whole_run(config)
+    recorded = [flag for flag in ("--record", "--join", "--part") if config.getoption(flag)]
+    if recorded:
+        require_full_gate(config, recorded)
+    if recorded in (["--record"], ["--join"]):
+        require_whole_run(config, recorded[0])
     config.stash[ROWS] = []
+    config.stash[OUTCOMES] = gate_parts.Outcomes()
+    config.pluginmanager.register(config.stash[OUTCOMES])
 
 
-def require_whole_run(config: pytest.Config) -> None:
-    """Raise `UsageError` where a recorded run would be less than a gate at its full size."""
+def require_full_gate(config: pytest.Config, recorded: list[str]) -> None:
+    """Raise `UsageError` where a recorded run is not of one gate, at its full size, by one of the three ways."""
+    if len(recorded) > 1:
+        raise pytest.UsageError(f"{' and '.join(recorded)} do not go together")
     if not (config.getoption("--gate") and config.getoption("--full")):
-        raise pytest.UsageError(f"--record needs --full and --gate NAME, of: {', '.join(GATES)}")
+        raise pytest.UsageError(f"{recorded[0]} needs --full and --gate NAME, of: {', '.join(GATES)}")
+    if recorded != ["--record"] and commit().endswith(DIRTY):
+        raise pytest.UsageError(f"{recorded[0]} needs a tree that is a commit: what differs from it, commit or undo")
+
+
+def require_whole_run(config: pytest.Config, recorded: str) -> None:
+    """Raise `UsageError` where cases of the gate are left out."""
     given = [flag for name, flag in PARTS.items() if config.getoption(name, None)]
     given += ["paths"] if config.args_source is pytest.Config.ArgsSource.ARGS else []
     if given:
         raise pytest.UsageError(
-            f"--record keeps whole gates: a part would overwrite its file; leave out {', '.join(given)} or --record"
+            f"{recorded} keeps whole gates: a part would overwrite its file; leave out {', '.join(given)} or {recorded}"
         )
 
 
@@ -95,7 +115,21 @@ def gates_of(item: pytest.Item) -> list[str]:
     return [name for mark in item.iter_markers("acceptance") for name in mark.args]
 
 
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """With `--join` nothing is run: the cases that were collected are those that the parts must hold."""
+    folder, gate = session.config.getoption("--join"), session.config.getoption("--gate")
+    if folder is None:
+        return None
+    cases = [item.nodeid for item in session.items]
+    parts = gate_parts.load(folder, gate)
+    gate_parts.require_each_case_once(cases, parts, commit())
+    write_record(gate, gate_parts.whole(cases, parts, command()))
+    return True
+
+
 ROWS = pytest.StashKey[list[Row]]()
+OUTCOMES = pytest.StashKey[gate_parts.Outcomes]()
+DIRTY = "-dirty"
 
 
 @pytest.fixture(scope="session")
@@ -117,29 +151,60 @@ def record(pytestconfig: pytest.Config) -> Record:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    if session.config.getoption("--record") and is_whole:
-        path = RESULTS / f"acceptance-{session.config.getoption('--gate')}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report(session), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    config = session.config
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return
+    if config.getoption("--record"):
+        write_record(config.getoption("--gate"), report(session))
+    if folder := config.getoption("--part"):
+        gate_parts.keep(part(config), folder)
+
+
+def write_record(gate: str, found: dict[str, object]) -> None:
+    path = RESULTS / f"acceptance-{gate}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def report(session: pytest.Session) -> dict[str, object]:
     """The results file, as other programs read it."""
     return {
-        "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""),
-        "command": " ".join(["pytest", *sys.argv[1:]]),
+        "commit": commit(),
+        "command": command(),
         "machine": machine(),
         "versions": versions(LIBRARIES),
         "failed": session.testsfailed,
         "skipped": num_skipped(session),
-        "rows": [{field: getattr(row, field) for field in Row.__slots__} for row in session.config.stash[ROWS]],
+        "rows": [dataclasses.asdict(row) for row in session.config.stash[ROWS]],
     }
+
+
+def part(config: pytest.Config) -> gate_parts.Part:
+    """What this run found of its gate."""
+    return gate_parts.Part(
+        gate=config.getoption("--gate"),
+        commit=commit(),
+        machine=machine(),
+        versions=versions(LIBRARIES),
+        num_cores=len(os.sched_getaffinity(0)),
+        outcomes=config.stash[OUTCOMES].by_case,
+        rows=[dataclasses.asdict(row) for row in config.stash[ROWS]],
+    )
 
 
 def num_skipped(session: pytest.Session) -> int:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     return len(reporter.stats.get("skipped", ())) if reporter else 0
+
+
+def command() -> str:
+    return " ".join(["pytest", *sys.argv[1:]])
+
+
+def commit() -> str:
+    """The commit of the tree, marked where tracked files differ from it, other than results."""
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude){RESULTS.name}")
+    return git("rev-parse", "HEAD") + (DIRTY if changed else "")
 
 
 def git(*arguments: str) -> str:
