@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from mock_timing import Timing
 from plait import cli
@@ -24,7 +25,15 @@ from plait.bench.figures import figures
 from plait.bench.load import build_load
 from plait.bench.measure import Bench, Measured
 from plait.bench.run import send
-from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
+from plait.bench.settings import (
+    BenchSettings,
+    LoadSettings,
+    MeasureSettings,
+    OutputSettings,
+    PaceSettings,
+    ServerSettings,
+)
+from plait.errors import SettingsError
 from plait_proto import ExitCode
 from running_mock import Mock, as_sent, running_mock
 
@@ -385,3 +394,19 @@ def test_plots_without_matplotlib_name_the_command_that_installs_it(
     code = cli.run(["bench", "serve", "--url", "http://127.0.0.1:1", "--out", str(tmp_path)])
     assert code == ExitCode.SETTINGS
     assert "pip install 'plait[bench]'" in capsys.readouterr().err
+
+
+def test_streams_are_kept_token_by_token_where_they_are_wanted(mock: Mock) -> None:
+    settings = BenchSettings(load=LOAD, pace=STREAMS, output=OutputSettings(keep_streams=4))
+    bench = Bench(settings, [mock.url])
+    streams = bench.measure(cases(settings)[0], bench.servers[0], 0).streams
+    assert sorted(stream.index for stream in streams) == [0, 3, 6, 9]
+    prompts = [msgspec.json.decode(stream.prompt) for stream in streams]
+    assert all(len(prompt) == 20 for prompt in prompts)
+    assert all(len(stream.answer) in LENGTHS for stream in streams)
+
+
+def test_streams_are_not_kept_of_a_server_that_tells_no_ids() -> None:
+    settings = BenchSettings(load=LOAD, pace=STREAMS, output=OutputSettings(keep_streams=4))
+    with running_mock(Timing(tells="usage")) as mock, pytest.raises(SettingsError, match="--keep-streams"):
+        Bench(settings, [mock.url])

@@ -7,6 +7,7 @@ from array import array
 import msgspec
 
 from plait.bench.messages import Counting
+from plait.bench.prompts import MAX_TOKEN_ID
 
 MAX_EVENT_BYTES = 32 << 20
 """Room for the echo of a prompt of four million token ids."""
@@ -70,6 +71,7 @@ class Answer:
         "_num_events",
         "_rest",
         "_streamed",
+        "_token_ids",
         "counts",
         "detail",
         "ended",
@@ -81,7 +83,7 @@ class Answer:
         "usage",
     )
 
-    def __init__(self, streamed: bool, counting: Counting) -> None:
+    def __init__(self, streamed: bool, counting: Counting, keeps_ids: bool = False) -> None:
         self._streamed = streamed
         self._counting = counting
         self._num_events = 0
@@ -94,6 +96,7 @@ class Answer:
         self.status = 0
         self.times = array("d")
         self.counts = array("I")
+        self._token_ids: list[int] | None = [] if keeps_ids else None
         self.usage: _Usage | None = None
         self.finish_reason: str | None = None
         self.is_done = False
@@ -149,6 +152,12 @@ class Answer:
             self.failure, self.detail = kind, detail[:MAX_DETAIL_CHARS]
 
     @property
+    def token_ids(self) -> list[int] | None:
+        """What came, where it is kept; None too where an id is none that a vocabulary has."""
+        ids = self._token_ids
+        return ids if ids is not None and all(0 <= token <= MAX_TOKEN_ID for token in ids) else None
+
+    @property
     def is_complete(self) -> bool:
         """Whether the text is there, whatever becomes of the connection."""
         return self._streamed and (self.is_done or self.finish_reason is not None)
@@ -194,6 +203,8 @@ class Answer:
         for choice in event.choices or ():
             self.finish_reason = choice.finish_reason or self.finish_reason
             num += _num_tokens(choice)
+            if self._token_ids is not None:
+                self._token_ids += choice.token_ids or ()
         if event.usage is not None:
             if self._counting == "running-usage":
                 num = max(0, event.usage.completion_tokens - (self.usage.completion_tokens if self.usage else 0))

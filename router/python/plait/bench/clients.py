@@ -6,7 +6,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from types import TracebackType
 
 from plait_proto import ExitCode
@@ -35,12 +35,15 @@ class Clients:
             process.kill()
             process.communicate()
 
-    def load(self, setup: Setup, bodies: Iterable[bytes]) -> None:
-        """Hand out where and what to send; returns when every process is ready."""
+    def load(self, setup: Setup, bodies: Iterable[bytes], kept: Container[int] = ()) -> None:
+        """Hand out where and what to send; returns when every process is ready.
+
+        `kept` are the indices of the requests whose answers' token ids are wanted.
+        """
         for process in self._processes:
             _write(process, frame(setup))
         for index, body in enumerate(bodies):
-            _write(self._owner(index), frame(Job(index, body)))
+            _write(self._owner(index), frame(Job(index, body, index in kept)))
         for process in self._processes:
             _write(process, frame(Begin()))
         waiting = len(self._processes)

@@ -21,7 +21,7 @@ class Exchange:
         self.go = go
         self.body = job.body
         self.taken = monotonic()
-        self.answer = Answer(setup.streamed, setup.counting)
+        self.answer = Answer(setup.streamed, setup.counting, job.keeps_ids)
         self.timer: asyncio.TimerHandle | None = None
         self.freed: float | None = None
         """When its connection had done with it; None: it never had one."""
@@ -44,6 +44,7 @@ class Exchange:
             num_output_tokens=usage.completion_tokens if usage is not None else None,
             times=answer.times.tobytes(),
             counts=answer.counts.tobytes(),
+            token_ids=answer.token_ids,
         )
 
 

@@ -31,12 +31,23 @@ TOKEN_RANGE = "1000-30000"
 """Inside the vocabularies of today's models, past their special tokens."""
 
 
+class Stream(msgspec.Struct, frozen=True):
+    """A request and its answer, token by token."""
+
+    index: int
+    prompt: msgspec.Raw
+    """As it was sent: token ids, a text or messages."""
+    answer: list[int]
+
+
 class Measured(msgspec.Struct, frozen=True):
     """A run with what it says."""
 
     run: Run
     figures: Figures
     lateness: Lateness
+    streams: list[Stream] = []
+    """Those that were to be kept and ended well."""
 
 
 class Bench:
@@ -54,6 +65,7 @@ class Bench:
         for server in self.servers:
             server.learn_counting(rough.make((Part(f"{self._salt}/first/{server.position}", 16),)))
         _count_alike(self.servers)
+        _check_kept(settings, self.servers)
         self.text_size = _text_size(settings, self.servers[0], self._salt)
         self._maker = _maker(settings, self.text_size) if self.text_size is not None else rough
 
@@ -71,10 +83,16 @@ class Bench:
             raise SettingsError(f"{case.name}: no request is left; raise --max-len or --duration")
         self._warm_up(load, server, seed)
         bodies = (server.body(body_prompt(request, self._maker), request.output_len) for request in load.requests)
+        kept = _spread(len(load.requests), self.settings.output.keep_streams)
         with Clients(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
-            clients.load(server.setup(), bodies)
+            clients.load(server.setup(), bodies, kept)
             run = send(clients, load, server, seed, duration, _watch(bar))
-        return Measured(run, figures(run, self.slo), lateness(run, measuring.max_lag_ms / 1000))
+        streams = [
+            Stream(one.index, msgspec.Raw(body_prompt(load.requests[one.index], self._maker)), one.token_ids)
+            for one in run.outcomes
+            if one.token_ids is not None and one.failure is None
+        ]
+        return Measured(run, figures(run, self.slo), lateness(run, measuring.max_lag_ms / 1000), streams)
 
     def _warm_up(self, load: Load, server: Server, seed: int) -> None:
         """Prompts of the load's lengths and of other contents, one after another."""
@@ -122,6 +140,21 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
         return TextSize()
     slope = (told[1] - told[0]) / (many - few)
     return TextSize(slope, max(0.0, told[0] - few * slope), is_told=True)
+
+
+def _spread(num: int, num_chosen: int) -> frozenset[int]:
+    """So many indices, as far from one another as they can be; all where there are fewer."""
+    return frozenset(place * num // num_chosen for place in range(num_chosen)) if num_chosen else frozenset()
+
+
+def _check_kept(settings: BenchSettings, servers: list[Server]) -> None:
+    """Raise `SettingsError` where streams are to be kept of a server that tells no token ids."""
+    for server in servers if settings.output.keep_streams else ():
+        if server.counting != "token-ids":
+            raise SettingsError(
+                f"--keep-streams needs token ids, and {server.url} is counted by {server.counting}; give --count-by "
+                "token-ids, or leave it out"
+            )
 
 
 def _count_alike(servers: list[Server]) -> None:

@@ -41,6 +41,8 @@ class Job(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     index: int
     body: bytes
+    keeps_ids: bool = False
+    """Its answer's token ids are wanted."""
 
 
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -89,6 +91,8 @@ class Outcome(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """float64 each: when the chunks with tokens arrived."""
     counts: bytes
     """uint32 each: the tokens in those chunks."""
+    token_ids: list[int] | None = None
+    """The answer, where its ids were wanted."""
 
     @property
     def arrivals(self) -> array[float]:

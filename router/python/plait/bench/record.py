@@ -102,6 +102,8 @@ def _describe(measured: Measured, with_requests: bool) -> dict[str, object]:
         "finish_reasons": Counter(one.finish_reason or "none" for one in run.outcomes if one.failure is None),
         "notes": notes([measured], None),
     }
+    if measured.streams:
+        described["streams"] = measured.streams
     if with_requests:
         described["requests"] = _requests(measured)
     return described

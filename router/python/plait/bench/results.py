@@ -50,8 +50,9 @@ def until_stopped(measure_all: Callable[[], object], runs: list[Measured]) -> St
 def out_folder(settings: BenchSettings) -> Path | None:
     """The folder for results, made where it is missing; raises `SettingsError` before anything is measured."""
     if settings.output.out is None:
-        if settings.output.requests:
-            raise SettingsError("--requests are kept in a file; name its folder with --out")
+        if settings.output.requests or settings.output.keep_streams:
+            flag = "--requests" if settings.output.requests else "--keep-streams"
+            raise SettingsError(f"{flag} are kept in a file; name its folder with --out")
         return None
     if settings.output.plots:
         require_matplotlib()

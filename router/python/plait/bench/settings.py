@@ -131,6 +131,10 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     out: Annotated[str | None, Setting("folder for the results' JSON and plots", unset="printed only")] = None
     plots: Annotated[bool, Setting("draw PNGs into --out; needs plait[bench]")] = True
     requests: Annotated[bool, Setting("keep a record of each request in the JSON")] = False
+    keep_streams: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)],
+        Setting("answers of each run whose prompts and token ids the JSON keeps, spread over its requests"),
+    ] = 0
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,239 @@
+"""A shape's loads through a server's front door, and whether their figures count: one JSON.
+
+    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out FILE [--only 128/128] [-- FLAGS OF PLAIT SERVE]
+
+First the machine's ceilings (`ceilings.py`), then each load by `plait bench` against one server process with random
+weights and without a prefix cache, at last the streams that it kept, by a plain server (`rescoring`). A run counts
+where no request failed, the client was never late and the streams were right. `--shape tiny` is a dry run on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "e2e"))
+from floors import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
+from load_cases import LOADED, RATE, LoadCase
+from model_shapes import SHAPES, write_shape
+from plait.bench.record import commit, machine, versions
+from rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
+from running_server import Server, start_server
+
+BASE_FLAGS = ("--load-format", "dummy", "--no-prefix-cache")
+LOADED_FLAGS = ("--max-seqs", "256", "--max-batch-tokens", "8192")
+NUM_STREAMS = 16
+"""Kept and scored again, of each load."""
+BENCH_SECONDS = 180.0
+METRICS = {
+    RATE: "tokens/s",
+    "requests_per_second": "requests/s",
+    "num_failed": "requests",
+    **{f"{name}_{part}": "seconds" for name in ("ttft", "itl", "e2e") for part in ("p50", "p99", "max")},
+}
+"""Of what `plait bench` tells, what is kept."""
+LIBRARIES = ("plait", "torch", "triton", "flashinfer-python")
+
+
+@dataclass
+class Ran:
+    """A load that was run."""
+
+    case: LoadCase
+    figures: dict[str, float]
+    reasons: list[str]
+    """Why it does not count."""
+    streams: list[Any] = field(default_factory=list)
+    gaps: Gaps | None = None
+
+
+@dataclass
+class Bench:
+    """One shape on one machine."""
+
+    model: Path
+    cost: ModelCost
+    ceilings: Ceilings | None
+    """None on a CPU."""
+    logs: Path
+    serve_flags: Sequence[str]
+    runs: list[Ran] = field(default_factory=list)
+
+    def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
+        """Each load, on a server for those of the same flags."""
+        for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
+            with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *flags) as server:
+                for case in group:
+                    self.runs.append(self._load(server, case))
+                    yield self.runs[-1]
+
+    def _load(self, server: Server, case: LoadCase) -> Ran:
+        folder = self.logs / f"bench-{len(self.runs)}"
+        words = ["--url", server.url, "--no-plots", "--warmup", "4", "--keep-streams", f"{NUM_STREAMS}", "--requests"]
+        command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words, "--out", str(folder)]
+        done = subprocess.run(
+            [*command, *case.bench_words()], capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
+        )
+        written = folder / "bench-serve.json"
+        if not written.is_file():
+            return Ran(case, {}, [f"plait bench ended with {done.returncode}: {done.stderr[-300:]}"])
+        return _read(case, json.loads(written.read_text()))
+
+    def score(self) -> Iterator[Ran]:
+        """Score the streams of every load again, by one plain server in a process of its own."""
+        limits = ("--max-seqs", f"{MAX_SEQS}", "--max-batch-tokens", f"{MAX_BATCH_TOKENS}")
+        with self.serving("rescore", *limits, *SERVE_FLAGS) as server:
+            for ran in self.runs:
+                if ran.streams:
+                    ran.gaps = rescore(server.url, self.model.name, ran.streams)
+                yield ran
+
+    @contextmanager
+    def serving(self, name: str, *flags: str) -> Iterator[Server]:
+        """A server of the model that ends with the block."""
+        server = start_server(self.logs / f"{name}.log", self.model, *BASE_FLAGS, *flags)
+        try:
+            if not server.url:
+                raise SystemExit(f"no server: {server.last_line}")
+            yield server
+        finally:
+            server.stop()
+
+    def share(self, case: LoadCase) -> float:
+        """This machine's floor over the nominal one's, as rates; of an open loop, which prompts bound, the products."""
+        if self.ceilings is None:
+            return 1.0
+        if case.streams is None:
+            return self.ceilings.product / NOMINAL.product
+        return self.floor(case, self.ceilings) / self.floor(case, NOMINAL)
+
+    def floor(self, case: LoadCase, ceilings: Ceilings) -> float:
+        """Tokens a second that a closed loop cannot pass."""
+        return most_tokens_per_second(self.cost, case.streams or 1, case.input_len, case.output_len, ceilings)
+
+
+def _read(case: LoadCase, result: dict[str, Any]) -> Ran:
+    (run,) = result["runs"]
+    figures = {row["metric"]: row["value"] for row in result["rows"] if row["metric"] in METRICS}
+    failed = [f"{num} requests failed: {kind}" for kind, num in run["failures"].items()]
+    return Ran(case, figures, [*run["invalid_because"], *failed], run.get("streams", []))
+
+
+def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
+    """The figures of a load with its goals, its share of the floor, and the verdict on its streams."""
+    case, share = ran.case, bench.share(ran.case)
+    goals = {goal.metric: goal for goal in case.goals}
+    made: list[dict[str, object]] = []
+    for metric, value in ran.figures.items():
+        row = {"case": case.name, "metric": metric, "unit": METRICS[metric], "value": round(value, 5), "goal": None}
+        if goal := goals.get(metric):
+            scaled = {"scaled_goal": round(goal.scaled(share), 5), "is_met_scaled": goal.is_met(value, share)}
+            row |= {"goal": goal.value, "is_met": goal.is_met(value), **scaled}
+        made.append(row)
+    found: list[tuple[str, str, float, float | None]] = []
+    if bench.ceilings is not None and case.streams is not None and RATE in ran.figures:
+        reached = ran.figures[RATE] / bench.floor(case, bench.ceilings)
+        found.append(("share_of_roofline", "share", reached, None))
+    if ran.gaps is not None and ran.gaps.values:
+        found += [
+            ("rescored_tokens", "tokens", len(ran.gaps.values), None),
+            ("gap_median", "nats", ran.gaps.median, MEDIAN_GAP),
+            ("gap_max", "nats", max(ran.gaps.values), WORST_GAP),
+        ]
+    return made + [
+        {"case": case.name, "metric": metric, "unit": unit, "value": round(value, 5), "goal": goal}
+        for metric, unit, value, goal in found
+    ]
+
+
+def verdict(ran: Ran) -> dict[str, object]:
+    """Whether the figures count, and why not."""
+    reasons = list(ran.reasons)
+    if ran.gaps is None:
+        reasons.append("no stream was scored again")
+    elif not ran.gaps.is_right:
+        reasons.append("its streams are not those of the torch backend")
+    return {
+        "case": ran.case.name,
+        "counts": not reasons,
+        "because": reasons,
+        "rescored_streams": ran.gaps.num_streams if ran.gaps else 0,
+    }
+
+
+def write(bench: Bench, out: Path, words: Sequence[str]) -> None:
+    """The results so far."""
+    device = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    measured = [] if bench.ceilings is None else _ceiling_rows(bench.ceilings)
+    result = {
+        "commit": commit(),
+        "command": " ".join(["tests/bench/gpu/serve_load.py", *words]),
+        "machine": device | machine(),
+        "versions": versions(LIBRARIES),
+        "rows": measured + [row for ran in bench.runs for row in rows(bench, ran)],
+        "verdicts": [verdict(ran) for ran in bench.runs],
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _ceiling_rows(ceilings: Ceilings) -> list[dict[str, object]]:
+    given = (
+        ("bf16 product", "TFLOP/s", ceilings.product / 1e12, NOMINAL.product / 1e12),
+        ("copy", "TB/s", ceilings.copy / 1e12, NOMINAL.copy / 1e12),
+    )
+    return [
+        {"case": case, "metric": "rate", "unit": unit, "value": round(value, 4), "goal": goal}
+        for case, unit, value, goal in given
+    ]
+
+
+def measure_ceilings(folder: Path) -> Ceilings | None:
+    """This machine's, by `ceilings.py` in a process of its own; None where there is no GPU."""
+    if not torch.cuda.is_available():
+        return None
+    out = folder / "ceilings.json"
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ceilings.py")), "--out", str(out)], check=True, timeout=120
+    )
+    product, copy = (row["value"] * 1e12 for row in json.loads(out.read_text())["rows"])
+    return Ceilings(product, copy)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=LOADED, required=True)
+    parser.add_argument("--only", default="", help="loads whose names contain this")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, help="folder for the servers' lines and each request's times")
+    parser.add_argument("serve_flags", nargs="*", help="further flags of plait serve, behind --")
+    options = parser.parse_args()
+    loaded = LOADED[options.shape]
+    with TemporaryDirectory() as kept:
+        folder = Path(kept)
+        write_shape(loaded.shape, folder / loaded.shape)
+        logs = options.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        cost = model_cost(SHAPES[loaded.shape])
+        bench = Bench(folder / loaded.shape, cost, measure_ceilings(folder), logs, options.serve_flags)
+        print(f"ceilings: {bench.ceilings}", flush=True)
+        for ran in bench.run_all(loaded.chosen(lambda case: options.only in case.name)):
+            print(ran.case.name, ran.figures, *ran.reasons, flush=True)
+            write(bench, options.out, sys.argv[1:])
+        for ran in bench.score():
+            write(bench, options.out, sys.argv[1:])
+            print(verdict(ran), *([ran.gaps.median, max(ran.gaps.values)] if ran.gaps else []), flush=True)
+
+
+if __name__ == "__main__":
+    main()
