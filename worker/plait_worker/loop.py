@@ -23,10 +23,11 @@ from plait_worker.attention import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta, Ints, read_plan
-from plait_worker.graphs import StepGraphs
+from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
 from plait_worker.models import Model
 from plait_worker.parallel import Parallel
+from plait_worker.ranges import named
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
 from plait_worker.transfer import Download, Mark
@@ -154,24 +155,34 @@ class Rank:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> InFlight:
         """Hand the plan's work to the device. Raises ``Failure`` where it does not fit what the rank holds."""
-        begin = Mark(self.slots.device)
-        delta = read_plan(plan)
-        self.slots.apply(delta)
-        self.slots.advance(delta)
-        self.totals.count(delta)
-        graph = self.graphs.fitting(delta, self.slots)
-        if graph is None:
-            return self._eager(plan.step, begin, delta)
+        with named(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
+            begin = Mark(self.slots.device)
+            with named("plan"):
+                delta = read_plan(plan)
+                self.slots.apply(delta)
+                self.slots.advance(delta)
+                self.totals.count(delta)
+                graph = self.graphs.fitting(delta, self.slots)
+            return (
+                self._eager(plan.step, begin, delta) if graph is None else self._replay(graph, plan.step, begin, delta)
+            )
+
+    def _replay(self, graph: StepGraph, step: int, begin: Mark, delta: Delta) -> InFlight:
+        """A step whose forward and head are one graph."""
         self.totals.num_graph_steps += 1
-        ids_S, records = self._sample(graph.replay(delta), delta.slots_R[delta.samples_R])
-        return self._flight(plan.step, begin, ids_S, records)
+        with named("graph"):
+            logits_SV = graph.replay(delta)
+        ids_S, records = self._sample(logits_SV, delta.slots_R[delta.samples_R])
+        return self._flight(step, begin, ids_S, records)
 
     def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:
         """A step whose every operation is launched by itself."""
-        rows = build_rows(delta, self.slots, self.model.config.vocab_size)
+        with named("rows"):
+            rows = build_rows(delta, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:
             return self._flight(step, begin, rows.sample_index_S, [])
-        hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        with named("forward"):
+            hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         ids_S, records = rows.sample_index_S, list[Records]()
         if ids_S.shape[0]:  # the head never sees a row that does not sample
             logits_SV = self.model.rounded_logits(hidden_TD[rows.sample_index_S])
@@ -181,14 +192,15 @@ class Rank:
 
     def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
         """A token for each row, picked by rank 0; the next step's input."""
-        device_slots_S = self.slots.to_device(slots_S)
-        is_first = self.parallel.rank == 0
-        picked_S = (
-            sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
-        )
-        ids_S = self.parallel.broadcast(picked_S)
-        self.slots.keep_tokens(device_slots_S, ids_S)
-        return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
+        with named("sample"):
+            device_slots_S = self.slots.to_device(slots_S)
+            is_first = self.parallel.rank == 0
+            picked_S = (
+                sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
+            )
+            ids_S = self.parallel.broadcast(picked_S)
+            self.slots.keep_tokens(device_slots_S, ids_S)
+            return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
 
     def _flight(
         self,
@@ -198,5 +210,6 @@ class Rank:
         of_outputs: Sequence[Records],
         of_prompts: Sequence[Records] = (),
     ) -> InFlight:
-        ids = Download(ids_S.to(torch.int32))
-        return InFlight(step, begin, ids, of_outputs, of_prompts, Mark(self.slots.device))
+        with named("download"):
+            ids = Download(ids_S.to(torch.int32))
+            return InFlight(step, begin, ids, of_outputs, of_prompts, Mark(self.slots.device))

@@ -18,7 +18,7 @@ _SOURCE = Path(__file__).with_name("pick.cu")
 _THREADS = 1024
 _UNIFORM_THREADS = 128
 _COUNTS_BYTES = 1024 * 47 * 4
-_CHUNK = 256
+_CHUNK = 512
 _DTYPES = (torch.bfloat16, torch.float16)
 
 

@@ -11,15 +11,23 @@ constexpr int OWN = 47;
 constexpr int BINS = THREADS * OWN;
 constexpr int VECTOR = 8;
 constexpr int BATCH = 4;
-constexpr int CHUNK = 32 * VECTOR;
+constexpr int OF_LANE = 2 * VECTOR;
+constexpr int CHUNK = 32 * OF_LANE;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 typedef unsigned short Bits;
 
-__device__ int order(Bits bits) {
-    if (bits == 0x8000) bits = 0;  // -0 equals 0
-    return bits & 0x8000 ? 0xffff - bits : 0x8000 + bits;
+// The keys of two tokens, in the halves of a word: keys order as the numbers do, -0 is 0, what is no number the largest.
+__device__ unsigned orders(unsigned word) {
+#ifdef IS_HALF
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(word), "r"(0x3c003c00), "r"(0));  // word * 1 + 0
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(word), "r"(0x3f803f80), "r"(0));
+#endif
+    return word ^ (0x80008000 | (word >> 15 & 0x00010001) * 0x7fff);
 }
+
+__device__ int order(Bits bits) { return orders(bits) & 0xffff; }
 
 __device__ float value(int key) {
     const Bits bits = key < 0x8000 ? 0xffff - key : key - 0x8000;
@@ -32,9 +40,10 @@ __device__ float value(int key) {
 #endif
 }
 
-// Calls use(id, key) for the ids of [begin, end) that are this lane's, of `lanes` that share them.
-template <class Use>
-__device__ void each(const Bits* row, int begin, int end, int lane, int lanes, Use use) {
+// For the ids of [begin, end) that are this lane's, of `lanes` that share them: calls pairs(id, keys) for two that
+// follow one another, the second's key in the upper half, and single(id, key) where a row's ends are left.
+template <class Pairs, class Single>
+__device__ void walk(const Bits* row, int begin, int end, int lane, int lanes, Pairs pairs, Single single) {
     const bool is_aligned = reinterpret_cast<unsigned long long>(row + begin) % sizeof(uint4) == 0;
     const int whole = is_aligned ? (end - begin) / VECTOR : 0;
     for (int i = lane; i < whole; i += lanes * BATCH) {
@@ -48,10 +57,17 @@ __device__ void each(const Bits* row, int begin, int end, int lane, int lanes, U
             const int id = begin + (i + b * lanes) * VECTOR;
             if (i + b * lanes >= whole) break;
 #pragma unroll
-            for (int j = 0; j < VECTOR; ++j) use(id + j, order(words[j / 2] >> (16 * (j % 2)) & 0xffff));
+            for (int j = 0; j < VECTOR / 2; ++j) pairs(id + 2 * j, orders(words[j]));
         }
     }
-    for (int id = begin + whole * VECTOR + lane; id < end; id += lanes) use(id, order(row[id]));
+    for (int id = begin + whole * VECTOR + lane; id < end; id += lanes) single(id, order(row[id]));
+}
+
+// Calls use(id, key) for each of them.
+template <class Use>
+__device__ void each(const Bits* row, int begin, int end, int lane, int lanes, Use use) {
+    const auto both = [&](int id, unsigned keys) { use(id, keys & 0xffff), use(id + 1, keys >> 16); };
+    walk(row, begin, end, lane, lanes, both, use);
 }
 
 template <class Number>
@@ -77,8 +93,12 @@ __device__ Number sum_up_to(Number own, Number* of_warps, Number& total) {
 
 __device__ int best_key(const Bits* row, int vocab) {
     __shared__ int of_warps[WARPS];
+    unsigned of_pairs = 0;
     int best = 0;
-    each(row, 0, vocab, threadIdx.x, THREADS, [&](int, int key) { best = max(best, key); });
+    walk(
+        row, 0, vocab, threadIdx.x, THREADS, [&](int, unsigned keys) { of_pairs = __vmaxu2(of_pairs, keys); },
+        [&](int, int key) { best = max(best, key); });
+    best = max(best, static_cast<int>(max(of_pairs & 0xffff, of_pairs >> 16)));
     best = __reduce_max_sync(~0u, best);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = best;
     __syncthreads();
@@ -188,20 +208,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) pick_filtered(
     }
 }
 
-// The weights of a lane's VECTOR tokens of a chunk, in the order of the ids; 0 behind the row's end.
+__device__ float number(Bits bits) { return value(order(bits)); }
+
+// The weights of a lane's tokens of a chunk, in the order of the ids; 0 behind the row's end.
 template <class Weight>
-__device__ void chunk_weights(const Bits* row, int vocab, int chunk, Weight weight, double (&given)[VECTOR]) {
-    const int id = chunk * CHUNK + threadIdx.x % 32 * VECTOR;
-    const bool is_whole = id + VECTOR <= vocab && reinterpret_cast<unsigned long long>(row + id) % sizeof(uint4) == 0;
-    if (is_whole) {
-        const uint4 four = *reinterpret_cast<const uint4*>(row + id);
+__device__ void chunk_weights(const Bits* row, int vocab, int chunk, Weight weight, float (&given)[OF_LANE]) {
+    const int id = chunk * CHUNK + threadIdx.x % 32 * OF_LANE;
+    const bool is_whole = id + OF_LANE <= vocab && reinterpret_cast<unsigned long long>(row + id) % sizeof(uint4) == 0;
+    if (!is_whole) {
+#pragma unroll
+        for (int j = 0; j < OF_LANE; ++j) given[j] = id + j < vocab ? weight(number(row[id + j])) : 0.0f;
+        return;
+    }
+#pragma unroll
+    for (int part = 0; part < OF_LANE / VECTOR; ++part) {
+        const uint4 four = reinterpret_cast<const uint4*>(row + id)[part];
         const unsigned words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) given[j] = weight(order(words[j / 2] >> (16 * (j % 2)) & 0xffff));
-    } else {
-#pragma unroll
-        for (int j = 0; j < VECTOR; ++j) given[j] = id + j < vocab ? weight(order(row[id + j])) : 0.0f;
+        for (int j = 0; j < VECTOR; j += 2) {
+            const unsigned word = words[j / 2];
+#ifdef IS_HALF
+            const float first = number(word & 0xffff), second = number(word >> 16);
+#else
+            const float first = __uint_as_float(word << 16), second = __uint_as_float(word & 0xffff0000);
+#endif
+            given[part * VECTOR + j] = weight(first);
+            given[part * VECTOR + j + 1] = weight(second);
+        }
     }
+}
+
+__device__ float exp2_fast(float power) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(power));
+    return result;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
@@ -214,17 +254,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
     const int vocab = static_cast<int>(vocab_size);
     const float factor = LOG2_E / temperatures[blockIdx.x], min_p = min_ps[blockIdx.x];
     const float top = value(best_key(row, vocab));
-    auto weight = [&](int key) {
-        const float given = exp2f((value(key) - top) * factor);
+    auto weight = [&](float logit) {
+        const float given = exp2_fast((logit - top) * factor);
         return given < min_p ? 0.0f : given;
     };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_chunks = (vocab + CHUNK - 1) / CHUNK;
 #pragma unroll 4
     for (int chunk = warp; chunk < num_chunks; chunk += WARPS) {
-        double given[VECTOR], mass = 0;
+        // A few are added in single precision: what that loses lies far below one token's share of a vocabulary.
+        float given[OF_LANE], few[OF_LANE / VECTOR] = {};
         chunk_weights(row, vocab, chunk, weight, given);
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) mass += given[j];
+        for (int j = 0; j < OF_LANE; ++j) few[j / VECTOR] += given[j];
+        double mass = 0;
+        for (float part : few) mass += part;
         for (int step = 16; step > 0; step /= 2) mass += __shfl_xor_sync(~0u, mass, step);
         if (lane == 0) of_chunks[chunk] = mass;
     }
@@ -260,9 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
     double before = 0;
     for (int chunk = lane; chunk < chosen; chunk += 32) before += of_chunks[chunk];
     for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(~0u, before, step);
-    double given[VECTOR], lower = 0;
+    float given[OF_LANE];
+    double lower = 0;
     chunk_weights(row, vocab, chosen, weight, given);
-    for (int j = 0; j < VECTOR; ++j) lower += given[j];
+    for (int j = 0; j < OF_LANE; ++j) lower += given[j];
     const double own_mass = lower;
     for (int step = 1; step < 32; step *= 2) {
         const double other = __shfl_up_sync(~0u, lower, step);
@@ -270,9 +314,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
     }
     lower += before - own_mass;
     int first = vocab, highest = -1;
-    for (int j = 0; j < VECTOR; ++j) {
+    for (int j = 0; j < OF_LANE; ++j) {
         lower += given[j];
-        const int id = chosen * CHUNK + lane * VECTOR + j;
+        const int id = chosen * CHUNK + lane * OF_LANE + j;
         if (given[j] > 0) highest = id;
         if (given[j] > 0 && lower > target) first = min(first, id);
     }

@@ -21,6 +21,7 @@ from torch import Tensor
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import device_lengths, places
 from plait_worker.attention.packed_pages import NUM_PLANS, ends, packed_pages
+from plait_worker.ranges import named
 from plait_worker.rows import Rows
 
 _WORKSPACE_BYTES = 128 << 20
@@ -62,9 +63,11 @@ class FlashinferStep:
         out_THE = torch.empty_like(q_THE)
         num = self.num_prefill_tokens
         if self.prefill is not None:
-            self.prefill.run(q_THE[:num], pages, out=out_THE[:num])
+            with named("attention: prefill"):
+                self.prefill.run(q_THE[:num], pages, out=out_THE[:num])
         if self.decode is not None:
-            self.decode.run(q_THE[num:], pages, out=out_THE[num:])
+            with named("attention: decode"):
+                self.decode.run(q_THE[num:], pages, out=out_THE[num:])
         return out_THE
 
 

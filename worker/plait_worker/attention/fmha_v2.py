@@ -21,6 +21,7 @@ from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import decode_lengths, device_lengths, places
 from plait_worker.attention.widened import Widened, widen
 from plait_worker.failure import ensure
+from plait_worker.ranges import named
 from plait_worker.rows import DeviceLengths, Rows
 
 # Its tile counter lies at the beginning; no other kernel may write there.
@@ -64,9 +65,11 @@ class SplitStep:
         out_THE = self.backend.output_THE[: q_THE.shape[0]]
         num = self.num_prefill_tokens
         if self.prefill is not None:
-            self._prefill(self.prefill, q_THE[:num], pages, out_THE[:num])
+            with named("attention: prefill"):
+                self._prefill(self.prefill, q_THE[:num], pages, out_THE[:num])
         if num < q_THE.shape[0]:
-            self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
+            with named("attention: decode"):
+                self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
         return out_THE
 
     def _prefill(self, lengths: DeviceLengths, q_THE: Tensor, pages: Tensor, out_THE: Tensor) -> None:
