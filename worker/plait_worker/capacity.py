@@ -68,11 +68,11 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, roo
 
 
 def refuse_too_large(weight_bytes: int, free_bytes: int) -> None:
-    """Raise ``Failure`` of code HARDWARE where the whole model's weights exceed the machine's free memory."""
+    """Raise ``Failure`` of code HARDWARE where what the weights take at least exceeds the machine's free memory."""
     if weight_bytes > free_bytes:
         raise Failure(
             ExitCode.HARDWARE,
-            f"the model's weights take {_gib(weight_bytes)} and {_gib(free_bytes)} of memory are free, "
+            f"the model's weights take {_gib(weight_bytes)} or more and {_gib(free_bytes)} of memory are free, "
             f"{_gib(weight_bytes - free_bytes)} too little; free memory, or serve a smaller model or --dtype bfloat16",
         )
 

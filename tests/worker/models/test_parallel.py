@@ -1,10 +1,8 @@
 """Several ranks together compute what one rank computes alone."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +16,8 @@ from plait_worker.parallel import Parallel, Share
 from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
 from plait_worker.weights import ModelFilesError
+from rank_threads import on_every_rank
 
-T = TypeVar("T")
 CPU = torch.device("cpu")
 IDS = [5, 9, 2, 44, 17, 3, 60, 8, 1, 30]
 EVEN = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -51,26 +49,6 @@ def logits(path: Path, parallel: Parallel) -> torch.Tensor:
         return model.forward(rows, cache, attention.prepare(rows))
 
     return model.logits(torch.cat((hidden(0, 6, 1), hidden(6, 9, 1), hidden(9, 10, 0))))
-
-
-def gloo(rank: int, world: int, store: dist.Store) -> dist.ProcessGroup:
-    """A group of this test's own, so that the ranks can be threads of one process."""
-    group = dist.ProcessGroup(store, rank, world)
-    backend = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=60))
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
-    return group
-
-
-def on_every_rank(world: int, folder: Path, run: Callable[[Parallel], T]) -> list[T]:
-    """What ``run`` returns on each rank."""
-
-    def one(rank: int) -> T:
-        store = dist.FileStore(str(folder / "store"), world)
-        return run(Parallel(rank, world, gloo(rank, world, store)))
-
-    with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(one, range(world)))
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+Kind = gguf.GGMLQuantizationType
 LLAMA = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -68,12 +69,15 @@ def gguf_name(name: str) -> str:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Write a model of transformers as a GGUF of the given architecture, with changed or additional metadata."""
+    """Write a model of transformers as a GGUF of the given architecture, with changed or additional metadata.
+
+    ``kind`` of its matrices, or what gives each one's by its name in the file.
+    """
 
     def write(
         model: Any,
         arch: str = "llama",
-        kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+        kind: Kind | Callable[[str], Kind] = Kind.F32,
         extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     ) -> Path:
         path = tmp_path / "model.gguf"
@@ -94,7 +98,9 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_array("tokenizer.ggml.token_type", list(range(config.vocab_size)))
         extra(writer)
         for name, parameter in model.named_parameters():
-            add_tensor(writer, gguf_name(name), parameter.detach().numpy(), config, arch, kind)
+            stored_as = gguf_name(name)
+            own = kind(stored_as) if callable(kind) and not isinstance(kind, Kind) else kind
+            add_tensor(writer, stored_as, parameter.detach().numpy(), config, arch, own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -104,9 +110,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def add_tensor(
-    writer: gguf.GGUFWriter, name: str, values: np.ndarray, config: Any, arch: str, kind: gguf.GGMLQuantizationType
-) -> None:
+def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, config: Any, arch: str, kind: Kind) -> None:
     if "ffn_gate_up_exps" in name:
         gate, up = np.split(values, 2, axis=1)
         writer.add_tensor(name.replace("gate_up", "gate"), np.ascontiguousarray(gate))
@@ -115,6 +119,6 @@ def add_tensor(
     if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
         values = interleaved(values, config.num_attention_heads if "attn_q" in name else config.num_key_value_heads)
     if values.ndim == 1:
-        kind = gguf.GGMLQuantizationType.F32
-    stored = values if kind == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(values, kind)
+        kind = Kind.F32
+    stored = values if kind == Kind.F32 else gguf.quants.quantize(values, kind)
     writer.add_tensor(name, stored, raw_dtype=kind)

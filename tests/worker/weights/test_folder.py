@@ -1,5 +1,6 @@
 """A Hugging Face folder is read whole, in any layout, or refused with the reason and what to do."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode
@@ -18,6 +20,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.weights import Folder, ModelFilesError, open_checkpoint
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.json_config import read_config
+from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RotaryEmbedding
 
 CPU = torch.device("cpu")
 
@@ -130,6 +133,38 @@ def test_qwen2_states_a_window_that_it_does_not_use() -> None:
     assert config_of(**QWEN2, use_sliding_window=False).architecture == "Qwen2ForCausalLM"
 
 
+@pytest.mark.parametrize("stated", [{}, {"sliding_window": None}, {"sliding_window": 64}])
+@pytest.mark.parametrize("family", [transformers.Qwen2Config, transformers.Qwen3Config, transformers.Qwen3MoeConfig])
+def test_a_window_is_refused_exactly_where_transformers_has_one(family: Any, stated: dict[str, Any]) -> None:
+    config = family(use_sliding_window=True, max_window_layers=0, **stated)
+    changes = {"use_sliding_window": True, **stated}
+    if config.sliding_window is None:
+        assert config_of(**changes).num_layers == 4
+    else:
+        with pytest.raises(ModelFilesError, match="sliding-window"):
+            config_of(**changes)
+
+
+M2 = {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {},
+        {"rotary_dim": 8},
+        {"partial_rotary_factor": 0.3},  # 4.8 of 16
+        {"partial_rotary_factor": 1.0, "rotary_dim": 8},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.27}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "rotary_dim": 4},
+    ],
+)
+def test_as_much_of_a_head_is_turned_as_transformers_turns(stated: dict[str, Any]) -> None:
+    config = transformers.MiniMaxM2Config(head_dim=16, **copy.deepcopy(stated))
+    frequencies, _ = MiniMaxM2RotaryEmbedding.compute_default_rope_parameters(config)
+    assert config_of(**M2, **stated).rope.num_turned == 2 * len(frequencies)
+
+
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 8,
@@ -156,7 +191,8 @@ REFUSED = [
     ({"quantization_config": {"quant_method": "gptq"}}, "quantisation gptq is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
     ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
-    ({**QWEN2, "use_sliding_window": True}, "sliding-window attention is not supported"),
+    ({**QWEN2, "use_sliding_window": True}, "sliding-window attention (use_sliding_window) is not supported"),
+    ({"use_sliding_window": True}, "sliding-window"),  # transformers takes 4096 then
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention is not supported"),
     ({"vocab_size": "100"}, "vocab_size is '100', but must be a whole number from 1"),
     ({"vocab_size": True}, "vocab_size is True"),

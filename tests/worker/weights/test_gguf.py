@@ -14,12 +14,24 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plait_worker.failure import Failure
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models import load_model
 from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.weights import GgufFile, ModelFilesError
+from rank_threads import on_every_rank
 
+CPU = torch.device("cpu")
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 Kind = gguf.GGMLQuantizationType
 
 
@@ -48,16 +60,36 @@ def test_quantised_tensors_come_back_close(kind: Kind, tiny_llama: Any, write_gg
     assert error < 0.1
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+MIXED = {
+    "attn_q": Kind.Q4_0,
+    "attn_k": Kind.Q8_0,
+    "attn_v": Kind.F16,
+    "attn_output": Kind.Q5_0,
+    "ffn_gate": Kind.Q4_1,
+    "ffn_up": Kind.Q4_1,
+    "ffn_down": Kind.Q8_0,
+    "output": Kind.Q4_0,
+}
+
+
+def mixed(name: str) -> Kind:
+    """Of files whose tensors are quantised in several ways, or not at all."""
+    return MIXED.get(name.split(".")[-2], Kind.F32)
+
+
+KEPT = {Kind.Q8_0: {"Q8_0"}, Kind.Q4_0: {"Q4_0"}, Kind.Q4_1: {"Q4_1"}, mixed: {"Q4_0", "Q4_1", "Q8_0"}}
+
+
+@pytest.mark.parametrize("kind", KEPT)
 def test_matrices_stay_quantised_unless_a_type_is_named(
-    kind: Kind, tiny_llama: Any, write_gguf: Callable[..., Any]
+    kind: Any, tiny_llama: Any, write_gguf: Callable[..., Any]
 ) -> None:
     path = write_gguf(tiny_llama, kind=kind)
     kept, rounded = (load_model(path, dtype, torch.device("cpu"), Parallel()) for dtype in ("auto", "bfloat16"))
     assert isinstance(kept, HeadsDecoder)
     assert isinstance(rounded, HeadsDecoder)
     assert rounded.kept_kinds == set()
-    assert kept.kept_kinds == ({kind.name} if kept.dtype == torch.bfloat16 else set())
+    assert kept.kept_kinds == (KEPT[kind] if kept.dtype == torch.bfloat16 else set())
     for ours, theirs in zip(kept.blocks, rounded.blocks, strict=True):
         for name in ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down"):
             one, other = (attrgetter(name)(block).multiply for block in (ours, theirs))
@@ -67,6 +99,39 @@ def test_matrices_stay_quantised_unless_a_type_is_named(
     hidden = torch.randn(3, 64)
     expected = rounded.logits(hidden.bfloat16())
     assert (kept.logits(hidden.to(kept.dtype)) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, mixed])
+def test_memory_must_hold_what_is_kept_and_no_more(kind: Any, tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
+    path = write_gguf(tiny_llama, kind=kind)
+    needed = load_model(path, "auto", CPU, Parallel()).weight_bytes
+    load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
+    with pytest.raises(Failure, match=r"weights take .* or more and .* too little"):
+        load_model(path, "auto", CPU, Parallel(), free_bytes=needed - 1)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, mixed])
+@pytest.mark.parametrize("intermediate_size", [128, 96], ids=["whole blocks", "half blocks"])
+def test_quantised_weights_are_divided_among_ranks(
+    kind: Any, intermediate_size: int, write_gguf: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A rank's inputs may begin within a block: it takes numbers then."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**LLAMA, "intermediate_size": intermediate_size})
+    path = write_gguf(transformers.LlamaForCausalLM(config), kind=kind)
+    x = torch.randn(7, 64)
+
+    def outputs(parallel: Parallel) -> list[torch.Tensor]:
+        model = load_model(path, "auto", CPU, parallel)
+        rows, mlp = x.to(model.dtype), model.blocks[1].mlp  # type: ignore[attr-defined]
+        return [mlp(rows).float(), model.blocks[1].attention.qkv(rows).float()]  # type: ignore[attr-defined]
+
+    mlp, qkv = outputs(Parallel())
+    shares = on_every_rank(2, tmp_path, outputs)
+    for together, _ in shares:
+        assert (together - mlp).abs().max() < 0.03 * mlp.abs().max()
+    q, k, v = (torch.cat([own.split([32, 16, 16], dim=1)[i] for _, own in shares], dim=1) for i in range(3))
+    assert (torch.cat((q, k, v), dim=1) - qkv).abs().max() < 0.02 * qkv.abs().max()
 
 
 def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:

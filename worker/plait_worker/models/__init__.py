@@ -23,7 +23,7 @@ from plait_worker.models.decoder import BlockReader, HeadsDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import DummyWeights, Weights, open_checkpoint, open_config, rows_in_halves
+from plait_worker.weights import DummyWeights, Held, Weights, open_checkpoint, open_config, rows_in_halves
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
@@ -109,9 +109,11 @@ def load_model(
     refuse_uneven(config, parallel.world)
     chosen = choose_dtype(dtype, device)
     source = rows_in_halves(checkpoint, config)
-    weights = Weights(source, chosen, device, keeps_blocks=dtype == "auto" and _keeps_blocks(chosen, device))
+    held = Held(None if free_bytes is None else lambda own: refuse_too_large(own * parallel.world, free_bytes))
+    keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
+    weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=held)
     if free_bytes is not None:
-        refuse_too_large(weights.num_whole_bytes, free_bytes)
+        refuse_too_large(weights.num_least_bytes, free_bytes)
     with torch.inference_mode():
         model = _read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))

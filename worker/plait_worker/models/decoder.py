@@ -100,8 +100,8 @@ class Decoder(Generic[PreparedT]):
             else VocabHead.read(weights, "lm_head", shape, parallel)
         )
         self.rope = Rope(config.rope, config.head_dim, weights.device)
-        self.weight_bytes = weights.num_bytes
-        self.kept_kinds = frozenset(weights.kinds)
+        self.weight_bytes = weights.held.num_bytes
+        self.kept_kinds = frozenset(weights.held.kinds)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: PreparedT) -> Tensor:

@@ -183,7 +183,7 @@ class DeepseekDecoder(Decoder[LatentStep]):
             for layer in behind
             if weights.has(f"model.layers.{layer}.eh_proj.weight")
         ]
-        self.weight_bytes = weights.num_bytes
+        self.weight_bytes = weights.held.num_bytes
 
     @property
     def cache_spec(self) -> LatentCacheSpec:

@@ -11,12 +11,13 @@ from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile
 from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.json_config import read_config
-from plait_worker.weights.reader import Weights
+from plait_worker.weights.reader import Held, Weights
 
 __all__ = [
     "DummyWeights",
     "Folder",
     "GgufFile",
+    "Held",
     "ModelFilesError",
     "Weights",
     "open_checkpoint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait_worker.weights.reader import Weights
+from plait_worker.weights.reader import Held, Weights
 
 SPREAD = 0.02
 """Standard deviation of the matrices: wide enough that a router sends tokens to different experts."""
@@ -19,8 +19,7 @@ class DummyWeights(Weights):
         """Nothing is drawn yet."""
         self.dtype = dtype
         self.device = device
-        self.taken = {}
-        self.kinds = set()
+        self.held = Held()
         self.generator = torch.Generator(device).manual_seed(_SEED)
 
     def at(self, _prefix: str) -> DummyWeights:
@@ -47,7 +46,7 @@ class DummyWeights(Weights):
             tensor.normal_(0, SPREAD, generator=self.generator)
         # Files hold the model's type whatever a layer computes in.
         tensor = tensor.to(dtype or self.dtype)
-        self.taken[f"{len(self.taken)} {name}"] = tensor.nbytes
+        self.held.add(f"{len(self.held.taken)} {name}", tensor.nbytes)
         return tensor
 
     def blocks(

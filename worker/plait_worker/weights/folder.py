@@ -87,6 +87,9 @@ class Folder:
     def blocks(self, name: str) -> None:
         """What is quantised in safetensors is read as numbers."""
 
+    def block_bytes(self, name: str) -> None:
+        """What is quantised in safetensors is read as numbers."""
+
     def _scale_names(self) -> set[str]:
         """Tensors that are read with the weights they belong to."""
         if self._block is None:

@@ -34,6 +34,11 @@ class _Stored:
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is a matrix in blocks of a kind that products take as they are."""
+        return self.tensor.kind.name in BLOCK_BYTES and len(self.shape) == 2
+
 
 class GgufFile:
     """``TensorSource`` of a GGUF file; it stays mapped as long as this lives."""
@@ -72,11 +77,16 @@ class GgufFile:
     def blocks(self, name: str) -> Blocks | None:
         """A matrix whose blocks the kernels take, copied out of the file; its rows are in ``read``'s order."""
         stored = self._by_name[name]
-        if stored.tensor.kind.name not in BLOCK_BYTES or len(stored.shape) != 2:
+        if not stored.is_kept:
             return None
         raw = torch.from_numpy(self._raw_rows(stored).copy())
         heads = self._permuted_heads(name) if self._unmixed else None
         return Blocks(stored.tensor.kind.name, unpermute(raw, heads) if heads else raw)
+
+    def block_bytes(self, name: str) -> int | None:
+        """From the header."""
+        stored = self._by_name[name]
+        return self._raw_rows(stored).nbytes if stored.is_kept else None
 
     def _permuted_heads(self, name: str) -> int | None:
         if ".self_attn.q_proj." in name:

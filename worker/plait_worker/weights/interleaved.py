@@ -54,6 +54,9 @@ class HalvesSource:
     def blocks(self, name: str) -> None:
         """Every tensor is read as numbers."""
 
+    def block_bytes(self, name: str) -> None:
+        """Every tensor is read as numbers."""
+
 
 class SpreadSource:
     """``TensorSource`` of files in which rope turns the first numbers of each head as if there were no others.
@@ -87,6 +90,9 @@ class SpreadSource:
         return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
 
     def blocks(self, name: str) -> None:
+        """Every tensor is read as numbers."""
+
+    def block_bytes(self, name: str) -> None:
         """Every tensor is read as numbers."""
 
 

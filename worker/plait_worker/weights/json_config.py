@@ -95,8 +95,9 @@ def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")
-    if fields.flag("use_sliding_window", False) and fields.has("sliding_window"):
-        raise ModelFilesError(f"{fields.where}: sliding-window attention is not supported")
+    # As transformers takes it: a window that is not stated has a default width, and one that is null is none.
+    if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 0) is not None:
+        raise ModelFilesError(f"{fields.where}: sliding-window attention (use_sliding_window) is not supported")
     patterns = sorted(set(fields.texts("layer_types")) - {"full_attention"})
     if patterns:
         raise ModelFilesError(

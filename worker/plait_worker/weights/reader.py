@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -36,12 +36,42 @@ class TensorSource(Protocol):
         """A quantised matrix as the file has it, where that is a kind that products take as it is."""
         ...
 
+    def block_bytes(self, name: str) -> int | None:
+        """What ``blocks`` would take, without reading it."""
+        ...
+
+
+class Held:
+    """What a rank holds of its model so far."""
+
+    def __init__(self, check: Callable[[int], None] | None = None) -> None:
+        """``check`` is told the sum of bytes as it grows, and raises where there is no room for them."""
+        self.taken: dict[str, int] = {}
+        """Bytes that each tensor takes on this rank."""
+        self.kinds: set[str] = set()
+        """Kinds of blocks among them."""
+        self.num_bytes = 0
+        self._check = check
+
+    def add(self, name: str, num_bytes: int) -> None:
+        """One more tensor, or another form of one."""
+        self.taken[name] = self.taken.get(name, 0) + num_bytes
+        self.num_bytes += num_bytes
+        if self._check is not None:
+            self._check(self.num_bytes)
+
 
 class Weights:
     """The tensors below one prefix, cut to a rank's share and moved to its device."""
 
     def __init__(
-        self, source: TensorSource, dtype: torch.dtype, device: torch.device, *, keeps_blocks: bool = False
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps_blocks: bool = False,
+        held: Held | None = None,
     ) -> None:
         """Nothing is read yet; ``keeps_blocks`` leaves matrices quantised as the files have them."""
         self.source = source
@@ -49,17 +79,13 @@ class Weights:
         self.device = device
         self.keeps_blocks = keeps_blocks
         self.prefix = ""
-        self.taken: dict[str, int] = {}
-        """Bytes that each tensor takes on this rank."""
-        self.kinds: set[str] = set()
-        """Kinds of blocks among them."""
+        self.held = held or Held()
+        """Of all prefixes."""
 
     def at(self, prefix: str) -> Weights:
         """The tensors whose names go on with ``prefix`` and a dot."""
-        below = Weights(self.source, self.dtype, self.device, keeps_blocks=self.keeps_blocks)
+        below = Weights(self.source, self.dtype, self.device, keeps_blocks=self.keeps_blocks, held=self.held)
         below.prefix = f"{self.prefix}{prefix}."
-        below.taken = self.taken
-        below.kinds = self.kinds
         return below
 
     def has(self, name: str) -> bool:
@@ -81,7 +107,7 @@ class Weights:
         """
         full_name = self._checked(name, shape)
         tensor = self._own(self._cut(self.source.read(full_name), rows, columns), dtype or self.dtype)
-        self.taken[full_name] = tensor.nbytes
+        self.held.add(full_name, tensor.nbytes)
         return tensor
 
     def blocks(
@@ -102,18 +128,21 @@ class Weights:
     def keep(self, blocks: Mapping[str, Blocks]) -> None:
         """Matrices that were not taken as numbers, by their names."""
         for name, each in blocks.items():
-            self.taken[self.prefix + name] = self.taken.get(self.prefix + name, 0) + each.raw.nbytes
-            self.kinds.add(each.kind)
+            self.held.add(self.prefix + name, each.raw.nbytes)
+            self.held.kinds.add(each.kind)
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of everything taken so far, over all prefixes."""
-        return sum(self.taken.values())
+    def num_least_bytes(self) -> int:
+        """What all tensors in the files take at least: a quantised one that may stay so its blocks, else numbers.
 
-    @property
-    def num_whole_bytes(self) -> int:
-        """Bytes of all tensors in the files, in the model's type."""
-        return sum(math.prod(self.source.shape(name)) for name in self.source.names) * self.dtype.itemsize
+        One that is read as numbers all the same, or as both, takes more, which shows as it is read.
+        """
+        return sum(self._least_bytes(name) for name in self.source.names)
+
+    def _least_bytes(self, name: str) -> int:
+        numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
+        blocks = self.source.block_bytes(name) if self.keeps_blocks else None
+        return numbers if blocks is None else min(blocks, numbers)
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> str:
         """The tensor's full name; raises ``ModelFilesError`` where the files lack it or give it another shape."""
@@ -142,7 +171,7 @@ class Weights:
     def refuse_leftovers(self, allowed: Collection[str]) -> None:
         """Raise ``ModelFilesError`` where tensors were not taken, except those whose names end as ``allowed`` says."""
         left = sorted(
-            name for name in self.source.names if name not in self.taken and not name.endswith(tuple(allowed))
+            name for name in self.source.names if name not in self.held.taken and not name.endswith(tuple(allowed))
         )
         if left:
             named = ", ".join(left[:NUM_NAMED]) + (" and more" if len(left) > NUM_NAMED else "")

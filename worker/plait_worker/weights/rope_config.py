@@ -21,7 +21,7 @@ def read_rope(fields: Fields, num_turned: int | None = None) -> tuple[RopeConfig
     rope = _rope(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
     max_positions = fields.integer("max_position_embeddings", 2048)
-    if num_turned is None and _turned_share(fields) != 1.0:
+    if num_turned is None and _turned_share(fields) not in (None, 1.0):
         raise ModelFilesError(f"{fields.where}: rope over a part of each head is not supported in this architecture")
     scaling = _read_scaling(rope, fields.integer("original_max_position_embeddings", max_positions))
     if isinstance(scaling, YarnRope):
@@ -32,11 +32,12 @@ def read_rope(fields: Fields, num_turned: int | None = None) -> tuple[RopeConfig
 def read_num_turned(fields: Fields, head_dim: int) -> int:
     """How many numbers of a head are turned: by ``partial_rotary_factor``, or by ``rotary_dim`` as older files say.
 
-    Raises ``ModelFilesError`` where they are not pairs of such a head.
+    A factor that does not give a whole number is cut off, as transformers does. Raises ``ModelFilesError`` where they
+    are not pairs of such a head.
     """
     share = _turned_share(fields)
-    if share == 1.0 and fields.has("rotary_dim"):
-        share = fields.integer("rotary_dim") / head_dim
+    if share is None:
+        share = fields.integer("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
     num_turned = int(head_dim * share)
     if num_turned % 2 or not 0 < num_turned <= head_dim:
         raise ModelFilesError(
@@ -46,9 +47,12 @@ def read_num_turned(fields: Fields, head_dim: int) -> int:
     return num_turned
 
 
-def _turned_share(fields: Fields) -> float:
-    """``partial_rotary_factor``, beside the other settings of rope or among them."""
-    return _rope(fields).number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+def _turned_share(fields: Fields) -> float | None:
+    """``partial_rotary_factor``, beside the other settings of rope or among them; None where it is not stated."""
+    for stated in (_rope(fields), fields):
+        if stated.has("partial_rotary_factor"):
+            return stated.number("partial_rotary_factor")
+    return None
 
 
 def _rope(fields: Fields) -> Fields:
