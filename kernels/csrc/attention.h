@@ -1,7 +1,7 @@
-// Attention over a paged cache [pages, 2, kv heads, page size, head dim], straight from the pages.
+// Attention over keys and values that lie in pages, straight from the pages.
 //
 // Keys are taken 64 at a time with a running maximum and sum (arXiv 2205.14135), in float32. Shapes: M query heads of
-// one key-value head, D numbers in a head.
+// one key-value head; numbers of a head: D where keys and values are as wide, else E in a query or key, V in a value.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,8 @@
 namespace plait {
 
 constexpr int64_t kKeys = 64;
+// Up to so many heads of one query token read keys and values where they lie: putting those into panels takes longer.
+constexpr int64_t kFewHeads = 8;
 
 // A piece of work: some query tokens of one row. As plait_kernels/cpu/library.py declares it.
 struct Piece {
@@ -25,7 +27,8 @@ struct Piece {
 
 // The rows of one step. As plait_kernels/cpu/library.py declares it.
 struct Rows {
-    const int64_t* starts;        // [rows]: tokens of context before the row's first one
+    const int64_t* starts;        // [rows]: position of the row's first token
+    const int64_t* ends;          // [rows]: positions from here on are nobody's to see
     const int64_t* first_tokens;  // [rows + 1]: where each row's tokens begin in the batch
     const int32_t* table;         // [rows, table_width]
     const Piece* pieces;
@@ -35,7 +38,8 @@ struct Rows {
     int64_t page_size;
     int64_t num_heads;
     int64_t num_kv_heads;
-    int64_t head_dim;
+    int64_t key_dim;
+    int64_t value_dim;
     double scale;
 
     int64_t group() const { return num_heads / num_kv_heads; }
@@ -43,12 +47,40 @@ struct Rows {
     int64_t row_of(int64_t token) const {
         return std::upper_bound(first_tokens, first_tokens + num_rows, token) - first_tokens - 1;
     }
-    // Index of a key's first number in a layer's pages; its value lies value_offset() further.
-    int64_t place(int64_t row, int64_t position, int64_t head) const {
-        const int64_t page = table[row * table_width + position / page_size];
-        return ((page * 2 * num_kv_heads + head) * page_size + position % page_size) * head_dim;
+};
+
+// Keys, or values, in pages. As plait_kernels/cpu/library.py declares it; strides count numbers.
+struct Cached {
+    void* first;
+    int64_t page_stride;
+    int64_t token_stride;
+    int64_t head_stride;
+
+    template <class Raw>
+    Raw* at(const Rows& rows, int64_t row, int64_t position, int64_t head) const {
+        const int64_t page = rows.table[row * rows.table_width + position / rows.page_size];
+        return static_cast<Raw*>(first) + page * page_stride + position % rows.page_size * token_stride +
+               head * head_stride;
     }
-    int64_t value_offset() const { return num_kv_heads * page_size * head_dim; }
+};
+
+// Of pages [pages, 2, kv heads, page size, D].
+template <class Raw>
+struct PagedHeads {
+    Cached keys, values;
+
+    PagedHeads(const Rows& rows, Raw* pages) {
+        const int64_t head = rows.page_size * rows.key_dim, half = rows.num_kv_heads * head;
+        keys = {pages, 2 * half, rows.key_dim, head};
+        values = {pages + half, 2 * half, rows.key_dim, head};
+    }
+
+    Raw* key(const Rows& rows, int64_t row, int64_t position, int64_t head) const {
+        return keys.at<Raw>(rows, row, position, head);
+    }
+    Raw* value(const Rows& rows, int64_t row, int64_t position, int64_t head) const {
+        return values.at<Raw>(rows, row, position, head);
+    }
 };
 
 // Softmax as far as one query's keys were seen.
@@ -113,15 +145,14 @@ void pack_keys(const typename Type::Raw* const* keys, int64_t count, int64_t dep
 template <class Type>
 void pack_values(const typename Type::Raw* const* values, int64_t count, int64_t dim, uint32_t* panels) {
     constexpr int64_t depth = kKeys / Type::kPerCell;
+    const int64_t whole = dim / kLanes * kLanes;
     std::fill(panels, panels + (dim + kPanel - 1) / kPanel * depth * kPanel, 0u);
-    for (int64_t key = 0; key < count; ++key) {
-        const auto* from = values[key];
-        for (int64_t first = 0; first < dim; first += kPanel) {
-            auto* to = reinterpret_cast<typename Type::Raw*>(panels + (first * depth) + key / Type::kPerCell * kPanel) +
-                       key % Type::kPerCell;
-            const int64_t width = std::min<int64_t>(kPanel, dim - first);
-            for (int64_t i = 0; i < width; ++i) to[i * Type::kPerCell] = from[first + i];
-        }
+    for (int64_t key = 0; key < count; key += Type::kPerCell) {
+        const auto place = [&](int64_t i) { return panels + (i / kPanel * depth + key / Type::kPerCell) * kPanel + i % kPanel; };
+        for (int64_t i = 0; i < whole; i += kLanes) store(place(i), Type::cells(values + key, count - key, i));
+        for (int64_t i = whole; i < dim; ++i)
+            for (int64_t j = 0; j < std::min<int64_t>(Type::kPerCell, count - key); ++j)
+                reinterpret_cast<typename Type::Raw*>(place(i))[j] = values[key + j][i];
     }
 }
 
@@ -129,14 +160,17 @@ void pack_values(const typename Type::Raw* const* values, int64_t count, int64_t
 template <class Type>
 void store_rows(const Rows& rows, const typename Type::Raw* keys, int64_t key_stride,
                 const typename Type::Raw* values, int64_t value_stride, typename Type::Raw* pages) {
-    const int64_t dim = rows.head_dim;
+    using Raw = typename Type::Raw;
+    const int64_t dim = rows.key_dim;
+    const PagedHeads<Raw> cache(rows, pages);
     for (int64_t row = 0; row < rows.num_rows; ++row)
         for (int64_t token = rows.first_tokens[row]; token < rows.first_tokens[row + 1]; ++token)
             for (int64_t head = 0; head < rows.num_kv_heads; ++head) {
                 const int64_t position = rows.starts[row] + token - rows.first_tokens[row];
-                auto* key = pages + rows.place(row, position, head);
-                std::memcpy(key, keys + token * key_stride + head * dim, dim * sizeof *key);
-                std::memcpy(key + rows.value_offset(), values + token * value_stride + head * dim, dim * sizeof *key);
+                std::memcpy(cache.key(rows, row, position, head), keys + token * key_stride + head * dim,
+                            dim * sizeof(Raw));
+                std::memcpy(cache.value(rows, row, position, head), values + token * value_stride + head * dim,
+                            dim * sizeof(Raw));
             }
 }
 
@@ -146,21 +180,19 @@ struct Attention {
     using Raw = typename Type::Raw;
 
     const Rows& rows;
-    const Raw* queries;  // token t's head h at t * query_stride + h * D
+    const Raw* queries;  // token t's head h at t * query_stride + h * E
     int64_t query_stride;
-    const Raw* pages;
-    Raw* out;  // [tokens, heads, D]
+    Cached key_cache, value_cache;
+    Raw* out;    // [tokens, heads, V]
+    float* lse;  // [tokens, heads], base 2, or null
 
-    const Raw* query(int64_t token, int64_t head) const { return queries + token * query_stride + head * rows.head_dim; }
-    Raw* result(int64_t token, int64_t head) const {
-        return out + (token * rows.num_heads + head) * rows.head_dim;
-    }
+    const Raw* query(int64_t token, int64_t head) const { return queries + token * query_stride + head * rows.key_dim; }
 
     void run(Team& team) const {
         const int64_t heads = rows.num_kv_heads;
         team.each(rows.num_pieces * heads, [&](int64_t item) {
             const Piece& piece = rows.pieces[item / heads];
-            if (piece.count == 1)
+            if (piece.count == 1 && rows.group() <= kFewHeads)
                 attend_one(piece, item % heads);
             else
                 attend_many(piece, item % heads);
@@ -173,41 +205,54 @@ private:
                  const Raw** values) const {
         const int64_t count = std::min(kKeys, end - begin);
         for (int64_t i = 0; i < count;) {
-            const Raw* first = pages + rows.place(piece.row, begin + i, head);
+            const Raw* key = key_cache.at<Raw>(rows, piece.row, begin + i, head);
+            const Raw* value = value_cache.at<Raw>(rows, piece.row, begin + i, head);
             const int64_t in_page = std::min(count - i, rows.page_size - (begin + i) % rows.page_size);
             for (int64_t j = 0; j < in_page; ++j, ++i) {
-                keys[i] = first + j * rows.head_dim;
-                values[i] = keys[i] + rows.value_offset();
+                keys[i] = key + j * key_cache.token_stride;
+                values[i] = value + j * value_cache.token_stride;
             }
         }
         return count;
     }
 
-    // Asks for a key or value that is read soon.
-    void fetch(const Raw* from) const {
-        for (int64_t i = 0; i < rows.head_dim; i += 64 / int64_t(sizeof(Raw))) __builtin_prefetch(from + i, 0, 2);
+    // The first position that none of the piece's tokens sees.
+    int64_t end_of(const Piece& piece) const {
+        return std::min(rows.starts[piece.row] + piece.first + piece.count, rows.ends[piece.row]);
+    }
+
+    // Writes what one query has found.
+    void end(const float* sums, const Running& running, int64_t token, int64_t head) const {
+        const int64_t place = token * rows.num_heads + head;
+        finish<Type>(sums, rows.value_dim, running.total, out + place * rows.value_dim);
+        if (lse) lse[place] = running.largest * 1.44269504088896341f + std::log2(running.total);
+    }
+
+    // Asks for a key or value of `dim` numbers that is read soon.
+    static void fetch(const Raw* from, int64_t dim) {
+        for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(Raw))) __builtin_prefetch(from + i, 0, 2);
     }
 
     // One query token: its heads read each key and value where it lies.
     void attend_one(const Piece& piece, int64_t head) const {
-        const int64_t group = rows.group(), dim = rows.head_dim, token = rows.first_tokens[piece.row] + piece.first;
-        const int64_t end = rows.starts[piece.row] + piece.first + 1;
+        const int64_t group = rows.group(), dim = rows.value_dim, token = rows.first_tokens[piece.row] + piece.first;
+        const int64_t last = end_of(piece);
         float* sums = room<float, 0>(group * dim);
         float* scores = room<float, 1>(group * kKeys);
         Running* running = room<Running, 2>(group);
         std::fill(sums, sums + group * dim, 0.0f);
         std::fill(running, running + group, Running{});
         const Raw *keys[kKeys], *values[kKeys], *later_keys[kKeys], *later_values[kKeys];
-        int64_t later = find(piece, head, 0, end, later_keys, later_values);
-        for (int64_t begin = 0; begin < end; begin += kKeys) {
+        int64_t later = find(piece, head, 0, last, later_keys, later_values);
+        for (int64_t begin = 0; begin < last; begin += kKeys) {
             const int64_t count = later;
             std::copy_n(later_keys, count, keys);
             std::copy_n(later_values, count, values);
-            if (begin + kKeys < end) {
-                later = find(piece, head, begin + kKeys, end, later_keys, later_values);
+            if (begin + kKeys < last) {
+                later = find(piece, head, begin + kKeys, last, later_keys, later_values);
                 for (int64_t i = 0; i < later; ++i) {
-                    fetch(later_keys[i]);
-                    fetch(later_values[i]);
+                    fetch(later_keys[i], rows.key_dim);
+                    fetch(later_values[i], dim);
                 }
             }
             for (int64_t i = 0; i < group; ++i) {
@@ -218,12 +263,11 @@ private:
                 add_values<Heads>(scores + first * kKeys, values, count, sums + first * dim);
             });
         }
-        for (int64_t i = 0; i < group; ++i)
-            finish<Type>(sums + i * dim, dim, running[i].total, result(token, head * group + i));
+        for (int64_t i = 0; i < group; ++i) end(sums + i * dim, running[i], token, head * group + i);
     }
 
     void score(const Raw* query, const Raw* const* keys, int64_t count, float* scores) const {
-        const int64_t depth = rows.head_dim / Type::kPerCell;
+        const int64_t depth = rows.key_dim / Type::kPerCell;
         if (depth == kLanes) return score_vectors<1>(query, keys, count, scores);
         if (depth == 2 * kLanes) return score_vectors<2>(query, keys, count, scores);
         if (depth == 4 * kLanes) return score_vectors<4>(query, keys, count, scores);
@@ -263,7 +307,7 @@ private:
 
     template <int Heads>
     void add_values(const float* weights, const Raw* const* values, int64_t count, float* sums) const {
-        const int64_t dim = rows.head_dim;
+        const int64_t dim = rows.value_dim;
         in_vectors(
             dim,
             [&](int64_t i) {
@@ -284,10 +328,10 @@ private:
 
     // Several query tokens: their heads are the rows of two products, with keys and values put into panels.
     void attend_many(const Piece& piece, int64_t head) const {
-        const int64_t group = rows.group(), dim = rows.head_dim, depth = dim / Type::kPerCell;
-        const int64_t count = piece.count * group, width = (dim + kPanel - 1) / kPanel * kPanel;
+        const int64_t group = rows.group(), dim = rows.key_dim, depth = dim / Type::kPerCell;
+        const int64_t count = piece.count * group, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
         const int64_t token = rows.first_tokens[piece.row] + piece.first;
-        const int64_t position = rows.starts[piece.row] + piece.first, end = position + piece.count;
+        const int64_t position = rows.starts[piece.row] + piece.first, last = end_of(piece);
         float* sums = room<float, 0>(count * width);
         Running* running = room<Running, 2>(count);
         Raw* gathered = room<Raw, 3>(count * dim);
@@ -298,10 +342,10 @@ private:
         for (int64_t i = 0; i < count; ++i)
             std::memcpy(gathered + i * dim, query(token + i / group, head * group + i % group), dim * sizeof(Raw));
         const Raw *keys[kKeys], *values[kKeys];
-        for (int64_t begin = 0; begin < end; begin += kKeys) {
-            const int64_t found = find(piece, head, begin, end, keys, values);
+        for (int64_t begin = 0; begin < last; begin += kKeys) {
+            const int64_t found = find(piece, head, begin, last, keys, values);
             pack_keys<Type>(keys, found, depth, key_panels);
-            pack_values<Type>(values, found, dim, value_panels);
+            pack_values<Type>(values, found, rows.value_dim, value_panels);
             in_tiles<kTileRows>(count, [&]<int Height>(int64_t first) {
                 // Query i sees the keys up to its own position.
                 const auto visible = [&](int64_t i) { return std::min(found, position + i / group + 1 - begin); };
@@ -311,13 +355,13 @@ private:
             });
         }
         for (int64_t i = 0; i < count; ++i)
-            finish<Type>(sums + i * width, dim, running[i].total, result(token + i / group, head * group + i % group));
+            end(sums + i * width, running[i], token + i / group, head * group + i % group);
     }
 
     template <int Height, class Visible>
     void tile(const Raw* queries, const uint32_t* key_panels, const uint32_t* value_panels, float* sums,
               Running* running, const Visible& visible) const {
-        const int64_t dim = rows.head_dim, depth = dim / Type::kPerCell, width = (dim + kPanel - 1) / kPanel * kPanel;
+        const int64_t depth = rows.key_dim / Type::kPerCell, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
         constexpr int64_t cells = kKeys / Type::kPerCell;
         alignas(64) float scores[Height][kKeys];
         alignas(64) Raw weights[Height][kKeys];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "matrix.h"
+#include "room.h"
 #include "rows.h"
 
 namespace plait {
@@ -75,8 +76,7 @@ class RoundedRoom {
 public:
     // Before the team runs.
     void fit(int64_t rows, int64_t inputs) {
-        const size_t blocks = size_t(num_groups(rows) * (inputs / kBlockInputs));
-        if (blocks_.size() < blocks) blocks_.resize(blocks);
+        plait::fit(blocks_, num_groups(rows) * (inputs / kBlockInputs));
     }
     Rounded rows(int64_t inputs) { return {blocks_.data(), inputs / kBlockInputs}; }
 
@@ -90,9 +90,10 @@ void round_block(const Floats* values, int64_t row, RoundedBlock<NumBytes>& to) 
     constexpr int kCount = kBlockInputs / kLanes;
     constexpr float kMost = NumBytes == 1 ? 127.0f : 127.0f * 256 + 127;
     const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    Floats sizes{};
-    for (int v = 0; v < kCount; ++v) sizes = largest(sizes, largest(values[v], -values[v]));
-    const float size = largest_lane(sizes);
+    // The largest without its sign, as bits: there a NaN is more than any number, so that it becomes the block's scale.
+    Ints sizes{};
+    for (int v = 0; v < kCount; ++v) sizes = largest(sizes, bits<Ints>(values[v]) & 0x7fffffff);
+    const float size = bits<float>(largest_lane(sizes));
     const Floats factor = all(size > 0 ? kMost / size : 0.0f);
     auto& numbers = to.numbers[row];
     Ints total{};

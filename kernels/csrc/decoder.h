@@ -48,11 +48,6 @@ struct Buffers {
     std::vector<float> residual;
     std::vector<Raw> qkv, attended, gated;
     RoundedRoom room, gate_room;
-
-    template <class Item>
-    static void fit(std::vector<Item>& items, int64_t count) {
-        if (items.size() < size_t(count)) items.resize(size_t(count));
-    }
 };
 
 // Queries and keys normalised by head where the model does it, and rotated; keys and values go into their pages.
@@ -60,19 +55,19 @@ template <class Type>
 void place_token(const Rows& rows, const Layer& layer, const Activations& step, float eps, int64_t token,
                  typename Type::Raw* qkv) {
     using Raw = typename Type::Raw;
-    const int64_t dim = rows.head_dim, row = rows.row_of(token);
+    const int64_t dim = rows.key_dim, row = rows.row_of(token);
     const int64_t position = rows.starts[row] + token - rows.first_tokens[row];
     const float *cos = step.cos + token * dim, *sin = step.sin + token * dim;
-    auto* pages = static_cast<Raw*>(layer.pages);
+    const PagedHeads<Raw> cache(rows, static_cast<Raw*>(layer.pages));
     const auto turn = [&](Raw* head, const void* norm, Raw* out) {
         if (norm) rms_norm<Type, Type>(head, static_cast<const Raw*>(norm), dim, eps, head);
         rotate<Type>(head, cos, sin, dim, out);
     };
     for (int64_t head = 0; head < rows.num_heads; ++head, qkv += dim) turn(qkv, layer.q_norm, qkv);
     for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
-        turn(qkv, layer.k_norm, pages + rows.place(row, position, head));
+        turn(qkv, layer.k_norm, cache.key(rows, row, position, head));
     for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
-        std::memcpy(pages + rows.place(row, position, head) + rows.value_offset(), qkv, dim * sizeof(Raw));
+        std::memcpy(cache.value(rows, row, position, head), qkv, dim * sizeof(Raw));
 }
 
 // One row of the residual stream, normalised, as the next product takes it.
@@ -104,23 +99,11 @@ void add_product(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, i
     });
 }
 
-// silu(gate) * up of a product whose outputs are gates, then ups.
-template <class Type>
-void gated(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, const Inputs<Type>& out) {
-    const int64_t width = matrix.outputs / 2;
-    multiply_halves<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* gate, Floats* up) {
-        add_bias<Type>(matrix, first, kPanel, gate);
-        add_bias<Type>(matrix, first + width, kPanel, up);
-        for (int v = 0; v < kVectors; ++v) gate[v] = silu(gate[v]) * up[v];
-        out.put(row, first, width, gate);
-    });
-}
-
 template <class Type>
 void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const Activations& step,
                    Buffers<Type>& buffers) {
     using Raw = typename Type::Raw;
-    const int64_t tokens = rows.num_tokens(), hidden = decoder.hidden_size, dim = rows.head_dim;
+    const int64_t tokens = rows.num_tokens(), hidden = decoder.hidden_size, dim = rows.key_dim;
     const int64_t width = (rows.num_heads + 2 * rows.num_kv_heads) * dim;
     const float eps = float(decoder.eps);
     float* residual = buffers.residual.data();
@@ -132,7 +115,7 @@ void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const A
             normalise_row<Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps, token, out);
         });
     };
-    team.each(tokens, [&](int64_t token) {
+    over_groups(team, tokens, [&](int64_t token) {
         const Raw* from = x + token * hidden;
         float* to = residual + token * hidden;
         in_vectors(
@@ -145,10 +128,11 @@ void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const A
         const Inputs<Type> from_attention(layer.output, attended, room), to_down(layer.down, gates, gate_room);
         normalise(layer.attention_norm, to_attention);
         linear<Type, Type>(team, layer.qkv, to_attention, tokens, qkv);
-        team.each(tokens, [&](int64_t token) {
+        over_groups(team, tokens, [&](int64_t token) {
             place_token<Type>(rows, layer, step, eps, token, qkv + token * width);
         });
-        Attention<Type>{rows, qkv, width, static_cast<const Raw*>(layer.pages), attended}.run(team);
+        const PagedHeads<Raw> cache(rows, static_cast<Raw*>(layer.pages));
+        Attention<Type>{rows, qkv, width, cache.keys, cache.values, attended, nullptr}.run(team);
         from_attention.round_all(team, tokens);
         add_product<Type>(team, layer.output, from_attention, tokens, residual);
         normalise(layer.mlp_norm, to_mlp);
@@ -173,10 +157,10 @@ void decode(const Decoder& decoder, const Rows& rows, const Activations& step) {
     static Buffers<Type> buffers;
     std::lock_guard lock(alone);
     const int64_t tokens = rows.num_tokens(), widest = widest_in_blocks(decoder);
-    buffers.fit(buffers.residual, tokens * decoder.hidden_size);
-    buffers.fit(buffers.qkv, tokens * (rows.num_heads + 2 * rows.num_kv_heads) * rows.head_dim);
-    buffers.fit(buffers.attended, tokens * rows.num_heads * rows.head_dim);
-    buffers.fit(buffers.gated, tokens * decoder.intermediate_size);
+    fit(buffers.residual, tokens * decoder.hidden_size);
+    fit(buffers.qkv, tokens * (rows.num_heads + 2 * rows.num_kv_heads) * rows.key_dim);
+    fit(buffers.attended, tokens * rows.num_heads * rows.key_dim);
+    fit(buffers.gated, tokens * decoder.intermediate_size);
     buffers.room.fit(tokens, widest);
     buffers.gate_room.fit(tokens, widest);
     Team::get().run([&](Team& team) { decode_layers<Type>(team, decoder, rows, step, buffers); });

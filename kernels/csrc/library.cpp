@@ -2,6 +2,7 @@
 //
 // `type` is 0 for bfloat16 and 1 for float32. Pointers are to contiguous arrays of the sizes given; nothing is kept.
 #include "decoder.h"
+#include "experts.h"
 #include "sampling.h"
 
 namespace {
@@ -66,13 +67,13 @@ void plait_rms_norm(const void* x, const void* weight, int64_t rows, int64_t str
     });
 }
 
-void plait_attend(const plait::Rows* rows, const void* queries, int64_t query_stride, const void* pages, int type,
-                  void* out) {
+void plait_attend(const plait::Rows* rows, const void* queries, int64_t query_stride, const plait::Cached* keys,
+                  const plait::Cached* values, int type, void* out, float* lse) {
     typed(type, [&]<class Type>() {
         using Raw = typename Type::Raw;
         Team::get().run([&](Team& team) {
-            plait::Attention<Type>{*rows, static_cast<const Raw*>(queries), query_stride,
-                                   static_cast<const Raw*>(pages), static_cast<Raw*>(out)}
+            plait::Attention<Type>{*rows,   static_cast<const Raw*>(queries), query_stride, *keys,
+                                   *values, static_cast<Raw*>(out),           lse}
                 .run(team);
         });
     });
@@ -84,6 +85,14 @@ void plait_store(const plait::Rows* rows, const void* keys, int64_t key_stride, 
         using Raw = typename Type::Raw;
         plait::store_rows<Type>(*rows, static_cast<const Raw*>(keys), key_stride, static_cast<const Raw*>(values),
                                 value_stride, static_cast<Raw*>(pages));
+    });
+}
+
+// x and out [tokens, inputs].
+void plait_experts(const plait::Experts* experts, const plait::Pairs* pairs, const void* x, int type, void* out) {
+    typed(type, [&]<class Type>() {
+        using Raw = typename Type::Raw;
+        plait::experts<Type>(*experts, *pairs, static_cast<const Raw*>(x), static_cast<Raw*>(out));
     });
 }
 

@@ -8,13 +8,10 @@ namespace plait {
 // Pieces of a matrix for each member, so that one that loses its core holds up a small one.
 constexpr int64_t kRuns = 6;
 
-// Calls work(row) for each; rows that lie together when they are rounded are one member's, and mostly those that
-// over_panels gives it.
+// Calls work(row) for each: whole groups, and mostly those rows of a member that over_panels gives it too.
 template <class Work>
 void over_groups(Team& team, int64_t rows, const Work& work) {
-    const int64_t groups = num_groups(rows), share = (groups + team.size() - 1) / team.size();
-    team.each(share * team.size(), [&](int64_t item) {
-        const int64_t group = item % team.size() * share + item / team.size();
+    team.shares(num_groups(rows), [&](int64_t group) {
         for (int64_t row = group * kGroupRows; row < std::min((group + 1) * kGroupRows, rows); ++row) work(row);
     });
 }
@@ -64,17 +61,25 @@ struct Inputs {
     }
 };
 
-// Calls work(first tile, number of tiles, panel): some tiles of rows go over one panel before the next, as long as their
-// inputs stay in the second-level cache. A member takes panels that lie together, as memory gives them fastest, and by
-// turns mostly of the same rows, which then stay on its core.
+// Parts that a product's tiles are divided into: as large as their inputs' place in the second-level cache, and as many
+// for one member as for another where that leaves each half of it.
+inline int64_t num_parts(int64_t tiles, int64_t tiles_together, int64_t members) {
+    const int64_t least = (tiles + tiles_together - 1) / tiles_together;
+    const int64_t sharing = std::max<int64_t>(1, std::min(members, 2 * tiles / tiles_together));
+    return (least + sharing - 1) / sharing * sharing;
+}
+
+// Calls work(first tile, number of tiles, panel): some tiles of rows go over one panel before the next. Many rows are
+// divided among the members, each of which reads all panels: rows then stay on a core from one product to the next,
+// while the few that share one part are read by all, who take panels that lie together, as memory gives them fastest.
 template <class Work>
 void over_panels(Team& team, int64_t tiles, int64_t tiles_together, int64_t panels, const Work& work) {
-    const int64_t blocks = (tiles + tiles_together - 1) / tiles_together;
+    const int64_t parts = num_parts(tiles, tiles_together, team.size());
     const int64_t runs = std::min<int64_t>(panels, kRuns * team.size());
-    team.each(blocks * runs, [&](int64_t item) {
-        const int64_t block = item % blocks, run = item / blocks, begin = tiles * block / blocks;
+    team.shares(parts * runs, [&](int64_t item) {
+        const int64_t part = item / runs, run = item % runs, begin = tiles * part / parts;
         for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel)
-            work(begin, tiles * (block + 1) / blocks - begin, panel);
+            work(begin, tiles * (part + 1) / parts - begin, panel);
     });
 }
 
@@ -165,6 +170,18 @@ void linear(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_
     multiply<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
         add_bias<Type>(matrix, first, exist, sums);
         write_panel<Out>(to + row * matrix.outputs + first, sums, exist);
+    });
+}
+
+// silu(gate) * up of a product whose outputs are gates, then ups.
+template <class Type>
+void gated(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, const Inputs<Type>& out) {
+    const int64_t width = matrix.outputs / 2;
+    multiply_halves<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* gate, Floats* up) {
+        add_bias<Type>(matrix, first, kPanel, gate);
+        add_bias<Type>(matrix, first + width, kPanel, up);
+        for (int v = 0; v < kVectors; ++v) gate[v] = silu(gate[v]) * up[v];
+        out.put(row, first, width, gate);
     });
 }
 

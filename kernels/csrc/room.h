@@ -19,4 +19,10 @@ inline Item* room(int64_t count) {
     return reinterpret_cast<Item*>(lines.data());
 }
 
+// Makes an array at least as long; its items are as they were, or zero.
+template <class Item>
+inline void fit(std::vector<Item>& items, int64_t count) {
+    if (items.size() < size_t(count)) items.resize(size_t(count));
+}
+
 }  // namespace plait

@@ -48,6 +48,9 @@ inline Floats all(float value) { return value - Floats{}; }
 inline Cells all(uint32_t value) { return value - Cells{}; }
 inline Ints all(int32_t value) { return value - Ints{}; }
 
+inline Ints largest(Ints a, Ints b) { return a > b ? a : b; }
+
+// Of a NaN and a number the second.
 inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
 
@@ -93,6 +96,16 @@ inline int32_t sum(Ints values) {
     int32_t total = 0;
     for (int lane = 0; lane < kLanes; ++lane) total += values[lane];
     return total;
+#endif
+}
+
+inline int32_t largest_lane(Ints values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32(reinterpret_cast<__m512i>(values));
+#else
+    int32_t best = values[0];
+    for (int lane = 1; lane < kLanes; ++lane) best = best < values[lane] ? values[lane] : best;
+    return best;
 #endif
 }
 
@@ -149,7 +162,8 @@ inline Floats read_float16(const uint16_t* from) {
 // e^x within 2 units in the last place; 0 below -87.3 and e^88 above 88 (Cephes' expf).
 inline Floats exponential(Floats x) {
     const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    Floats clamped = least(largest(x, all(-87.3f)), all(88.0f));
+    // In this order a NaN comes through.
+    Floats clamped = least(all(88.0f), largest(all(-87.3f), x));
     Floats turns = (clamped * 1.44269504088896341f + magic) - magic;
     Floats rest = clamped - turns * 0.693359375f + turns * 2.12194440e-4f;
     Floats series = all(1.9875691500e-4f);
@@ -171,14 +185,7 @@ struct BFloat16 {
     static constexpr int kPerCell = 2;
     static constexpr int64_t kRun = INT64_MAX;  // cells of one sum; the inputs' own rounding is far larger
 
-    // GCC 12 takes a conversion of sixteen numbers to pieces.
-    static Floats read(const Raw* from) {
-#if defined(__AVX512F__)
-        return bits<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
-#else
-        return bits<Floats>(__builtin_convertvector(load<Halves>(from), Cells) << 16);
-#endif
-    }
+    static Floats read(const Raw* from) { return bits<Floats>(widened(from) << 16); }
     static void write(Raw* to, Floats value) {
 #if defined(__AVX512BF16__)
         store(to, _mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
@@ -190,6 +197,12 @@ struct BFloat16 {
     static void write_one(Raw* to, float value) {
         uint32_t raw = bits<uint32_t>(value);
         *to = Raw((raw + 0x7fff + ((raw >> 16) & 1)) >> 16);
+    }
+
+    // Numbers i.. of the first row and of the second, where there is one, side by side.
+    static Cells cells(const Raw* const* rows, int64_t count, int64_t i) {
+        const Cells first = widened(rows[0] + i);
+        return count > 1 ? first | widened(rows[1] + i) << 16 : first;
     }
 
     // acc + w[even] * x[even] + w[odd] * x[odd] in every lane.
@@ -204,6 +217,14 @@ struct BFloat16 {
     }
 
 private:
+    // GCC 12 takes a conversion of sixteen numbers to pieces.
+    static Cells widened(const Raw* from) {
+#if defined(__AVX512F__)
+        return bits<Cells>(_mm512_cvtepu16_epi32(load<__m256i>(from)));
+#else
+        return __builtin_convertvector(load<Halves>(from), Cells);
+#endif
+    }
     static Cells rounded(Floats value) {
         Cells raw = bits<Cells>(value);
         return raw + 0x7fff + ((raw >> 16) & 1);
@@ -219,6 +240,7 @@ struct Float32 {
     static void write(Raw* to, Floats value) { store(to, value); }
     static float read_one(const Raw* from) { return *from; }
     static void write_one(Raw* to, float value) { *to = value; }
+    static Cells cells(const Raw* const* rows, int64_t, int64_t i) { return load<Cells>(rows[0] + i); }
     static Floats multiply(Floats acc, Cells w, Cells x) { return acc + bits<Floats>(w) * bits<Floats>(x); }
 };
 

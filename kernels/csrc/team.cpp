@@ -42,6 +42,8 @@ void await_others(const std::atomic<int>& meetings, int meeting) {
 
 }  // namespace
 
+thread_local int Team::member_ = 0;
+
 Team& Team::get() {
     static Team team;
     return team;
@@ -56,7 +58,8 @@ void Team::resize(int num_threads) {
     threads_.clear();
     is_over_ = false;
     size_ = num_threads;
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, seen = calls_.load()] { serve(seen); });
+    shares_ = std::make_unique<Share[]>(size_t(num_threads));
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i, seen = calls_.load()] { serve(i, seen); });
 }
 
 void Team::start(Body body, const void* it) {
@@ -77,10 +80,12 @@ void Team::meet() {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) < size_ - 1) return await_others(meetings_, meeting);
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < size_; ++i) shares_[i].next.store(0, std::memory_order_relaxed);
     meetings_.fetch_add(1, std::memory_order_release);
 }
 
-void Team::serve(int seen) {
+void Team::serve(int member, int seen) {
+    member_ = member;
     for (;; ++seen) {
         await_call(calls_, seen);
         if (is_over_) return;

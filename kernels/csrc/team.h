@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -36,18 +37,41 @@ public:
         meet();
     }
 
+    // As each, but every member begins with its own share of neighbouring numbers, the same whenever count is, so that
+    // what it wrote under a number is still in its core's caches; one that is done goes on with the others' shares.
+    template <class Work>
+    void shares(int64_t count, const Work& work) {
+        if (size_ == 1) return each(count, work);
+        for (int i = 0; i < size_; ++i) {
+            const int whose = (member_ + i) % size_;
+            const int64_t begin = count * whose / size_, length = count * (whose + 1) / size_ - begin;
+            auto& next = shares_[whose].next;
+            for (int64_t j; (j = next.fetch_add(1, std::memory_order_relaxed)) < length;) work(begin + j);
+        }
+        meet();
+    }
+
     ~Team() { resize(1); }
 
 private:
     using Body = void (*)(const void*, Team&);
 
+    // How far a member's share is taken.
+    struct alignas(64) Share {
+        std::atomic<int64_t> next{0};
+    };
+
     void start(Body body, const void* it);
     void call();
     void meet();
-    void serve(int seen);
+    void serve(int member, int seen);
+
+    // Which member a thread is: every caller is the first.
+    static thread_local int member_;
 
     std::mutex alone_;
     int size_ = 1;
+    std::unique_ptr<Share[]> shares_;
     std::vector<std::thread> threads_;
     Body body_ = nullptr;
     const void* it_ = nullptr;

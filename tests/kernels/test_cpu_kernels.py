@@ -1,5 +1,6 @@
 """The compiled kernels compute what float64 says, in every build that this processor can run."""
 
+import math
 from collections.abc import Iterator
 
 import gguf
@@ -8,9 +9,13 @@ import pytest
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.attention.paged import PagedHeads, PagedRows
+from plait_kernels.attention.rows import HeadSizes
 from plait_kernels.cpu import library
+from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents
 from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold
 from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
+from plait_kernels.moe.native import ExpertPanels, can_hold_experts
+from plait_kernels.moe.reference import expert_mlps as experts_in_torch
 from plait_kernels.sampling import Filters, native, reference
 from torch import Tensor
 
@@ -116,6 +121,97 @@ def test_rows_attend_to_their_own_pages(
     given = rows.attend(queries, pages)
     assert given.dtype == dtype
     torch.testing.assert_close(given.double(), torch.cat(expected), rtol=0, atol=4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_heads", "latent_dim", "cached_dim", "page_size"), [(8, 48, 64, 4), (3, 40, 46, 16)])
+def test_absorbed_rows_attend_to_latents_as_they_are(
+    dtype: torch.dtype, num_heads: int, latent_dim: int, cached_dim: int, page_size: int
+) -> None:
+    starts, lengths = [0, 70, 63, 130, 0], [65, 33, 2, 1, 1]
+    latents = PagedLatents(num_heads, latent_dim, cached_dim, 0.3, page_size)
+    width = -(-140 // page_size)
+    table = torch.randperm(len(starts) * width).to(torch.int32).view(len(starts), width)
+    pages = torch.randn(table.numel(), page_size, cached_dim).to(dtype)
+    queries = torch.randn(sum(lengths), num_heads, cached_dim).to(dtype)
+    given = LatentRows(latents, starts, lengths, table).attend(queries, pages)
+    expected = []
+    for own, start, length, pages_W in zip(queries.split(lengths), starts, lengths, table.long(), strict=True):
+        seen = pages[pages_W].flatten(0, 1)[: start + length, None].double()
+        expected.append(attend(own.double(), seen, seen, 0.3)[..., :latent_dim])
+    assert given.dtype == dtype
+    torch.testing.assert_close(given.double(), torch.cat(expected), rtol=0, atol=4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("query_dim", "value_dim"), [(24, 16), (16, 36), (192, 128)])
+def test_rows_over_keys_and_values_of_their_own_come_with_their_log_sum_exp(
+    dtype: torch.dtype, query_dim: int, value_dim: int
+) -> None:
+    lengths, others = [65, 1, 200, 7], [70, 0, 130, 1]
+    sizes = HeadSizes(3, 3, query_dim, value_dim, 0.2)
+    queries = torch.randn(sum(lengths), 3, query_dim).to(dtype)
+    for seen, is_causal in ((lengths, True), (others, False)):
+        keys = torch.randn(sum(seen), 3, query_dim).to(dtype)
+        # As the values lie that are a part of what one product gave.
+        values = torch.randn(sum(seen), 3, 5 + value_dim).to(dtype)[..., 5:]
+        out, lse = ExpandedRows(sizes, lengths, seen, is_causal=is_causal).attend(queries, keys, values)
+        for q, k, v, o, own in zip(
+            *(x.split(n) for x, n in ((queries, lengths), (keys, seen), (values, seen))),
+            out.split(lengths),
+            lse.split(lengths),
+            strict=True,
+        ):
+            scores = torch.einsum("the,lhe->thl", q.double(), k.double()) * 0.2
+            if is_causal:
+                scores.masked_fill_(torch.ones(len(q), len(k), dtype=torch.bool).triu(1)[:, None], -torch.inf)
+            right = torch.einsum("thl,lhv->thv", scores.softmax(-1).nan_to_num(), v.double())
+            torch.testing.assert_close(o.double(), right, rtol=0, atol=4 * TOLERANCE[dtype])
+            torch.testing.assert_close(own.double(), scores.logsumexp(-1) / math.log(2), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("hidden", "width"), [(48, 32), (34, 96)])
+def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, width: int) -> None:
+    gate_ups, downs = torch.randn(6, 2 * width, hidden).to(dtype), torch.randn(6, hidden, width).to(dtype)
+    held = ExpertPanels(list(gate_ups), list(downs))
+    for num_tokens in (1, 2, 150):
+        x, weights = torch.randn(num_tokens, hidden).to(dtype), torch.rand(num_tokens, 3)
+        chosen = torch.rand(num_tokens, 6).topk(3).indices
+        chosen[: num_tokens // 2] = torch.tensor([1, 0, 5])  # most go to three, and one alone may get none
+        right = experts_in_torch(x.double(), gate_ups.double(), downs.double(), weights, chosen)
+        given = held(x, weights, chosen)
+        assert given.dtype == dtype
+        torch.testing.assert_close(given.double(), right, rtol=0, atol=2 * TOLERANCE[dtype] * float(right.abs().max()))
+        assert torch.equal(held(x[-1:], weights[-1:], chosen[-1:]), given[-1:]), "a token depends on its company"
+
+
+def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:
+    assert can_hold_experts(torch.zeros(128, 6), torch.zeros(6, 64))
+    assert not can_hold_experts(torch.zeros(96, 6), torch.zeros(6, 48)), "gates end within a panel"
+    assert not can_hold_experts(torch.zeros(128, 6).half(), torch.zeros(6, 64).half())
+
+
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 31, 40])
+def test_what_is_not_finite_stays_so_in_products_with_blocks(what: float, place: int) -> None:
+    x = torch.randn(9, 64).bfloat16()
+    x[4, place] = what
+    for row_bits in ROW_BITS:
+        given = BlockMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, row_bits).float32(x)
+        assert not given[4].isfinite().any()
+        assert given[torch.arange(9) != 4].isfinite().all()
+
+
+@pytest.mark.parametrize("length", [1, 70])
+def test_a_nan_in_a_query_is_a_nan_in_what_it_finds(length: int) -> None:
+    rows = PagedRows(PagedHeads(2, 1, 32, 1.0, 128), [0], [length], torch.tensor([[0]], dtype=torch.int32))
+    queries = torch.randn(length, 2, 32)
+    queries[-1, 1, 3] = torch.nan
+    given = rows.attend(queries, torch.randn(1, 2, 1, 128, 32))
+    assert given[-1, 1].isnan().all()
+    assert given[-1, 0].isfinite().all()
+    assert given[:-1].isfinite().all()
 
 
 def test_queries_may_lie_among_other_heads() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plait_kernels.cpu.library import takes
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
@@ -74,7 +75,7 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     device, device_name = open_device(config)
     with _phase("weights"):
         model = _load_model(config, device, parallel)
-    _leave_cores_to_kernels(model)
+    _leave_cores_to_kernels(model, device)
     max_tokens = config.max_batch_tokens + config.max_seqs
     need = Need(model.attention_shape, config.page_size, config.context_chunk, max_tokens, device)
     with _phase("attention"):
@@ -129,10 +130,11 @@ def _fp8(config: WorkerConfig) -> PageScales | None:
     return PageScales(cache.k_scale, cache.v_scale) if cache.dtype == "fp8" else None
 
 
-def _leave_cores_to_kernels(model: Model[Any]) -> None:
+def _leave_cores_to_kernels(model: Model[Any], device: torch.device) -> None:
     """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
-    if isinstance(model, HeadsDecoder) and model.stack is not None:
+    if takes(torch.empty(0, dtype=model.dtype, device=device)):
         torch.set_num_threads(1)
+    if isinstance(model, HeadsDecoder) and model.stack is not None:
         _log.info("the decoder's layers run as one compiled call a step")
 
 

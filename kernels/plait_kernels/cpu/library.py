@@ -44,6 +44,7 @@ class Rows(ctypes.Structure):
 
     _fields_ = (
         ("starts", c_void_p),
+        ("ends", c_void_p),
         ("first_tokens", c_void_p),
         ("table", c_void_p),
         ("pieces", c_void_p),
@@ -53,8 +54,20 @@ class Rows(ctypes.Structure):
         ("page_size", c_int64),
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
         ("scale", c_double),
+    )
+
+
+class Cached(ctypes.Structure):
+    """Keys, or values, in pages; strides count numbers."""
+
+    _fields_ = (
+        ("first", c_void_p),
+        ("page_stride", c_int64),
+        ("token_stride", c_int64),
+        ("head_stride", c_int64),
     )
 
 
@@ -93,6 +106,24 @@ class Activations(ctypes.Structure):
     _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("hidden", c_void_p))
 
 
+class Experts(ctypes.Structure):
+    """The matrices of all experts; pointers to arrays of ``Matrix``."""
+
+    _fields_ = (("gate_ups", c_void_p), ("downs", c_void_p), ("num_experts", c_int64))
+
+
+class Pairs(ctypes.Structure):
+    """Which tokens go to which experts."""
+
+    _fields_ = (
+        ("order", c_void_p),
+        ("ends", c_void_p),
+        ("weights", c_void_p),
+        ("num_tokens", c_int64),
+        ("top_k", c_int64),
+    )
+
+
 class Filters(ctypes.Structure):
     """How each row's token is picked; pointers to one number a row."""
 
@@ -111,7 +142,17 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_pack_blocks": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
     "plait_linear": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
     "plait_rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_double, c_int, c_void_p),
-    "plait_attend": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int, c_void_p),
+    "plait_attend": (
+        POINTER(Rows),
+        c_void_p,
+        c_int64,
+        POINTER(Cached),
+        POINTER(Cached),
+        c_int,
+        c_void_p,
+        c_void_p,
+    ),
+    "plait_experts": (POINTER(Experts), POINTER(Pairs), c_void_p, c_int, c_void_p),
     "plait_store": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int64, c_int, c_void_p),
     "plait_pick_greedy": (c_void_p, c_int64, c_int64, c_void_p),
     "plait_pick_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),

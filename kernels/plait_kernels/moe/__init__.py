@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from plait_kernels.moe import grouped, groups, reference
 from plait_kernels.moe.groups import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
+from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.solutions import triton_solution
 
@@ -14,6 +17,18 @@ FEW_TOKENS = 2
 """Up to here each pair of token and expert reads its matrices by itself: listing them would take longer."""
 MANY_TOKENS = 2048
 """Above here torch's grouped GEMM is the faster one."""
+
+
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``x_TH``, the chosen experts' weights ``[T, K]`` and their ids ``[T, K]`` -> their weighted sum ``[T, H]``."""
+
+
+def hold_experts(gate_ups: Sequence[Tensor], downs: Sequence[Tensor]) -> Experts:
+    """Experts held for many calls, of ``[J, H]`` (gate rows first) and ``[H, I]`` each; compiled on a CPU."""
+    if can_hold_experts(gate_ups[0], downs[0]):
+        return ExpertPanels(gate_ups, downs)
+    gate_up_EJH, down_EHI = torch.stack(list(gate_ups)), torch.stack(list(downs))
+    return lambda x_TH, weights_TK, experts_TK: expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
@@ -42,9 +57,11 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 
 
 __all__ = [
+    "Experts",
     "GroupLimit",
     "Routing",
     "expert_mlps",
+    "hold_experts",
     "route",
     "sigmoid_group_top_k",
     "softmax_group_top_k",

@@ -6,6 +6,7 @@ import logging
 
 from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.paged import PagedAttention
+from plait_worker.attention.paged_latent import PagedLatentAttention
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
 
@@ -14,13 +15,20 @@ _log = logging.getLogger(__name__)
 
 def cpu_attention(
     shape: AttentionShape | LatentShape, page_size: int, context_chunk: int
-) -> PagedAttention | TorchAttention | TorchLatentAttention:
+) -> PagedAttention | TorchAttention | PagedLatentAttention | TorchLatentAttention:
     """What the model's shape asks for, compiled where the kernels take it; the log says which.
 
     ``page_size`` and ``context_chunk`` (of latent attention) in tokens.
     """
-    if isinstance(shape, LatentShape):
-        return TorchLatentAttention(shape, page_size, context_chunk)
-    backend = PagedAttention if PagedAttention.takes(shape) else TorchAttention
-    _log.info("attention: %s", backend.__name__)
-    return backend(shape, page_size)
+    chosen = _latent(shape, page_size, context_chunk) if isinstance(shape, LatentShape) else _paged(shape, page_size)
+    _log.info("attention: %s", type(chosen).__name__)
+    return chosen
+
+
+def _paged(shape: AttentionShape, page_size: int) -> PagedAttention | TorchAttention:
+    return PagedAttention(shape, page_size) if PagedAttention.takes(shape) else TorchAttention(shape, page_size)
+
+
+def _latent(shape: LatentShape, page_size: int, context_chunk: int) -> PagedLatentAttention | TorchLatentAttention:
+    backend = PagedLatentAttention if PagedLatentAttention.takes(shape) else TorchLatentAttention
+    return backend(shape, page_size, context_chunk)

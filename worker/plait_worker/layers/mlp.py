@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.moe import expert_mlps
+from plait_kernels.moe import hold_experts
 from torch import Tensor
 
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
@@ -82,12 +82,12 @@ class SparseMlp:
                 downs.append(down_DI)
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
-        self.gate_up_EJD, self.down_EDI = torch.stack(gate_ups), torch.stack(downs)
+        self.experts = hold_experts(gate_ups, downs)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
         weights_TK, experts_TK = self.router(x_TD)
-        out_TD = expert_mlps(x_TD, self.gate_up_EJD, self.down_EDI, weights_TK, experts_TK)
+        out_TD = self.experts(x_TD, weights_TK, experts_TK)
         if self.shared is not None:
             out_TD = out_TD + self.shared.partial(x_TD)
         return self.parallel.all_reduce(out_TD)

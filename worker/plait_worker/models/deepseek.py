@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from plait_kernels.latent import (
     AbsorbedQueries,
     LatentNorm,
@@ -26,6 +25,7 @@ from torch import Tensor
 from plait_worker.attention import LatentShape, LatentStep
 from plait_worker.cache import LatentCacheSpec
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.matrix import matrix
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
@@ -95,8 +95,9 @@ class LatentAttention:
         norm_L = weights.take("kv_a_layernorm.weight", (mla.latent_dim,))
         self._norm = LatentNorm(norm_L, _LATENT_EPS)
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
-        self.up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
-        up_HXL = self.up_weight.unflatten(0, (-1, up.unit_size))
+        up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
+        self._up = matrix(up_weight)
+        up_HXL = up_weight.unflatten(0, (-1, up.unit_size))
         self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
         values = Part("o_proj", config.num_heads, mla.value_dim)
         self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
@@ -148,7 +149,7 @@ class LatentAttention:
         """Each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
         mla = self.mla
         latent_NL, key_NR = torch.split(latent_NC, [mla.latent_dim, mla.rope_dim], dim=1)
-        kv_NHX = F.linear(latent_NL, self.up_weight).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
+        kv_NHX = self._up(latent_NL).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
         key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
         shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
         return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV

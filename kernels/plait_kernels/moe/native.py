@@ -1,0 +1,42 @@
+"""Mixture of experts by the compiled CPU kernels. Shapes as in ``plait_kernels.moe.reference``; J = 2 I."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from plait_kernels.cpu import library as cpu
+from plait_kernels.linear.native import PANEL, PanelMatrix, can_hold
+
+
+class ExpertPanels:
+    """Copies of all experts' matrices in the order in which the kernels read them.
+
+    Sums are float32, and an expert's result is not rounded before it joins the others'; nothing depends on the batch.
+    """
+
+    def __init__(self, gate_ups: Sequence[Tensor], downs: Sequence[Tensor]) -> None:
+        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_hold_experts`` takes them."""
+        self._matrices = [[PanelMatrix(weight, None) for weight in weights] for weights in (gate_ups, downs)]
+        self._arrays = [(cpu.Matrix * len(each))(*(matrix.struct for matrix in each)) for each in self._matrices]
+        self._struct = cpu.Experts(*(ctypes.addressof(array) for array in self._arrays), len(gate_ups))
+        self._kind = cpu.TYPES[gate_ups[0].dtype]
+        self._library = cpu.library()
+
+    def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``, which is the matrices'."""
+        x_TH, weights_TK = x_TH.contiguous(), weights_TK.contiguous()
+        order_N = experts_TK.flatten().argsort(stable=True)
+        ends_E = experts_TK.flatten().bincount(minlength=len(self._matrices[0])).cumsum(0)
+        pairs = cpu.Pairs(order_N.data_ptr(), ends_E.data_ptr(), weights_TK.data_ptr(), *experts_TK.shape)
+        out_TH = torch.empty_like(x_TH)
+        self._library.plait_experts(self._struct, pairs, x_TH.data_ptr(), self._kind, out_TH.data_ptr())
+        return out_TH
+
+
+def can_hold_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:
+    """Whether the kernels are there and take experts of this shape and type."""
+    return can_hold(gate_up_JH) and can_hold(down_HI) and gate_up_JH.shape[0] % (2 * PANEL) == 0
