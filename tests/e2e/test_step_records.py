@@ -23,3 +23,15 @@ def test_the_simulator_reads_what_the_server_wrote(
     room = ("--num-pages", "100", "--max-model-len", "1024")
     assert cli.run(["simulate", "--hardware", str(records), *room, *load]) == 0
     assert "5 (0 refused)" in capsys.readouterr().out
+
+
+def test_a_file_that_is_there_already_ends_with_2_and_is_kept(
+    check_models: Path, server: StartServer, tmp_path: Path
+) -> None:
+    taken = tmp_path / "notes"
+    taken.write_text("mine")
+    refused = server(check_models / "recall-gqa", "--step-records", str(taken))
+    assert refused.wait() == 2
+    assert f"--step-records {taken}: File exists" in refused.last_line
+    assert "name a new file" in refused.last_line
+    assert taken.read_text() == "mine"

@@ -40,7 +40,7 @@ pub enum StartError {
     #[error(transparent)]
     Model(#[from] ModelFilesError),
     /// The file of step records cannot be written.
-    #[error("--step-records {path}: {source}; name a file in a folder that may be written")]
+    #[error("--step-records {path}: {source}; name a new file in a folder that may be written")]
     StepRecords {
         /// As given.
         path: PathBuf,
@@ -83,9 +83,9 @@ impl Engine {
         let max_model_len = settings.model_len(model.context_length())?;
         Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES))
             .map_err(SettingsProblem::from)?;
+        let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let records = settings.step_records.as_deref().map(create_records);
         let records = records.transpose()?;
-        let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let outline = Outline {
             settings,
             max_model_len,

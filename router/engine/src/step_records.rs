@@ -1,7 +1,7 @@
 //! What each step computed and how long it took, a JSON object a line: `plait simulate --hardware` reads
 //! it and fits its cost model to it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,16 +54,18 @@ pub struct StepFile {
     path: PathBuf,
     file: BufWriter<File>,
     records: Receiver<StepRecord>,
+    is_empty: bool,
 }
 
 impl StepFile {
-    /// An empty file, and what fills it.
+    /// A new file, and what fills it; a file that is there already is somebody's and stays as it is.
     pub fn create(path: &Path) -> io::Result<(StepRecorder, Self)> {
         let (sender, records) = bounded(MAX_WAITING);
         let file = Self {
             path: path.to_owned(),
-            file: BufWriter::new(File::create(path)?),
+            file: BufWriter::new(File::create_new(path)?),
             records,
+            is_empty: true,
         };
         Ok((StepRecorder(sender), file))
     }
@@ -79,11 +81,21 @@ impl StepFile {
 
     /// What is written can be read as soon as nothing more waits.
     fn write(&mut self, record: &StepRecord) -> io::Result<()> {
+        self.is_empty = false;
         serde_json::to_writer(&mut self.file, record)?;
         self.file.write_all(b"\n")?;
         if self.records.is_empty() {
             self.file.flush()?;
         }
         Ok(())
+    }
+}
+
+/// A start that failed before the first step leaves nothing that would refuse the next one.
+impl Drop for StepFile {
+    fn drop(&mut self) {
+        if self.is_empty {
+            let _removed = fs::remove_file(&self.path);
+        }
     }
 }

@@ -223,8 +223,8 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     step_records: Annotated[
         str | None,
         Setting(
-            "file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait simulate "
-            "--hardware`",
+            "new file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait "
+            "simulate --hardware`",
             unset="none is written",
         ),
     ] = None

@@ -32,16 +32,51 @@ fn every_step_is_recorded_with_its_work_and_its_time() {
     assert_eq!(records, expected);
 }
 
+/// Why an engine does not start with these settings.
+fn refusal(folder: &TempDir, change: &Value) -> String {
+    model::write(folder.path());
+    let settings = settings(folder, change).to_string();
+    let error = Engine::start_with(settings.as_bytes(), Patience::default()).err();
+    error.expect("it cannot start").to_string()
+}
+
 #[test]
 fn a_file_that_cannot_be_written_is_told_at_the_start() {
     let folder = TempDir::new().unwrap();
-    model::write(folder.path());
-    let nowhere = json!({"step_records": "/dev/null/steps.jsonl"});
-    let settings = settings(&folder, &nowhere).to_string();
-    let error = Engine::start_with(settings.as_bytes(), Patience::default()).err();
-    let told = error.expect("nothing can be written there").to_string();
+    let told = refusal(&folder, &json!({"step_records": "/dev/null/steps.jsonl"}));
     assert!(
         told.starts_with("--step-records /dev/null/steps.jsonl: Not a directory"),
         "{told}"
     );
+}
+
+#[test]
+fn a_file_that_is_there_already_is_refused_and_left_as_it_is() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("thesis.txt");
+    fs::write(&path, "all my work").unwrap();
+    let told = refusal(&folder, &json!({"step_records": path}));
+    assert!(told.contains("File exists"), "{told}");
+    assert!(told.contains("name a new file"), "{told}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "all my work");
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_file() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("steps.jsonl");
+    let too_long = folder.path().join("x".repeat(107));
+    let told = refusal(&folder, &json!({"step_records": path, "run_dir": too_long}));
+    assert!(told.contains("choose a shorter directory"), "{told}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_server_that_ends_before_its_first_step_leaves_no_file() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("steps.jsonl");
+    let rig = Rig::alone(&json!({"step_records": path}), Patience::default());
+    assert!(path.exists());
+    rig.engine.close();
+    assert!(!path.exists());
 }
