@@ -1,5 +1,4 @@
-//! Time of plan + advance by number of decoders, context and cache, of admitting one long prompt, and
-//! of a group's verdict.
+//! Time of plan + advance by number of decoders, context and cache, and of admitting one long prompt.
 //!
 //! `cargo run --release -p plait-core --example plan_cost` prints one JSON object a case and line; with
 //! the words `DECODERS CONTEXT STEPS empty|full` it runs that case alone, for counting instructions in
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use plait_core::{
     Event, HashSeed, Micros, Plan, Policy, Request, Sampling, Scheduler, Settings, StepResult,
-    TenantId, TokenId, Vote, verdict,
+    TenantId, TokenId,
 };
 
 const PAGE_SIZE: u32 = 64;
@@ -188,25 +187,45 @@ fn time_decoding() {
     }
 }
 
-/// The head of the queue cannot be admitted, though the cache has 2,048 of its pages.
+/// The head of the queue cannot be admitted, though the cache has pages of it: 2,048, or with a full cache
+/// half as many, of which the decoders evict one a step.
 fn time_blocked_head() {
+    for is_cache_full in [false, true] {
+        let (mut scheduler, mut in_flight) = blocked_head(is_cache_full);
+        let cache = if is_cache_full { "full" } else { "empty" };
+        let times = step_times(&mut scheduler, &mut in_flight, NUM_STEPS);
+        assert_eq!(scheduler.stats().num_waiting, 1);
+        print(
+            &format!(
+                "plan + advance, 64 decoders, blocked head that has cached pages, cache {cache}"
+            ),
+            &times,
+        );
+    }
+}
+
+fn blocked_head(is_cache_full: bool) -> (Scheduler, Plan) {
     const NUM_DECODERS: u32 = 64;
-    let num_pages = 2_048 + NUM_DECODERS * (2_048 + 2 * NUM_STEPS) / PAGE_SIZE;
+    const NUM_CACHED: u32 = 2_048;
+    const BLOCKED: u64 = FILLERS - 1;
+    let num_others = NUM_DECODERS * (2_048 + 2 * NUM_STEPS) / PAGE_SIZE;
+    let num_pages = NUM_CACHED + num_others;
     let mut scheduler = scheduler(256, num_pages, Policy::Fcfs);
-    submit(&mut scheduler, request(prompt(131_072), 1, FILLERS));
+    submit(
+        &mut scheduler,
+        request(prompt(NUM_CACHED * PAGE_SIZE), 1, BLOCKED),
+    );
     run_to_the_end(&mut scheduler);
+    if is_cache_full {
+        fill_cache(&mut scheduler, num_others);
+    }
     for salt in 0..u64::from(NUM_DECODERS) {
         submit(&mut scheduler, request(prompt(1_024), 2 * NUM_STEPS, salt));
     }
-    let mut in_flight = scheduler.plan(Micros(0)).expect("prompts are left");
+    let in_flight = scheduler.plan(Micros(0)).expect("prompts are left");
     let too_long = (num_pages - 16) * PAGE_SIZE;
-    submit(&mut scheduler, request(prompt(too_long), 1, FILLERS));
-    let times = step_times(&mut scheduler, &mut in_flight, NUM_STEPS);
-    assert_eq!(scheduler.stats().num_waiting, 1);
-    print(
-        "plan + advance, 64 decoders, blocked head with 2048 pages cached",
-        &times,
-    );
+    submit(&mut scheduler, request(prompt(too_long), 1, BLOCKED));
+    (scheduler, in_flight)
 }
 
 /// Tenants that all wait for one that runs.
@@ -262,24 +281,6 @@ fn time_admissions() {
     }
 }
 
-/// The verdict of a group of 64 replicas that all decode.
-fn time_verdict() {
-    const NUM_REPLICAS: u32 = 64;
-    let (scheduler, plan) = decoding(32, 1_024, 1, false);
-    let votes: Vec<Vote> = (0..NUM_REPLICAS)
-        .map(|replica| scheduler.vote(Some(&plan), replica, 512))
-        .collect();
-    let buckets = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-    let times = sorted_times(10_000, || {
-        let begin = Instant::now();
-        let agreed = verdict(&votes, NUM_REPLICAS, &buckets);
-        let elapsed = begin.elapsed();
-        assert!(agreed.is_ok());
-        elapsed
-    });
-    print("verdict for 64 replicas, by function call", &times);
-}
-
 fn print(case: &str, times: &[Duration]) {
     let micros = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
     let (p50, p99) = (micros(50), micros(99));
@@ -312,5 +313,4 @@ fn main() {
     time_blocked_head();
     time_tenants();
     time_admissions();
-    time_verdict();
 }

@@ -48,15 +48,6 @@ pub(crate) struct Hits {
     pub(crate) num_cached: u32,
 }
 
-impl Hits {
-    fn and(self, page: &Page) -> Self {
-        Self {
-            num_pages: self.num_pages + 1,
-            num_cached: self.num_cached + u32::from(page.num_leases == 0 && page.num_parkings == 0),
-        }
-    }
-}
-
 /// Counts of pages by state; they add up to the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
@@ -76,39 +67,29 @@ struct Page {
     key: Option<PageKey>,
     num_leases: u32,
     num_parkings: u32,
-    /// The last lookup that found it.
-    found_by: u64,
+    /// Its place in the last lookup, if it is there.
+    found_at: u32,
 }
 
-/// The last lookup: the head of the queue asks at every plan, mostly for what it asked for before.
+impl Page {
+    fn is_held(&self) -> bool {
+        self.num_leases + self.num_parkings > 0
+    }
+}
+
+/// The last lookup, kept true while pages change hands: the head of the queue asks at every plan, mostly
+/// for what it asked for before.
 #[derive(Clone, Debug, Default)]
 struct Lookup {
-    number: u64,
-    /// The prompt's last name, which stands for all before it; none once the answer may be another.
+    /// The prompt's last name, which stands for all before it.
     last: Option<PageKey>,
-    /// The first name that no page has.
-    missing: Option<PageKey>,
-    hits: Hits,
-}
-
-impl Lookup {
-    fn answers(&self, keys: &[PageKey]) -> bool {
-        self.last.is_some() && self.last.as_ref() == keys.last()
-    }
-
-    /// A page that the lookup `found_by` found is cached now, or no longer.
-    fn learn_of_page(&mut self, found_by: u64) {
-        if found_by == self.number {
-            self.last = None;
-        }
-    }
-
-    /// A page got its name.
-    fn learn_of_name(&mut self, name: PageKey) {
-        if self.missing == Some(name) {
-            self.last = None;
-        }
-    }
+    /// The prompt's pages that are there, from its first one on.
+    found: Vec<PageId>,
+    /// Those of them that nobody holds.
+    num_cached: u32,
+    /// Names that were asked for.
+    #[cfg(test)]
+    num_probes: u32,
 }
 
 /// All pages of a replica. No operation looks at more pages than it moves.
@@ -164,37 +145,46 @@ impl PagePool {
 
     /// How many of a prompt's pages, from its first one on, are in the cache.
     ///
-    /// A prompt that is looked up again costs nothing until one of these pages, or the one that is
-    /// missing behind them, has changed hands.
+    /// Each page is found once: a prompt that is looked up again costs the one name that is missing, with
+    /// a full cache too, whose pages are evicted meanwhile.
     pub(crate) fn find(&mut self, keys: &[PageKey]) -> Hits {
-        if !self.lookup.answers(keys) {
-            self.look_up(keys);
+        if self.lookup.last.as_ref() != keys.last() {
+            self.lookup.last = keys.last().copied();
+            self.lookup.found.clear();
+            self.lookup.num_cached = 0;
         }
-        debug_assert_eq!(self.lookup.hits, self.hits_of(keys));
-        self.lookup.hits
+        self.find_more(keys);
+        let hits = Hits {
+            num_pages: count(&self.lookup.found),
+            num_cached: self.lookup.num_cached,
+        };
+        debug_assert_eq!(hits, self.hits_of(keys));
+        hits
+    }
+
+    /// Goes on behind the pages that were found.
+    fn find_more(&mut self, keys: &[PageKey]) {
+        for key in &keys[self.lookup.found.len()..] {
+            #[cfg(test)]
+            {
+                self.lookup.num_probes += 1;
+            }
+            let Some(page) = self.by_key.get(key) else {
+                return;
+            };
+            let state = &mut self.pages[page.0 as usize];
+            state.found_at = count(&self.lookup.found);
+            self.lookup.found.push(*page);
+            self.lookup.num_cached += u32::from(!state.is_held());
+        }
     }
 
     fn hits_of(&self, keys: &[PageKey]) -> Hits {
         let found = keys.iter().map_while(|key| self.by_key.get(key));
-        found.fold(Hits::default(), |hits, page| {
-            hits.and(&self.pages[page.0 as usize])
+        found.fold(Hits::default(), |hits, page| Hits {
+            num_pages: hits.num_pages + 1,
+            num_cached: hits.num_cached + u32::from(!self.pages[page.0 as usize].is_held()),
         })
-    }
-
-    fn look_up(&mut self, keys: &[PageKey]) {
-        let number = self.lookup.number + 1;
-        let mut hits = Hits::default();
-        for page in keys.iter().map_while(|key| self.by_key.get(key)) {
-            let page = &mut self.pages[page.0 as usize];
-            page.found_by = number;
-            hits = hits.and(page);
-        }
-        self.lookup = Lookup {
-            number,
-            last: keys.last().copied(),
-            missing: keys.get(hits.num_pages as usize).copied(),
-            hits,
-        };
     }
 
     /// A lease of pages that [`PagePool::find`] has just found.
@@ -227,7 +217,6 @@ impl PagePool {
         if let Entry::Vacant(entry) = self.by_key.entry(key) {
             entry.insert(page);
             self.pages[page.0 as usize].key = Some(key);
-            self.lookup.learn_of_name(key);
         }
     }
 
@@ -285,7 +274,7 @@ impl PagePool {
         if state.num_parkings > 0 {
             self.num_parked -= 1;
         } else {
-            self.lookup.learn_of_page(state.found_by);
+            self.lookup.num_cached -= u32::from(self.is_found(page));
             self.cached.remove(page.0);
         }
     }
@@ -298,15 +287,30 @@ impl PagePool {
     }
 
     fn evict(&mut self) -> PageId {
-        let page = self.cached.first().expect("the caller saw enough pages");
-        self.cached.remove(page);
-        let state = &mut self.pages[page as usize];
-        self.lookup.learn_of_page(state.found_by);
-        let key = state.key.take();
+        let page = PageId(self.cached.first().expect("the caller saw enough pages"));
+        self.lose(page);
+        self.cached.remove(page.0);
+        let key = self.pages[page.0 as usize].key.take();
         self.by_key
             .remove(&key.expect("only pages with a name are cached"));
         self.num_evicted += 1;
-        PageId(page)
+        page
+    }
+
+    /// What the last lookup found from this page on cannot be found any more.
+    fn lose(&mut self, page: PageId) {
+        if self.is_found(page) {
+            let first = self.pages[page.0 as usize].found_at;
+            for lost in self.lookup.found.drain(first as usize..) {
+                self.lookup.num_cached -= u32::from(!self.pages[lost.0 as usize].is_held());
+            }
+        }
+    }
+
+    /// The last lookup found this page.
+    fn is_found(&self, page: PageId) -> bool {
+        let place = self.pages[page.0 as usize].found_at;
+        self.lookup.found.get(place as usize) == Some(&page)
     }
 
     /// One lease of the page is gone; parked or in other leases it stays where it is.
@@ -327,7 +331,7 @@ impl PagePool {
     fn settle(&mut self, page: PageId) {
         let state = &self.pages[page.0 as usize];
         if state.key.is_some() {
-            self.lookup.learn_of_page(state.found_by);
+            self.lookup.num_cached += u32::from(self.is_found(page));
             self.cached.push(page.0);
         } else {
             self.free.push(page);
@@ -340,10 +344,7 @@ impl fmt::Debug for PagePool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = |page: u32| (PageId(page), self.pages[page as usize].key);
         let mut held: Vec<_> = self.by_key.iter().collect();
-        held.retain(|(_, page)| {
-            let state = &self.pages[page.0 as usize];
-            state.num_leases + state.num_parkings > 0
-        });
+        held.retain(|(_, page)| self.pages[page.0 as usize].is_held());
         held.sort_unstable();
         let cached: Vec<_> = self.cached.iter().map(named).collect();
         formatter
@@ -385,47 +386,89 @@ mod tests {
         pool
     }
 
-    fn looks_up_again(pool: &mut PagePool, keys: &[PageKey]) -> bool {
-        let before = pool.lookup.number;
+    /// Names that a lookup asks for.
+    fn num_probes(pool: &mut PagePool, keys: &[PageKey]) -> u32 {
+        let before = pool.lookup.num_probes;
         pool.find(keys);
-        pool.lookup.number > before
+        pool.lookup.num_probes - before
     }
 
     #[test]
-    fn a_prompt_is_looked_up_once_while_nothing_of_it_changes() {
+    fn a_prompt_that_is_looked_up_again_costs_the_name_that_is_missing() {
         let keys = keys();
         let mut pool = pool_with(3, &keys);
-        assert!(looks_up_again(&mut pool, &keys));
-        assert!(!looks_up_again(&mut pool, &keys));
+        assert_eq!(num_probes(&mut pool, &keys), 4);
+        assert_eq!(num_probes(&mut pool, &keys), 1);
+        let lease = pool.pin(&keys[..2]);
+        assert_eq!(num_probes(&mut pool, &keys), 1);
+        pool.release(lease);
+        assert_eq!(num_probes(&mut pool, &keys), 1);
+    }
+
+    #[test]
+    fn a_full_cache_that_loses_the_prompts_pages_one_by_one_costs_no_more() {
+        let keys = keys();
+        let mut pool = pool_with(6, &keys);
+        assert_eq!(pool.find(&keys).num_pages, 6);
         let mut others = Lease::default();
-        pool.grow(&mut others, 1);
-        pool.publish(&mut others, keys[5]);
-        assert!(!looks_up_again(&mut pool, &keys));
+        pool.grow(&mut others, 2);
+        for num_left in (0..6).rev() {
+            pool.grow(&mut others, 1);
+            assert_eq!(num_probes(&mut pool, &keys), 1);
+            assert_eq!(pool.find(&keys).num_pages, num_left);
+        }
         pool.release(others);
-        assert!(!looks_up_again(&mut pool, &keys));
     }
 
     #[test]
     fn a_page_that_was_found_and_changes_hands_is_seen() {
         let keys = keys();
         let mut pool = pool_with(3, &keys);
-        pool.find(&keys);
+        assert_eq!(pool.find(&keys).num_cached, 3);
         let lease = pool.pin(&keys[..1]);
         assert_eq!(pool.find(&keys).num_cached, 2);
-        pool.release(lease);
+        let parked = pool.park(lease);
+        assert_eq!(pool.find(&keys).num_cached, 2);
+        pool.unpark(parked);
         assert_eq!(pool.find(&keys).num_cached, 3);
+    }
+
+    /// The first page was published by another request than those behind it, and is evicted before them.
+    #[test]
+    fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
+        let keys = keys();
+        let mut pool = pool_with(1, &keys);
+        let mut lease = Lease::default();
+        pool.grow(&mut lease, 3);
+        for key in &keys[..3] {
+            pool.publish(&mut lease, *key);
+        }
+        assert_eq!(pool.find(&keys).num_pages, 3);
         let mut others = Lease::default();
-        pool.grow(&mut others, 6);
-        assert_eq!(pool.find(&keys).num_pages, 2);
+        pool.grow(&mut others, 5);
+        let nothing = Hits::default();
+        assert_eq!(pool.find(&keys), nothing);
+        pool.release(lease);
+        assert_eq!(pool.find(&keys), nothing);
         pool.release(others);
+        let mut again = Lease::default();
+        pool.grow(&mut again, 1);
+        pool.publish(&mut again, keys[0]);
+        let (num_pages, num_cached) = (3, 2);
+        let hits = Hits {
+            num_pages,
+            num_cached,
+        };
+        assert_eq!(pool.find(&keys), hits);
+        pool.release(again);
     }
 
     #[test]
     fn the_page_that_was_missing_is_seen_when_it_comes() {
         let keys = keys();
         let mut pool = pool_with(3, &keys);
-        pool.find(&keys);
         let mut lease = pool.pin(&keys[..3]);
+        assert_eq!(pool.find(&keys).num_pages, 3);
         pool.grow(&mut lease, 1);
         pool.publish(&mut lease, keys[3]);
         assert_eq!(pool.find(&keys).num_pages, 4);
@@ -439,5 +482,6 @@ mod tests {
         pool.find(&keys);
         assert_eq!(pool.find(&keys[..2]).num_pages, 2);
         assert_eq!(pool.find(&[]).num_pages, 0);
+        assert_eq!(pool.find(&keys).num_pages, 3);
     }
 }

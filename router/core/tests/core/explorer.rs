@@ -294,22 +294,39 @@ fn no_schedule_with_drafts_gets_stuck() {
     assert!(num_states > 3_000, "only {num_states} states");
 }
 
+/// Prompt length and output of what the long explorations draw from.
+const MORE_LENGTHS: [(u32, u32); 9] = [
+    (1, 7),
+    (1, 3),
+    (2, 6),
+    (3, 5),
+    (3, 1),
+    (4, 4),
+    (5, 3),
+    (6, 2),
+    (7, 1),
+];
+
+#[allow(clippy::print_stdout, reason = "what a long run has shown is told")]
+fn tell(num_states: usize) {
+    println!("{num_states} states");
+    assert!(num_states > 500_000, "only {num_states} states");
+}
+
 #[test]
-#[ignore = "an hour on one core: more lengths, and two aborts"]
-fn no_schedule_of_more_lengths_gets_stuck() {
-    let lengths = [
-        (1, 7),
-        (1, 3),
-        (2, 6),
-        (3, 5),
-        (3, 1),
-        (4, 4),
-        (5, 3),
-        (6, 2),
-        (7, 1),
-    ];
-    let num_states = explore_all(&lengths, 2, 0)
-        + explore_all(&lengths, 1, -1)
-        + explore(keeping_prefixes(), &lengths, 1, 0);
-    assert!(num_states > 1_000_000, "only {num_states} states");
+#[ignore = "long: more lengths, and two aborts"]
+fn no_two_aborts_get_requests_of_more_lengths_stuck() {
+    tell(explore_all(&MORE_LENGTHS, 2, 0));
+}
+
+#[test]
+#[ignore = "long: more lengths, and an abort"]
+fn no_latecomer_gets_requests_of_more_lengths_stuck() {
+    tell(explore_all(&MORE_LENGTHS, 1, -1));
+}
+
+#[test]
+#[ignore = "long: more lengths, and an abort"]
+fn no_shared_and_evicted_pages_get_requests_of_more_lengths_stuck() {
+    tell(explore(keeping_prefixes(), &MORE_LENGTHS, 1, 0));
 }

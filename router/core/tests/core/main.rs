@@ -1,6 +1,7 @@
 //! The scheduler against a device that computes what its plans say.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod allocations;
 mod device;
 mod drafts;
 mod elsewhere;
