@@ -1,5 +1,6 @@
 """Several ranks together compute what one rank computes alone."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp
 
 def test_a_rank_that_misses_another_says_so(tmp_path: Path) -> None:
     def leave_or_wait(parallel: Parallel) -> Failure | None:
+        met.wait()  # whoever left before the other was connected would break the meeting instead
         try:
             while parallel.rank == 0:
                 parallel.wait_for_all()
@@ -87,6 +89,7 @@ def test_a_rank_that_misses_another_says_so(tmp_path: Path) -> None:
             return failure
         return None
 
+    met = threading.Barrier(2, timeout=60)
     failure, _ = on_every_rank(2, tmp_path, leave_or_wait)
     assert failure is not None
     assert failure.code == ExitCode.RANK_LOST
