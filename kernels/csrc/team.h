@@ -8,14 +8,17 @@
 #include <thread>
 #include <vector>
 
+#include "crowd.h"
+
 namespace plait {
 
 class Team {
 public:
     static Team& get();
 
-    // Ends the threads that are there and starts num_threads - 1 others; the caller is the last member.
+    // Ends the threads that are there and starts num_threads - 1 others; the caller is the first member.
     void resize(int num_threads);
+    // Members of this call: fewer than there are threads while others want their cores.
     int size() const { return size_; }
 
     // Runs work(team) on every member at once; returns when all have ended. Callers take turns.
@@ -45,7 +48,7 @@ public:
         for (int i = 0; i < size_; ++i) {
             const int whose = (member_ + i) % size_;
             const int64_t begin = count * whose / size_, length = count * (whose + 1) / size_ - begin;
-            auto& next = shares_[whose].next;
+            auto& next = seats_[whose].next;
             for (int64_t j; (j = next.fetch_add(1, std::memory_order_relaxed)) < length;) work(begin + j);
         }
         meet();
@@ -56,28 +59,32 @@ public:
 private:
     using Body = void (*)(const void*, Team&);
 
-    // How far a member's share is taken.
-    struct alignas(64) Share {
-        std::atomic<int64_t> next{0};
+    // What a member is told and tells, on a cache line of its own.
+    struct alignas(64) Seat {
+        std::atomic<int> calls{0};     // that it took part in; the number wraps around
+        std::atomic<int64_t> next{0};  // how far its share is taken
+        Crowd::Time lost{};            // of the last call, to other processes
     };
 
     void start(Body body, const void* it);
     void call();
+    void take_part();
     void meet();
-    void serve(int member, int seen);
+    void serve(int member);
 
     // Which member a thread is: every caller is the first.
     static thread_local int member_;
 
     std::mutex alone_;
     int size_ = 1;
-    std::unique_ptr<Share[]> shares_;
+    Crowd crowd_;
+    std::unique_ptr<Seat[]> seats_ = std::make_unique<Seat[]>(1);
     std::vector<std::thread> threads_;
     Body body_ = nullptr;
     const void* it_ = nullptr;
+    Crowd::Clock::time_point began_{};
     bool is_over_ = false;
-    // On cache lines of their own; their numbers wrap around.
-    alignas(64) std::atomic<int> calls_{0};
+    // On cache lines of their own; the first's number wraps around.
     alignas(64) std::atomic<int> meetings_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int64_t> next_{0};

@@ -1,6 +1,7 @@
 """The compiled kernels compute what float64 says, in every build that this processor can run."""
 
 import math
+import time
 from collections.abc import Iterator
 
 import gguf
@@ -59,6 +60,16 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_number_of_threads(dty
         assert torch.equal(matrix.float32(x), together)
         alone = torch.cat([matrix.float32(x[row : row + 1]) for row in range(20)])
         assert torch.equal(alone, together[:20])
+
+
+def test_threads_that_crowd_each_other_change_nothing() -> None:
+    """Four on fewer cores lose them to each other, and become fewer for a while."""
+    matrix, x = PanelMatrix(torch.randn(640, 300), None), torch.randn(300, 300)
+    together = matrix(x)
+    library.set_num_threads(4)
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        assert torch.equal(matrix(x), together)
 
 
 def quantised(kind: str, outputs: int, inputs: int) -> Blocks:
