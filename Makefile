@@ -38,8 +38,7 @@ help:
 
 .venv/.tested: $(MANIFESTS) $(RUST) $(NATIVE)
 	@$(VENV)
-	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed
-	@touch --reference .venv/.installed $@
+	@$(BIN)/python tools/install.py --extras hub,test --stamp .venv/.installed --test-stamp $@
 
 install: .venv/.installed
 	@echo "plait: installed; serve with: make serve, or $(BIN)/plait serve MODEL"

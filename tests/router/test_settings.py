@@ -11,6 +11,7 @@ import pytest
 from plait import cli
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
+from plait.nvidia import has_nvidia_gpu
 from plait.settings import EngineSettings, ServeSettings, batch_tokens, engine_settings
 from plait_proto import ExitCode
 
@@ -55,12 +56,12 @@ def test_help_prints_each_default() -> None:
         for flag in flags(component.type):
             assert flag.name in text
             assert " ".join(flag.help.replace("%%", "%").split()) in text
-    assert "(default: 2048 on a GPU, 192 on a CPU)" in text
+    assert "(default: 2048 on a GPU, 160 on a CPU)" in text
     assert "(default: the model's context)" in text
 
 
 def test_a_step_is_as_large_as_its_device_computes_quickly() -> None:
-    assert batch_tokens(parse("--device", "cpu")) == 192
+    assert batch_tokens(parse("--device", "cpu")) == 160
     assert batch_tokens(parse("--device", "cuda")) == 2048
     asked = engine_settings(parse("--device", "cpu", "--max-batch-tokens", "7"), "model", None, "run")
     assert (asked.max_batch_tokens, asked.long_prefill) == (7, 7)
@@ -237,3 +238,24 @@ def test_the_run_directory_is_private_short_and_goes_away(tmp_path: Path, monkey
 def test_namespace_words_that_are_not_settings_are_left_alone() -> None:
     typed = argparse.Namespace(command="serve", model=None, port="1")
     assert read_settings(typed, ServeSettings).http.port == 1
+
+
+WSL = ["dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "is_there"),
+    [
+        (["dev/nvidiactl"], True),
+        (["dev/nvidia0"], True),
+        (WSL, True),
+        (WSL[:1], False),
+        (WSL[1:], False),
+        (["dev/dri/card0", "proc/driver/nvidia/version", "usr/bin/nvidia-smi"], False),
+    ],
+)
+def test_a_gpu_of_nvidias_shows_by_its_device(files: list[str], is_there: bool, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert has_nvidia_gpu(tmp_path) == is_there

@@ -5,16 +5,15 @@ The command line is generated from these structs (`plait.flags`); nothing repeat
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""What a driver's GPU shows as: on Linux, and in its guest on Windows."""
+from plait.nvidia import has_nvidia_gpu
+
 GPU_BATCH_TOKENS = 2048
-CPU_BATCH_TOKENS = 192
+CPU_BATCH_TOKENS = 160
 """Whoever is being answered waits for a step: on two cores these take a model of 135M parameters a tenth of a second.
 Larger steps bring no more tokens."""
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -280,7 +279,7 @@ def batch_tokens(settings: ServeSettings) -> int:
     if settings.scheduler.max_batch_tokens is not None:
         return settings.scheduler.max_batch_tokens
     kind = settings.device.device
-    on_gpu = kind == "cuda" or (kind == "auto" and any(Path(each).exists() for each in NVIDIA_DEVICES))
+    on_gpu = kind == "cuda" or (kind == "auto" and has_nvidia_gpu())
     return GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS
 
 
