@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import store
+from plait_kernels.sampling import pick_greedy
 from plait_worker.attention import StepAttention
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import places
@@ -49,13 +50,15 @@ class TokenByToken:
         return out_THD
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replayed:
     """The one graph of a size, computed anew at each replay: a CPU captures nothing."""
 
     rank: Rank
     inputs: GraphInputs
     size: Size
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    num_picked: int = 0
 
     def replay(self, delta: Delta) -> Tensor:
         self.inputs.fill(delta)
@@ -63,7 +66,14 @@ class Replayed:
         assert rows.device_lengths is not None
         step: StepAttention = TokenByToken(rows, rows.device_lengths, self.rank.model.attention_shape.scale)
         hidden_TD = self.rank.model.forward(rows, self.rank.cache, step)
-        return self.rank.model.logits(hidden_TD[rows.sample_index_S])[: int(delta.samples_R.sum())]
+        self.logits = self.rank.model.logits(hidden_TD[rows.sample_index_S])
+        return self.logits[: int(delta.samples_R.sum())]
+
+    def pick(self, num: int) -> Tensor:
+        self.num_picked += 1
+        ids = pick_greedy(self.logits)
+        self.rank.slots.keep_tokens(self.inputs.picked_slots, ids)
+        return ids[:num].to(torch.int32)
 
 
 def make_rank(model: Model[Any], graphs: StepGraphs) -> Rank:
@@ -111,6 +121,7 @@ def test_padded_steps_sample_what_steps_of_their_own_size_do(model: Model[Any]) 
     assert len(outputs) > 5
     assert outputs == serve_some(make_rank(model, StepGraphs()))
     assert padded.totals.num_graph_steps > 30
+    assert 0 < graphs[0].num_picked < padded.totals.num_graph_steps  # some steps have rows that draw
 
 
 def test_sizes_cover_every_decode_step_with_little_padding() -> None:

@@ -44,6 +44,11 @@ def compute_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
+def num_driver_allocations(device: torch.device) -> int:
+    """How often torch has asked a GPU's driver for memory so far; 0 for a CPU."""
+    return int(torch.cuda.memory_stats(device)["num_device_alloc"]) if device.type == "cuda" else 0
+
+
 def free_device_bytes(device: torch.device) -> int:
     """What is left of a GPU's memory, with what torch holds unused given back."""
     torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
 """Whole steps captured as CUDA graphs: forward and head for so many prompt tokens and so many decode rows.
 
 A graph's only input is one array of integers; tables and last tokens it reads from the device's own. What fills
-a step up belongs to the dummy slot. Larger steps are launched operation by operation, hidden behind the device.
+a step up belongs to the dummy slot. Where every row takes its best token, a second small graph picks them and keeps
+them as the slots' last. Larger steps are launched operation by operation, hidden behind the device.
 
 Shapes: of a graph, T = C + D tokens: C prompt tokens in P rows, the last of which is never used, then D decode rows;
 R = P + D rows; V vocabulary. Small letters are what a step has of each.
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plait_kernels.sampling import pick_greedy
 from torch import Tensor
 
 from plait_worker.batch import check_tokens, positions, without_lookaheads
@@ -97,7 +99,7 @@ class GraphInputs:
     def __init__(self, size: Size, slots: Slots) -> None:
         prompt, rows = size.prompt_tokens, size.num_rows
         ends = size.prompt_rows + 1
-        self.widths = [prompt, size.num_tokens, size.num_tokens, rows, rows, ends, ends, size.prompt_rows]
+        self.widths = [prompt, size.num_tokens, size.num_tokens, rows, rows, rows, ends, ends, size.prompt_rows]
         self.size = size
         self.dummy_slot = slots.dummy_slot
         self.values = torch.zeros(sum(self.widths), dtype=torch.int64, device=slots.device)
@@ -106,11 +108,13 @@ class GraphInputs:
     def fill(self, delta: Delta | None) -> None:
         """Write a step's integers; without one all rows are the dummy slot's."""
         values = np.zeros(self.values.shape[0], dtype=np.int64)
-        tokens, places, row_of, slots, sampling, ends_q, ends_kv, kv = np.split(values, np.cumsum(self.widths[:-1]))
+        tokens, places, row_of, slots, sampling, picked, ends_q, ends_kv, kv = np.split(
+            values, np.cumsum(self.widths[:-1])
+        )
         size = self.size
         row_of[: size.prompt_tokens] = max(size.prompt_rows - 1, 0)
         row_of[size.prompt_tokens :] = np.arange(size.prompt_rows, size.num_rows)
-        slots[:] = self.dummy_slot
+        slots[:] = picked[:] = self.dummy_slot
         if delta is not None:
             num_prefill, num_decode = delta.num_prefill, len(delta.slots_R) - delta.num_prefill
             num_prompt = delta.num_tokens - num_decode
@@ -123,16 +127,23 @@ class GraphInputs:
             slots[at_R] = delta.slots_R
             last_s = at_t[ends_R[delta.samples_R] - 1]
             sampling[: len(last_s)] = last_s
+            picked[: len(last_s)] = delta.slots_R[delta.samples_R]
             kv[:num_prefill] = (delta.starts_R + delta.lengths_R)[:num_prefill]
             ends_q[1:] = num_prompt
             ends_q[1 : num_prefill + 1] = ends_R[:num_prefill]
             ends_kv[1:] = kv.cumsum()
         self.values.copy_(upload(values, self.values.device))
 
+    @property
+    def picked_slots(self) -> Tensor:
+        """int64 ``[R]``: slots of the rows that sample, in the order of their logits; then the dummy slot."""
+        picked: Tensor = self.values.split(self.widths)[5]
+        return picked
+
     def rows(self, slots: Slots) -> Rows:
         """The step over these integers, as the model sees it."""
         size = self.size
-        tokens, places, row_of, of_rows, sampling, ends_q, ends_kv, kv = self.values.split(self.widths)
+        tokens, places, row_of, of_rows, sampling, _, ends_q, ends_kv, kv = self.values.split(self.widths)
         last = slots.last_tokens(of_rows[size.prompt_rows :])
         lengths = DeviceLengths(
             ends_q.to(torch.int32),
@@ -164,7 +175,10 @@ class StepGraph:
     """The graph of one size."""
 
     def __init__(self, size: Size, slots: Slots, compute: Compute, logits: Tensor, pool: Pool) -> None:
-        """Capture ``compute`` over rows of the dummy slot, after one run that compiles what it needs."""
+        """Capture ``compute`` over rows of the dummy slot, and the picking of best tokens.
+
+        Each runs once before, which compiles what it needs.
+        """
         self.size = size
         self._inputs = GraphInputs(size, slots)
         self._vocab = logits.shape[1]
@@ -173,6 +187,10 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             compute(self._inputs.rows(slots), self._logits_RV)
+        self._pick(slots)
+        self._picking = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._picking, pool=pool):
+            self._ids_R = self._pick(slots)
 
     def replay(self, delta: Delta) -> Tensor:
         """``[s, V]`` of the rows that sample, until the next replay of any graph.
@@ -183,6 +201,19 @@ class StepGraph:
         self._inputs.fill(delta)
         self._graph.replay()
         return self._logits_RV[: int(delta.samples_R.sum())]
+
+    def pick(self, num: int) -> Tensor:
+        """int32 ``[s]``: behind ``replay``, the best tokens of its logits, kept as the slots' last ones.
+
+        They stay until the next replay of this graph.
+        """
+        self._picking.replay()
+        return self._ids_R[:num]
+
+    def _pick(self, slots: Slots) -> Tensor:
+        ids_R = pick_greedy(self._logits_RV)
+        slots.keep_tokens(self._inputs.picked_slots, ids_R)
+        return ids_R.to(torch.int32)
 
 
 PromptsFit = Callable[[Sequence[int], Sequence[int]], bool]

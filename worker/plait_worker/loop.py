@@ -23,6 +23,7 @@ from plait_worker.attention import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta, Ints, read_plan
+from plait_worker.device import num_driver_allocations
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
 from plait_worker.models import Model
@@ -37,11 +38,13 @@ _log = logging.getLogger(__name__)
 
 def run(link: Link, rank: Rank) -> None:
     """Compute and answer plans until Drain. Raises ``Failure`` where a plan or the link is broken."""
-    flights = _Flights(link, rank)
+    flights, device = _Flights(link, rank), rank.slots.device
+    before = num_driver_allocations(device)
     for plan in link.plans(flights.land_finished):
         flights.launch(plan)
     flights.land_all()
-    _log.info("drained: %s", rank.totals)
+    asked = num_driver_allocations(device) - before
+    _log.info("drained: %s; the driver was asked for memory %d times", rank.totals, asked)
     link.send(encode(Bye(rank=rank.parallel.rank, num_steps=rank.totals.num_steps)))
 
 
@@ -170,9 +173,12 @@ class Rank:
     def _replay(self, graph: StepGraph, step: int, begin: Mark, delta: Delta) -> InFlight:
         """A step whose forward and head are one graph."""
         self.totals.num_graph_steps += 1
+        slots_S = delta.slots_R[delta.samples_R]
         with named("graph"):
             logits_SV = graph.replay(delta)
-        ids_S, records = self._sample(logits_SV, delta.slots_R[delta.samples_R])
+            if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
+                return self._flight(step, begin, graph.pick(len(slots_S)), [])
+        ids_S, records = self._sample(logits_SV, slots_S)
         return self._flight(step, begin, ids_S, records)
 
     def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:

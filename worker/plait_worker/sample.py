@@ -20,7 +20,7 @@ from plait_worker.sampling_table import SamplingTable, Way
 from plait_worker.transfer import Download, upload
 
 # Prompt positions whose logits exist at a time: 256 of a vocabulary of 150,000 take 150 MB.
-_SLICE = 256
+SLICE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _pick(way: Way, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) ->
 def _target_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], target: PromptTargets) -> Iterator[Records]:
     ids_C = upload(target.ids_C, hidden_TD.device)
     hidden_CD = hidden_TD[target.first : target.first + len(ids_C)]
-    for hidden, ids in zip(torch.split(hidden_CD, _SLICE), torch.split(ids_C, _SLICE), strict=True):
+    for hidden, ids in zip(torch.split(hidden_CD, SLICE), torch.split(ids_C, SLICE), strict=True):
         yield _records(score_tokens(logits(hidden), ids, target.num_best), [target.num_best] * len(ids))
 
 

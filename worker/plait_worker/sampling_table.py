@@ -15,6 +15,7 @@ from plait_kernels.sampling import Filters
 from plait_proto import NewSlot
 from torch import Tensor
 
+from plait_worker.delta import Ints
 from plait_worker.transfer import upload
 
 # Below this, softmax(logits / temperature) is the best token's alone, and the division loses its meaning.
@@ -36,7 +37,7 @@ class SamplingTable:
     """Sampling parameters of every slot."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        """Every slot greedy until a request takes it."""
+        """Every slot greedy until a request takes it; the device has one more, which no request takes."""
         self.way_N: NDArray[np.int8] = np.full(num_slots, Way.GREEDY, dtype=np.int8)
         self.num_logprobs: list[int | None] = [None] * num_slots
         """Best tokens that a slot wants with each output token; None: no log-probabilities at all."""
@@ -44,9 +45,9 @@ class SamplingTable:
         """The same with each prompt token."""
         self._device = device
         # temperature, top_p, min_p
-        self._floats_N3 = torch.zeros((num_slots, 3), dtype=torch.float32, device=device)
+        self._floats_N3 = torch.zeros((num_slots + 1, 3), dtype=torch.float32, device=device)
         # top_k, seed, index of the next output token
-        self._ints_N3 = torch.zeros((num_slots, 3), dtype=torch.int64, device=device)
+        self._ints_N3 = torch.zeros((num_slots + 1, 3), dtype=torch.int64, device=device)
 
     def assign(self, new_slots: Sequence[NewSlot]) -> None:
         """Set what the new slots' requests ask for."""
@@ -60,6 +61,10 @@ class SamplingTable:
         ints = [(new.top_k, _signed(new.seed), new.next_output) for new in new_slots]
         self._floats_N3[index] = upload(np.array(floats, dtype=np.float32), self._device)
         self._ints_N3[index] = upload(np.array(ints, dtype=np.int64), self._device)
+
+    def is_plain(self, slots_S: Ints) -> bool:
+        """Whether the rows of these slots want their best tokens, and nothing told of them."""
+        return not self.way_N[slots_S].any() and all(self.num_logprobs[slot] is None for slot in slots_S.tolist())
 
     def temperature(self, slots_S: Tensor) -> Tensor:
         """float32 ``[S]``."""
@@ -77,7 +82,7 @@ class SamplingTable:
 
     def count_output(self, slots_S: Tensor) -> None:
         """The slots have sampled one more token."""
-        self._ints_N3[slots_S, 2] += 1
+        self._ints_N3[:, 2].index_add_(0, slots_S, torch.ones_like(slots_S))
 
 
 def _way(new: NewSlot) -> Way:

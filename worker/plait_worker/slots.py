@@ -87,7 +87,7 @@ class Slots:
 
     def keep_tokens(self, slots_S: Tensor, ids_S: Tensor) -> None:
         """Remember what was sampled, as the input of each slot's next row."""
-        self._last_token_N[slots_S] = ids_S
+        self._last_token_N.index_copy_(0, slots_S, ids_S)
         self.sampling.count_output(slots_S)
 
     def to_device(self, values: Ints) -> Tensor:

@@ -37,7 +37,7 @@ from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
 from plait_worker.slots import Slots
 from plait_worker.weights import ModelFilesError
-from plait_worker.working_space import measure_working_bytes
+from plait_worker.working_space import fill_allocators, measure_working_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,11 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     config, model = loaded.config, loaded.model
     cache = KVCache(model.cache_spec, welcome.num_pages, config.page_size, loaded.device)
     slots = Slots(welcome.num_slots, welcome.num_pages, config.page_size, config.max_model_len, loaded.device)
-    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, _capture(loaded, cache, slots))
+    graphs = _capture(loaded, cache, slots)
+    if loaded.device.type == "cuda":
+        with _phase("largest steps"):
+            fill_allocators(config, model, loaded.attention, cache)
+    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
     # What lives now lives until the end: the collector need never look at it again.
     gc.collect()
     gc.freeze()

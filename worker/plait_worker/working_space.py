@@ -1,6 +1,7 @@
-"""What a GPU needs beside weights and pages, measured by running the largest step once.
+"""What a GPU needs beside weights and pages, measured by running the largest steps once.
 
-That run also compiles and loads what the first real step would otherwise wait for.
+That run also compiles and loads what the first real step would otherwise wait for. Run once more when all else is
+allocated, they leave their memory with torch's allocator: a driver that is asked for memory waits for what it computes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plait_kernels.sampling import score_tokens
 from plait_proto import WorkerConfig
 from torch import Tensor
 
@@ -17,54 +19,71 @@ from plait_worker.attention import AttentionBackend
 from plait_worker.cache import KVCache
 from plait_worker.models import Model
 from plait_worker.rows import Rows
+from plait_worker.sample import SLICE
 from plait_worker.transfer import upload
 
 _MIXED_START, _MIXED_LENGTH = 64, 1024
 _MIXED_DECODE = (1, 40)
 """Decode rows beside it: on either side of where kernels take larger tiles."""
+_CONTEXT = 32_768
+"""Tokens behind which a long prompt's chunk is run: kernels that copy or widen context do so for no more at a time."""
 _GRAPH_BYTES = 2 << 30
 """Set aside for captured graphs: one pool as large as their largest step, and what the driver keeps of each."""
+_MAX_BEST = 20
+"""Best tokens that a request may want beside each."""
+_PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
+"""Blocks of pinned memory, which torch hands out in powers of two, and how many steps in flight may take of each."""
 
 
 @torch.inference_mode()
 def measure_working_bytes(
     config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], device: torch.device
 ) -> int:
-    """Bytes that the largest step and the captured graphs take."""
-    lengths = _largest_prompts(config)
-    pages_per_row = -(-max(lengths) // config.page_size)
-    cache = KVCache(model.cache_spec, len(lengths) * pages_per_row, config.page_size, device)
+    """Bytes that the largest steps and the captured graphs take."""
+    cache = KVCache(model.cache_spec, 1, config.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    rows = _rows(lengths, pages_per_row, device)
-    hidden_TD = model.forward(rows, cache, attention.prepare(rows))
-    for mixed in _mixed(config, rows):
-        model.forward(mixed, cache, attention.prepare(mixed))
-    logits_SV = _largest_head(config, model, hidden_TD)
-    logits_SV.softmax(dim=-1)
+    _run_largest_steps(config, model, attention, cache)
     peak = torch.cuda.max_memory_allocated(device) - before
     return peak + (_GRAPH_BYTES if config.device.cuda_graphs and attention.is_capturable else 0)
 
 
-def _mixed(config: WorkerConfig, whole: Rows) -> Iterator[Rows]:
-    """Steps of a prompt's second chunk beside few and more decode rows, which take kernels that no other step does."""
-    start, device = _MIXED_START, whole.positions_T.device
+@torch.inference_mode()
+def fill_allocators(config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache) -> None:
+    """Leave torch's allocators with what steps take, of the device's memory and of pinned memory."""
+    _run_largest_steps(config, model, attention, cache)
+    for num_bytes in _PINNED_BYTES:
+        _blocks = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_PINNED_COUNT)]
+
+
+def _run_largest_steps(
+    config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache
+) -> None:
+    """Over the dummy page alone."""
+    for rows in _largest_steps(config, cache):
+        hidden_TD = model.forward(rows, cache, attention.prepare(rows))
+        logits_SV = _largest_head(config, model, hidden_TD)
+        logits_SV.softmax(dim=-1)
+        del logits_SV
+        asked_CV = model.logits(hidden_TD[:SLICE])
+        score_tokens(asked_CV, rows.token_ids_T[:SLICE], min(_MAX_BEST, asked_CV.shape[1]))
+
+
+def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
+    """Whole prompts; a chunk far behind its prompt's beginning; chunks beside few and more rows that decode.
+
+    The last take kernels that no other step does.
+    """
+    prompts = _largest_prompts(config)
+    yield _rows(cache, [0] * len(prompts), prompts, len(prompts))
+    most = min(_CONTEXT, config.max_model_len)
+    length = min(_MIXED_LENGTH, config.max_batch_tokens)
+    if length < most:
+        yield _rows(cache, [most - length], [length], 1)
     for num_decode in _MIXED_DECODE:
-        length = min(_MIXED_LENGTH, config.max_batch_tokens - num_decode, max(whole.lengths) - start)
-        if length < 1 or num_decode >= config.max_seqs:
-            return
-        starts, lengths = [start] * (num_decode + 1), [length] + [1] * num_decode
-        positions = [np.arange(at, at + num) for at, num in zip(starts, lengths, strict=True)]
-        yield Rows(
-            num_prefill=1,
-            slots=list(range(len(lengths))),
-            starts=starts,
-            lengths=lengths,
-            token_ids_T=torch.zeros(sum(lengths), dtype=torch.int64, device=device),
-            positions_T=upload(np.concatenate(positions), device),
-            page_table_RW=whole.page_table_RW[:1].repeat(len(lengths), 1),
-            sample_index_S=upload(np.cumsum(lengths) - 1, device),
-        )
+        length = min(_MIXED_LENGTH, config.max_batch_tokens - num_decode, max(prompts) - _MIXED_START)
+        if length >= 1 and num_decode < config.max_seqs:
+            yield _rows(cache, [_MIXED_START] * (num_decode + 1), [length] + [1] * num_decode, 1)
 
 
 def _largest_prompts(config: WorkerConfig) -> list[int]:
@@ -79,17 +98,19 @@ def _largest_head(config: WorkerConfig, model: Model[Any], hidden_TD: Tensor) ->
     return model.logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
 
 
-def _rows(lengths: list[int], pages_per_row: int, device: torch.device) -> Rows:
-    width = pages_per_row + -pages_per_row % 4
-    table_RW = np.full((len(lengths), width), len(lengths) * pages_per_row, dtype=np.int32)
-    table_RW[:, :pages_per_row] = np.arange(len(lengths) * pages_per_row).reshape(len(lengths), -1)
+def _rows(cache: KVCache, starts: list[int], lengths: list[int], num_prefill: int) -> Rows:
+    """Rows whose every page is the dummy page."""
+    device, page_size = cache.layers[0].device, cache.page_size
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    width = -(-max(ends) // page_size)
+    width += -width % 4
     return Rows(
-        num_prefill=len(lengths),
+        num_prefill=num_prefill,
         slots=list(range(len(lengths))),
-        starts=[0] * len(lengths),
+        starts=starts,
         lengths=lengths,
         token_ids_T=torch.zeros(sum(lengths), dtype=torch.int64, device=device),
-        positions_T=upload(np.concatenate([np.arange(length) for length in lengths]), device),
-        page_table_RW=upload(table_RW, device),
+        positions_T=upload(np.concatenate([np.arange(*span) for span in zip(starts, ends, strict=True)]), device),
+        page_table_RW=torch.full((len(lengths), width), cache.dummy_page, dtype=torch.int32, device=device),
         sample_index_S=upload(np.cumsum(lengths) - 1, device),
     )

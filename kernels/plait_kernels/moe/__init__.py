@@ -16,7 +16,8 @@ from plait_kernels.solutions import triton_solution
 FEW_TOKENS = 2
 """Up to here each pair of token and expert reads its matrices by itself: listing them would take longer."""
 MANY_TOKENS = 2048
-"""Above here torch's grouped GEMM is the faster one."""
+"""Above here torch's grouped GEMM is the faster one; it takes bfloat16 alone."""
+_TRITON_DTYPES = (torch.bfloat16, torch.float16)
 
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -34,12 +35,12 @@ def hold_experts(gate_ups: Sequence[Tensor], downs: Sequence[Tensor]) -> Experts
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``; J = 2 I, gate rows first.
 
-    A token's experts differ from each other. bfloat16 on a GPU goes through Triton and, for many tokens, grouped
-    GEMMs; all else expert by expert.
+    A token's experts differ from each other. On a GPU 16 bits go through Triton, which waits for nothing and can be
+    captured, and many tokens in bfloat16 through grouped GEMMs; all else goes expert by expert.
     """
-    if not x_TH.is_cuda or x_TH.dtype != torch.bfloat16:
+    if not x_TH.is_cuda or x_TH.dtype not in _TRITON_DTYPES:
         return reference.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
-    if x_TH.shape[0] > MANY_TOKENS:
+    if x_TH.shape[0] > MANY_TOKENS and x_TH.dtype == torch.bfloat16:
         return grouped.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
     module = "few_triton" if x_TH.shape[0] <= FEW_TOKENS else "sorted_triton"
     out_TH: Tensor = triton_solution(__name__, module).expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)

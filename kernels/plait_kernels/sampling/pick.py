@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
+from plait_kernels.nvrtc import can_compile
 from plait_kernels.sampling import cuda, native, philox, reference
 from plait_kernels.sampling.reference import Filters
 
@@ -34,4 +35,4 @@ def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, un
 
 def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
     """One number in [0, 1), float64 ``[N]``, for output token ``index_N`` of a request seeded with ``seed_N``."""
-    return cuda.uniform(seed_N, index_N) if seed_N.is_cuda else philox.uniform(seed_N, index_N)
+    return cuda.uniform(seed_N, index_N) if seed_N.is_cuda and can_compile() else philox.uniform(seed_N, index_N)

@@ -7,7 +7,7 @@ from plait_kernels.sampling import reference as plain
 from plait_kernels.sampling.philox import uniform as plain_uniform
 from torch import Tensor
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
 NUM_ROWS = 300
 # Exponentials differ in their last bits: a draw may lie between two accounts' ends of a token, above all the last one.
 MOST_OTHERS = 2 / NUM_ROWS

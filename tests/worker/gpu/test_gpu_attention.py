@@ -13,7 +13,7 @@ from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch import TorchAttention
 from torch import Tensor
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
 GPU_BACKENDS = names(AttentionShape, (9, 0))
 XQA_FP8_GROUPS = (4, 8)
 EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
