@@ -28,8 +28,10 @@ CASES = [
     *(("recall-gqa", variant) for variant in VARIANTS),
     *(("recall-mla", variant) for variant in VARIANTS if variant != "evicted"),
 ]
-# Questions about each table, reduced and at full size.
-NUM_EACH = {"recall-gqa": (4, 40), "recall-mla": (2, 40)}
+# Questions about each table, reduced and at full size; each time that a table's turn comes, one goes first, whose
+# pages the others find, two at a time.
+NUM_EACH = {"recall-gqa": (6, 40), "recall-mla": (3, 40)}
+NUM_A_TURN = 3
 
 
 @pytest.mark.acceptance("scheduler")
@@ -46,10 +48,11 @@ def test_questions_that_share_their_table_are_answered_right(
     tables = [recall.about_one_table(check_models, seed, num_each, CONTEXT) for seed in range(NUM_TABLES)]
     running = server(check_models / model, "--page-size", str(PAGE_SIZE), *VARIANTS[variant])
     wrong = []
-    for first in range(0, num_each, 2):
+    for first in range(0, num_each, NUM_A_TURN):
         for asked in tables:
-            concurrency = 1 if first == 0 else 2
-            wrong += recall.ask_all(running.url, asked[first : first + 2], model=model, concurrency=concurrency)
+            wrong += recall.ask_all(running.url, asked[first : first + 1], model=model)
+            others = asked[first + 1 : first + NUM_A_TURN]
+            wrong += recall.ask_all(running.url, others, model=model, concurrency=2)
     metrics = read_metrics(running.url)
     share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
     case = f"{model} {CONTEXT} shared tables, cache {variant}"
@@ -71,7 +74,7 @@ def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: flo
         assert share > 0.9 * at_best
         assert num_evictions == 0
     else:
-        assert share > 0.2
+        assert share > 0.4
         assert num_evictions > 0
 
 

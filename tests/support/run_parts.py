@@ -38,7 +38,7 @@ def main() -> int:
     """0 where every case passed."""
     given = arguments()
     given.out.mkdir(parents=True, exist_ok=True)
-    tasks = [task for gate in given.gate for task in missing(gate, given.out)]
+    tasks = [task for gate in given.gate for task in missing(gate, given.paths, given.out)]
     queue: SimpleQueue[Task] = SimpleQueue()
     for task in sorted(tasks, key=lambda task: rank(task, given.first)):
         queue.put(task)
@@ -56,12 +56,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="cores that one case has (default: 2)")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds that one case may take (default: 3600)")
     parser.add_argument("--first", nargs="*", default=[], metavar="WORD", help="cases of these names first, in turn")
+    parser.add_argument("paths", nargs="*", help="where to look for cases (default: everywhere, as --join does)")
     return parser.parse_args()
 
 
-def missing(gate: str, out: Path) -> list[Task]:
+def missing(gate: str, paths: Sequence[str], out: Path) -> list[Task]:
     """The cases of a gate of which there is no part yet."""
-    command = [*PYTEST, "--gate", gate, "--collect-only", "--quiet"]
+    command = [*PYTEST, "--gate", gate, "--collect-only", "--quiet", *paths]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     there = {case for part in gate_parts.load(out, gate) for case in part.outcomes}
     return [Task(gate, case) for case in listed if "::" in case and case not in there]
