@@ -60,7 +60,6 @@ acceptance: .venv/.tested
 # On a machine that does nothing else; tests/bench/cpu/README.md says how to get the peers.
 bench-cpu: .venv/.tested
 	$(BIN)/python tests/bench/cpu/bench_cpu.py --out tests/bench/results/cpu.json $(ARGS)
-	$(BIN)/python tests/bench/cpu/pages.py
 
 # Times depend on what else runs; instructions do not.
 bench-scheduler: .venv/.tested

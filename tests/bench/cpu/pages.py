@@ -68,8 +68,11 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
-        """Of the servers that were measured."""
-        return [server.name for server in self.servers if server.state != "missing"]
+        """Of the servers that were measured in any case: also those that broke in a later one."""
+        return [server.name for server in self.servers if self._is_measured(server.name)]
+
+    def _is_measured(self, server: str) -> bool:
+        return any(self.value(case, server, SPEED) is not None for case in self.cases)
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,13 @@ def readme_section(result: Result) -> str:
         theirs = [result.value(case, peer, SPEED) for peer in peers]
         cells += ["-" if found is None else f"{found:.0f}" for found in theirs]
         lines.append("| " + " | ".join(cells) + " |")
-    missing = [server.name for server in result.servers if server.state != "ran"]
+    missing = [server.name for server in result.servers if server.name not in result.names]
+    broken = [server.name for server in result.servers if server.state == "failed" and server.name in result.names]
     words = [
         "The first figures are those of every default; the last columns are others' output tokens/s in the same run."
     ]
     words += [f"Not measured: {', '.join(missing)}."] if missing else []
+    words += [f"Failed in a later case: {', '.join(broken)}."] if broken else []
     return "\n".join([*lines, "", " ".join(words)]).rstrip() + "\n"
 
 
@@ -214,7 +219,8 @@ def _bars(axes: Axes, result: Result, metric: str, factor: float) -> None:
     axes.set_xticks([place + 0.4 for place in range(len(result.cases))], result.cases, fontsize="small")
 
 
-def main() -> None:
+def rewrite() -> None:
+    """Have the pages and the plot say what the results file says."""
     made = RESULT.read_bytes() if RESULT.exists() else None
     for path, section in sections(made).items():
         path.write_text(with_section(path.read_text(encoding="utf-8"), section), encoding="utf-8")
@@ -224,4 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    rewrite()

@@ -2,7 +2,8 @@
 
     python tests/bench/cpu/peer_models.py FOLDER
 
-Both hold the de-quantised weights of the demo model's GGUF rounded to bfloat16, which is what Plait computes with.
+Both hold the de-quantised weights of the demo model's GGUF rounded to bfloat16: what Plait computes with where it is
+told `--dtype bfloat16`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Turn:
     measured: Measured
     peak_bytes: int
     foreign_cores: float
-    """What processes took that are neither the server's nor ours, in cores."""
+    """What processes took that are neither the server's nor ours (our busy one is), in cores."""
 
 
 @dataclass
@@ -137,13 +137,17 @@ def _round(field: Field, case: CpuCase, repeat: int) -> None:
 
 
 def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
-    with _awake(process), _busy_process(case.is_beside_busy):
+    with _awake(process), _busy_process(case.is_beside_busy) as busy:
+
+        def known_seconds() -> float:
+            return _own_seconds() + process.cpu_seconds() + _seconds_of(busy)
+
         process.reset_peak()
-        clock, ours = _busy_seconds(), _own_seconds() + process.cpu_seconds()
+        clock, ours = _busy_seconds(), known_seconds()
         began = time.monotonic()
         measured = _measure(process, case, repeat)
         seconds = time.monotonic() - began
-        foreign = _busy_seconds() - clock - (_own_seconds() + process.cpu_seconds() - ours)
+        foreign = _busy_seconds() - clock - (known_seconds() - ours)
         process.require_alive()
         if not measured.figures.num_completed and not measured.run.is_partial:
             raise ServerFailed(f"no request was completed: {measured.figures.failures}")
@@ -167,17 +171,25 @@ def _awake(process: ServerProcess) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _busy_process(is_wanted: bool) -> Iterator[None]:
-    """A loop that takes a core, in a session of its own as a compiler in another terminal is."""
+def _busy_process(is_wanted: bool) -> Iterator[psutil.Process | None]:
+    """A loop that takes a core, in a session of its own as a compiler in another terminal is; None is none."""
     if not is_wanted:
-        yield
+        yield None
         return
     busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
     try:
-        yield
+        yield psutil.Process(busy.pid)
     finally:
         busy.kill()
         busy.wait()
+
+
+def _seconds_of(busy: psutil.Process | None) -> float:
+    """Processor time of the process that we have set beside the server."""
+    if busy is None:
+        return 0.0
+    times = busy.cpu_times()
+    return float(times.user + times.system)
 
 
 def _busy_seconds() -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 REAL_GAP = 0.5
 
 
-@pytest.mark.acceptance("spine")
+@pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_bfloat16_differs_from_float32_by_rounding_only(
     dtype: str, demo_gguf: Path, drive: Callable[..., Any], sized: Callable[[int, int], int], record: Record
