@@ -16,6 +16,7 @@ from running_server import StartServer
 
 SUPPORT = Path(__file__).parent.parent / "support"
 FLAGS = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024")
+FP8 = ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "256", "--context-chunk", "192")
 # Model, backend, flags, and the calls that must have been made.
 CASES = [
     (
@@ -24,6 +25,7 @@ CASES = [
         ("--long-prefill", "256", "--context-chunk", "192"),
         ("expanded causal", "expanded context", "latent decode"),
     ),
+    ("recall-mla", "trtllm_mla", ("--no-mixed", *FP8), ("expanded causal", "expanded context", "latent decode")),
     ("recall-gqa", "trtllm_mha", ("--long-prefill", "256"), ("heads context", "heads decode")),
 ]
 
@@ -53,9 +55,11 @@ def test_every_answer_is_right(
     running = server(check_models / model, *FLAGS, *flags, "--attention-backend", backend)
     wrong = recall.ask_all(running.url, asked, model=model)
     metrics = read_metrics(running.url)
-    record(f"{model} {backend}, stand-in", "problems_right", "problems", len(asked) - len(wrong), len(asked))
-    assert wrong == []
-    assert metrics['plait_steps_total{kind="mixed"}'] > 0
+    case = " ".join([model, backend, *(flag for flag in ("--no-mixed", "fp8") if flag in flags)])
+    record(f"{case}, stand-in", "problems_right", "problems", len(asked) - len(wrong), len(asked))
+    # Float8 rounds to four bits, the queries too: held to a tenth of the answers.
+    assert len(wrong) <= (len(asked) // 10 if "fp8" in flags else 0), wrong
+    assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == ("--no-mixed" in flags)
     running.stop()
     called = next(line for line in running.errors.splitlines() if "stand-in calls:" in line)
     assert [name for name in calls if name not in called] == []

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import recall
-from metrics import read_metrics
+from gpu_runs import GpuRuns
 from recording import Record
 from running_server import StartServer
 
 pytestmark = pytest.mark.gpu
-PAGE_SIZE = 64
 BACKENDS = ("flashmla", "flashinfer_mla", "torch")
 # One setting varied at a time from the default, which mixes, overlaps, and captures what it can.
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -26,33 +24,42 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "few-graphs": ("--max-graph-batch", "3"),
     "preempted": (),
 }
+FP8 = ("--kv-dtype", "fp8", "--k-scale", "0.37")
 CASES = [(backend, mixed, "default") for backend in BACKENDS for mixed in ("--mixed", "--no-mixed")]
 CASES += [("auto", "--mixed", variant) for variant in VARIANTS]
+FP8_CASES = [("flashmla", "--mixed"), ("flashmla", "--no-mixed"), ("flashinfer_mla", "--mixed"), ("torch", "--mixed")]
 
 
+@pytest.fixture
+def runs(check_models: Path, server: StartServer, sized: Callable[[int, int], int], record: Record) -> GpuRuns:
+    return GpuRuns("recall-mla", check_models, server, sized, record)
+
+
+@pytest.mark.acceptance("gpu-mla")
 @pytest.mark.parametrize(("backend", "mixed", "variant"), CASES)
-def test_every_answer_is_right(
-    backend: str,
-    mixed: str,
-    variant: str,
-    check_models: Path,
-    server: StartServer,
-    sized: Callable[[int, int], int],
-    record: Record,
+def test_every_answer_is_right(runs: GpuRuns, backend: str, mixed: str, variant: str) -> None:
+    runs.answers(backend, mixed, variant, *VARIANTS.get(variant, ()))
+
+
+@pytest.mark.acceptance("gpu-mla")
+@pytest.mark.parametrize(("backend", "mixed"), FP8_CASES)
+def test_answers_from_float8_are_right_but_for_a_few(runs: GpuRuns, backend: str, mixed: str) -> None:
+    runs.answers(backend, mixed, "fp8", *FP8)
+
+
+# A backend's absorbed and ragged halves over pages that another request filled; and pages that come and go beneath.
+SHARED_CASES = [(backend, "hits") for backend in BACKENDS] + [("auto", "evicted"), ("auto", "chunk-64")]
+
+
+@pytest.mark.acceptance("gpu-mla")
+@pytest.mark.parametrize(("backend", "variant"), SHARED_CASES)
+def test_prompts_from_the_prefix_cache_are_answered_right(runs: GpuRuns, backend: str, variant: str) -> None:
+    runs.shared_tables(backend, variant, *VARIANTS.get(variant, ()))
+
+
+@pytest.mark.acceptance("gpu-mla")
+@pytest.mark.parametrize("backend", ["flashmla", "flashinfer_mla"])
+def test_slow_steps_over_foul_memory_change_no_answer(
+    runs: GpuRuns, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = recall.problems(check_models, seed=1, num=sized(40, 400), context=2048)
-    asked += recall.problems(check_models, seed=2, num=sized(10, 100), context=8192)
-    longest = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
-    num_pages = longest if variant == "preempted" else 2048
-    flags = ("--device", "cuda", "--attention-backend", backend, mixed, "--num-pages", str(num_pages))
-    running = server(check_models / "recall-mla", *flags, *VARIANTS.get(variant, ()))
-    num_writers = 12 if variant == "preempted" else 0
-    with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, "recall-mla"):
-        wrong = recall.ask_all(running.url, asked, model="recall-mla", concurrency=13)
-    metrics = read_metrics(running.url)
-    case = f"recall-mla {backend} {mixed.removeprefix('--')} {variant}"
-    record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
-    record(case, "preemptions", "preemptions", metrics["plait_preemptions_total"])
-    assert wrong == []
-    assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
-    assert (metrics["plait_preemptions_total"] > 0) == (variant == "preempted")
+    runs.under_stress(backend, monkeypatch)

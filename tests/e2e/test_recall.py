@@ -40,6 +40,7 @@ LATENT_AND_RANKS = {
     ("recall-mla", "context-chunk-256"): ("--context-chunk", "256", "--long-prefill", "512"),
     ("recall-mla", "no-mixed"): ("--no-mixed",),
     ("recall-mla", "preempted"): SMALL_POOL,
+    ("recall-mla", "fp8"): ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "512"),
     ("recall-mla", "tp-2"): ("--tp", "2"),
     ("recall-mla", "tp-4"): ("--tp", "4"),
     ("recall-mla", "chunk-64+tp-2"): ("--long-prefill", "64", "--tp", "2"),
@@ -125,7 +126,8 @@ def test_every_answer_from_latents_and_of_several_ranks_is_right(
         for context, problems, found in zip(sizes, asked, wrong, strict=True)
         for mistake in judge(check_models / model, f"{model} {context} {variant}", problems, found, record)
     ]
-    assert mistakes == []
+    # Float8 rounds latents to four bits: what that costs is recorded, and held to a tenth of the answers.
+    assert len(mistakes) <= (sum(map(len, asked)) // 10 if variant == "fp8" else 0), mistakes
     assert_settings_were_exercised(variant, metrics, sum(map(len, asked)))
 
 

@@ -116,11 +116,15 @@ def test_merged_parts_are_the_attention_over_the_whole() -> None:
         torch.testing.assert_close(lse, whole_lse)
 
 
-def test_two_empty_parts_merge_to_an_empty_one() -> None:
-    nothing, lse = torch.zeros(2, 3, 4), torch.full((2, 3), -torch.inf)
+def test_what_an_empty_part_holds_is_not_read() -> None:
+    nothing, lse = torch.full((2, 3, 4), torch.nan), torch.full((2, 3), -torch.inf)
     merged, merged_lse = merge(nothing, lse, nothing, lse)
-    assert torch.equal(merged, nothing)
+    assert torch.equal(merged, torch.zeros(2, 3, 4))
     assert torch.equal(merged_lse, lse)
+    other, other_lse = torch.randn(2, 3, 4), torch.randn(2, 3)
+    for merged, merged_lse in (merge(nothing, lse, other, other_lse), merge(other, other_lse, nothing, lse)):
+        torch.testing.assert_close(merged, other)
+        torch.testing.assert_close(merged_lse, other_lse)
 
 
 def test_a_group_is_worth_its_best_expert_by_softmax_and_its_two_best_by_sigmoid() -> None:

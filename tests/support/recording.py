@@ -27,6 +27,7 @@ GATES = {
     "cpu": "recall-mla, every model on several ranks, and bfloat16 and quantised weights against float32",
     "scheduler": "the prefix cache",
     "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
+    "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
 """What `@pytest.mark.acceptance(NAME)` may name; each is an issue's."""

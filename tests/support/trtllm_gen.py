@@ -143,7 +143,8 @@ class Launcher:
     def __init__(self, least_workspace: int = LEAST_WORKSPACE) -> None:
         self.least_workspace = least_workspace
         self.calls: Counter[str] = Counter()
-        self._known: set[int] = set()
+        self._known: dict[int, Tensor] = {}
+        """By address; kept, so that no other tensor can come to lie there."""
 
     def trtllm_paged_attention_decode(self, *arguments: Any) -> None:
         call, rest = Paged(*arguments[: len(Paged._fields)]), DecodeRest(*arguments[len(Paged._fields) :])
@@ -257,7 +258,7 @@ class Launcher:
             demand(needed <= size, f"room for {needed} bytes of statistics in the workspace of {size}")
         if workspace.data_ptr() not in self._known:
             demand(not workspace.view(torch.int64).any(), "a workspace that is zero at its first use")
-            self._known.add(workspace.data_ptr())
+            self._known[workspace.data_ptr()] = workspace
         workspace[:4096] = 0xA5
 
     def _attend_pages(

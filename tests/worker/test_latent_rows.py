@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_worker.attention.context_pieces import context_pieces
@@ -15,13 +16,17 @@ PAGE_SIZE, WIDTH = 4, 100
 def test_pieces_hold_every_cached_token_once_in_order_and_no_more_than_their_limit(
     contexts: list[int], limit: int
 ) -> None:
+    table = torch.randperm(len(contexts) * WIDTH).view(len(contexts), WIDTH).to(torch.int32)
     seen = []
     for piece in context_pieces(contexts, limit):
         assert 0 < piece.lengths.sum() <= limit
         assert len(contexts[piece.rows]) == len(piece.lengths)
-        entry_I, offset_I = piece.index(WIDTH, PAGE_SIZE)
-        seen += [*zip(entry_I // WIDTH, entry_I % WIDTH * PAGE_SIZE + offset_I, strict=True)]
-    assert seen == [(row, position) for row, context in enumerate(contexts) for position in range(context)]
+        seen += piece.places(table, PAGE_SIZE).tolist()
+    assert seen == [
+        int(table[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE
+        for row, context in enumerate(contexts)
+        for position in range(context)
+    ]
 
 
 def test_a_piece_begins_and_ends_with_a_row_that_it_holds_something_of() -> None:

@@ -42,7 +42,7 @@ class LatentCacheSpec:
     cached_dim: int
     """C."""
     dtype: torch.dtype
-    """Of the latents."""
+    """Of the latents in the pages."""
 
     def page_shape(self, page_size: int) -> tuple[int, ...]:
         """``[P, C]``."""

@@ -129,9 +129,15 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
 
 
 def _fp8(config: WorkerConfig) -> PageScales | None:
-    """The scales of a cache in float8; None for one in the model's own type."""
-    cache = config.kv_cache
-    return PageScales(cache.k_scale, cache.v_scale) if cache.dtype == "fp8" else None
+    """The scales of a cache in float8; None for one in the model's own type, which has none."""
+    scales = PageScales(config.kv_cache.k_scale, config.kv_cache.v_scale)
+    if config.kv_cache.dtype == "fp8":
+        return scales
+    if scales != PageScales():
+        raise ValueError(
+            "--k-scale and --v-scale are those of a cache in float8; add --kv-dtype fp8, or leave them out"
+        )
+    return None
 
 
 def _leave_cores_to_kernels(model: Model[Any], device: torch.device) -> None:

@@ -12,7 +12,7 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     """Attention over both parts, float32 ``[T, H, D]``, and its log-sum-exp, float32 ``[T, H]``.
 
     Log-sum-exps are base 2, and -inf where a row sees nothing of a part; a row that sees nothing of
-    either gets 0 and -inf. The outputs given must be finite everywhere.
+    either gets 0 and -inf. What is given for a row that sees nothing of a part is not read.
     """
     if a_THD.is_cuda:
         out_THD, lse_TH = triton_solution("plait_kernels.attention", "merge_triton").merge(
@@ -24,5 +24,11 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     shift_TH = top_TH.masked_fill(top_TH == -torch.inf, 0.0)
     weight_a_TH, weight_b_TH = (lse_a_TH - shift_TH).exp2(), (lse_b_TH - shift_TH).exp2()
     total_TH = weight_a_TH + weight_b_TH
-    sum_THD = a_THD.float() * weight_a_TH[..., None] + b_THD.float() * weight_b_TH[..., None]
+    sum_THD = _weighted(a_THD, weight_a_TH) + _weighted(b_THD, weight_b_TH)
     return sum_THD / total_TH.masked_fill(total_TH == 0, 1.0)[..., None], shift_TH + total_TH.log2()
+
+
+def _weighted(part_THD: Tensor, weight_TH: Tensor) -> Tensor:
+    """0 where the weight is, even times what is no number."""
+    weight_TH1 = weight_TH[..., None]
+    return (part_THD.float() * weight_TH1).masked_fill(weight_TH1 == 0, 0.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``plait_kernels.attention.merge``; contiguous. A part that a row sees nothing of may hold anything."""
+    """See ``plait_kernels.attention.merge``; contiguous."""
     num_tokens, num_heads, width = a_THD.shape
     out_THD = torch.empty(a_THD.shape, dtype=torch.float32, device=a_THD.device)
     lse_TH = torch.empty_like(lse_a_TH)

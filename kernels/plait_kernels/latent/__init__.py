@@ -1,8 +1,8 @@
 """Around latent attention (arXiv 2405.04434): what is cached of a token, and queries that attend to it.
 
 Shapes: T tokens of a step, B of them that attend to latents as they are, H heads; numbers: E in a head's query (O that
-rope does not turn, then R that it turns), L in a latent, C = L + R cached of a token; pages ``[N, P, C]``, contiguous.
-Tables are those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
+rope does not turn, then R that it turns), L in a latent, C = L + R cached of a token; N pages of P tokens. Tables are
+those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.latent import reference
-from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables, make_latents
+from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Places, Tables, keep_latents
 from plait_kernels.solutions import triton_solution
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
-    """``make_latents``, which are written into the pages too.
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
+    """What is cached of each token, ``[T, C]``, its latent normalised, its key turned; written into the pages too.
 
-    ``cached_TC`` may be a part of wider rows; ``index_T``, int64, says where in the flat pages ``[N P, C]`` each goes.
+    ``cached_TC`` may be a part of wider rows.
     """
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    latent_TC: Tensor = solution.store_latents(cached_TC, norm, tables, pages, index_T)
+    latent_TC: Tensor = solution.store_latents(cached_TC, norm, tables, places)
     return latent_TC
 
 
@@ -32,11 +32,11 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
 ) -> Tensor:
     """``absorb(*queries, tables)`` and ``store_latents`` in one, for steps of nothing but decode rows: ``q_THC``."""
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, pages, index_T)
+    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, places)
     return q_THC
 
 
@@ -50,10 +50,11 @@ def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
 __all__ = [
     "AbsorbedQueries",
     "LatentNorm",
+    "Places",
     "Tables",
     "absorb",
     "absorb_and_store",
-    "make_latents",
+    "keep_latents",
     "store_latents",
     "turn_queries",
 ]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plait_kernels.kv_cache.reference import as_bytes, stored
 from plait_kernels.norm.reference import rms_norm
 from plait_kernels.rope.reference import apply_rope
 
@@ -23,6 +24,17 @@ class AbsorbedQueries(NamedTuple):
 
     q_BHE: Tensor
     key_HOL: Tensor
+
+
+class Places(NamedTuple):
+    """Where the latents of some tokens are kept."""
+
+    pages: Tensor
+    """``[N, P, C]``, contiguous, in the dtype of the latents or float8_e4m3fn."""
+    index_T: Tensor
+    """int64: where in the flat pages ``[N P, C]`` each token's goes."""
+    scale: float = 1.0
+    """What a number in the pages stands for, over the number itself; other than 1 only in float8."""
 
 
 class Tables(NamedTuple):
@@ -48,10 +60,16 @@ def make_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables) -> Tensor:
     return torch.cat((rms_norm(latent_TL, norm.weight_L, norm.eps), key_T1R[:, 0]), dim=1)
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+def keep_latents(latent_TC: Tensor, places: Places) -> None:
+    """Write finished latents into the pages, in the pages' own numbers."""
+    pages = as_bytes(places.pages).view(-1, latent_TC.shape[1])
+    pages.index_copy_(0, places.index_T, as_bytes(stored(latent_TC, places.pages.dtype, places.scale)))
+
+
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
     """See ``plait_kernels.latent.store_latents``."""
     latent_TC = make_latents(cached_TC, norm, tables)
-    pages.view(-1, pages.shape[-1]).index_copy_(0, index_T, latent_TC)
+    keep_latents(latent_TC, places)
     return latent_TC
 
 
@@ -63,10 +81,10 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
 ) -> Tensor:
     """See ``plait_kernels.latent.absorb_and_store``."""
-    store_latents(cached_TC, norm, tables, pages, index_T)
+    store_latents(cached_TC, norm, tables, places)
     return absorb(*queries, tables)
 
 

@@ -12,14 +12,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from plait_kernels.dependent import overlap
-from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Tables
+from plait_kernels.kv_cache.triton import rounded
+from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Places, Tables
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
 _LATENT_SHARE = 128
 _HEADS = 16
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor) -> Tensor:
+def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
     """See ``plait_kernels.latent.store_latents``."""
     latent_TC = cached_TC.new_empty(cached_TC.shape)
     width = norm.weight_L.shape[0]
@@ -28,15 +29,15 @@ def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Te
             cached_TC,
             norm.weight_L,
             *tables,
-            pages,
-            index_T,
+            places.pages,
+            places.index_T,
             latent_TC,
             norm.eps,
+            1 / places.scale,
             cached_TC.stride(0),
             WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
             HALF=tables.width // 2,
-            HAS_COPY=True,
             num_warps=4,
             **overlap(cached_TC),
         )
@@ -46,15 +47,15 @@ def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Te
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
     """See ``plait_kernels.latent.absorb``."""
     # Nothing is stored: the arguments of that part are never read.
-    nothing = (q_BHE[:, 0], LatentNorm(key_HOL, 0.0), tables, q_BHE, tables.cos_T1R)
+    nothing = (q_BHE[:, 0], LatentNorm(key_HOL, 0.0), tables, Places(q_BHE, tables.cos_T1R))
     return _enter(AbsorbedQueries(q_BHE, key_HOL), *nothing, is_stored=False)
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, pages: Tensor, index_T: Tensor
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
 ) -> Tensor:
     """See ``plait_kernels.latent.absorb_and_store``."""
-    return _enter(queries, cached_TC, norm, tables, pages, index_T, is_stored=True)
+    return _enter(queries, cached_TC, norm, tables, places, is_stored=True)
 
 
 def _enter(
@@ -62,8 +63,7 @@ def _enter(
     cached_BC: Tensor,
     norm: LatentNorm,
     tables: Tables,
-    pages: Tensor,
-    index_B: Tensor,
+    places: Places,
     *,
     is_stored: bool,
 ) -> Tensor:
@@ -84,9 +84,10 @@ def _enter(
         q_BHC,
         cached_BC,
         norm.weight_L,
-        pages,
-        index_B,
+        places.pages,
+        places.index_T,
         norm.eps,
+        1 / places.scale,
         num_rows,
         num_absorbing,
         q_BHE.stride(0),
@@ -148,6 +149,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
     pages_ptr,
     index_ptr,
     eps,
+    factor,
     num_rows,
     num_absorbing,
     q_row_stride,
@@ -172,8 +174,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         head, share = program // NUM_SHARES, program % NUM_SHARES
         row = first + tl.arange(0, TILE)
         is_row = row < num_rows
-        still = tl.arange(0, STILL)
-        number = share * SHARE + tl.arange(0, SHARE)
+        still, number = tl.arange(0, STILL), share * SHARE + tl.arange(0, SHARE)
         q_at = q_ptr + row.to(tl.int64)[:, None] * q_row_stride + head * q_head_stride
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + still[:, None] * key_row_stride + number[None, :]
         is_key = (still < NUM_STILL)[:, None] & (number < WIDTH)[None, :]
@@ -198,8 +199,9 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
                 sin_ptr,
                 pages_ptr,
                 index_ptr,
-                pages_ptr,
+                cached_ptr,
                 eps,
+                factor,
                 cached_stride,
                 WIDTH,
                 BLOCK,
@@ -218,11 +220,11 @@ def _store_latents(  # type: ignore[no-untyped-def]
     index_ptr,
     copy_ptr,
     eps,
+    factor,
     cached_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
-    HAS_COPY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     _wait(OVERLAP)
@@ -236,11 +238,12 @@ def _store_latents(  # type: ignore[no-untyped-def]
         index_ptr,
         copy_ptr,
         eps,
+        factor,
         cached_stride,
         WIDTH,
         BLOCK,
         HALF,
-        HAS_COPY,
+        True,
     )
 
 
@@ -255,13 +258,15 @@ def _store_token(  # type: ignore[no-untyped-def]
     index_ptr,
     copy_ptr,
     eps,
+    factor,
     cached_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HAS_COPY: tl.constexpr,
 ):
-    kind = pages_ptr.dtype.element_ty
+    kind = cached_ptr.dtype.element_ty
+    IS_FP8: tl.constexpr = pages_ptr.dtype.element_ty == tl.float8e4nv
     number = tl.arange(0, BLOCK)
     is_there = number < WIDTH
     source = cached_ptr + token * cached_stride
@@ -275,9 +280,9 @@ def _store_token(  # type: ignore[no-untyped-def]
     sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + half)
     first, second = (a * cosine - b * sine).to(kind), (b * cosine + a * sine).to(kind)
     target = pages_ptr + tl.load(index_ptr + token) * (WIDTH + 2 * HALF)
-    tl.store(target + number, normed, mask=is_there)
-    tl.store(target + WIDTH + half, first)
-    tl.store(target + WIDTH + HALF + half, second)
+    tl.store(target + number, rounded(normed, factor, IS_FP8), mask=is_there)
+    tl.store(target + WIDTH + half, rounded(first, factor, IS_FP8))
+    tl.store(target + WIDTH + HALF + half, rounded(second, factor, IS_FP8))
     if HAS_COPY:
         copy = copy_ptr + token * (WIDTH + 2 * HALF)
         tl.store(copy + number, normed, mask=is_there)

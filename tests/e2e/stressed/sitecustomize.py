@@ -71,8 +71,9 @@ class Warden:
         pages, offsets = self._upload(np.array(cut)).unbind(1)
         is_tail = self.torch.arange(page_size, device=self.faults.device) >= offsets[:, None]
         for layer in self.rank.cache.layers[:: max(1, len(self.rank.cache.layers) // 2)]:
-            is_changed = layer[pages].float() != FOUL
-            self.faults += (is_changed & is_tail[:, None, None, :, None]).sum()
+            is_changed = layer[pages].float() != FOUL  # a page's tokens are the last axis but one
+            of_page = is_tail.view(len(is_tail), *[1] * (layer.ndim - 3), page_size, 1)
+            self.faults += (is_changed & of_page).sum()
 
     def _upload(self, values: Any) -> Any:
         """Without waiting for what the device still has to do: the host is to run ahead."""

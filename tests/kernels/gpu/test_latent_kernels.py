@@ -7,9 +7,11 @@ from torch import Tensor
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.attention import merge, merge_triton
+from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
     LatentNorm,
+    Places,
     Tables,
     absorb,
     absorb_and_store,
@@ -46,18 +48,34 @@ def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(n
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, frequencies))
     pages = torch.zeros(60_000, 64, 576, dtype=torch.bfloat16, device="cuda")
     index = pages.shape[0] * 64 - 1 - torch.randperm(4000, device="cuda")[:num_tokens]
-    q_THE = q.unflatten(1, (num_heads, 192))
+    q_THE, places = q.unflatten(1, (num_heads, 192)), Places(pages, index)
     right = latent_reference.absorb(q_THE, key, tables)
     latents = latent_reference.make_latents(cached, norm, tables)
-    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, pages, index), right)
+    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, places), right)
     assert_close(pages.view(-1, 576)[index], latents)
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
-    assert_close(store_latents(cached, norm, tables, pages, index), latents)
+    assert_close(store_latents(cached, norm, tables, places), latents)
     assert_close(pages.view(-1, 576)[index], latents)
     turned = latent_reference.turn_queries(q_THE, tables)
     assert_close(turn_queries(q_THE, tables), turned)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.37])
+@pytest.mark.parametrize("num_tokens", [1, 16, 33])
+def test_latents_reach_pages_of_float8_divided_by_their_scale(num_tokens: int, scale: float) -> None:
+    q, key = normal(num_tokens, 16, 192), normal(16, 128, 512) * 512**-0.5
+    cached, norm = normal(num_tokens, 576), LatentNorm(normal(512), 1e-6)
+    tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, 1e4 ** (-torch.arange(32).cuda() / 32)))
+    pages, other, right = (torch.zeros(600, 64, 576, device="cuda").to(FP8) for _ in range(3))
+    index = torch.randperm(600 * 64, device="cuda")[:num_tokens]
+    latents = latent_reference.store_latents(cached, norm, tables, Places(right, index, scale))
+    assert_close(store_latents(cached, norm, tables, Places(pages, index, scale)), latents)
+    absorb_and_store(AbsorbedQueries(q, key), cached, norm, tables, Places(other, index, scale))
+    for given in (pages, other):
+        torch.testing.assert_close(given.float(), right.float(), rtol=2**-3, atol=2**-9)
+    torch.testing.assert_close(right.view(-1, 576)[index].float() * scale, latents.float(), rtol=2**-4, atol=2**-9)
 
 
 def test_parts_of_a_context_are_joined() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from blackwell_worlds import CPU, LatentWorld, latent
+from attention_worlds import CPU, LatentWorld, latent
 from plait_worker.attention import LatentShape
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher

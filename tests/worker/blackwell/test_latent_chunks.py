@@ -20,11 +20,13 @@ def test_every_token_is_seen_once_and_in_order(rows: list[tuple[int, int]], chun
         assert len(run.rows) <= most
         assert run.kv_lengths == run.q_lengths == lengths[run.rows.start : run.rows.stop]
         for part in runs_of_context(run, starts, lengths, chunk):
-            assert 0 < part.num_seen <= chunk
+            assert 0 < sum(part.kv_lengths) <= chunk
             assert part.kv_lengths[0] > 0 < part.kv_lengths[-1]
             assert part.tokens == slice(sum(lengths[: part.rows.start]), sum(lengths[: part.rows.stop]))
             assert part.q_lengths == lengths[part.rows.start : part.rows.stop]
-            for index, begin, num in zip(part.rows, part.begins, part.kv_lengths, strict=True):
+            assert part.seen is not None
+            assert part.seen.rows == slice(part.rows.start, part.rows.stop)
+            for index, begin, num in zip(part.rows, part.seen.begins, part.kv_lengths, strict=True):
                 seen[index] += range(begin, begin + num)
     assert seen == [list(range(start)) for start in starts]
 

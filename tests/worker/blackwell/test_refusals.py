@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from blackwell_worlds import CPU, heads, latent
+from attention_worlds import CPU, heads, latent
+from plait_kernels.kv_cache import FP8
 from plait_proto import ExitCode
 from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
-from plait_worker.attention.latent_pages import FLOAT8
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher
 
@@ -23,7 +23,7 @@ RULES = [
     ("trtllm_mla", heads(), 64, "attention to keys and values"),
     ("cutlass_mla", latent(64), 128, "takes 128 heads on a rank, not 64; use trtllm_mla"),
     ("cutlass_mla", latent(128), 16, "pages of 32, 64 or 128 tokens, not 16; set --page-size 128"),
-    ("cutlass_mla", latent(128, cached_dtype=FLOAT8), 128, "bfloat16 over a cache of bfloat16"),
+    ("cutlass_mla", latent(128, cached_dtype=FP8), 128, "bfloat16 over a cache of bfloat16"),
     ("trtllm_mha", heads(), 128, "pages of 16, 32 or 64 tokens, not 128"),
     ("trtllm_mha", heads(head_dim=96), 64, "heads of 64, 128 or 256 numbers, not 96"),
     ("trtllm_mha", latent(), 64, "latent attention"),
@@ -46,3 +46,22 @@ def test_a_cpu_is_no_blackwell(shape: AttentionShape | LatentShape) -> None:
     name = "trtllm_mla" if isinstance(shape, LatentShape) else "trtllm_mha"
     with pytest.raises(Failure, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
         choose_attention(name, Need(shape, 64, 64, 256, CPU))
+
+
+def test_float8_latents_pass_the_problem_at_start(launcher: Launcher) -> None:
+    shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
+    assert choose_attention("trtllm_mla", Need(shape, 32, 128, 256, CPU)).name == "trtllm_mla"
+    assert {"expanded causal", "latent ragged", "latent decode"} <= set(launcher.calls)
+
+
+def test_kernels_that_leave_what_is_no_number_are_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_gen.attend", lambda *_: None)
+    with pytest.raises(Failure, match="its result is off by nan"):
+        choose_attention("trtllm_mla", Need(latent(2), 32, 128, 256, CPU))
+
+
+def test_heads_whose_short_prompts_fa3_may_answer_wrongly_are_refused(flashinfer_there: None) -> None:
+    from plait_worker.attention.flashinfer_mla import FlashinferMla
+
+    with pytest.raises(ValueError, match=r"heads of a rank \(12\) do not divide 128; take flashmla"):
+        FlashinferMla(latent(12, scale=192**-0.5), 64, 256, 256, CPU)

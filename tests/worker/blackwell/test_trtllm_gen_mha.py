@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from blackwell_worlds import CPU, HeadsWorld, heads
+from attention_worlds import CPU, HeadsWorld, heads
 from plait_worker.attention import AttentionShape
 from trtllm_gen import Launcher
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from blackwell_worlds import CPU, LatentWorld, Tables, latent
+from attention_worlds import CPU, LatentWorld, Tables, latent
+from plait_kernels.kv_cache import FP8
 from plait_worker.attention import LatentShape
-from plait_worker.attention.latent_pages import FLOAT8
 from trtllm_gen import Launcher, statistics_bytes
 
 if TYPE_CHECKING:
@@ -53,8 +53,15 @@ def test_decode_rows_may_have_several_tokens(launcher: Launcher, lengths: list[i
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_float8_pages_with_their_scale(launcher: Launcher, scale: float) -> None:
-    shape = latent(cached_dtype=FLOAT8, cached_scale=scale)
+    shape = latent(cached_dtype=FP8, cached_scale=scale)
     assert LatentWorld(shape, PREFILL, DECODE).error(backend(shape)) <= FLOAT8_TOLERANCE
+
+
+def test_short_appends_before_a_long_prompt_are_absorbed(launcher: Launcher) -> None:
+    made = backend(shape := latent())
+    world = LatentWorld(shape, [(300, 7), (90, 70), (200, 64), (0, 2), (5, 100)], DECODE)
+    assert made.prepare(world.tables.rows).num_prefill_tokens == 70 + 100
+    assert world.error(made) <= TOLERANCE
 
 
 def test_rows_whose_statistics_outgrow_the_workspace_go_in_several_calls(launcher: Launcher) -> None:

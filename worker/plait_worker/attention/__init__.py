@@ -104,8 +104,7 @@ Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 class LatentStep(Protocol):
     """The latent attention of one step: made once by ``prepare``, called once a layer.
 
-    First the step's tokens go into the layer's pages: by ``write``, or by a kernel that does more besides, where
-    ``place_T`` says.
+    First the step's tokens go into the layer's pages, where ``place_T`` says, divided by ``cached_scale``.
     """
 
     @property
@@ -118,8 +117,17 @@ class LatentStep(Protocol):
         """int64: where in the flat pages ``[pages * page size, C]`` the step's tokens go."""
         ...
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages, in the pages' own numbers."""
+    @property
+    def cached_scale(self) -> float:
+        """As in ``LatentShape``."""
+        ...
+
+    @property
+    def order_T(self) -> Tensor | None:
+        """int64: which token of the plan's step stands at each place here; None where each stands at its own.
+
+        All that this class takes and gives of tokens is in this order.
+        """
         ...
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:

@@ -1,6 +1,6 @@
 """Cached context of a step's prefill rows in pieces of bounded size, each over neighbouring rows.
 
-Shapes: I cached tokens of a piece, W pages in the widest row's table.
+Shapes: R rows of the step, I cached tokens of a piece, W pages in the widest row's table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+
+from plait_worker.transfer import upload
 
 Ints = NDArray[np.int64]
 
@@ -30,12 +33,14 @@ class ContextPiece:
         """The piece's rows."""
         return slice(self.first, self.first + len(self.lengths))
 
-    def index(self, table_width: int, page_size: int) -> tuple[Ints, Ints]:
-        """``[I]`` each: where in the flat page tables ``[R W]`` a token's page is named, and its place in that page."""
+    def places(self, table_RW: Tensor, page_size: int) -> Tensor:
+        """int64 ``[I]``, on the table's device: where in the flat cache ``[pages * page_size, C]`` the tokens lie."""
         row_I = np.repeat(np.arange(len(self.lengths)), self.lengths)
         before = self.lengths.cumsum() - self.lengths
         position_I = np.arange(int(self.lengths.sum())) + np.repeat(self.begins - before, self.lengths)
-        return (self.first + row_I) * table_width + position_I // page_size, position_I % page_size
+        entry_I = (self.first + row_I) * table_RW.shape[1] + position_I // page_size
+        page_I = table_RW.flatten()[upload(entry_I, table_RW.device)].long()
+        return page_I * page_size + upload(position_I % page_size, table_RW.device)
 
 
 def context_pieces(contexts: Sequence[int], limit: int) -> Iterator[ContextPiece]:

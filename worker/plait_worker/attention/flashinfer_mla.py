@@ -72,9 +72,9 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = cycle([_plan_buffers(device) for _ in range(NUM_PLANS)])
 
-    def plan(self, rows: Rows, _lengths: DeviceLengths | None, *, is_whole: bool) -> FlashinferMlaRows:
+    def plan(self, rows: Rows, _lengths: DeviceLengths | None, first: int) -> FlashinferMlaRows:
         """The kernel's list of work for rows of these lengths."""
-        part = slice(0 if is_whole else rows.num_prefill, rows.num_rows)
+        part = slice(first, rows.num_rows)
         lengths_R = np.array(rows.lengths[part])
         seen_R = np.array(rows.starts[part]) + lengths_R
         num_R = -(-seen_R // self.page_size)
@@ -112,8 +112,8 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
             self.page_size,
             self.shape.scale,
             False,
-            1.0,
-            1.0,
+            self.shape.cached_scale,
+            self.shape.cached_scale,
             None,
         )
         return out_AHL

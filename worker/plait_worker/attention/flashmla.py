@@ -1,6 +1,7 @@
 """FlashMLA's dense kernel (wheel sgl-flash-mla): lengths and tables are read on the device, nothing is planned there.
 
-One query token a row: the tokens of a short append are rows of their own, each with its request's table.
+One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
+of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.
 
 Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a token, L of it the latent.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
+from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
@@ -20,7 +22,7 @@ from plait_worker.rows import DeviceLengths, Rows
 _PAGE_SIZE = 64
 
 Schedule = object
-"""FlashMLA's division of the work among the multiprocessors; its first call of a step fills it, on the device."""
+"""FlashMLA's division of the work among the multiprocessors, made on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,35 @@ class FlashMla(LatentKernels[FlashMlaRows]):
         if page_size != _PAGE_SIZE:
             raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
         super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        self._is_fp8 = shape.cached_dtype == FP8
+        scales = torch.tensor([1.0, shape.cached_scale], device=device)
+        self._float8 = (
+            {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
+        )
 
-    def plan(self, rows: Rows, lengths: DeviceLengths | None, *, is_whole: bool) -> FlashMlaRows:
+    def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
         """Table and length of each absorbed token."""
-        first = 0 if is_whole else rows.num_prefill_tokens
-        lengths_A = (rows.positions_T[first:] + 1).to(torch.int32)
-        table_AW = rows.page_table_RW[0 if is_whole else rows.num_prefill :]
-        if is_whole and lengths is not None:
-            table_AW = table_AW.index_select(0, lengths.row_T)
-        return FlashMlaRows(table_AW, lengths_A, get_mla_metadata()[0])
+        first_token = sum(rows.lengths[:first])
+        lengths_A = (rows.positions_T[first_token:] + 1).to(torch.int32)
+        if lengths is None or first == rows.num_prefill:
+            table_AW = rows.page_table_RW[first:]
+        else:
+            table_AW = rows.page_table_RW.index_select(0, lengths.row_T[first_token:])
+        return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
+
+    def _schedule(self, lengths_A: Tensor) -> Schedule:
+        """Filled by the step's first call; over float8 by a kernel of its own before it."""
+        schedule = get_mla_metadata()[0]
+        if self._is_fp8:
+            schedule.tile_scheduler_metadata, schedule.num_splits = get_mla_decoding_metadata(
+                lengths_A, self.shape.num_heads, 1, is_fp8_kvcache=True, use_legacy=True
+            )
+        return schedule
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashMlaRows) -> Tensor:
         """See ``LatentKernels``."""
         out_A1HL, _ = flash_mla_with_kvcache(
-            q_AHC[:, None],
+            stored(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
             pages[:, :, None],
             planned.table_AW,
             planned.lengths_A,
@@ -70,6 +87,7 @@ class FlashMla(LatentKernels[FlashMlaRows]):
             softmax_scale=self.shape.scale,
             causal=False,
             use_legacy=True,
+            **self._float8,
         )
         out_AHL: Tensor = out_A1HL[:, 0]
         return out_AHL

@@ -6,9 +6,9 @@ A row is a prefill row of the step, counted from the first of them; R rows of on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from plait_worker.attention.context_pieces import context_pieces
+from plait_worker.attention.context_pieces import ContextPiece, context_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,13 @@ class Run:
     """Their new tokens among those of all prefill rows."""
     q_lengths: list[int]
     """``[R]``: new tokens."""
-    begins: list[int]
-    """``[R]``: the position of the first token that each sees here."""
-    kv_lengths: list[int]
-    """``[R]``: how many tokens each sees here; 0 is none."""
+    seen: ContextPiece | None
+    """The cached tokens that they see; None for their own new ones."""
 
     @property
-    def num_seen(self) -> int:
-        """Tokens seen, of all rows."""
-        return sum(self.kv_lengths)
+    def kv_lengths(self) -> list[int]:
+        """``[R]``: how many tokens each sees; 0 is none."""
+        return self.q_lengths if self.seen is None else self.seen.lengths.tolist()
 
 
 def runs_of_new_tokens(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[Run]:
@@ -39,16 +37,11 @@ def runs_of_new_tokens(lengths: Sequence[int], fits: Callable[[int, int], bool])
     first, longest = 0, 0
     for row, length in enumerate(lengths):
         if row > first and not fits(row + 1 - first, max(longest, length)):
-            yield _of_new_tokens(lengths, range(first, row))
+            yield _run(lengths, range(first, row), None)
             first, longest = row, 0
         longest = max(longest, length)
     if lengths:
-        yield _of_new_tokens(lengths, range(first, len(lengths)))
-
-
-def _of_new_tokens(lengths: Sequence[int], rows: range) -> Run:
-    own = list(lengths[rows.start : rows.stop])
-    return Run(rows, _tokens(lengths, rows), own, [0] * len(rows), own)
+        yield _run(lengths, range(first, len(lengths)), None)
 
 
 def runs_of_context(run: Run, starts: Sequence[int], lengths: Sequence[int], chunk: int) -> Iterator[Run]:
@@ -57,12 +50,11 @@ def runs_of_context(run: Run, starts: Sequence[int], lengths: Sequence[int], chu
     ``starts`` and ``lengths`` are of all prefill rows. A row between others that see something may see nothing.
     """
     for piece in context_pieces(starts[run.rows.start : run.rows.stop], chunk):
-        first = run.rows.start + piece.first
-        rows = range(first, first + len(piece.lengths))
-        own = list(lengths[rows.start : rows.stop])
-        yield Run(rows, _tokens(lengths, rows), own, piece.begins.tolist(), piece.lengths.tolist())
+        seen = replace(piece, first=run.rows.start + piece.first)
+        yield _run(lengths, range(seen.rows.start, seen.rows.stop), seen)
 
 
-def _tokens(lengths: Sequence[int], rows: range) -> slice:
+def _run(lengths: Sequence[int], rows: range, seen: ContextPiece | None) -> Run:
+    own = list(lengths[rows.start : rows.stop])
     first = sum(lengths[: rows.start])
-    return slice(first, first + sum(lengths[rows.start : rows.stop]))
+    return Run(rows, slice(first, first + sum(own)), own, seen)

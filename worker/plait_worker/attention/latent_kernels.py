@@ -1,8 +1,8 @@
 """Latent attention on Hopper: what the backends share, whose kernels differ in the absorbed half.
 
-A step is taken in one of two ways. Where its prefill rows are short appends, every token of the step attends to the
-cached latents as decode rows do. Otherwise prefill rows get keys and values of every head (``ragged_latent``), and
-decode rows alone are absorbed.
+Where a step's prefill rows are short appends, every token of the step attends to the cached latents as decode rows do.
+Otherwise its long prefill rows get keys and values of every head (``ragged_latent``), and decode rows and single short
+appends are absorbed.
 
 Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C cached of a token, L of it the latent.
 """
@@ -19,7 +19,9 @@ from torch import Tensor
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.lengths import device_lengths, places
 from plait_worker.attention.ragged_latent import RaggedPrefill, RaggedStep
-from plait_worker.attention.short_appends import is_short
+from plait_worker.attention.row_order import OrderedRows, short_last
+from plait_worker.attention.short_appends import is_short, is_short_beside_others
+from plait_worker.ranges import named
 from plait_worker.rows import DeviceLengths, Rows
 
 LATENT_DIMS = (512, 576)
@@ -34,24 +36,28 @@ class LatentKernelStep(Generic[PlannedT]):
     backend: LatentKernels[PlannedT]
     num_prefill_tokens: int
     place_T: Tensor
+    order_T: Tensor | None
     ragged: RaggedStep | None
     absorbed: PlannedT | None
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
-        pages.view(-1, pages.shape[-1]).index_copy_(0, self.place_T, latent_TC)
+    @property
+    def cached_scale(self) -> float:
+        """See ``LatentShape``."""
+        return self.backend.shape.cached_scale
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """See ``LatentStep``."""
         if self.ragged is None:
             raise AssertionError("a step without prefill tokens")
-        return self.ragged.attend(q_PHE, latent_PC, pages, expand)
+        with named("attention: prefill"):
+            return self.ragged.attend(q_PHE, latent_PC, pages, expand)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """See ``LatentStep``."""
         if self.absorbed is None:
             raise AssertionError("a step without absorbed tokens")
-        return self.backend.attend(q_BHC, pages, self.absorbed)
+        with named("attention: decode"):
+            return self.backend.attend(q_BHC, pages, self.absorbed)
 
 
 class LatentKernels(ABC, Generic[PlannedT]):
@@ -72,14 +78,12 @@ class LatentKernels(ABC, Generic[PlannedT]):
                 f"it takes latents of {latent} numbers with a shared key of {shared}, not of {dims[0]} with one of "
                 f"{dims[1] - dims[0]}"
             )
-        if shape.cached_dtype != shape.dtype:
-            raise ValueError(f"it reads pages of {str(shape.dtype).removeprefix('torch.')} only")
         self.shape, self.page_size = shape, page_size
         self._ragged = RaggedPrefill(shape, page_size, context_chunk, device)
 
     @abstractmethod
-    def plan(self, rows: Rows, lengths: DeviceLengths | None, *, is_whole: bool) -> PlannedT:
-        """What the absorbed half needs of a step: of all its tokens where it is whole, else of the decode rows.
+    def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> PlannedT:
+        """What the absorbed half needs of a step: of row ``first`` and all behind it.
 
         ``lengths`` is None where all rows decode.
         """
@@ -90,12 +94,20 @@ class LatentKernels(ABC, Generic[PlannedT]):
 
     def prepare(self, rows: Rows) -> LatentKernelStep[PlannedT]:
         """The step's way, lengths and tables."""
-        num, lengths = rows.num_prefill, device_lengths(rows)
-        is_whole = rows.device_lengths is not None or is_short(rows.starts[:num], rows.lengths[:num])
+        ordered = self._order(rows)
+        rows, first = ordered.rows, ordered.num_long
+        lengths = device_lengths(rows)
         return LatentKernelStep(
             backend=self,
-            num_prefill_tokens=0 if is_whole else rows.num_prefill_tokens,
+            num_prefill_tokens=ordered.num_long_tokens,
             place_T=places(rows, lengths, self.page_size),
-            ragged=None if is_whole else self._ragged.plan(rows),
-            absorbed=self.plan(rows, lengths, is_whole=is_whole) if is_whole or num < rows.num_rows else None,
+            order_T=ordered.order_T,
+            ragged=self._ragged.plan(rows, first) if first else None,
+            absorbed=self.plan(rows, lengths, first) if first < rows.num_rows else None,
         )
+
+    def _order(self, rows: Rows) -> OrderedRows:
+        num = rows.num_prefill
+        if rows.device_lengths is not None or is_short(rows.starts[:num], rows.lengths[:num]):
+            return OrderedRows(rows, 0, None)
+        return short_last(rows, is_short_beside_others)

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.context_pieces import ContextPiece, Ints, context_pieces
+from plait_worker.attention.latent_pages import load_latents
 from plait_worker.attention.packed_pages import NUM_PLANS, ends
 from plait_worker.rows import Rows
-from plait_worker.transfer import upload
 
 _WORKSPACE_BYTES = 128 << 20
 _DIMS = (192, 128)
@@ -46,6 +46,7 @@ class _Piece:
 class RaggedStep:
     """The prefill rows of one step."""
 
+    shape: LatentShape
     new: BatchPrefillWithRaggedKVCacheWrapper
     pieces: Sequence[_Piece]
 
@@ -58,10 +59,9 @@ class RaggedStep:
         out_PHV, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, return_lse=True)
         # Joined in float32 however many pieces there are; rounded once.
         joined_PHV = out_PHV.float()
-        flat = pages.view(-1, pages.shape[-1])
         for piece in self.pieces:
             seen = piece.tokens
-            k_IHE, v_IHV = expand(flat.index_select(0, piece.index_I))
+            k_IHE, v_IHV = expand(load_latents(pages, piece.index_I, self.shape))
             part_NHV, part_NH = piece.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
             joined_PHV[seen], lse_PH[seen] = merge(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
         return joined_PHV.to(q_PHE.dtype)
@@ -81,9 +81,9 @@ class RaggedPrefill:
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = cycle([list[BatchPrefillWithRaggedKVCacheWrapper]() for _ in range(NUM_PLANS)])
 
-    def plan(self, rows: Rows) -> RaggedStep:
-        """The host's work for a step with prefill rows."""
-        num, wrappers = rows.num_prefill, next(self._ring)
+    def plan(self, rows: Rows, num: int) -> RaggedStep:
+        """The host's work for the first ``num`` rows of a step, at least one."""
+        wrappers = next(self._ring)
         lengths_P = np.array(rows.lengths[:num])
         first_P = np.concatenate(([0], lengths_P.cumsum()))
         new = self._plan(self._wrapper(wrappers, 0), lengths_P, lengths_P, is_causal=True)
@@ -91,16 +91,12 @@ class RaggedPrefill:
             self._piece(piece, rows, first_P, self._wrapper(wrappers, 1 + number))
             for number, piece in enumerate(context_pieces(rows.starts[:num], self.context_chunk))
         ]
-        return RaggedStep(new, pieces)
+        return RaggedStep(self.shape, new, pieces)
 
     def _piece(
         self, piece: ContextPiece, rows: Rows, first_P: Ints, wrapper: BatchPrefillWithRaggedKVCacheWrapper
     ) -> _Piece:
-        table_RW = rows.page_table_RW
-        entry_I, offset_I = (
-            upload(values, table_RW.device) for values in piece.index(table_RW.shape[1], self.page_size)
-        )
-        index_I = table_RW.flatten()[entry_I].long() * self.page_size + offset_I
+        index_I = piece.places(rows.page_table_RW, self.page_size)
         lengths = np.array(rows.lengths[piece.rows])
         tokens = slice(int(first_P[piece.rows.start]), int(first_P[piece.rows.stop]))
         return _Piece(tokens, index_I, self._plan(wrapper, lengths, piece.lengths, is_causal=False))

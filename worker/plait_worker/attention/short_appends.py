@@ -21,6 +21,11 @@ def is_short(starts: Sequence[int], lengths: Sequence[int]) -> bool:
     return _pairs(starts, lengths) <= _FREE_PAIRS + _PAIRS_PER_CACHED_TOKEN * sum(starts)
 
 
+def is_short_beside_others(start: int, length: int) -> bool:
+    """Whether that goes for one of several rows, where the other way is launched anyhow."""
+    return _pairs([start], [length]) <= _PAIRS_PER_CACHED_TOKEN * start
+
+
 def fits_graph(starts: Sequence[int], lengths: Sequence[int]) -> bool:
     """Whether absorbing prefill rows, which a captured step must, is better than launching one operation by one."""
     return _pairs(starts, lengths) <= _CAPTURED_PAIRS

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from plait_kernels.latent import Places, keep_latents
 from torch import Tensor
 
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
@@ -25,7 +26,7 @@ _REPEATS = 20
 
 
 class SmallProblem(ABC):
-    """One layer's cache with random contents, rows that decode over it, and rows that prefill."""
+    """One layer's cache with random contents, rows that decode over it, rows that prefill, and short ones that do."""
 
     def __init__(self, need: Need, reference: AttentionBackend[Any]) -> None:
         """Rows of up to 16 scattered pages."""
@@ -35,6 +36,8 @@ class SmallProblem(ABC):
         starts = [context - 1 - row * need.page_size // 5 for row in range(_DECODE_ROWS)]
         self.decode = self._rows(0, starts, [1] * _DECODE_ROWS)
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
+        # Such as latent attention absorbs.
+        self.appends = self._rows(4, [0, 7, context // 2, context // 4], [1, 2, 40, 60])
 
     @staticmethod
     def num_tokens(page_size: int) -> int:
@@ -122,13 +125,16 @@ class LatentProblem(SmallProblem):
         generator = torch.Generator(self.device).manual_seed(0)
         q_THE = self._random(rows.num_tokens, self.shape.num_heads, self.shape.query_dim, generator=generator)
         latent_TC = self._random(rows.num_tokens, self.shape.cached_dim, generator=generator)
-        step = backend.prepare(rows)
-        return lambda: self._layer(step, q_THE, latent_TC)
+        step: LatentStep = backend.prepare(rows)
+        if (order_T := step.order_T) is None:
+            return lambda: self._layer(step, q_THE, latent_TC)
+        place_T = order_T.argsort()
+        return lambda: self._layer(step, q_THE[order_T], latent_TC[order_T])[place_T]
 
     def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
-        """``[T, H, V]``."""
+        """``[T, H, V]``, in the step's own order."""
         num, out = step.num_prefill_tokens, []
-        step.write(latent_TC, self.pages)
+        keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
         if num > 0:
             out.append(step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand))
         if num < len(q_THE):

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from plait_kernels.attention import merge
+from plait_kernels.kv_cache import as_bytes
 from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.batches import decode_batches, pages_of_tokens
+from plait_worker.attention.latent_pages import as_model, load_latents
 from plait_worker.attention.torch import QUERY_BLOCK, formula
 from plait_worker.rows import Rows
 
@@ -63,9 +65,15 @@ class TorchLatentStep:
     room: Tensor
     """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
-        pages.view(-1, pages.shape[-1]).index_copy_(0, self.place_T, latent_TC)
+    @property
+    def cached_scale(self) -> float:
+        """See ``LatentShape``."""
+        return self.shape.cached_scale
+
+    @property
+    def order_T(self) -> Tensor | None:
+        """The plan's."""
+        return None
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
@@ -99,14 +107,13 @@ class TorchLatentStep:
     def _gather(self, batch: _DecodeBatch, pages: Tensor) -> Tensor:
         """The batch's cached tokens, ``[B, 1, L, C]``; the next batch overwrites them."""
         gathered = self.room[: len(batch.page_index)]
-        torch.index_select(pages, 0, batch.page_index, out=gathered)
-        return gathered.view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
+        torch.index_select(as_bytes(pages), 0, batch.page_index, out=as_bytes(gathered))
+        return as_model(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
 
     def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
         """What the row cached before this step, ``context_chunk`` tokens at a time: ``[I, C]``."""
-        flat = pages.view(-1, self.shape.cached_dim)
         for begin in range(0, len(row.context_index), self.context_chunk):
-            yield flat.index_select(0, row.context_index[begin : begin + self.context_chunk])
+            yield load_latents(pages, row.context_index[begin : begin + self.context_chunk], self.shape)
 
 
 def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -154,7 +161,7 @@ class TorchLatentAttention:
         self.shape = shape
         self.page_size = page_size
         self.context_chunk = context_chunk
-        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.dtype, device=device)
+        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=device)
 
     def prepare(self, rows: Rows) -> TorchLatentStep:
         """The page indices and the order of work of one step."""

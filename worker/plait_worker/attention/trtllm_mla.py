@@ -19,13 +19,15 @@ import torch
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from plait_kernels.attention import merge
+from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.latent_chunks import Run, runs_of_context, runs_of_new_tokens
-from plait_worker.attention.latent_pages import FLOAT8, load_latents, store_latents, to_float8
+from plait_worker.attention.latent_pages import load_latents
 from plait_worker.attention.lengths import token_places
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.row_order import short_last
 from plait_worker.attention.trtllm_gen import Scratch
 from plait_worker.rows import Rows
 from plait_worker.transfer import upload
@@ -73,12 +75,14 @@ class TrtllmMlaStep:
     backend: TrtllmMla
     num_prefill_tokens: int
     place_T: Tensor
+    order_T: Tensor | None
     groups: list[Group]
     absorbed: list[QueryRows]
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
-        store_latents(latent_TC, pages, self.place_T, self.backend.shape)
+    @property
+    def cached_scale(self) -> float:
+        """See ``LatentShape``."""
+        return self.backend.shape.cached_scale
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
@@ -137,52 +141,38 @@ class TrtllmMla:
 
     def prepare(self, rows: Rows) -> TrtllmMlaStep:
         """Lengths, tables and the order of work."""
-        num_long = self._num_long(rows)
-        num_prefill_tokens = sum(rows.lengths[:num_long])
-        appended = query_rows(rows, range(num_long, rows.num_prefill), num_prefill_tokens)
+        ordered = short_last(rows, lambda _start, length: length <= self.short_append)
+        rows, num_long, num_long_tokens = ordered.rows, ordered.num_long, ordered.num_long_tokens
+        appended = query_rows(rows, range(num_long, rows.num_prefill), num_long_tokens)
         decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
         return TrtllmMlaStep(
             backend=self,
-            num_prefill_tokens=num_prefill_tokens,
+            num_prefill_tokens=num_long_tokens,
             place_T=token_places(rows, self.page_size),
+            order_T=ordered.order_T,
             groups=list(self._groups(rows, num_long)),
             absorbed=[part for part in (appended, decoded) if part is not None],
         )
-
-    def _num_long(self, rows: Rows) -> int:
-        """Prefill rows that are not absorbed: all but the short ones at the end."""
-        num = rows.num_prefill
-        while num > 0 and rows.lengths[num - 1] <= self.short_append:
-            num -= 1
-        return num
 
     def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
         starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
         for run in runs_of_new_tokens(lengths, self._fits):
             chunks = runs_of_context(run, starts, lengths, self.context_chunk)
-            yield Group(self._call(run, None), [self._call(chunk, rows) for chunk in chunks])
+            yield Group(self._call(run, rows), [self._call(chunk, rows) for chunk in chunks])
 
     def _fits(self, num_rows: int, longest: int) -> bool:
         return self.scratch.has_room_for_statistics(self.shape.num_heads, num_rows, longest)
 
-    def _call(self, run: Run, cached: Rows | None) -> RaggedCall:
-        """The run with its lengths on the device; ``cached`` is the step whose pages hold what it sees."""
-        num_rows = len(run.rows)
-        ends_q, ends_kv = np.cumsum([0, *run.q_lengths]), np.cumsum([0, *run.kv_lengths])
-        packed = np.concatenate((ends_q, ends_kv, run.kv_lengths, run.begins)).astype(np.int32)
-        device = self.scratch.workspace.device
-        sizes = [num_rows + 1, num_rows + 1, num_rows, num_rows]
-        on_q, on_kv, lengths, begins = upload(packed, device).split(sizes)
-        place_I = None if cached is None else self._places(cached, run, on_kv, lengths, begins)
+    def _call(self, run: Run, rows: Rows) -> RaggedCall:
+        """The run with its lengths on the device."""
+        num_rows, kv_lengths = len(run.rows), run.kv_lengths
+        ends_q, ends_kv = np.cumsum([0, *run.q_lengths]), np.cumsum([0, *kv_lengths])
+        packed = np.concatenate((ends_q, ends_kv, kv_lengths)).astype(np.int32)
+        on_q, on_kv, lengths = upload(packed, self.scratch.workspace.device).split(
+            [num_rows + 1, num_rows + 1, num_rows]
+        )
+        place_I = None if run.seen is None else run.seen.places(rows.page_table_RW, self.page_size)
         return RaggedCall(run, on_q, on_kv, lengths, place_I)
-
-    def _places(self, rows: Rows, run: Run, ends: Tensor, lengths: Tensor, begins: Tensor) -> Tensor:
-        """Where the tokens lie that the run sees, row after row."""
-        num = run.num_seen
-        row_I = torch.arange(len(run.rows), device=ends.device).repeat_interleave(lengths, output_size=num)
-        position_I = torch.arange(num, device=ends.device) + (begins - ends[:-1])[row_I]
-        page_I = rows.page_table_RW[run.rows.start + row_I, position_I // self.page_size].long()
-        return page_I * self.page_size + position_I % self.page_size
 
     def ragged(self, call: RaggedCall, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
         """Un-absorbed attention: ``[tokens, H, V]`` and its log-sum-exp, float32 base 2 ``[tokens, H]``.
@@ -191,7 +181,8 @@ class TrtllmMla:
         """
         run = call.run
         # The kernel leaves stale values where a row sees nothing: flashinfer takes such rows out by the host's lengths.
-        has_empty = 0 in run.kv_lengths
+        kv_lengths = run.kv_lengths
+        has_empty = 0 in kv_lengths
         out, lse = trtllm_ragged_attention_deepseek(
             q.contiguous(),  # the launcher takes no strides of the queries
             k,
@@ -199,7 +190,7 @@ class TrtllmMla:
             self.scratch.workspace,
             call.kv_lengths,
             max(run.q_lengths),
-            max(run.kv_lengths),
+            max(kv_lengths),
             self.shape.scale,
             1.0,
             -1.0,
@@ -211,7 +202,7 @@ class TrtllmMla:
             is_causal,
             True,
             q_seq_lens_cpu=torch.tensor(run.q_lengths, dtype=torch.int32) if has_empty else None,
-            kv_seq_lens_cpu=torch.tensor(run.kv_lengths, dtype=torch.int32) if has_empty else None,
+            kv_seq_lens_cpu=torch.tensor(kv_lengths, dtype=torch.int32) if has_empty else None,
         )
         return out, lse
 
@@ -219,7 +210,7 @@ class TrtllmMla:
         """Absorbed attention over the pages; ``out_AHL`` is written."""
         shape, queries = self.shape, rows.queries
         # Queries are of the pages' type. Softmax scale and that of the keys are one factor, that of the values another.
-        q_AHC = to_float8(q_AHC) if shape.cached_dtype is FLOAT8 else q_AHC
+        q_AHC = stored(q_AHC, shape.cached_dtype, 1.0)
         if isinstance(queries, int):
             by_row = (rows.num_rows, queries)
             q_AHC, out_AHL = q_AHC.unflatten(0, by_row), out_AHL.unflatten(0, by_row)
@@ -255,7 +246,7 @@ class TrtllmMla:
             )
         if shape.num_heads > 64 and shape.num_heads != 128:
             raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
-        if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FLOAT8):
+        if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FP8):
             raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
 
 

@@ -136,13 +136,19 @@ def dummy_model(
 def _read_model(
     config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None
 ) -> HeadsDecoder | DeepseekDecoder:
-    if config.mla is not None and fp8 is not None:
-        raise ValueError(
-            "--kv-dtype fp8: latents (DeepSeek's attention) are cached in the model's own type; leave it out"
-        )
     if config.mla is not None:
-        return DeepseekDecoder(config, weights, parallel)
+        return DeepseekDecoder(config, weights, parallel, None if fp8 is None else _latent_scale(fp8))
     return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
+
+
+def _latent_scale(fp8: PageScales) -> float:
+    """A latent is key and value at once, so it has one scale."""
+    if fp8.v not in (1.0, fp8.k):
+        raise ValueError(
+            f"--v-scale {fp8.v:g}: latents (DeepSeek's attention) are keys and values at once and have one scale, "
+            f"--k-scale; leave --v-scale out"
+        )
+    return fp8.k
 
 
 def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
     LatentNorm,
+    Places,
     Tables,
     absorb,
     absorb_and_store,
-    make_latents,
     store_latents,
     turn_queries,
 )
@@ -80,6 +81,11 @@ class _Raw(NamedTuple):
     cached_TC: Tensor
     tables: Tables
 
+    def ordered(self, order_T: Tensor) -> _Raw:
+        """The tokens in another order."""
+        tables = (table.index_select(0, order_T) for table in self.tables)
+        return _Raw(self.q_THE.index_select(0, order_T), self.cached_TC.index_select(0, order_T), Tables(*tables))
+
 
 class LatentAttention:
     """All heads' keys and values are made from one latent a token, and only it is cached, with one key for rope."""
@@ -107,16 +113,15 @@ class LatentAttention:
         queries, cached_TC = self.inputs(x_TD)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
         attend = self._attend if step.attention.num_prefill_tokens else self._attend_absorbed
-        return self.output(attend(raw, step.attention, pages).flatten(1))
+        if (order_T := step.attention.order_T) is None:
+            return self.output(attend(raw, step.attention, pages).flatten(1))
+        ordered_THV = attend(raw.ordered(order_T), step.attention, pages)
+        return self.output(torch.empty_like(ordered_THV).index_copy_(0, order_T, ordered_THV).flatten(1))
 
     def _attend_absorbed(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
-        if pages.dtype == raw.cached_TC.dtype:
-            queries = AbsorbedQueries(raw.q_THE, self.key_HOL)
-            q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, pages, attention.place_T)
-        else:
-            self._store(raw, attention, pages)
-            q_THC = absorb(raw.q_THE, self.key_HOL, raw.tables)
+        queries, places = AbsorbedQueries(raw.q_THE, self.key_HOL), _places(attention, pages)
+        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, places)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         self._values(attention.decode(q_THC, pages), out_THV)
         return out_THV
@@ -124,7 +129,7 @@ class LatentAttention:
     def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
-        latent_TC = self._store(raw, attention, pages)
+        latent_TC = store_latents(raw.cached_TC, self._norm, raw.tables, _places(attention, pages))
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         q_PHE = turn_queries(raw.q_THE[prefill], raw.tables.part(prefill))
         out_THV[prefill] = attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand)
@@ -132,14 +137,6 @@ class LatentAttention:
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
             self._values(attention.decode(q_BHC, pages), out_THV[decode])
         return out_THV
-
-    def _store(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
-        """What is cached of each token, ``[T, C]``, which is written into the pages too."""
-        if pages.dtype == raw.cached_TC.dtype:
-            return store_latents(raw.cached_TC, self._norm, raw.tables, pages, attention.place_T)
-        latent_TC = make_latents(raw.cached_TC, self._norm, raw.tables)
-        attention.write(latent_TC, pages)
-        return latent_TC
 
     def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
         """From sums of latents to sums of each head's values, which are written."""
@@ -153,6 +150,11 @@ class LatentAttention:
         key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
         shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
         return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
+
+
+def _places(attention: LatentStep, pages: Tensor) -> Places:
+    """Where the step's latents go in one layer."""
+    return Places(pages, attention.place_T, attention.cached_scale)
 
 
 class MtpLayer:
@@ -174,9 +176,15 @@ class MtpLayer:
 class DeepseekDecoder(Decoder[LatentStep]):
     """``plait_worker.models.Model`` of both generations."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
-        """Read the whole model, with those MTP layers that the files hold."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, parallel: Parallel, cached_scale: float | None = None
+    ) -> None:
+        """Read the whole model, with those MTP layers that the files hold.
+
+        ``cached_scale`` is that of a cache in float8_e4m3fn; None for one in the model's own type.
+        """
         super().__init__(config, weights, parallel, read_block)
+        self.cached_scale = cached_scale
         self.mla = latent_config(config)
         behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
         self.mtp_layers = [
@@ -189,7 +197,8 @@ class DeepseekDecoder(Decoder[LatentStep]):
     @property
     def cache_spec(self) -> LatentCacheSpec:
         """A latent and a key, whole on every rank, in every layer."""
-        return LatentCacheSpec(self.config.num_layers, self.mla.cached_dim, self.dtype)
+        dtype = self.dtype if self.cached_scale is None else FP8
+        return LatentCacheSpec(self.config.num_layers, self.mla.cached_dim, dtype)
 
     @property
     def attention_shape(self) -> LatentShape:
@@ -204,6 +213,7 @@ class DeepseekDecoder(Decoder[LatentStep]):
             scale=mla.scale,
             dtype=self.dtype,
             cached_dtype=self.cache_spec.dtype,
+            cached_scale=1.0 if self.cached_scale is None else self.cached_scale,
         )
 
 

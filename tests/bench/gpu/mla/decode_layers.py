@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plait_kernels.latent import AbsorbedQueries, Tables, absorb_and_store
+from plait_kernels.latent import AbsorbedQueries, Places, Tables, absorb_and_store
 from plait_worker.attention import AttentionBackend, LatentShape, LatentStep
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
@@ -97,7 +97,7 @@ def parts(
     q_THE = queries.unflatten(1, (heads, -1))
     q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
     latents, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
-    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, pages, attention.place_T)
+    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, Places(pages, attention.place_T))
     return {
         "layer": microseconds(lambda: layer(x, step, pages)),
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),

@@ -1,4 +1,4 @@
-"""Rows over pages with what they cached before, for backends that run on a stand-in; float64 says what is right.
+"""Rows over pages with what they cached before, for any backend; float64 says what is right.
 
 What no row may see is 1000. Shapes as in `plait_worker.attention`; O numbers of a head that rope does not turn.
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from plait_kernels.attention import attend
+from plait_kernels.kv_cache import FP8, as_bytes, stored
+from plait_kernels.latent import Places, keep_latents
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
-from plait_worker.attention.latent_pages import FLOAT8, to_float8
 from plait_worker.rows import Rows
 from torch import Tensor
 
@@ -39,15 +40,17 @@ def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **ch
 
 
 class Tables:
-    """The rows' pages, scattered over a pool."""
+    """The rows' pages, scattered over the last ones of a pool."""
 
-    def __init__(self, prefill: Spans, decode: Spans, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(
+        self, prefill: Spans, decode: Spans, page_size: int, device: torch.device = CPU, num_pages: int = 0
+    ) -> None:
+        self.page_size, self.device = page_size, device
         self.starts = [start for start, _ in (*prefill, *decode)]
         self.lengths = [length for _, length in (*prefill, *decode)]
         widths = [-(-(start + length) // page_size) for start, length in (*prefill, *decode)]
-        self.num_pages = sum(widths) + 3
-        ids = iter(torch.randperm(self.num_pages).tolist())
+        self.num_pages = max(num_pages, sum(widths) + 3)
+        ids = iter((self.num_pages - 1 - torch.randperm(sum(widths) + 3)).tolist())
         self.pages = [[next(ids) for _ in range(width)] for width in widths]
         width = -(-max(widths) // 4) * 4
         self.rows = Rows(
@@ -55,18 +58,23 @@ class Tables:
             slots=list(range(len(widths))),
             starts=self.starts,
             lengths=self.lengths,
-            token_ids_T=torch.zeros(sum(self.lengths), dtype=torch.int64),
-            positions_T=torch.cat([torch.arange(s, s + n) for s, n in zip(self.starts, self.lengths, strict=True)]),
-            page_table_RW=torch.tensor(
-                [table + [self.num_pages] * (width - len(table)) for table in self.pages], dtype=torch.int32
+            token_ids_T=torch.zeros(sum(self.lengths), dtype=torch.int64, device=device),
+            positions_T=torch.cat(
+                [torch.arange(s, s + n, device=device) for s, n in zip(self.starts, self.lengths, strict=True)]
             ),
-            sample_index_S=torch.zeros(0, dtype=torch.int64),
+            page_table_RW=torch.tensor(
+                [table + [self.num_pages] * (width - len(table)) for table in self.pages],
+                dtype=torch.int32,
+                device=device,
+            ),
+            sample_index_S=torch.zeros(0, dtype=torch.int64, device=device),
         )
 
     def places(self, row: int) -> tuple[Tensor, Tensor]:
         """Page and offset of what the row cached before this step."""
-        positions = torch.arange(self.starts[row])
-        return torch.tensor(self.pages[row])[positions // self.page_size], positions % self.page_size
+        positions = torch.arange(self.starts[row], device=self.device)
+        pages = torch.tensor(self.pages[row], device=self.device)
+        return pages[positions // self.page_size], positions % self.page_size
 
     def new(self, contexts: Sequence[Tensor]) -> Tensor:
         """The last tokens of each row's context: those of this step."""
@@ -102,42 +110,55 @@ class HeadsWorld:
 class LatentWorld:
     """One layer that caches latents."""
 
-    def __init__(self, shape: LatentShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
+    def __init__(
+        self,
+        shape: LatentShape,
+        prefill: Spans,
+        decode: Spans,
+        page_size: int = 32,
+        device: torch.device = CPU,
+        num_pages: int = 0,
+    ) -> None:
         torch.manual_seed(0)
-        self.shape, self.tables = shape, Tables(prefill, decode, page_size)
-        self.pages = torch.full((self.tables.num_pages + 1, page_size, shape.cached_dim), UNSEEN)
+        self.shape, self.tables = shape, Tables(prefill, decode, page_size, device, num_pages)
+        unseen = stored(torch.full((1,), UNSEEN, dtype=shape.dtype, device=device), shape.cached_dtype, 1.0)
+        self.pages = unseen.expand(self.tables.num_pages + 1, page_size, shape.cached_dim).contiguous()
         self.contexts = [
-            torch.randn(start + length, shape.cached_dim).to(shape.dtype)
+            torch.randn(start + length, shape.cached_dim, device=device).to(shape.dtype)
             for start, length in zip(self.tables.starts, self.tables.lengths, strict=True)
         ]
         for row, context in enumerate(self.contexts):
-            self.pages[self.tables.places(row)] = context[: self.tables.starts[row]].float()
-        self.pages = self._stored(self.pages)
+            as_bytes(self.pages)[self.tables.places(row)] = as_bytes(self._stored(context[: self.tables.starts[row]]))
         still = shape.query_dim - (shape.cached_dim - shape.latent_dim)
         self.key_HOL, self.value_HVL = (
-            (torch.randn(shape.num_heads, width, shape.latent_dim) * shape.latent_dim**-0.5).to(shape.dtype)
+            (torch.randn(shape.num_heads, width, shape.latent_dim, device=device) * shape.latent_dim**-0.5).to(
+                shape.dtype
+            )
             for width in (still, shape.value_dim)
         )
         # As one product gives them: the latent lies behind a token's queries.
         width = shape.num_heads * shape.query_dim
-        product = torch.randn(sum(self.tables.lengths), width + shape.cached_dim).to(shape.dtype)
+        product = torch.randn(sum(self.tables.lengths), width + shape.cached_dim, device=device).to(shape.dtype)
         self.q = product[:, :width].unflatten(1, (shape.num_heads, shape.query_dim))
 
     def error(self, backend: AttentionBackend[Any]) -> float:
         """Largest difference from float64 over the largest value, of a layer between its projections."""
         step = backend.prepare(self.tables.rows)
-        latent_TC, num = self.tables.new(self.contexts), step.num_prefill_tokens
-        step.write(latent_TC, self.pages)
-        out = [step.prefill(self.q[:num], latent_TC[:num], self.pages, self._expand)] if num else []
-        if num < len(self.q):
-            absorbed = torch.einsum("tho,hol->thl", self.q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
-            queries = torch.cat((absorbed, self.q[num:, :, self.key_HOL.shape[1] :]), dim=2)
+        q, latent_TC, right = self.q, self.tables.new(self.contexts), self._right()
+        if step.order_T is not None:
+            q, latent_TC, right = (given[step.order_T] for given in (q, latent_TC, right))
+        num = step.num_prefill_tokens
+        keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
+        out = [step.prefill(q[:num], latent_TC[:num], self.pages, self._expand)] if num else []
+        if num < len(q):
+            absorbed = torch.einsum("tho,hol->thl", q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
+            queries = torch.cat((absorbed, q[num:, :, self.key_HOL.shape[1] :]), dim=2)
             out.append(torch.einsum("thl,hvl->thv", step.decode(queries, self.pages), self.value_HVL))
-        return difference(torch.cat(out), self._right())
+        return difference(torch.cat(out), right)
 
     def _right(self) -> Tensor:
         seen = torch.cat(self.contexts)
-        if self.shape.cached_dtype is FLOAT8:  # what the pages keep of it
+        if self.shape.cached_dtype == FP8:  # what the pages keep of it
             seen = self._stored(seen).double() * self.shape.cached_scale
         sizes = [len(context) for context in self.contexts]
         k, v = (each.split(sizes) for each in self._expand(seen.double()))
@@ -145,9 +166,7 @@ class LatentWorld:
         return torch.cat([attend(*row, self.shape.scale) for row in rows])
 
     def _stored(self, numbers: Tensor) -> Tensor:
-        if self.shape.cached_dtype is FLOAT8:
-            return to_float8(numbers, self.shape.cached_scale)
-        return numbers.to(self.shape.cached_dtype)
+        return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
     def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]

@@ -1,0 +1,99 @@
+"""What is asked of a server on a GPU, whatever model it serves and by whatever kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import recall
+from metrics import read_metrics
+from recording import Record
+from running_server import Server, StartServer
+
+PAGE_SIZE = 64
+NUM_PAGES = 2048
+# Float8 rounds to four bits: what that costs is recorded, and held to a tenth of the answers.
+SHARE_WRONG_OF_FP8 = 0.1
+STRESSED = Path(__file__).parent / "stressed"
+
+
+@dataclass(frozen=True)
+class GpuRuns:
+    """Runs of one check model."""
+
+    model: str
+    check_models: Path
+    server: StartServer
+    sized: Callable[[int, int], int]
+    record: Record
+
+    def start(self, backend: str, num_pages: int, *flags: str) -> Server:
+        running = self.server(
+            self.check_models / self.model,
+            *("--device", "cuda", "--attention-backend", backend, "--num-pages", str(num_pages)),
+            *flags,
+        )
+        assert running.url, running.errors[-2000:]
+        return running
+
+    def note(self, case: str, num_right: int, num_asked: int) -> None:
+        self.record(f"{self.model} {case}", "problems_right", "problems", num_right, num_asked)
+
+    def answers(self, backend: str, mixed: str, variant: str, *flags: str) -> None:
+        """Dialogues of up to 2k and 8k tokens are answered right, by steps of the sort that is named."""
+        asked = recall.problems(self.check_models, seed=1, num=self.sized(40, 400), context=2048)
+        asked += recall.problems(self.check_models, seed=2, num=self.sized(10, 100), context=8192)
+        longest = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
+        num_pages = longest if variant == "preempted" else NUM_PAGES
+        running = self.start(backend, num_pages, mixed, *flags)
+        num_writers = 12 if variant == "preempted" else 0
+        with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, self.model):
+            wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13)
+        metrics = read_metrics(running.url)
+        case = f"{backend} {mixed.removeprefix('--')} {variant}"
+        self.note(case, len(asked) - len(wrong), len(asked))
+        preemptions = metrics["plait_preemptions_total"]
+        self.record(f"{self.model} {case}", "preemptions", "preemptions", preemptions)
+        assert len(wrong) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), wrong
+        assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
+        assert (preemptions > 0) == (variant == "preempted")
+
+    def shared_tables(self, backend: str, variant: str, *flags: str) -> None:
+        """Prompts that begin as others did are answered right from the pages that those filled."""
+        num_tables, num_each, context = 5, self.sized(10, 100), 4096
+        tables = [recall.about_one_table(self.check_models, seed, num_each, context) for seed in range(num_tables)]
+        num_pages = 3 * context // PAGE_SIZE if variant == "evicted" else NUM_PAGES
+        running = self.start(backend, num_pages, *flags)
+        wrong = []
+        for first in range(0, num_each, 5):
+            for asked in tables:
+                wrong += recall.ask_all(running.url, asked[first : first + 5], model=self.model, concurrency=3)
+        metrics = read_metrics(running.url)
+        share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
+        case = f"{backend} shared tables {variant}"
+        self.note(case, num_tables * num_each - len(wrong), num_tables * num_each)
+        self.record(f"{self.model} {case}", "share_of_prompt_tokens_cached", "share", share)
+        assert wrong == []
+        assert share > (0.2 if variant == "evicted" else 0.5)
+        assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
+
+    def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slow steps over foul memory change no answer."""
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
+        running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill", "512")
+        wrong, num_asked = [], 0
+        for concurrency in (3, 13, 5, 8, 4, 11):  # graphs are padded, by another number of rows each time
+            asked = recall.problems(self.check_models, seed=concurrency, num=self.sized(5, 70), context=2048)
+            asked += recall.problems(self.check_models, seed=100 + concurrency, num=self.sized(1, 14), context=8192)
+            try:
+                wrong += recall.ask_all(running.url, asked, model=self.model, concurrency=concurrency)
+            except httpx.HTTPError:
+                pytest.fail(running.errors[-2000:])
+            num_asked += len(asked)
+        self.note(f"{backend} under stress", num_asked - len(wrong), num_asked)
+        assert wrong == [], running.errors[-2000:]
+        assert running.stop() == 0

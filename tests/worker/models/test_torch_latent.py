@@ -1,0 +1,30 @@
+"""Latents by the torch backend, the oracle of the others, against float64: over bfloat16, and over float8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_worlds import CPU, LatentWorld, latent
+from plait_kernels.kv_cache import FP8
+from plait_worker.attention.torch_latent import TorchLatentAttention
+
+PREFILL = [(0, 40), (70, 33), (0, 2)]
+DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 130)]
+
+
+# A prompt's new tokens see each other as they are, later ones see what the pages kept.
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tolerance"), [(torch.bfloat16, 1.0, 0.01), (FP8, 1.0, 0.04), (FP8, 0.37, 0.04)]
+)
+def test_rows_attend_to_what_the_pages_keep(dtype: torch.dtype, scale: float, tolerance: float) -> None:
+    shape = latent(2, cached_dtype=dtype, cached_scale=scale)
+    assert LatentWorld(shape, PREFILL, DECODE).error(TorchLatentAttention(shape, 32, 25, CPU)) <= tolerance
+
+
+def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
+    shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
+    world = LatentWorld(shape, [], DECODE)
+    assert world.error(TorchLatentAttention(shape, 32, 25, CPU)) <= 0.01
+    kept = torch.cat([world.pages[world.tables.places(row)] for row in range(len(DECODE))])
+    cached = torch.cat([context[:start] for context, (start, _) in zip(world.contexts, DECODE, strict=True)])
+    torch.testing.assert_close(kept.float() * 0.37, cached.float(), rtol=2**-4, atol=1e-3)
