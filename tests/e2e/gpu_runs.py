@@ -77,7 +77,7 @@ class GpuRuns:
         case = f"{backend} shared tables {variant}"
         self.note(case, num_tables * num_each - len(wrong), num_tables * num_each)
         self.record(f"{self.model} {case}", "share_of_prompt_tokens_cached", "share", share)
-        assert wrong == []
+        assert wrong == [], wrong
         assert share > (0.2 if variant == "evicted" else 0.5)
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
 

@@ -50,7 +50,7 @@ class GpuDriver:
     def __post_init__(self) -> None:
         self.cache = KVCache(self.model.cache_spec, self.num_pages, PAGE_SIZE, GPU)
         for layer in self.cache.layers:
-            layer.fill_(1000)  # what a row must not see is large, and finite
+            layer.fill_(448)  # what a row must not see is large, and finite in float8 too
         self.free = torch.randperm(self.num_pages).tolist()
 
     @torch.inference_mode()

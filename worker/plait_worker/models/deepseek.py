@@ -31,6 +31,7 @@ from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
 from plait_worker.models.decoder import Block, Decoder, Step
+from plait_worker.models.fused import normed_product
 from plait_worker.parallel import Parallel, Share
 from plait_worker.weights.reader import Weights
 
@@ -48,11 +49,11 @@ class DirectQueries:
         queries = Part("q_proj", config.num_heads, mla.query_dim, has_bias=False)
         latent = Part("kv_a_proj_with_mqa", mla.cached_dim, units=Share(range(mla.cached_dim)))
         self.widths = [len(queries.share(parallel)), mla.cached_dim]
-        self.both = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
+        self.first = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries ``[T, H E]`` and what is to be cached ``[T, C]``, neither turned nor normalised."""
-        queries, cached_TC = torch.split(self.both(x_TD), self.widths, dim=1)
+    def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
+        """From the first product: queries ``[T, H E]``, and ``[T, C]`` to be cached; neither turned nor normalised."""
+        queries, cached_TC = torch.split(product_TO, self.widths, dim=1)
         return queries, cached_TC
 
 
@@ -63,14 +64,14 @@ class LatentQueries:
         """Read ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj`` and ``kv_a_proj_with_mqa``; ``rank`` is Q."""
         self.widths = [rank, mla.cached_dim]
         both = (Part("q_a_proj", rank), Part("kv_a_proj_with_mqa", mla.cached_dim))
-        self.latents = ColumnLinear(weights, both, config.hidden_size, _WHOLE, config.attention_bias)
+        self.first = ColumnLinear(weights, both, config.hidden_size, _WHOLE, config.attention_bias)
         self.norm = RmsNorm(weights, "q_a_layernorm", rank, _LATENT_EPS)
         queries = Part("q_b_proj", config.num_heads, mla.query_dim)
         self.queries = ColumnLinear(weights, (queries,), rank, parallel)
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries ``[T, H E]`` and what is to be cached ``[T, C]``, neither turned nor normalised."""
-        query_TQ, latent_TC = torch.split(self.latents(x_TD), self.widths, dim=1)
+    def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``DirectQueries.rest``."""
+        query_TQ, latent_TC = torch.split(product_TO, self.widths, dim=1)
         return self.queries(self.norm(query_TQ)), latent_TC
 
 
@@ -109,8 +110,12 @@ class LatentAttention:
         self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
 
     def __call__(self, x_TD: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
-        """``[T, D]``; only the attention itself tells prefill rows from decode rows."""
-        queries, cached_TC = self.inputs(x_TD)
+        """``[T, D]``."""
+        return self.behind(self.inputs.first(x_TD), step, pages)
+
+    def behind(self, product_TO: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
+        """The same from the first product; only the attention itself tells prefill rows from decode rows."""
+        queries, cached_TC = self.inputs.rest(product_TO)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
         attend = self._attend if step.attention.num_prefill_tokens else self._attend_absorbed
         if (order_T := step.attention.order_T) is None:
@@ -155,6 +160,26 @@ class LatentAttention:
 def _places(attention: LatentStep, pages: Tensor) -> Places:
     """Where the step's latents go in one layer."""
     return Places(pages, attention.place_T, attention.cached_scale)
+
+
+class LatentBlock(Block[LatentStep]):
+    """A block whose first norm is made together with the product behind it."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, attention: LatentAttention, mlp: GatedMlp | SparseMlp
+    ) -> None:
+        """Read the two norms."""
+        super().__init__(config, weights, attention, mlp)
+        self.latent_attention = attention
+
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor, step: Step[LatentStep], pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See ``Block``."""
+        first = self.latent_attention.inputs.first.multiply
+        product_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, first)
+        x_TD, residual_TD = self.mlp_norm.add(self.latent_attention.behind(product_TO, step, pages), residual_TD)
+        return self.mlp(x_TD), residual_TD
 
 
 class MtpLayer:
@@ -227,7 +252,7 @@ def latent_config(config: ModelConfig) -> MlaConfig:
 def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[LatentStep]:
     """One block from the tensors below ``model.layers.N``."""
     attention = LatentAttention(config, latent_config(config), weights.at("self_attn"), parallel)
-    return Block(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
+    return LatentBlock(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
 
 
 def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:

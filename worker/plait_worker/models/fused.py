@@ -21,7 +21,7 @@ from torch import Tensor
 from plait_worker.attention import PlacedStep, StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.matrix import GpuMatrix
+from plait_worker.layers.matrix import GpuMatrix, Matrix
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.parallel import Parallel
@@ -50,7 +50,7 @@ class FusedBlock:
         self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: PlacedStep, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The block's last summand and the residual stream that it is still to be added to."""
-        qkv_TO, residual_TD = _normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
+        qkv_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
         qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
         q_THE = rotate_and_store(qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.place_T, step.scales)
         x_TD = self.output(step.attend(q_THE, pages).flatten(1))
@@ -109,9 +109,9 @@ def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
     return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)
 
 
-def _normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
-    """The product with the norm of the sum, ``[T, O]``, and the sum."""
-    if x_TD.shape[0] == 1:
+def normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
+    """The product with the norm of the sum, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
+    if x_TD.shape[0] == 1 and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
         return normed_multiply_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
     return matrix(normed_TD), residual_TD
@@ -121,5 +121,5 @@ def _normed_gate(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMa
     """The same with the gate behind it: ``[T, O / 2]``."""
     if x_TD.shape[0] == 1:
         return normed_gate_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
-    product_TO, residual_TD = _normed_product(x_TD, residual_TD, norm, matrix)
+    product_TO, residual_TD = normed_product(x_TD, residual_TD, norm, matrix)
     return silu_mul(product_TO), residual_TD
