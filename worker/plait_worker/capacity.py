@@ -22,7 +22,7 @@ class Room:
     """What can still be allocated."""
     weight_bytes: int
     working_bytes: int
-    """What the largest step and the captured graphs take beside weights and pages; 0 where it was not measured."""
+    """What the largest step and the captured graphs take beside weights and pages."""
 
     @property
     def offered_bytes(self) -> int:
@@ -37,7 +37,7 @@ class Room:
 def cpu_pool_bytes(config: WorkerConfig, room: Room) -> int:
     """What the settings leave for pages on a CPU."""
     if config.memory_fraction is None:
-        return min(_CPU_POOL_BYTES, int(room.free_bytes * _CPU_SHARE))
+        return min(_CPU_POOL_BYTES, int(room.free_bytes * _CPU_SHARE), room.offered_bytes)
     return room.pool_bytes(config.memory_fraction)
 
 

@@ -23,6 +23,7 @@ from plait_worker.attention.found import Need
 from plait_worker.attention.short_appends import fits_graph
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
+from plait_worker.cpu_working_space import cpu_working_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.failure import Failure
 from plait_worker.graphs import StepGraphs, all_fit, capture, sizes
@@ -180,7 +181,8 @@ def _dtype_in_words(model: Model[Any]) -> str:
 def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
     if loaded.device.type == "cpu":
-        room = Room(_free_bytes(loaded.device) // config.world, model.weight_bytes, working_bytes=0)
+        working_bytes = cpu_working_bytes(config, model.config, model.dtype.itemsize)
+        room = Room(_free_bytes(loaded.device) // config.world, model.weight_bytes, working_bytes)
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, room), room)
     try:
         working_bytes = measure_working_bytes(config, model, loaded.attention, loaded.device)

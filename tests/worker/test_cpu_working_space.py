@@ -1,0 +1,53 @@
+"""A CPU's pages leave room for what a step computes with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from plait_worker.attention.cpu import cpu_attention
+from plait_worker.cache import KVCache
+from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes
+from plait_worker.cpu_working_space import cpu_working_bytes
+from plait_worker.failure import Failure
+from plait_worker.models import load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from tiny_models import config_for, save_tiny_llama
+from torch.profiler import ProfilerActivity, profile
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 512
+
+
+@pytest.mark.parametrize("model_name", ["recall-mla", "recall-gqa"])
+def test_torch_takes_no_more_for_a_step_than_is_counted(model_name: str, check_models: Path, tmp_path: Path) -> None:
+    """What torch allocates at a time; the kernels' own arrays are counted besides."""
+    path = check_models / model_name
+    config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, context_chunk=256)
+    model = load_model(path, "bfloat16", CPU, Parallel())
+    cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(model.attention_shape, 16, 256)
+    table = torch.arange(64, dtype=torch.int32)[None]
+    positions = torch.arange(256, 256 + NUM_TOKENS)
+    rows = Rows(1, [0], [256], [NUM_TOKENS], torch.zeros_like(positions), positions, table, positions[-1:] - 256)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model.logits(model.forward(rows, cache, attention.prepare(rows))[-8:])
+    sizes = [event.self_cpu_memory_usage for event in sorted(seen.events(), key=lambda event: event.time_range.end)]
+    held = peak = 0
+    for size in sizes:
+        held += size
+        peak = max(peak, held)
+    assert 0 < peak <= cpu_working_bytes(config, model.config, model.dtype.itemsize)
+
+
+def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    config = config_for(tmp_path, tmp_path)
+    working = cpu_working_bytes(config, load_model(tmp_path, "float32", CPU, Parallel()).config, 4)
+    page, needed = 1000, 32 * 1000
+    room = Room(4 * (working + needed), 0, working)
+    assert choose_num_pages(config, page, cpu_pool_bytes(config, room), room) >= 32
+    tight = Room(working + needed - 1, 0, working)
+    with pytest.raises(Failure, match="a step takes"):
+        choose_num_pages(config, page, cpu_pool_bytes(config, tight), tight)

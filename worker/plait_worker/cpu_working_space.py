@@ -1,0 +1,61 @@
+"""What a CPU's largest step needs beside weights and pages, from the model's sizes: nothing is run for it.
+
+Counted are the arrays that live at the same time, each rank's as if it held the whole model; what the C library and
+torch keep besides is within the share that no setting gives to pages.
+"""
+
+from __future__ import annotations
+
+from plait_proto import WorkerConfig
+
+from plait_worker.model_config import MlaConfig, ModelConfig
+
+_FLOAT32 = 4
+_LOGIT_ARRAYS = 3
+"""Of all rows that sample: the logits, and what random picks make of them."""
+_RECORD_TOKENS = 256
+"""Prompt tokens whose logits exist at a time, where they are asked for (``sample``), twice."""
+
+
+def cpu_working_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
+    """Bytes of the largest step's activations, logits and temporary keys and values; ``itemsize`` of the model's."""
+    num_tokens = config.max_batch_tokens
+    num_logits = _LOGIT_ARRAYS * min(config.max_seqs, num_tokens) + 2 * min(_RECORD_TOKENS, num_tokens)
+    of_logits = num_logits * model.vocab_size * _FLOAT32
+    return of_logits + num_tokens * _token_bytes(model, itemsize) + _expanded_bytes(config, model, itemsize)
+
+
+def _token_bytes(model: ModelConfig, itemsize: int) -> int:
+    """Of one token in a layer: the residual stream in float32, and what attention and MLP make, in and out."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    if model.mla is not None:
+        heads = model.num_heads * (model.mla.cached_dim + model.mla.query_dim) + 2 * model.mla.cached_dim
+    # Norms and rotation pass through float32, and a product's inputs may be kept rounded besides.
+    attention = itemsize * (2 * model.hidden_size + 2 * heads) + 2 * _FLOAT32 * heads
+    return (
+        2 * _FLOAT32 * model.hidden_size + attention + max(_dense_bytes(model, itemsize), _moe_bytes(model, itemsize))
+    )
+
+
+def _dense_bytes(model: ModelConfig, itemsize: int) -> int:
+    """Gates and ups, what becomes of them, and that rounded."""
+    return itemsize * 4 * model.intermediate_size
+
+
+def _moe_bytes(model: ModelConfig, itemsize: int) -> int:
+    """The same of every expert that a token goes to, with its input and, in float32, its result."""
+    if model.moe is None:
+        return 0
+    per_expert = itemsize * (model.hidden_size + 3 * model.moe.intermediate_size) + _FLOAT32 * model.hidden_size
+    return model.moe.num_experts_per_token * per_expert + itemsize * 4 * model.moe.shared_size
+
+
+def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
+    """Latents' keys and values of every head, of new tokens and of a chunk of cached ones, and results to be merged."""
+    mla: MlaConfig | None = model.mla
+    if mla is None:
+        return 0
+    each = 2 * mla.query_dim + mla.value_dim
+    tokens = config.max_batch_tokens + config.context_chunk
+    merged = 4 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
+    return model.num_heads * (tokens * each * itemsize + merged)
