@@ -44,9 +44,15 @@ class PagedLatentStep:
     contexts: list[_Context]
     absorbed: LatentRows
 
-    def write(self, latent_TC: Tensor, pages: Tensor) -> None:
-        """Put the step's tokens into the layer's pages."""
-        pages.view(-1, pages.shape[-1]).index_copy_(0, self.place_T, latent_TC)
+    @property
+    def cached_scale(self) -> float:
+        """Of pages in the model's own type."""
+        return 1.0
+
+    @property
+    def order_T(self) -> Tensor | None:
+        """The plan's."""
+        return None
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached: ``out_PHV``."""
@@ -119,11 +125,10 @@ class PagedLatentAttention:
         return context_pieces(rows.starts[:num_rows], self.context_chunk)
 
     def _context(self, rows: Rows, piece: ContextPiece) -> _Context:
-        lengths, page_size = rows.lengths[piece.rows], self.latents.page_size
+        lengths = rows.lengths[piece.rows]
         begin = sum(rows.lengths[: piece.first])
-        named_I, offset_I = (torch.from_numpy(each) for each in piece.index(rows.page_table_RW.shape[1], page_size))
         return _Context(
             tokens=slice(begin, begin + sum(lengths)),
             rows=ExpandedRows(self.sizes, lengths, piece.lengths.tolist(), is_causal=False),
-            index_I=rows.page_table_RW.flatten()[named_I].long() * page_size + offset_I,
+            index_I=piece.places(rows.page_table_RW, self.latents.page_size),
         )
