@@ -53,6 +53,8 @@ class CountingModel:
     """Implements ``Model``; counts what it is asked to compute."""
 
     num_tokens: int = 0
+    num_dummy_tokens: int = 0
+    """Of rows whose whole table is the dummy page."""
     num_head_rows: list[int] = field(default_factory=list)
     first_positions: list[int] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
@@ -82,7 +84,9 @@ class CountingModel:
         self.first_positions += rows.starts[: rows.num_prefill]
         row_of_T = torch.repeat_interleave(torch.arange(rows.num_rows), torch.tensor(rows.lengths))
         pages_T = rows.page_table_RW[row_of_T, rows.positions_T // cache.page_size]
-        assert (pages_T != cache.dummy_page).all()
+        is_dummy_T = (rows.page_table_RW == cache.dummy_page).all(1)[row_of_T]
+        assert torch.equal(pages_T == cache.dummy_page, is_dummy_T)
+        self.num_dummy_tokens += int(is_dummy_T.sum())
         memory_NP = cache.layers[0][:, 0, 0, :, 0]
         memory_NP[pages_T, rows.positions_T % cache.page_size] = rows.token_ids_T.float()
         context_RC = memory_NP[rows.page_table_RW].flatten(1)

@@ -6,11 +6,13 @@ Shapes: P prefill rows, D decode rows, R = P + D rows, T tokens computed, A appe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, NewSlot, Plan
+
+from plait_worker.failure import ensure
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -45,6 +47,25 @@ class Delta:
     def num_tokens(self) -> int:
         """T."""
         return int(self.lengths_R.sum())
+
+
+def padded(delta: Delta, dummy_slot: int, num_tokens: int) -> Delta:
+    """The step filled up with decode rows of ``dummy_slot``, which sample nothing, to ``num_tokens``.
+
+    Raises ``Failure`` where it has more.
+    """
+    num_dummies = num_tokens - delta.num_tokens
+    ensure(num_dummies >= 0, f"the verdict pads to {num_tokens} tokens and the plan has {delta.num_tokens}")
+    if num_dummies == 0:
+        return delta
+    zeros = np.zeros(num_dummies, dtype=np.int64)
+    return replace(
+        delta,
+        slots_R=np.concatenate((delta.slots_R, zeros + dummy_slot)),
+        starts_R=np.concatenate((delta.starts_R, zeros)),
+        lengths_R=np.concatenate((delta.lengths_R, zeros + 1)),
+        samples_R=np.concatenate((delta.samples_R, zeros != 0)),
+    )
 
 
 def read_plan(plan: Plan) -> Delta:

@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from plait_kernels.sampling import pick_greedy
+from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.batch import check_tokens, positions, without_lookaheads
 from plait_worker.delta import Delta, Ints
+from plait_worker.failure import Failure
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.slots import Slots
 from plait_worker.transfer import upload
@@ -241,6 +243,18 @@ class StepGraphs:
         if num and not self.prompts_fit(delta.starts_R[:num].tolist(), delta.lengths_R[:num].tolist()):
             return None
         return next((graph for graph in self.graphs if graph.size.fits(delta)), None)
+
+    def of_decode_rows(self, num_rows: int) -> StepGraph:
+        """The graph that a group's verdict names. Raises ``Failure`` where this rank has none of that size."""
+        wanted = Size(0, 0, num_rows)
+        graph = next((graph for graph in self.graphs if graph.size == wanted), None)
+        if graph is None:
+            raise Failure(
+                ExitCode.SETTINGS,
+                f"the group runs a graph of {num_rows} decode rows and this rank captured none of that size; "
+                "name the sizes that every rank captures to all engines of the group",
+            )
+        return graph
 
 
 @torch.inference_mode()

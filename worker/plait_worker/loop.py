@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from plait_proto import Bye, Plan, StepResult, encode
+from plait_proto import Bye, Plan, StepResult, Verdict, encode
 from torch import Tensor
 
 from plait_worker.attention import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta, Ints, read_plan
+from plait_worker.delta import Delta, Ints, padded, read_plan
 from plait_worker.device import num_driver_allocations
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
@@ -165,10 +165,14 @@ class Rank:
                 self.slots.apply(delta)
                 self.slots.advance(delta)
                 self.totals.count(delta)
-                graph = self.graphs.fitting(delta, self.slots)
-            return (
-                self._eager(plan.step, begin, delta) if graph is None else self._replay(graph, plan.step, begin, delta)
-            )
+                graph = self._graph(plan.verdict, delta)
+            return self._eager(plan, begin, delta) if graph is None else self._replay(graph, plan.step, begin, delta)
+
+    def _graph(self, verdict: Verdict | None, delta: Delta) -> StepGraph | None:
+        """What replays the step: in a group that is the verdict's to say, for all replicas alike."""
+        if verdict is None:
+            return self.graphs.fitting(delta, self.slots)
+        return None if verdict.graph_bucket is None else self.graphs.of_decode_rows(verdict.graph_bucket)
 
     def _replay(self, graph: StepGraph, step: int, begin: Mark, delta: Delta) -> InFlight:
         """A step whose forward and head are one graph."""
@@ -176,13 +180,18 @@ class Rank:
         slots_S = delta.slots_R[delta.samples_R]
         with named("graph"):
             logits_SV = graph.replay(delta)
+            if len(slots_S) == 0:  # a dummy row's step
+                return self._flight(step, begin, self.slots.to_device(slots_S), [])
             if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
                 return self._flight(step, begin, graph.pick(len(slots_S)), [])
         ids_S, records = self._sample(logits_SV, slots_S)
         return self._flight(step, begin, ids_S, records)
 
-    def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:
-        """A step whose every operation is launched by itself."""
+    def _eager(self, plan: Plan, begin: Mark, delta: Delta) -> InFlight:
+        """A step whose every operation is launched by itself; in a group it has as many tokens as every replica's."""
+        step = plan.step
+        if plan.verdict is not None:
+            delta = padded(delta, self.slots.dummy_slot, plan.verdict.pad_tokens)
         with named("rows"):
             rows = build_rows(delta, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:
