@@ -4,17 +4,33 @@ use std::env;
 
 use zeromq_src::{Build, LibLocation};
 
+/// What libzmq's own build finds out about Linux and this one does not ask: without these the options of TCP
+/// keepalive are taken and do nothing, and each wake-up of a thread goes through a pair of sockets.
+const LINUX_HAS: [&str; 7] = [
+    "SO_KEEPALIVE",
+    "TCP_KEEPCNT",
+    "TCP_KEEPIDLE",
+    "TCP_KEEPINTVL",
+    "EVENTFD",
+    "EVENTFD_CLOEXEC",
+    "SOCK_CLOEXEC",
+];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    silence_the_compiler();
+    add_flags("-w");
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
+        let defines = LINUX_HAS.map(|feature| format!("-DZMQ_HAVE_{feature}=1"));
+        add_flags(&defines.join(" "));
+    }
     Build::new().with_libsodium(Some(libsodium())).build();
 }
 
-/// Warnings about libzmq's code are not ours to mend, and cargo shows those of a path dependency.
-fn silence_the_compiler() {
+/// Among them -w: warnings about libzmq's code are not ours to mend, and cargo shows those of a path dependency.
+fn add_flags(more: &str) {
     let flags = env::var("CXXFLAGS").unwrap_or_default();
     // SAFETY: this program has one thread so far.
-    unsafe { env::set_var("CXXFLAGS", format!("{flags} -w")) };
+    unsafe { env::set_var("CXXFLAGS", format!("{flags} {more}")) };
 }
 
 /// Where libsodium-sys-stable put the library that it built: cargo hands its `links` metadata over.

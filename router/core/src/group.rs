@@ -1,6 +1,8 @@
 //! Replicas that must step together: each votes on its own plan, the verdict follows from the votes
 //! alone, and what is sent is the plan with the verdict beside it.
 
+use std::borrow::Cow;
+
 use crate::flight::Flight;
 use crate::ids::StepId;
 use crate::plan::Plan;
@@ -27,6 +29,17 @@ pub struct Vote {
     pub idle: bool,
     /// It takes no new requests.
     pub draining: bool,
+}
+
+impl Vote {
+    /// Whether a plan, or having none, can say this; what came over a wire may be anything.
+    pub fn is_sound(&self) -> bool {
+        let num_rows = u64::from(self.num_prefill_tokens) + u64::from(self.num_decode_rows);
+        let has_tokens = self.num_tokens > 0;
+        num_rows <= u64::from(self.num_tokens)
+            && (num_rows > 0) == has_tokens
+            && !(self.idle && has_tokens)
+    }
 }
 
 /// Which rows a group has in a step, over all its replicas.
@@ -59,6 +72,52 @@ pub struct Verdict {
     pub draining: bool,
     /// Someone drains and all are idle: the group ends.
     pub stop: bool,
+}
+
+impl Verdict {
+    /// Why this cannot be the verdict of votes among which is `vote`; nothing where it can.
+    ///
+    /// A verdict that was drawn elsewhere is looked at before a plan is sealed with it.
+    pub fn misfit(&self, vote: &Vote) -> Option<&'static str> {
+        let is_dummy = self.dummy_replicas.contains(&vote.replica);
+        let has_rows = vote.num_tokens > 0;
+        let is_idle = self.mode == Mode::Idle;
+        let breaches = [
+            (self.step != vote.step, "it is on another step"),
+            (!self.mode.has_rows_of(vote), "its mode leaves out rows"),
+            (
+                self.pad_tokens < vote.num_tokens,
+                "it pads to too few tokens",
+            ),
+            (is_dummy && has_rows, "it makes a dummy of rows"),
+            (
+                !is_idle && !is_dummy && !has_rows,
+                "it leaves a replica without rows or dummy",
+            ),
+            (self.graph_is_odd(vote), "its graph is none of the step's"),
+            (vote.draining && !self.draining, "it forgets a drain"),
+            (
+                self.stop && !(vote.idle && is_idle && self.draining),
+                "it stops what is not idle",
+            ),
+        ];
+        let breach = breaches.into_iter().find(|(is_breach, _)| *is_breach);
+        breach.map(|(_, why)| why)
+    }
+
+    fn graph_is_odd(&self, vote: &Vote) -> bool {
+        self.graph_bucket.is_some_and(|bucket| {
+            !vote.can_graph || self.mode != Mode::Decode || bucket != self.pad_tokens
+        })
+    }
+}
+
+impl Mode {
+    fn has_rows_of(self, vote: &Vote) -> bool {
+        let prefill = vote.num_prefill_tokens == 0 || matches!(self, Self::Prefill | Self::Mixed);
+        let decode = vote.num_decode_rows == 0 || matches!(self, Self::Decode | Self::Mixed);
+        prefill && decode
+    }
 }
 
 /// What a replica sends to its ranks.
@@ -148,7 +207,24 @@ fn mode_of(votes: &[Vote]) -> Mode {
 }
 
 /// One vote of each replica on the same step.
-fn in_order(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreement> {
+fn in_order(votes: &[Vote], num_replicas: u32) -> Result<Cow<'_, [Vote]>, Disagreement> {
+    let votes = if (0..num_replicas).eq(votes.iter().map(|vote| vote.replica)) {
+        Cow::Borrowed(votes)
+    } else {
+        Cow::Owned(by_replica(votes, num_replicas)?)
+    };
+    let expected = votes[0].step;
+    match votes.iter().find(|vote| vote.step != expected) {
+        None => Ok(votes),
+        Some(vote) => Err(Disagreement::Step {
+            replica: vote.replica,
+            given: vote.step,
+            expected,
+        }),
+    }
+}
+
+fn by_replica(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreement> {
     let mut by_replica = vec![None; num_replicas as usize];
     for vote in votes {
         let replica = vote.replica;
@@ -165,18 +241,8 @@ fn in_order(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreement
     }
     let step = votes.first().map_or(StepId(0), |vote| vote.step);
     let each = (0..).zip(by_replica);
-    let votes: Vec<Vote> = each
-        .map(|(replica, vote)| vote.ok_or(Disagreement::Missing { replica, step }))
-        .collect::<Result<_, _>>()?;
-    let expected = votes[0].step;
-    match votes.iter().find(|vote| vote.step != expected) {
-        None => Ok(votes),
-        Some(vote) => Err(Disagreement::Step {
-            replica: vote.replica,
-            given: vote.step,
-            expected,
-        }),
-    }
+    each.map(|(replica, vote)| vote.ok_or(Disagreement::Missing { replica, step }))
+        .collect()
 }
 
 impl Scheduler {

@@ -1,5 +1,5 @@
-//! What agreeing on a step costs: the verdict by function call, and a round of votes between engines
-//! over ZeroMQ, from one verdict to the next with nobody doing anything else.
+//! What agreeing on a step costs: a round of votes between engines over ZeroMQ, from one verdict to the
+//! next with nobody doing anything else.
 //!
 //! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
 //! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
@@ -14,19 +14,19 @@
     reason = "its result is the table that it prints"
 )]
 
+use std::os::unix::fs::PermissionsExt;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plait_core::{Micros, StepId, Vote, verdict};
-use plait_engine::group::{Exchange, GroupPatience, GroupSettings, Seat};
+use plait_core::{Micros, StepId, Vote};
+use plait_engine::group::{ClientKeys, Exchange, GroupPatience, GroupSettings, Seat, ServerKeys};
+use zmq::CurveKeyPair;
 
-const NUM_CALLS: usize = 20_000;
 const NUM_WARM_UP: usize = 200;
 const NUM_ROUNDS: usize = 2_000;
 const GRAPHS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024];
 
 fn main() {
-    by_function_call(64);
     for num_engines in [2, 4, 8] {
         over_zeromq("ipc", num_engines);
         over_zeromq("tcp", num_engines);
@@ -48,30 +48,21 @@ fn vote(replica: u32, step: u64) -> Vote {
     }
 }
 
-fn by_function_call(num_replicas: u32) {
-    let votes: Vec<Vote> = (0..num_replicas).map(|replica| vote(replica, 1)).collect();
-    let times = (0..NUM_CALLS).map(|_| {
-        let began = Instant::now();
-        std::hint::black_box(verdict(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
-        began.elapsed()
-    });
-    print(
-        &format!("verdict, {num_replicas} replicas by function call"),
-        times.collect(),
-    );
-}
-
 fn over_zeromq(transport: &str, num_engines: u32) {
-    let directory = tempfile::tempdir().unwrap();
+    let owners_only = std::fs::Permissions::from_mode(0o700);
+    let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
+    let directory = directory.unwrap();
     let endpoint = match transport {
         "ipc" => format!("ipc://{}", directory.path().join("group").display()),
         _ => "tcp://127.0.0.1:*".to_owned(),
     };
-    let first = Exchange::new(settings(0, num_engines, &endpoint), Micros(0)).unwrap();
+    let pair = (transport == "tcp").then(|| CurveKeyPair::new().unwrap());
+    let settings = |engine, endpoint: &str| settings(engine, num_engines, endpoint, pair.as_ref());
+    let first = Exchange::new(settings(0, &endpoint), Micros(0)).unwrap();
     let endpoint = first.endpoint().unwrap().to_owned();
     let members: Vec<JoinHandle<_>> = (1..num_engines)
         .map(|engine| {
-            let settings = settings(engine, num_engines, &endpoint);
+            let settings = settings(engine, &endpoint);
             thread::spawn(move || rounds(Exchange::new(settings, Micros(0)).unwrap(), engine))
         })
         .collect();
@@ -80,22 +71,35 @@ fn over_zeromq(transport: &str, num_engines: u32) {
         .into_iter()
         .for_each(|member| drop(member.join().unwrap()));
     print(
-        &format!("verdict, {num_engines} engines over ZeroMQ ({transport})"),
+        &format!("verdict, {num_engines} engines over ZeroMQ, {transport}"),
         times,
     );
 }
 
-fn settings(engine: u32, num_engines: u32, endpoint: &str) -> GroupSettings {
+/// One pair of keys serves all.
+fn settings(
+    engine: u32,
+    num_engines: u32,
+    endpoint: &str,
+    pair: Option<&CurveKeyPair>,
+) -> GroupSettings {
     let endpoint = endpoint.to_owned();
     let seat = match engine {
         0 => Seat::First {
             endpoint,
-            keys: None,
+            keys: pair.map(|pair| ServerKeys {
+                secret: pair.secret_key,
+                allowed: vec![pair.public_key],
+            }),
         },
         _ => Seat::Member {
             engine,
             endpoint,
-            keys: None,
+            keys: pair.map(|pair| ClientKeys {
+                server: pair.public_key,
+                public: pair.public_key,
+                secret: pair.secret_key,
+            }),
         },
     };
     GroupSettings {
@@ -146,7 +150,7 @@ fn print(case: &str, mut times: Vec<Duration>) {
         times[index].as_secs_f64() * 1e6
     };
     println!(
-        "{{\"case\": \"{case}\", \"p50_us\": {:.2}, \"p99_us\": {:.2}}}",
+        "{{\"case\": \"{case}\", \"p50\": {:.2}, \"p99\": {:.2}}}",
         at(0.5),
         at(0.99)
     );

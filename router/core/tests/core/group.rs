@@ -67,13 +67,18 @@ impl Group {
     }
 }
 
-/// The verdict; the same from votes that came in another order.
+/// The verdict, which suits every vote; the same from votes that came in another order.
 fn agree(votes: &[Vote]) -> Verdict {
     let num_replicas = u32::try_from(votes.len()).unwrap();
     let verdict_of = |votes: &[Vote]| verdict(votes, num_replicas, &GRAPHS).unwrap();
     let backwards: Vec<Vote> = votes.iter().rev().copied().collect();
-    assert_eq!(verdict_of(votes), verdict_of(&backwards));
-    verdict_of(votes)
+    let agreed = verdict_of(votes);
+    assert_eq!(agreed, verdict_of(&backwards));
+    for vote in votes {
+        assert!(vote.is_sound(), "{vote:?}");
+        assert_eq!(agreed.misfit(vote), None, "{agreed:?} for {vote:?}");
+    }
+    agreed
 }
 
 fn vote(replica: u32) -> Vote {
@@ -129,6 +134,54 @@ fn one_replica_that_prefills_makes_the_step_mixed_for_all() {
     let agreed = agree(&[decoding(0, 3), prefilling]);
     assert_eq!((agreed.mode, agreed.pad_tokens), (Mode::Mixed, 100));
     assert_eq!(agreed.graph_bucket, None);
+}
+
+#[test]
+fn a_verdict_that_cannot_follow_from_a_vote_is_found() {
+    type Change = fn(&mut Verdict);
+    let cases: [(&str, Change); 8] = [
+        ("another step", |it| it.step = StepId(4)),
+        ("leaves out rows", |it| it.mode = Mode::Prefill),
+        ("too few tokens", |it| it.pad_tokens = 2),
+        ("a dummy of rows", |it| it.dummy_replicas.push(0)),
+        ("graph", |it| it.graph_bucket = Some(8)),
+        ("graph", |it| it.mode = Mode::Mixed),
+        ("what is not idle", |it| {
+            (it.draining, it.stop) = (true, true)
+        }),
+        ("leaves out rows", |it| it.mode = Mode::Idle),
+    ];
+    let votes = [decoding(0, 3), vote(1)];
+    for (words, change) in cases {
+        let mut broken = agree(&votes);
+        change(&mut broken);
+        let found = broken.misfit(&votes[0]).unwrap();
+        assert!(found.contains(words), "{found}");
+    }
+    let mut broken = agree(&votes);
+    broken.dummy_replicas.clear();
+    assert!(broken.misfit(&votes[1]).unwrap().contains("without rows"));
+    let drains = Vote {
+        draining: true,
+        ..vote(1)
+    };
+    assert!(agree(&votes).misfit(&drains).unwrap().contains("drain"));
+}
+
+#[test]
+fn a_vote_that_no_plan_can_give_is_found() {
+    type Change = fn(&mut Vote);
+    let cases: [Change; 4] = [
+        |it| it.num_tokens = 2,
+        |it| it.num_decode_rows = 0,
+        |it| it.idle = true,
+        |it| it.num_prefill_tokens = u32::MAX,
+    ];
+    for change in cases {
+        let mut broken = decoding(0, 3);
+        change(&mut broken);
+        assert!(!broken.is_sound(), "{broken:?}");
+    }
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub enum Uncounted {
     Repeated,
     /// On a step that nobody can know of yet, or of a replica that its sender does not own.
     Unasked,
+    /// No plan says this.
+    Unsound,
 }
 
 /// Votes on one step.
@@ -18,14 +20,20 @@ pub enum Uncounted {
 pub struct Ballot {
     step: u64,
     votes: Vec<Option<Vote>>,
+    num_missing: usize,
+    /// The votes once more, without gaps; kept for its memory.
+    whole: Vec<Vote>,
 }
 
 impl Ballot {
     /// Empty, on step 1.
     pub fn new(num_replicas: u32) -> Self {
+        let num_missing = num_replicas as usize;
         Self {
             step: 1,
-            votes: vec![None; num_replicas as usize],
+            votes: vec![None; num_missing],
+            num_missing,
+            whole: Vec::with_capacity(num_missing),
         }
     }
 
@@ -38,8 +46,10 @@ impl Ballot {
         }
         match &mut self.votes[vote.replica as usize] {
             Some(_) => Err(Uncounted::Repeated),
+            _ if !vote.is_sound() => Err(Uncounted::Unsound),
             place => {
                 *place = Some(vote);
+                self.num_missing -= 1;
                 Ok(())
             }
         }
@@ -55,13 +65,17 @@ impl Ballot {
 
     /// Once all have voted: the verdict, and a new ballot on the next step.
     pub fn close(&mut self, graph_buckets: &[u32]) -> Option<Verdict> {
-        let votes: Vec<Vote> = self.votes.iter().copied().collect::<Option<_>>()?;
-        let num_replicas = u32::try_from(votes.len()).expect("the number of replicas is a u32");
-        let verdict = verdict(&votes, num_replicas, graph_buckets)
-            .expect("one vote of each replica on one step was counted");
-        self.votes.fill(None);
+        if self.num_missing > 0 {
+            return None;
+        }
+        self.whole.clear();
+        self.whole
+            .extend(self.votes.iter_mut().filter_map(Option::take));
+        self.num_missing = self.votes.len();
         self.step += 1;
-        Some(verdict)
+        let num_replicas = u32::try_from(self.votes.len()).expect("replicas are a u32");
+        let verdict = verdict(&self.whole, num_replicas, graph_buckets);
+        Some(verdict.expect("one vote of each replica on one step was counted"))
     }
 }
 
@@ -94,6 +108,18 @@ mod tests {
         ballot.add(vote(0, 1)).unwrap();
         let verdict = ballot.close(&[]).unwrap();
         assert_eq!((verdict.step, verdict.mode), (StepId(1), Mode::Idle));
+    }
+
+    #[test]
+    fn what_no_plan_can_say_does_not_count() {
+        let mut ballot = Ballot::new(1);
+        let unsound = Vote {
+            num_tokens: u32::MAX,
+            ..vote(0, 1)
+        };
+        assert_eq!(ballot.add(unsound), Err(Uncounted::Unsound));
+        ballot.add(vote(0, 1)).unwrap();
+        assert_eq!(ballot.close(&[]).unwrap().pad_tokens, 0);
     }
 
     #[test]

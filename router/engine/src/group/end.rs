@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use plait_proto::ExitCode;
 
+use super::socket::Handshake;
+
 /// After this the engine makes no step any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupEnd {
@@ -59,11 +61,44 @@ pub enum GroupEnd {
         /// In its words.
         reason: String,
     },
-    /// The link to the first engine could not be made safe.
+    /// Messages for an engine wait until there is no more room for them.
+    #[error("engine {engine} ({}) does not read what it is sent: it hangs", named("replica", .replicas))]
+    Unread {
+        /// Which.
+        engine: u32,
+        /// Those that it owns.
+        replicas: Vec<u32>,
+    },
+    /// A second engine on a seat that is taken.
     #[error(
-        "engine 0 and this one cannot talk: its CURVE key is not the one that was given here, or this engine's is not on its list"
+        "two engines say that they are engine {engine} ({}): start each with a number of its own, and all anew where \
+         one of them ended",
+        named("replica", .replicas)
     )]
-    Keys,
+    SeatTaken {
+        /// Which.
+        engine: u32,
+        /// Those that both would own.
+        replicas: Vec<u32>,
+    },
+    /// What the first engine drew cannot follow from what this one voted.
+    #[error(
+        "engine 0 sent a verdict on step {step} that cannot be: {why}; install all engines from one release"
+    )]
+    BadVerdict {
+        /// Which.
+        step: u64,
+        /// In words.
+        why: String,
+    },
+    /// The link to the first engine was closed before it was open.
+    #[error("engine 0 at {endpoint} cannot be talked to: {handshake}")]
+    Unopened {
+        /// Where.
+        endpoint: String,
+        /// What is known.
+        handshake: Handshake,
+    },
     /// The first engine's word.
     #[error("{reason}")]
     Told {
@@ -78,7 +113,8 @@ impl GroupEnd {
     /// What the process exits with.
     pub fn code(&self) -> ExitCode {
         match self {
-            Self::Keys => ExitCode::Settings,
+            Self::Unopened { handshake, .. } => handshake.code(),
+            Self::SeatTaken { .. } => ExitCode::Settings,
             Self::Told { code, .. } => *code,
             _ => ExitCode::RankLost,
         }

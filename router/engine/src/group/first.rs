@@ -10,21 +10,23 @@ use crate::clock::{micros, since};
 use super::ballot::{Ballot, Uncounted};
 use super::end::GroupEnd;
 use super::round::Round;
-use super::settings::{GroupProblem, GroupSettings, Seat};
-use super::socket::{Listener, Received, Strays};
+use super::settings::{GroupProblem, GroupSettings, Owners, Seat};
+use super::socket::{Listener, PeerId, Received, Strays, Unsent};
 use super::wire::{verdict_to_wire, vote_from_wire, vote_to_wire};
 
 /// A closed connection does not say whose it was: engines are called until one cannot be reached,
 /// for so long, so often.
 const SEARCH: Duration = Duration::from_millis(200);
 const SEARCH_EVERY: Duration = Duration::from_millis(5);
+/// Messages that are taken in before the engine looks at anything else.
+const MAX_MESSAGES_A_TURN: usize = 256;
 
 /// Engine 0 of a group, which may be its only one.
 pub struct First {
     settings: GroupSettings,
     /// Where there are others.
     listener: Option<Listener>,
-    has_joined: Vec<bool>,
+    owners: Owners,
     ballot: Ballot,
     round: Round,
     /// What the round came to, until it is asked for.
@@ -51,11 +53,9 @@ impl First {
             Seat::First { endpoint, keys } => Some(Listener::bind(endpoint, keys.clone())?),
             Seat::Alone | Seat::Member { .. } => None,
         };
-        let mut has_joined = vec![false; settings.num_replicas.len()];
-        has_joined[0] = true;
         Ok(Self {
             listener,
-            has_joined,
+            owners: settings.owners(),
             ballot: Ballot::new(settings.num_replicas()),
             round: Round::first(),
             verdict: None,
@@ -75,9 +75,8 @@ impl First {
 
     /// What wakes the engine.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
-        self.listener
-            .as_ref()
-            .map_or_else(Vec::new, Listener::poll_items)
+        let listener = self.listener.as_ref().filter(|_| !self.round.is_over());
+        listener.map_or_else(Vec::new, Listener::poll_items)
     }
 
     /// See [`super::Exchange::must_cast`].
@@ -113,6 +112,7 @@ impl First {
     /// Takes in what has come.
     pub fn hear(&mut self, now: Micros) -> Result<Option<Verdict>, GroupEnd> {
         if !self.round.is_over() {
+            self.listener.as_ref().inspect(|it| it.admit());
             self.look_for_closed_links(now);
             self.take_messages(now)?;
         }
@@ -125,6 +125,9 @@ impl First {
 
     /// When [`First::hear`] must look again.
     pub fn next_deadline(&self) -> Option<Micros> {
+        if self.verdict.is_some() {
+            return Some(Micros(0));
+        }
         if self.round.is_over() {
             return None;
         }
@@ -143,56 +146,87 @@ impl First {
     }
 
     fn take_messages(&mut self, now: Micros) -> Result<(), GroupEnd> {
-        while let Some(received) = self.listener.as_ref().and_then(Listener::receive) {
-            match received {
-                Received::Stranger => self.strays.num_strangers += 1,
-                Received::Malformed(engine, malformed) => {
-                    tracing::warn!(engine, "a malformed message: {malformed}");
-                    self.strays.num_malformed += 1;
-                }
-                Received::Message(engine, Message::Join(join)) => self.join(engine, &join),
-                Received::Message(engine, message) if self.is_in(engine) => {
-                    self.take(engine, message, now)?;
-                }
-                Received::Message(..) => self.strays.num_strangers += 1,
+        for _ in 0..MAX_MESSAGES_A_TURN {
+            let Some(received) = self.listener.as_ref().and_then(Listener::receive) else {
+                return Ok(());
+            };
+            self.take(received, now)?;
+            if self.round.is_over() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, received: Received, now: Micros) -> Result<(), GroupEnd> {
+        let Received {
+            peer,
+            engine,
+            message,
+        } = received;
+        match (message, engine) {
+            (Ok(Message::Join(join)), None) => return self.join(peer, &join),
+            (Ok(_) | Err(_), None) => self.strays.num_strangers += 1,
+            (Ok(Message::Vote(vote)), Some(engine)) => {
+                return self.count(engine, vote_from_wire(&vote), now);
+            }
+            (Ok(Message::Fail(fail)), Some(engine)) => {
+                return Err(self.end(GroupEnd::GaveUp {
+                    engine,
+                    reason: fail.reason,
+                }));
+            }
+            (Ok(Message::Join(_)), Some(_)) => self.strays.num_repeated += 1,
+            (Ok(_), Some(_)) => self.strays.num_unasked += 1,
+            (Err(malformed), Some(engine)) => {
+                tracing::warn!(engine, "a malformed message: {malformed}");
+                self.strays.num_malformed += 1;
             }
         }
         Ok(())
     }
 
     fn is_in(&self, engine: u32) -> bool {
-        engine != 0 && self.has_joined.get(engine as usize) == Some(&true)
+        let listener = self.listener.as_ref();
+        listener.is_some_and(|listener| listener.is_seated(engine))
     }
 
-    fn take(&mut self, engine: u32, message: Message, now: Micros) -> Result<(), GroupEnd> {
-        match message {
-            Message::Vote(vote) => self.count(engine, vote_from_wire(&vote), now),
-            Message::Fail(fail) => Err(self.end(GroupEnd::GaveUp {
-                engine,
-                reason: fail.reason,
-            })),
-            _ => {
-                self.strays.num_unasked += 1;
-                Ok(())
-            }
-        }
-    }
-
-    fn join(&mut self, engine: u32, join: &Join) {
-        if self.is_in(engine) {
-            self.strays.num_repeated += 1;
-        } else if let Some(reason) = self.mismatch(engine, join) {
+    /// Somebody wants a seat, and gets it, or a refusal; two on one seat cannot both be right.
+    fn join(&mut self, peer: PeerId, join: &Join) -> Result<(), GroupEnd> {
+        let engine = join.engine;
+        if let Some(reason) = self.mismatch(join) {
             self.strays.num_strangers += 1;
             tracing::warn!(engine, "an engine was refused: {reason}");
-            self.send_fail(engine, ExitCode::Settings, &reason);
-        } else {
-            self.has_joined[engine as usize] = true;
+            self.refuse(&peer, engine, &reason);
+            return Ok(());
+        }
+        if self.is_in(engine) {
+            let replicas = self.owners.replicas_of(engine).collect();
+            let end = GroupEnd::SeatTaken { engine, replicas };
+            self.refuse(&peer, engine, &end.to_string());
+            return Err(self.end(end));
+        }
+        if let Some(listener) = &mut self.listener {
+            listener.seat(engine, peer);
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, peer: &PeerId, engine: u32, reason: &str) {
+        let fail = Fail {
+            rank: engine,
+            code: ExitCode::Settings,
+            reason: reason.to_owned(),
+        };
+        if let Some(listener) = &self.listener {
+            // Who cannot be told is gone.
+            let _told = listener.send_to(peer, &plait_proto::encode(&fail.into()));
         }
     }
 
     /// In what an engine differs from those of this group.
-    fn mismatch(&self, engine: u32, join: &Join) -> Option<String> {
-        let num_engines = self.settings.num_engines();
+    fn mismatch(&self, join: &Join) -> Option<String> {
+        let (engine, num_engines) = (join.engine, self.settings.num_engines());
         if join.protocol != PROTOCOL {
             return Some(format!(
                 "engine {engine} speaks protocol {}, engine 0 {PROTOCOL}; install both from one release",
@@ -204,17 +238,13 @@ impl First {
                 "the message schema of engine {engine} is not that of engine 0; install both from one release"
             ));
         }
-        if join.engine != engine
-            || join.num_engines != num_engines
-            || engine >= num_engines
-            || engine == 0
-        {
+        if join.num_engines != num_engines || engine >= num_engines || engine == 0 {
             return Some(format!(
-                "an engine that dialled as {engine} says that it is engine {} of {}; the group has {num_engines}",
-                join.engine, join.num_engines
+                "an engine says that it is engine {engine} of {}; the group has {num_engines}, and engine 0 is this one",
+                join.num_engines
             ));
         }
-        let replicas = self.settings.replicas_of(engine);
+        let replicas = self.owners.replicas_of(engine);
         if join.first_replica != replicas.start || join.num_replicas as usize != replicas.len() {
             return Some(format!(
                 "engine {engine} brings {} replicas from {} on; engine 0 expects {replicas:?} of it",
@@ -229,7 +259,7 @@ impl First {
     }
 
     fn count(&mut self, engine: u32, vote: Vote, now: Micros) -> Result<(), GroupEnd> {
-        let is_own = self.settings.replicas_of(engine).contains(&vote.replica);
+        let is_own = self.owners.replicas_of(engine).contains(&vote.replica);
         let counted = if is_own {
             self.ballot.add(vote)
         } else {
@@ -247,13 +277,17 @@ impl First {
             Err(Uncounted::Late) => self.strays.num_late += 1,
             Err(Uncounted::Repeated) => self.strays.num_repeated += 1,
             Err(Uncounted::Unasked) => self.strays.num_unasked += 1,
+            Err(Uncounted::Unsound) => {
+                tracing::warn!(engine, "a vote that no plan can give: {vote:?}");
+                self.strays.num_malformed += 1;
+            }
         }
         Ok(())
     }
 
     /// Passes the first vote of a quiet group on to all but its own engine.
     fn call_the_others(&mut self, vote: &Vote) -> Result<(), GroupEnd> {
-        let caller = self.settings.engine_of(vote.replica);
+        let caller = self.owners.engine_of(vote.replica);
         let call = plait_proto::encode(&vote_to_wire(vote).into());
         let others = (1..self.settings.num_engines()).filter(|engine| *engine != caller);
         self.send_all(others, &call)
@@ -267,47 +301,39 @@ impl First {
         self.opened = None;
         self.num_tokens = verdict.pad_tokens;
         let told = plait_proto::encode(&verdict_to_wire(&verdict).into());
+        let stops = verdict.stop;
         self.verdict = Some(verdict);
-        self.send_all(1..self.settings.num_engines(), &told)
+        let sent = self.send_all(1..self.settings.num_engines(), &told);
+        if let Some(listener) = self.listener.as_ref().filter(|_| stops) {
+            listener.stop_watching();
+        }
+        sent
     }
 
     fn send_all(
         &mut self,
-        mut engines: impl Iterator<Item = u32>,
+        engines: impl Iterator<Item = u32>,
         frames: &[Vec<u8>],
     ) -> Result<(), GroupEnd> {
-        let Some(listener) = &self.listener else {
-            return Ok(());
-        };
-        match engines.find(|engine| listener.send(*engine, frames).is_err()) {
-            None => Ok(()),
-            Some(engine) => Err(self.lost(engine)),
+        for engine in engines {
+            self.send(engine, frames)
+                .map_err(|unsent| self.unsent(engine, unsent))?;
         }
+        Ok(())
     }
 
-    fn send_fail(&self, engine: u32, code: ExitCode, reason: &str) {
-        let reason = reason.to_owned();
-        let fail = Fail {
-            rank: engine,
-            code,
-            reason,
-        };
-        if let Some(listener) = &self.listener {
-            // Who cannot be told is gone.
-            let _told = listener.send(engine, &plait_proto::encode(&fail.into()));
-        }
+    fn send(&self, engine: u32, frames: &[Vec<u8>]) -> Result<(), Unsent> {
+        let listener = self.listener.as_ref();
+        listener.map_or(Ok(()), |listener| listener.send(engine, frames))
     }
 
+    /// Strangers come and go, too: a search that is on goes on at its own pace.
     fn look_for_closed_links(&mut self, now: Micros) {
-        if self
-            .listener
-            .as_ref()
-            .is_some_and(Listener::has_lost_somebody)
-        {
-            self.search = Some(Search {
-                next: now,
-                until: Micros(now.0 + micros(SEARCH)),
-            });
+        let listener = self.listener.as_ref();
+        if listener.is_some_and(Listener::has_lost_somebody) {
+            let next = self.search.as_ref().map_or(now, |search| search.next);
+            let until = Micros(now.0 + micros(SEARCH));
+            self.search = Some(Search { next, until });
         }
     }
 
@@ -324,10 +350,15 @@ impl First {
             rank: 0,
             step: self.round.step(),
         };
-        let joined: Vec<u32> = (0..self.settings.num_engines())
-            .filter(|engine| self.is_in(*engine))
-            .collect();
-        self.send_all(joined.into_iter(), &plait_proto::encode(&call.into()))
+        let call = plait_proto::encode(&call.into());
+        let is_gone = |engine: &u32| self.send(*engine, &call) == Err(Unsent::Gone);
+        let lost = self.others().find(is_gone);
+        lost.map_or(Ok(()), |engine| Err(self.unsent(engine, Unsent::Gone)))
+    }
+
+    /// Those that have joined.
+    fn others(&self) -> impl Iterator<Item = u32> {
+        (1..self.settings.num_engines()).filter(|engine| self.is_in(*engine))
     }
 
     fn deadline(&self) -> Option<Micros> {
@@ -360,7 +391,7 @@ impl First {
         let replicas = self.ballot.missing();
         let mut engines: Vec<u32> = replicas
             .iter()
-            .map(|replica| self.settings.engine_of(*replica))
+            .map(|replica| self.owners.engine_of(*replica))
             .collect();
         engines.dedup();
         Err(self.end(GroupEnd::Missing {
@@ -371,18 +402,30 @@ impl First {
         }))
     }
 
-    fn lost(&mut self, engine: u32) -> GroupEnd {
-        let replicas = self.settings.replicas_of(engine).collect();
-        self.end(GroupEnd::Lost { engine, replicas })
+    fn unsent(&mut self, engine: u32, unsent: Unsent) -> GroupEnd {
+        let replicas = self.owners.replicas_of(engine).collect();
+        self.end(match unsent {
+            Unsent::Gone => GroupEnd::Lost { engine, replicas },
+            Unsent::Full => GroupEnd::Unread { engine, replicas },
+        })
     }
 
     /// Nothing more is said or heard; the others learn why.
     fn end(&mut self, end: GroupEnd) -> GroupEnd {
         self.round.end();
         self.verdict = None;
-        let reason = end.to_string();
-        for engine in (1..self.settings.num_engines()).filter(|engine| self.is_in(*engine)) {
-            self.send_fail(engine, end.code(), &reason);
+        let (code, reason) = (end.code(), end.to_string());
+        for engine in self.others() {
+            let fail = Fail {
+                rank: engine,
+                code,
+                reason: reason.clone(),
+            };
+            // Who cannot be told is gone.
+            let _told = self.send(engine, &plait_proto::encode(&fail.into()));
+        }
+        if let Some(listener) = &self.listener {
+            listener.stop_watching();
         }
         end
     }

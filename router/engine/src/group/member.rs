@@ -10,15 +10,20 @@ use crate::clock::micros;
 use super::end::GroupEnd;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Seat};
-use super::socket::{Broken, Dialler, Strays};
+use super::socket::{Broken, Dialler, Strays, Unsent};
 use super::wire::{verdict_from_wire, vote_to_wire};
+
+/// Messages that are taken in before the engine looks at anything else.
+const MAX_MESSAGES_A_TURN: usize = 64;
 
 /// Any engine of a group but the first.
 pub struct Member {
     settings: GroupSettings,
-    has_keys: bool,
+    endpoint: String,
     dialler: Dialler,
     round: Round,
+    /// What was cast last.
+    votes: Vec<Vote>,
     /// What has become of the link.
     broken: Option<Broken>,
     /// When the verdict on the votes that were cast is overdue.
@@ -31,21 +36,17 @@ pub struct Member {
 impl Member {
     /// Dials and asks to join.
     pub fn new(settings: GroupSettings) -> Result<Self, GroupProblem> {
-        let Seat::Member {
-            engine,
-            endpoint,
-            keys,
-        } = &settings.seat
-        else {
+        let Seat::Member { endpoint, keys, .. } = &settings.seat else {
             unreachable!("the first engine listens")
         };
-        let dialler = Dialler::dial(*engine, endpoint, keys.as_ref())?;
+        let dialler = Dialler::dial(endpoint, keys.as_ref())?;
         let asked = dialler.send(&join(&settings).into());
         asked.expect("nothing waits in a new socket");
         Ok(Self {
-            has_keys: keys.is_some(),
+            endpoint: endpoint.clone(),
             dialler,
             round: Round::first(),
+            votes: Vec::new(),
             broken: None,
             deadline: None,
             num_tokens: 0,
@@ -56,6 +57,9 @@ impl Member {
 
     /// What wakes the engine.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
+        if self.round.is_over() {
+            return Vec::new();
+        }
         self.dialler.poll_items()
     }
 
@@ -72,11 +76,13 @@ impl Member {
     /// Casts the votes of this engine's replicas.
     pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupEnd> {
         self.round.cast(votes);
+        self.votes.clear();
+        self.votes.extend_from_slice(votes);
         self.deadline = Some(Micros(now.0 + micros(self.limit())));
         let sent = votes
             .iter()
             .try_for_each(|vote| self.dialler.send(&vote_to_wire(vote).into()));
-        sent.map_err(|_stopped_reading| self.lost())
+        sent.map_err(|unsent| self.unsent(unsent))
     }
 
     /// Takes in what has come.
@@ -85,23 +91,22 @@ impl Member {
             return Ok(None);
         }
         // What was said before the link broke comes first: it may say why.
-        self.broken = self.broken.max(self.dialler.broken());
-        while let Some(received) = self.dialler.receive() {
+        self.broken = self.broken.or_else(|| self.dialler.broken());
+        for _ in 0..MAX_MESSAGES_A_TURN {
+            let Some(received) = self.dialler.receive() else {
+                return self.check_link(now).map(|()| None);
+            };
             if let Some(verdict) = self.take(received)? {
                 return Ok(Some(verdict));
             }
         }
-        match self.broken {
-            Some(Broken::Keys) => Err(self.end(GroupEnd::Keys)),
-            Some(Broken::Unopened) if self.has_keys => Err(self.end(GroupEnd::Keys)),
-            Some(_) => Err(self.lost()),
-            None => self.check_deadline(now).map(|()| None),
-        }
+        Ok(None)
     }
 
-    /// When [`Member::hear`] must look again.
+    /// When [`Member::hear`] must look again: at once where the link broke behind a verdict.
     pub fn next_deadline(&self) -> Option<Micros> {
-        self.deadline.filter(|_| !self.round.is_over())
+        let broken = self.broken.map(|_| Micros(0));
+        broken.or(self.deadline).filter(|_| !self.round.is_over())
     }
 
     /// This engine cannot go on.
@@ -109,7 +114,7 @@ impl Member {
         if self.round.is_over() {
             return;
         }
-        self.round.end();
+        self.close();
         let fail = Fail {
             rank: self.settings.engine(),
             code,
@@ -124,7 +129,7 @@ impl Member {
         received: Result<Message, plait_proto::Malformed>,
     ) -> Result<Option<Verdict>, GroupEnd> {
         match received {
-            Ok(Message::Verdict(verdict)) => return Ok(self.conclude(&verdict)),
+            Ok(Message::Verdict(verdict)) => return self.conclude(&verdict),
             Ok(Message::Vote(call)) if call.step == self.round.step() => self.round.call(),
             Ok(Message::Vote(_)) => self.strays.num_late += 1,
             Ok(Message::Fail(fail)) => {
@@ -143,16 +148,39 @@ impl Member {
         Ok(None)
     }
 
-    fn conclude(&mut self, verdict: &plait_proto::Verdict) -> Option<Verdict> {
+    fn conclude(&mut self, verdict: &plait_proto::Verdict) -> Result<Option<Verdict>, GroupEnd> {
         if verdict.step != self.round.step() || !self.round.has_cast() {
             self.strays.num_late += 1;
-            return None;
+            return Ok(None);
+        }
+        if let Some(why) = self.flaw(verdict) {
+            let step = verdict.step;
+            let why = why.to_owned();
+            return Err(self.end(GroupEnd::BadVerdict { step, why }));
         }
         let verdict = verdict_from_wire(verdict);
         self.round.conclude(&verdict);
         self.deadline = None;
         self.num_tokens = verdict.pad_tokens;
-        Some(verdict)
+        if verdict.stop {
+            self.dialler.stop_watching();
+        }
+        Ok(Some(verdict))
+    }
+
+    /// Why this is no verdict on what was cast.
+    fn flaw(&self, verdict: &plait_proto::Verdict) -> Option<&'static str> {
+        let num_replicas = self.settings.num_replicas();
+        if verdict.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
+            return Some("it has a dummy for more replicas than there are");
+        }
+        let buckets = &self.settings.graph_buckets;
+        let is_known = |bucket| buckets.contains(&bucket);
+        if !verdict.graph_bucket.is_none_or(is_known) {
+            return Some("no graph has its size");
+        }
+        let verdict = verdict_from_wire(verdict);
+        self.votes.iter().find_map(|vote| verdict.misfit(vote))
     }
 
     /// Twice as long as the first engine waits, which knows better who is missing.
@@ -165,6 +193,20 @@ impl Member {
         }
     }
 
+    fn check_link(&mut self, now: Micros) -> Result<(), GroupEnd> {
+        match self.broken {
+            Some(Broken::Closed) => Err(self.unsent(Unsent::Gone)),
+            Some(Broken::Unopened(handshake)) => {
+                let endpoint = self.endpoint.clone();
+                Err(self.end(GroupEnd::Unopened {
+                    endpoint,
+                    handshake,
+                }))
+            }
+            None => self.check_deadline(now),
+        }
+    }
+
     fn check_deadline(&mut self, now: Micros) -> Result<(), GroupEnd> {
         if self.deadline.is_none_or(|deadline| deadline > now) {
             return Ok(());
@@ -173,23 +215,29 @@ impl Member {
         Err(self.end(GroupEnd::NoVerdict { step, waited }))
     }
 
-    fn lost(&mut self) -> GroupEnd {
-        let replicas = self.settings.replicas_of(0).collect();
-        self.end(GroupEnd::Lost {
-            engine: 0,
-            replicas,
+    fn unsent(&mut self, unsent: Unsent) -> GroupEnd {
+        let (engine, replicas) = (0, self.settings.owners().replicas_of(0).collect());
+        self.end(match unsent {
+            Unsent::Gone => GroupEnd::Lost { engine, replicas },
+            Unsent::Full => GroupEnd::Unread { engine, replicas },
         })
     }
 
     fn end(&mut self, end: GroupEnd) -> GroupEnd {
-        self.round.end();
+        self.close();
         end
+    }
+
+    /// Nothing more is said or heard.
+    fn close(&mut self) {
+        self.round.end();
+        self.dialler.stop_watching();
     }
 }
 
 fn join(settings: &GroupSettings) -> Join {
     let engine = settings.engine();
-    let replicas = settings.replicas_of(engine);
+    let replicas = settings.owners().replicas_of(engine);
     Join {
         protocol: PROTOCOL,
         schema: schema_fingerprint(),

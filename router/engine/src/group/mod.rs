@@ -21,8 +21,11 @@ mod socket;
 mod wire;
 
 pub use end::GroupEnd;
-pub use settings::{ClientKeys, GroupPatience, GroupProblem, GroupSettings, Key, Seat, ServerKeys};
-pub use socket::Strays;
+pub use settings::{
+    ClientKeys, GroupPatience, GroupProblem, GroupSettings, Key, MAX_REPLICAS, Owners, Seat,
+    ServerKeys,
+};
+pub use socket::{Handshake, Strays};
 
 use plait_core::{Micros, Verdict, Vote};
 use plait_proto::ExitCode;
@@ -33,7 +36,9 @@ use member::Member;
 /// One engine's part in its group; used by one thread.
 ///
 /// The caller polls [`Exchange::poll_items`] until [`Exchange::next_deadline`], calls
-/// [`Exchange::hear`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so.
+/// [`Exchange::hear`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so. While it
+/// [`Exchange::awaits_verdict`] it takes no request: the verdict may stop the group, because all said
+/// that they are idle.
 pub struct Exchange {
     role: Role,
 }

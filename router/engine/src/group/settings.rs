@@ -1,6 +1,9 @@
 //! Who is in a group, where they meet, and how long they wait for each other.
 
+use std::fs;
 use std::ops::Range;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 use plait_proto::Fingerprint;
@@ -9,7 +12,7 @@ use plait_proto::Fingerprint;
 pub type Key = [u8; 32];
 
 /// Engines, and replicas, of one group at most.
-const MAX_REPLICAS: u32 = 1024;
+pub const MAX_REPLICAS: u32 = 1024;
 
 /// Where this engine sits in its group.
 #[derive(Clone)]
@@ -20,7 +23,8 @@ pub enum Seat {
     First {
         /// A ZeroMQ address; `tcp://HOST:*` takes a free port.
         endpoint: String,
-        /// Needed where others than this machine's processes could connect.
+        /// Needed where others than this user's processes could connect: anywhere but at an ipc path in a
+        /// directory of mode 0700.
         keys: Option<ServerKeys>,
     },
     /// One that dials.
@@ -111,11 +115,20 @@ pub enum GroupProblem {
     },
     /// Anyone could vote.
     #[error(
-        "{endpoint} can be reached from other machines: engines meet there with CURVE keys only"
+        "the engines of a group cannot meet at {endpoint} without CURVE keys: {why}; give keys, or an ipc:// path in \
+         a directory of mode 0700"
     )]
     Unprotected {
         /// Where.
         endpoint: String,
+        /// Who else could come.
+        why: String,
+    },
+    /// Nothing can be a key of that length.
+    #[error("{whose} is no CURVE key: give the 40 characters of Z85 that stand for its 32 bytes")]
+    Key {
+        /// Which of the settings.
+        whose: &'static str,
     },
     /// ZeroMQ refused.
     #[error("cannot meet the group at {endpoint}: {reason}")]
@@ -146,18 +159,15 @@ impl GroupSettings {
         self.num_replicas.iter().sum()
     }
 
-    /// The replicas of one engine.
-    pub fn replicas_of(&self, engine: u32) -> Range<u32> {
-        let (before, rest) = self.num_replicas.split_at(engine as usize);
-        let first = before.iter().sum();
-        first..first + rest[0]
-    }
-
-    /// The engine that owns a replica of the group.
-    pub fn engine_of(&self, replica: u32) -> u32 {
-        (0..self.num_engines())
-            .find(|engine| self.replicas_of(*engine).contains(&replica))
-            .expect("the replica is one of the group's")
+    /// Who owns which replica.
+    pub fn owners(&self) -> Owners {
+        let ends = self.num_replicas.iter().scan(0, |end, num| {
+            *end += num;
+            Some(*end)
+        });
+        Owners {
+            bounds: std::iter::once(0).chain(ends).collect(),
+        }
     }
 
     pub(super) fn check(&self) -> Result<(), GroupProblem> {
@@ -190,23 +200,56 @@ impl GroupSettings {
             Seat::First { endpoint, keys } => (endpoint, keys.is_some()),
             Seat::Member { endpoint, keys, .. } => (endpoint, keys.is_some()),
         };
-        (has_keys || stays_here(endpoint))
-            .then_some(())
-            .ok_or_else(|| GroupProblem::Unprotected {
+        let stranger = (!has_keys).then(|| who_else_comes(endpoint)).flatten();
+        stranger.map_or(Ok(()), |why| {
+            Err(GroupProblem::Unprotected {
                 endpoint: endpoint.clone(),
+                why,
             })
+        })
     }
 }
 
-/// Only processes of this machine can be at the other end.
-fn stays_here(endpoint: &str) -> bool {
-    let Some(address) = endpoint.strip_prefix("tcp://") else {
-        return endpoint.starts_with("ipc://");
+/// Which engine owns which replica.
+#[derive(Clone, Debug)]
+pub struct Owners {
+    /// The first replica of each engine, and the number of all.
+    bounds: Vec<u32>,
+}
+
+impl Owners {
+    /// The replicas of one engine.
+    pub fn replicas_of(&self, engine: u32) -> Range<u32> {
+        let engine = engine as usize;
+        self.bounds[engine]..self.bounds[engine + 1]
+    }
+
+    /// The engine that owns a replica of the group.
+    pub fn engine_of(&self, replica: u32) -> u32 {
+        let num_after = self.bounds.iter().rev();
+        let num_after = num_after.take_while(|bound| **bound > replica).count();
+        u32::try_from(self.bounds.len() - num_after - 1).expect("engines are a u32")
+    }
+}
+
+/// Who but this user's processes could connect where there are no keys.
+fn who_else_comes(endpoint: &str) -> Option<String> {
+    let Some(path) = endpoint.strip_prefix("ipc://") else {
+        return Some("every user of a machine that reaches it could join".to_owned());
     };
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.parse::<std::net::IpAddr>()
-        .is_ok_and(|address| address.is_loopback())
+    let directory = Path::new(path).parent().filter(|_| path.starts_with('/'));
+    let Some(directory) = directory else {
+        return Some("a name that is no absolute path is open to every user".to_owned());
+    };
+    match fs::metadata(directory) {
+        Err(error) => Some(format!("{}: {error}", directory.display())),
+        Ok(found) if found.permissions().mode() & 0o077 != 0 => {
+            let mode = found.permissions().mode() & 0o777;
+            Some(format!("{} has mode {mode:04o}", directory.display()))
+        }
+        Ok(found) => (found.uid() != rustix::process::geteuid().as_raw())
+            .then(|| format!("{} is another user's", directory.display())),
+    }
 }
 
 #[cfg(test)]
@@ -232,9 +275,10 @@ mod tests {
 
     #[test]
     fn replicas_are_numbered_engine_by_engine() {
-        let group = of(first_at("ipc:///tmp/a"), &[2, 1, 3]);
-        assert_eq!(group.replicas_of(2), 3..6);
-        assert_eq!((group.engine_of(2), group.engine_of(3)), (1, 2));
+        let owners = of(first_at("ipc:///tmp/a"), &[2, 1, 3]).owners();
+        assert_eq!(owners.replicas_of(2), 3..6);
+        let engines: Vec<u32> = (0..6).map(|replica| owners.engine_of(replica)).collect();
+        assert_eq!(engines, [0, 0, 1, 2, 2, 2]);
     }
 
     #[test]
@@ -253,22 +297,41 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_engines_meet_on_this_machine_only() {
-        for endpoint in ["ipc:///tmp/a", "tcp://127.0.0.1:*", "tcp://[::1]:5555"] {
-            assert_eq!(
-                of(first_at(endpoint), &[1, 1]).check(),
-                Ok(()),
-                "{endpoint}"
-            );
-        }
-        for endpoint in [
-            "tcp://*:5555",
-            "tcp://10.0.0.1:5555",
-            "tcp://eth0:*",
-            "tcp://[::]:1",
+    fn without_keys_engines_meet_in_a_directory_of_their_own_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let may = |mode| {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(directory.path(), mode).unwrap();
+        };
+        may(0o700);
+        let path = directory.path().join("group");
+        let endpoint = format!("ipc://{}", path.display());
+        assert_eq!(of(first_at(&endpoint), &[1, 1]).check(), Ok(()));
+        may(0o750);
+        for (endpoint, why) in [
+            (endpoint.as_str(), "has mode 0750"),
+            ("ipc:///no-such-directory/group", "No such file"),
+            ("ipc://@plait-group", "no absolute path"),
+            ("ipc://group", "no absolute path"),
+            ("ipc://*", "no absolute path"),
+            ("tcp://127.0.0.1:*", "could join"),
+            ("tcp://[::1]:5555", "could join"),
+            ("tcp://10.0.0.1:5555", "could join"),
         ] {
-            let error = of(first_at(endpoint), &[1, 1]).check().unwrap_err();
-            assert!(error.to_string().contains("CURVE keys only"), "{error}");
+            for seat in [
+                first_at(endpoint),
+                Seat::Member {
+                    engine: 1,
+                    endpoint: endpoint.to_owned(),
+                    keys: None,
+                },
+            ] {
+                let error = of(seat, &[1, 1]).check().unwrap_err().to_string();
+                assert!(
+                    error.contains(why) && error.contains("CURVE keys"),
+                    "{error}"
+                );
+            }
         }
     }
 }

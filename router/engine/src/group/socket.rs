@@ -1,6 +1,9 @@
 //! The two ends of the link between engines.
 
-use plait_proto::{MAX_FRAME_BYTES, Malformed, Message};
+use std::fmt;
+
+use plait_proto::{ExitCode, Malformed, Message};
+use rustc_hash::FxHashMap;
 use zmq::SocketEvent;
 
 use crate::frames::{next_frame, rest_of_message};
@@ -11,15 +14,23 @@ use super::settings::{ClientKeys, GroupProblem, ServerKeys};
 /// Messages that wait for one peer at most. A round has one vote of each replica; a peer that has not
 /// read those of several rounds has stopped reading.
 const HIGH_WATER_MARK: i32 = 4096;
+/// Bytes of a message: a Fail has 4 kB of reason, a verdict a bit a replica.
+const MAX_MESSAGE_BYTES: i64 = 64 << 10;
 /// How long a closing engine's last words may take to leave.
 const LINGER_MILLIS: i32 = 500;
+/// A link between machines that carries nothing, as an idle group's, is probed after so many seconds,
+const KEEPALIVE_IDLE: i32 = 5;
+/// every second,
+const KEEPALIVE_INTERVAL: i32 = 1;
+/// and is closed after so many probes without an answer.
+const KEEPALIVE_PROBES: i32 = 5;
 
 /// What was dropped, by why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strays {
     /// Messages of somebody who is no engine of this group.
     pub num_strangers: u64,
-    /// Frames that are no message.
+    /// Frames that are no message, and votes that no plan can give.
     pub num_malformed: u64,
     /// Votes on a step, or verdicts, that are out already.
     pub num_late: u64,
@@ -29,22 +40,48 @@ pub struct Strays {
     pub num_unasked: u64,
 }
 
+/// One connection, by the name that libzmq gave it.
+pub type PeerId = Vec<u8>;
+
 /// What a peer sent.
-pub enum Received {
-    /// A message of this engine.
-    Message(u32, Message),
-    /// Frames of this engine that are no message.
-    Malformed(u32, Malformed),
-    /// Something from a peer that is no engine of the group.
-    Stranger,
+pub struct Received {
+    /// Through which connection.
+    pub peer: PeerId,
+    /// The engine that joined through it.
+    pub engine: Option<u32>,
+    /// What it says.
+    pub message: Result<Message, Malformed>,
+}
+
+/// Why a message could not be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsent {
+    /// The connection is closed.
+    Gone,
+    /// Too many messages wait for it.
+    Full,
+}
+
+impl From<zmq::Error> for Unsent {
+    fn from(error: zmq::Error) -> Self {
+        if error == zmq::Error::EAGAIN {
+            Self::Full
+        } else {
+            Self::Gone
+        }
+    }
 }
 
 /// The first engine's end.
 pub struct Listener {
+    // Closed before the socket that it watches.
+    watch: Watch,
     socket: zmq::Socket,
-    monitor: zmq::Socket,
     allowlist: Option<Allowlist>,
     endpoint: String,
+    /// Who sits where.
+    engines: FxHashMap<PeerId, u32>,
+    peers: FxHashMap<u32, PeerId>,
 }
 
 impl Listener {
@@ -64,14 +101,16 @@ impl Listener {
         }
         let allowlist = keys.map(|keys| Allowlist::new(&context, keys.allowed));
         let allowlist = allowlist.transpose()?;
-        let monitor = monitor(&context, &socket, &[SocketEvent::DISCONNECTED])?;
+        let watch = Watch::new(&context, &socket, &[SocketEvent::DISCONNECTED])?;
         socket.bind(endpoint)?;
         let bound = socket.get_last_endpoint()?;
         Ok(Self {
+            watch,
             socket,
-            monitor,
             allowlist,
             endpoint: bound.unwrap_or_else(|_| endpoint.to_owned()),
+            engines: FxHashMap::default(),
+            peers: FxHashMap::default(),
         })
     }
 
@@ -83,81 +122,153 @@ impl Listener {
     /// What wakes the engine.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
         let asked = self.allowlist.as_ref().map(Allowlist::socket);
-        let sockets = [&self.socket, &self.monitor].into_iter().chain(asked);
+        let sockets = [&self.socket, &self.watch.events].into_iter().chain(asked);
         sockets
             .map(|socket| socket.as_poll_item(zmq::POLLIN))
             .collect()
     }
 
+    /// Answers those who ask to connect.
+    pub fn admit(&self) {
+        if let Some(allowlist) = &self.allowlist {
+            allowlist.answer();
+        }
+    }
+
     /// Whether somebody's connection was closed since the last call.
     pub fn has_lost_somebody(&self) -> bool {
-        events(&self.monitor).count() > 0
+        self.watch.take().count() > 0
     }
 
     /// The next message that has come, if any; never blocks.
     pub fn receive(&self) -> Option<Received> {
-        if let Some(allowlist) = &self.allowlist {
-            allowlist.answer();
-        }
         let peer = next_frame(&self.socket)?;
         let frames = rest_of_message(&self.socket);
-        let Some(engine) = engine_of(&peer) else {
-            return Some(Received::Stranger);
-        };
-        Some(match plait_proto::decode(&frames) {
-            Ok(message) => Received::Message(engine, message),
-            Err(malformed) => Received::Malformed(engine, malformed),
+        Some(Received {
+            engine: self.engines.get(&peer).copied(),
+            message: plait_proto::decode(&frames),
+            peer,
         })
     }
 
-    /// Sends to one engine; an error means that it is gone or has stopped reading.
-    pub fn send(&self, engine: u32, frames: &[Vec<u8>]) -> Result<(), zmq::Error> {
+    /// From now on `engine` is who talks through this connection.
+    pub fn seat(&mut self, engine: u32, peer: PeerId) {
+        self.peers.insert(engine, peer.clone());
+        self.engines.insert(peer, engine);
+    }
+
+    /// Whether an engine has joined.
+    pub fn is_seated(&self, engine: u32) -> bool {
+        self.peers.contains_key(&engine)
+    }
+
+    /// Sends to an engine, which is gone where it has not joined.
+    pub fn send(&self, engine: u32, frames: &[Vec<u8>]) -> Result<(), Unsent> {
+        let peer = self.peers.get(&engine).ok_or(Unsent::Gone)?;
+        self.send_to(peer, frames)
+    }
+
+    /// Sends through a connection.
+    pub fn send_to(&self, peer: &PeerId, frames: &[Vec<u8>]) -> Result<(), Unsent> {
         let flags = zmq::DONTWAIT;
-        self.socket
-            .send(routing_id(engine).as_bytes(), flags | zmq::SNDMORE)?;
+        self.socket.send(peer.as_slice(), flags | zmq::SNDMORE)?;
         let frames = frames.iter().map(Vec::as_slice);
-        self.socket.send_multipart(frames, flags)
+        Ok(self.socket.send_multipart(frames, flags)?)
+    }
+
+    /// Nobody looks at what happens to the connections any more.
+    pub fn stop_watching(&self) {
+        self.watch.stop(&self.socket);
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop_watching();
     }
 }
 
 /// What became of the link to the first engine.
-///
-/// Ordered by how much it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// It was closed.
     Closed,
     /// It was closed before the two understood each other.
-    Unopened,
-    /// The other end has other keys, or wants some.
-    Keys,
+    Unopened(Handshake),
+}
+
+/// How a handshake ended that opened no link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handshake {
+    /// The other end hung up.
+    HungUp {
+        /// This end has CURVE keys.
+        has_keys: bool,
+    },
+    /// A breach of the protocol, with libzmq's number for it.
+    Breach(u32),
+    /// The other end does not want this one's key, with its answer.
+    Denied(u32),
+}
+
+impl Handshake {
+    /// Decryption failed (`ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC`).
+    const CRYPTOGRAPHIC: u32 = 0x1100_0001;
+    /// One side has keys (`ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH`).
+    const MECHANISM_MISMATCH: u32 = 0x1100_0002;
+
+    /// What the process exits with: where the settings are known to be the cause, nobody need try again.
+    pub fn code(self) -> ExitCode {
+        match self {
+            Self::HungUp { .. } => ExitCode::RankLost,
+            Self::Breach(_) | Self::Denied(_) => ExitCode::Settings,
+        }
+    }
+}
+
+impl fmt::Display for Handshake {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HungUp { has_keys: false } => to.write_str(
+                "it hung up before the link was open; it ended, or is no engine of a group",
+            ),
+            Self::HungUp { has_keys: true } => to.write_str(
+                "it hung up before the link was open; it ended, or is no engine of a group, or its CURVE key is not \
+                 the one that was given here",
+            ),
+            Self::Denied(status) => write!(
+                to,
+                "it refused this engine's CURVE key ({status}): put the public key on its list"
+            ),
+            Self::Breach(Self::CRYPTOGRAPHIC) => {
+                to.write_str("its CURVE key is not the one that was given here")
+            }
+            Self::Breach(Self::MECHANISM_MISMATCH) => {
+                to.write_str("one of the two has CURVE keys and the other has none")
+            }
+            Self::Breach(number) => write!(to, "the handshake failed (libzmq's {number:#010x})"),
+        }
+    }
 }
 
 /// A dialling engine's end.
 pub struct Dialler {
+    // Closed before the socket that it watches.
+    watch: Watch,
     socket: zmq::Socket,
-    monitor: zmq::Socket,
+    has_keys: bool,
 }
 
 impl Dialler {
     /// Dials, again and again until somebody listens; returns at once.
-    pub fn dial(
-        engine: u32,
-        endpoint: &str,
-        keys: Option<&ClientKeys>,
-    ) -> Result<Self, GroupProblem> {
-        Self::try_dial(engine, endpoint, keys).map_err(|error| problem(endpoint, error))
+    pub fn dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, GroupProblem> {
+        Self::try_dial(endpoint, keys).map_err(|error| problem(endpoint, error))
     }
 
-    fn try_dial(
-        engine: u32,
-        endpoint: &str,
-        keys: Option<&ClientKeys>,
-    ) -> Result<Self, zmq::Error> {
+    fn try_dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, zmq::Error> {
         let context = zmq::Context::new();
         let socket = context.socket(zmq::DEALER)?;
         configure(&socket)?;
-        socket.set_identity(routing_id(engine).as_bytes())?;
         if let Some(keys) = keys {
             socket.set_curve_serverkey(&keys.server)?;
             socket.set_curve_publickey(&keys.public)?;
@@ -169,26 +280,36 @@ impl Dialler {
             SocketEvent::HANDSHAKE_FAILED_PROTOCOL,
             SocketEvent::HANDSHAKE_FAILED_AUTH,
         ];
-        let monitor = monitor(&context, &socket, &watched)?;
+        let watch = Watch::new(&context, &socket, &watched)?;
         socket.connect(endpoint)?;
-        Ok(Self { socket, monitor })
+        Ok(Self {
+            watch,
+            socket,
+            has_keys: keys.is_some(),
+        })
     }
 
     /// What wakes the engine.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
-        [&self.socket, &self.monitor]
+        [&self.socket, &self.watch.events]
             .map(|socket| socket.as_poll_item(zmq::POLLIN))
             .into()
     }
 
-    /// What has become of the link since the last call.
+    /// What has become of the link since the last call; what says most comes first.
     pub fn broken(&self) -> Option<Broken> {
-        let kinds = events(&self.monitor).map(|event| match event {
-            SocketEvent::DISCONNECTED => Broken::Closed,
-            SocketEvent::HANDSHAKE_FAILED_NO_DETAIL => Broken::Unopened,
-            _ => Broken::Keys,
-        });
-        kinds.max()
+        let has_keys = self.has_keys;
+        self.watch
+            .take()
+            .map(|(event, value)| match event {
+                SocketEvent::DISCONNECTED => Broken::Closed,
+                SocketEvent::HANDSHAKE_FAILED_NO_DETAIL => {
+                    Broken::Unopened(Handshake::HungUp { has_keys })
+                }
+                SocketEvent::HANDSHAKE_FAILED_AUTH => Broken::Unopened(Handshake::Denied(value)),
+                _ => Broken::Unopened(Handshake::Breach(value)),
+            })
+            .reduce(|first, next| if first == Broken::Closed { next } else { first })
     }
 
     /// The next message that has come, if any; never blocks.
@@ -199,10 +320,21 @@ impl Dialler {
         Some(plait_proto::decode(&frames))
     }
 
-    /// Sends to the first engine; an error means that it has stopped reading.
-    pub fn send(&self, message: &Message) -> Result<(), zmq::Error> {
-        self.socket
-            .send_multipart(plait_proto::encode(message), zmq::DONTWAIT)
+    /// Sends to the first engine.
+    pub fn send(&self, message: &Message) -> Result<(), Unsent> {
+        let frames = plait_proto::encode(message);
+        Ok(self.socket.send_multipart(frames, zmq::DONTWAIT)?)
+    }
+
+    /// Nobody looks at what happens to the link any more.
+    pub fn stop_watching(&self) {
+        self.watch.stop(&self.socket);
+    }
+}
+
+impl Drop for Dialler {
+    fn drop(&mut self) {
+        self.stop_watching();
     }
 }
 
@@ -210,31 +342,54 @@ fn configure(socket: &zmq::Socket) -> Result<(), zmq::Error> {
     socket.set_linger(LINGER_MILLIS)?;
     socket.set_sndhwm(HIGH_WATER_MARK)?;
     socket.set_rcvhwm(HIGH_WATER_MARK)?;
-    socket.set_maxmsgsize(i64::try_from(MAX_FRAME_BYTES).expect("the cap is 16 MiB"))
+    socket.set_tcp_keepalive(1)?;
+    socket.set_tcp_keepalive_idle(KEEPALIVE_IDLE)?;
+    socket.set_tcp_keepalive_intvl(KEEPALIVE_INTERVAL)?;
+    socket.set_tcp_keepalive_cnt(KEEPALIVE_PROBES)?;
+    socket.set_maxmsgsize(MAX_MESSAGE_BYTES)
 }
 
-/// A socket that tells what happens to the connections of `socket`.
-fn monitor(
-    context: &zmq::Context,
-    socket: &zmq::Socket,
-    watched: &[SocketEvent],
-) -> Result<zmq::Socket, zmq::Error> {
-    const ENDPOINT: &str = "inproc://monitor";
-    let mask = watched.iter().map(|event| i32::from(event.to_raw()));
-    socket.monitor(ENDPOINT, mask.sum())?;
-    let monitor = context.socket(zmq::PAIR)?;
-    monitor.set_linger(0)?;
-    monitor.connect(ENDPOINT)?;
-    Ok(monitor)
+/// Tells what happens to the connections of a socket.
+struct Watch {
+    events: zmq::Socket,
 }
 
-/// The events that have come.
-fn events(monitor: &zmq::Socket) -> impl Iterator<Item = SocketEvent> {
-    std::iter::from_fn(|| {
-        let frames = monitor.recv_multipart(zmq::DONTWAIT).ok()?;
-        let event = frames.first()?.first_chunk().copied()?;
-        Some(SocketEvent::from_raw(u16::from_ne_bytes(event)))
-    })
+/// Events that are looked at before anything else is.
+const MAX_EVENTS_A_TURN: usize = 256;
+
+impl Watch {
+    fn new(
+        context: &zmq::Context,
+        socket: &zmq::Socket,
+        watched: &[SocketEvent],
+    ) -> Result<Self, zmq::Error> {
+        const ENDPOINT: &str = "inproc://watch";
+        let mask = watched.iter().map(|event| i32::from(event.to_raw()));
+        socket.monitor(ENDPOINT, mask.sum())?;
+        let events = context.socket(zmq::PAIR)?;
+        events.set_linger(0)?;
+        // libzmq's I/O thread waits, and everything with it, where an event finds no room.
+        events.set_rcvhwm(0)?;
+        events.connect(ENDPOINT)?;
+        Ok(Self { events })
+    }
+
+    /// The events that have come, each with its value.
+    fn take(&self) -> impl Iterator<Item = (SocketEvent, u32)> {
+        let next = || {
+            let frames = self.events.recv_multipart(zmq::DONTWAIT).ok()?;
+            let (event, value) = frames.first()?.split_first_chunk()?;
+            let event = SocketEvent::from_raw(u16::from_ne_bytes(*event));
+            Some((event, u32::from_ne_bytes(*value.first_chunk()?)))
+        };
+        std::iter::from_fn(next).take(MAX_EVENTS_A_TURN)
+    }
+
+    /// Hands the events over to a new end, which gets none.
+    fn stop(&self, socket: &zmq::Socket) {
+        // A socket that cannot be watched any more is not watched.
+        let _unwatched = socket.monitor("inproc://nobody", 0);
+    }
 }
 
 fn problem(endpoint: &str, error: zmq::Error) -> GroupProblem {
@@ -244,14 +399,78 @@ fn problem(endpoint: &str, error: zmq::Error) -> GroupProblem {
     }
 }
 
-fn routing_id(engine: u32) -> String {
-    format!("engine-{engine}")
-}
+#[cfg(test)]
+mod tests {
+    use plait_proto::Beat;
 
-/// The engine in a routing id, written as [`routing_id`] writes it.
-fn engine_of(routing_id: &[u8]) -> Option<u32> {
-    let digits = std::str::from_utf8(routing_id).ok()?;
-    let digits = digits.strip_prefix("engine-")?;
-    let engine: u32 = digits.parse().ok()?;
-    (engine.to_string() == digits).then_some(engine)
+    use super::*;
+
+    /// A listener, and a connection that sends `word` and reads nothing.
+    fn connected() -> (tempfile::TempDir, Listener, PeerId, zmq::Socket) {
+        let directory = tempfile::tempdir().unwrap();
+        let endpoint = format!("ipc://{}", directory.path().join("group").display());
+        let listener = Listener::bind(&endpoint, None).unwrap();
+        let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+        socket.set_rcvhwm(1).unwrap();
+        socket.set_linger(0).unwrap();
+        socket.connect(&endpoint).unwrap();
+        socket.send("a word", 0).unwrap();
+        zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        let peer = listener.receive().unwrap().peer;
+        (directory, listener, peer, socket)
+    }
+
+    #[test]
+    fn who_reads_nothing_is_not_gone() {
+        let (_directory, mut listener, peer, socket) = connected();
+        assert_eq!(
+            listener.send(1, &[]),
+            Err(Unsent::Gone),
+            "nobody sits there"
+        );
+        listener.seat(1, peer);
+        let beat = plait_proto::encode(&Beat { rank: 0, step: 0 }.into());
+        let unsent = (0..1_000_000).find_map(|_| listener.send(1, &beat).err());
+        assert_eq!(unsent, Some(Unsent::Full));
+        drop(socket);
+    }
+
+    #[test]
+    fn a_message_over_the_cap_is_dropped_with_its_sender() {
+        let (_directory, listener, _, socket) = connected();
+        socket.send(vec![0; (64 << 10) + 1], 0).unwrap();
+        while !listener.has_lost_somebody() {
+            zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        }
+        assert!(listener.receive().is_none());
+    }
+
+    #[test]
+    fn links_between_machines_are_probed() {
+        let listener = Listener::bind("tcp://127.0.0.1:*", None).unwrap();
+        let dialler = Dialler::dial(listener.endpoint(), None).unwrap();
+        dialler.send(&Beat { rank: 0, step: 0 }.into()).unwrap();
+        zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        let (_, port) = listener.endpoint().rsplit_once(':').unwrap();
+        let port = format!(":{:04X}", port.parse::<u16>().unwrap());
+        for _ in 0..1000 {
+            if timers(&port) == ["02", "02"] {
+                return;
+            }
+            zmq::poll(&mut [], 5).unwrap();
+        }
+        panic!("not both ends keep alive: {:?}", timers(&port));
+    }
+
+    /// Which timer runs for each end of a connection: 02 is that of keepalive.
+    fn timers(port: &str) -> Vec<String> {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let timer = |line: &str| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_ours = fields[1].ends_with(port) || fields[2].ends_with(port);
+            let is_established = fields[3] == "01";
+            (is_ours && is_established).then(|| fields[5][..2].to_owned())
+        };
+        table.lines().skip(1).filter_map(timer).collect()
+    }
 }

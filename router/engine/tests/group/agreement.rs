@@ -161,20 +161,6 @@ fn engines_may_start_in_any_order() {
     }
 }
 
-#[test]
-fn engines_meet_over_tcp_as_well() {
-    let first = Engine::start(
-        group_settings(0, "tcp://127.0.0.1:*", &[1, 1]),
-        Devices::default(),
-    );
-    let endpoint = first.endpoint.clone().unwrap();
-    let member = Engine::start(group_settings(1, &endpoint, &[1, 1]), Devices::default());
-    member.submit(0, Spec::new(5, 9));
-    member.wait_until("its request is served", |log| log.num_tokens == 5 + 8);
-    member.tell(Order::Drain);
-    assert_eq!((first.finish().end, member.finish().end), (None, None));
-}
-
 prop_compose! {
     fn any_devices()(
         draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],

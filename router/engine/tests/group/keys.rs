@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use plait_core::Micros;
-use plait_engine::group::{ClientKeys, Exchange, GroupEnd, GroupProblem, Seat, ServerKeys};
+use plait_engine::group::{
+    ClientKeys, Exchange, GroupEnd, GroupProblem, Handshake, Seat, ServerKeys,
+};
 use plait_proto::ExitCode;
 use zmq::CurveKeyPair;
 
@@ -65,13 +67,26 @@ fn engines_with_the_right_keys_agree() {
     assert_eq!((first.finish().end, member.finish().end), (None, None));
 }
 
+fn handshake(log: Log) -> Handshake {
+    match log.end {
+        Some(GroupEnd::Unopened { handshake, .. }) => handshake,
+        other => panic!("the link was opened, or {other:?}"),
+    }
+}
+
 #[test]
 fn an_engine_whose_key_is_not_on_the_list_gets_nothing_through() {
     let [server, listed, other] = pairs();
     let first = first(&server, &listed);
     let refused = member(first.endpoint.as_ref().unwrap(), keys(&server, &other)).finish();
-    assert_eq!(refused.end, Some(GroupEnd::Keys));
-    assert_eq!(GroupEnd::Keys.code(), ExitCode::Settings);
+    let end = refused.end.clone().unwrap();
+    assert!(
+        end.to_string()
+            .contains("refused this engine's CURVE key (400)"),
+        "{end}"
+    );
+    assert_eq!(handshake(refused), Handshake::Denied(400));
+    assert_eq!(end.code(), ExitCode::Settings);
     heard_nothing(first);
 }
 
@@ -80,19 +95,38 @@ fn an_engine_that_expects_another_first_one_gets_nothing_through() {
     let [server, own, other] = pairs();
     let first = first(&server, &own);
     let refused = member(first.endpoint.as_ref().unwrap(), keys(&other, &own)).finish();
-    assert_eq!(refused.end, Some(GroupEnd::Keys));
+    // The first engine cannot read what it was sent, and hangs up: no more is known here.
+    assert_eq!(handshake(refused), Handshake::HungUp { has_keys: true });
     heard_nothing(first);
+}
+
+/// What hangs up is no proof of wrong keys.
+#[test]
+fn an_engine_that_is_hung_up_on_says_so_and_blames_nothing() {
+    let [server, own, _] = pairs();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("tcp://{}", other.local_addr().unwrap());
+    let member = member(&endpoint, keys(&server, &own));
+    drop(other.accept().unwrap());
+    let end = member.finish().end.unwrap();
+    let told = end.to_string();
+    assert!(
+        told.contains("hung up") && told.contains("it ended, or"),
+        "{told}"
+    );
+    assert!(told.contains(&endpoint), "{told}");
+    assert_eq!(end.code(), ExitCode::RankLost, "it may be tried again");
 }
 
 #[test]
 fn an_engine_without_keys_gets_nothing_through() {
     let [server, own, _] = pairs();
     let first = first(&server, &own);
-    let bare = member(first.endpoint.as_ref().unwrap(), None);
+    let bare = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    bare.set_linger(0).unwrap();
+    bare.connect(first.endpoint.as_ref().unwrap()).unwrap();
+    bare.send("a word", 0).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert!(bare.log().verdicts.is_empty());
-    bare.tell(Order::Vanish);
-    bare.log();
     heard_nothing(first);
 }
 

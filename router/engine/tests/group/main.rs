@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_wrap, reason = "small numbers")]
 
 mod agreement;
+mod exchange;
 mod failures;
 mod keys;
 mod rig;

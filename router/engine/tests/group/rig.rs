@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -57,7 +58,9 @@ pub fn patient() -> GroupPatience {
 
 /// A directory for a socket.
 pub fn meeting_place() -> (TempDir, String) {
-    let directory = tempfile::tempdir().unwrap();
+    let owners_only = std::fs::Permissions::from_mode(0o700);
+    let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
+    let directory = directory.unwrap();
     let endpoint = format!("ipc://{}", directory.path().join("group").display());
     (directory, endpoint)
 }
@@ -150,7 +153,7 @@ impl Engine {
         let log = Arc::new(Mutex::new(Log::default()));
         let clock = Instant::now();
         let engine = settings.engine();
-        let replicas = settings.replicas_of(engine);
+        let replicas = settings.owners().replicas_of(engine);
         let exchange = Exchange::new(settings, Micros(0)).unwrap();
         let endpoint = exchange.endpoint().map(str::to_owned);
         let turn = {

@@ -1,0 +1,272 @@
+//! Claims about one engine's exchange, with the other end played by hand.
+
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plait_core::{Micros, Mode, StepId, Vote};
+use plait_engine::group::{Exchange, GroupEnd};
+use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Verdict, schema_fingerprint};
+
+use crate::rig::{CONFIG, Devices, Engine, FOREVER, group_settings, meeting_place};
+
+/// Long enough for what was sent to be there.
+const SOON: Duration = Duration::from_millis(300);
+
+fn idle(replica: u32) -> Vote {
+    Vote {
+        replica,
+        step: StepId(1),
+        num_prefill_tokens: 0,
+        num_decode_rows: 0,
+        num_tokens: 0,
+        wants_mixed: false,
+        can_graph: true,
+        idle: true,
+        draining: false,
+    }
+}
+
+fn first_of_two(endpoint: &str) -> Exchange {
+    Exchange::new(group_settings(0, endpoint, &[1, 1]), Micros(0)).unwrap()
+}
+
+fn dial(endpoint: &str) -> zmq::Socket {
+    let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    socket.set_linger(100).unwrap();
+    let millis = i32::try_from(FOREVER.as_millis()).unwrap();
+    socket.set_rcvtimeo(millis).unwrap();
+    socket.connect(endpoint).unwrap();
+    socket
+}
+
+fn say(socket: &zmq::Socket, message: impl Into<Message>) {
+    let frames = plait_proto::encode(&message.into());
+    socket.send_multipart(frames, 0).unwrap();
+}
+
+/// Engine 1 of two.
+fn join() -> Join {
+    Join {
+        protocol: PROTOCOL,
+        schema: schema_fingerprint(),
+        config: CONFIG,
+        engine: 1,
+        num_engines: 2,
+        first_replica: 1,
+        num_replicas: 1,
+    }
+}
+
+#[test]
+fn a_verdict_that_waits_is_due_at_once() {
+    let mut alone = Exchange::new(group_settings(0, "", &[1]), Micros(0)).unwrap();
+    assert_eq!(alone.next_deadline(), None);
+    alone.cast(&[idle(0)], Micros(5)).unwrap();
+    assert!(alone.next_deadline().is_some_and(|due| due <= Micros(5)));
+    assert_eq!(alone.hear(Micros(5)).unwrap().unwrap().mode, Mode::Idle);
+    assert_eq!(alone.next_deadline(), None);
+}
+
+#[test]
+fn a_stop_that_waits_is_due_at_once() {
+    let mut alone = Exchange::new(group_settings(0, "", &[1]), Micros(0)).unwrap();
+    let draining = Vote {
+        draining: true,
+        ..idle(0)
+    };
+    alone.cast(&[draining], Micros(5)).unwrap();
+    assert!(alone.next_deadline().is_some());
+    assert!(alone.hear(Micros(5)).unwrap().unwrap().stop);
+    assert_eq!(alone.next_deadline(), None);
+}
+
+/// Member 1 of two, whose vote has reached the socket that plays engine 0.
+struct Played {
+    member: Exchange,
+    first: zmq::Socket,
+    /// Who the member is to it.
+    peer: Vec<u8>,
+    _directory: tempfile::TempDir,
+}
+
+fn played(vote: &Vote) -> Played {
+    let (directory, endpoint) = meeting_place();
+    let first = zmq::Context::new().socket(zmq::ROUTER).unwrap();
+    first.bind(&endpoint).unwrap();
+    let mut member = Exchange::new(group_settings(1, &endpoint, &[1, 1]), Micros(0)).unwrap();
+    member.cast(&[*vote], Micros(0)).unwrap();
+    let peer = first.recv_multipart(0).unwrap().swap_remove(0);
+    first.recv_multipart(0).unwrap();
+    Played {
+        member,
+        first,
+        peer,
+        _directory: directory,
+    }
+}
+
+impl Played {
+    fn answer(&self, verdict: Verdict) {
+        let mut frames = plait_proto::encode(&verdict.into());
+        frames.insert(0, self.peer.clone());
+        self.first.send_multipart(frames, 0).unwrap();
+    }
+}
+
+fn verdict(mode: plait_proto::Mode) -> Verdict {
+    Verdict {
+        step: 1,
+        mode,
+        pad_tokens: 0,
+        graph_bucket: None,
+        dummy_replicas: Vec::new(),
+        stop: false,
+        draining: false,
+    }
+}
+
+#[test]
+fn a_link_that_broke_behind_a_verdict_is_looked_at_again_at_once() {
+    let played = played(&idle(1));
+    played.answer(verdict(plait_proto::Mode::Idle));
+    let mut member = played.member;
+    drop(played.first);
+    thread::sleep(SOON);
+    assert!(member.hear(Micros(1)).unwrap().is_some());
+    assert_eq!(member.next_deadline(), Some(Micros(0)));
+    let lost = member.hear(Micros(1)).unwrap_err();
+    assert!(matches!(lost, GroupEnd::Lost { engine: 0, .. }), "{lost}");
+}
+
+#[test]
+fn a_verdict_that_cannot_be_ends_the_engine_by_name() {
+    type Change = fn(&mut Verdict);
+    let cases: [(&str, Change); 4] = [
+        ("leaves out rows", |it| it.mode = plait_proto::Mode::Idle),
+        ("dummy for more replicas", |it| {
+            it.dummy_replicas = vec![255; 60_000];
+        }),
+        ("no graph has its size", |it| it.graph_bucket = Some(7)),
+        ("too few tokens", |it| it.pad_tokens = 1),
+    ];
+    let decoding = Vote {
+        num_decode_rows: 2,
+        num_tokens: 2,
+        idle: false,
+        ..idle(1)
+    };
+    for (words, change) in cases {
+        let mut played = played(&decoding);
+        let mut broken = Verdict {
+            pad_tokens: 4,
+            graph_bucket: Some(4),
+            ..verdict(plait_proto::Mode::Decode)
+        };
+        change(&mut broken);
+        played.answer(broken);
+        zmq::poll(&mut played.member.poll_items(), 60_000).unwrap();
+        let end = played.member.hear(Micros(1)).unwrap_err();
+        let told = end.to_string();
+        assert!(told.contains("engine 0 sent a verdict on step 1"), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+#[test]
+fn strangers_that_hang_up_hurry_no_search() {
+    let (directory, endpoint) = meeting_place();
+    let path = directory.path().join("group");
+    let mut first = first_of_two(&endpoint);
+    let member = dial(&endpoint);
+    say(&member, join());
+    zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+    first.hear(Micros(0)).unwrap();
+    let began = Instant::now();
+    let now = || Micros(u64::try_from(began.elapsed().as_micros()).unwrap());
+    for _ in 0..300 {
+        drop(UnixStream::connect(&path).unwrap());
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        first.hear(now()).unwrap();
+    }
+    let most = 2 + began.elapsed().as_millis() / 5;
+    thread::sleep(SOON);
+    let calls = std::iter::from_fn(|| member.recv_multipart(zmq::DONTWAIT).ok()).count();
+    assert!(
+        (1..=most).contains(&(calls as u128)),
+        "{calls} calls, {most} allowed"
+    );
+}
+
+#[test]
+fn an_engine_that_says_much_is_heard_a_little_at_a_time() {
+    let (_directory, endpoint) = meeting_place();
+    let mut first = first_of_two(&endpoint);
+    let member = dial(&endpoint);
+    say(&member, join());
+    (0..1000).for_each(|_| say(&member, Drain {}));
+    thread::sleep(SOON);
+    first.hear(Micros(0)).unwrap();
+    let heard = first.strays().num_unasked;
+    assert!(heard < 300, "{heard} messages at once");
+    let deadline = Instant::now() + FOREVER;
+    while first.strays().num_unasked < 1000 {
+        assert!(Instant::now() < deadline, "the rest never comes");
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        first.hear(Micros(0)).unwrap();
+    }
+}
+
+#[test]
+fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
+    let (directory, endpoint) = meeting_place();
+    let path = directory.path().join("group");
+    let mut first = first_of_two(&endpoint);
+    let member = dial(&endpoint);
+    say(&member, join());
+    let reason = "its device is on fire".to_owned();
+    let (rank, code) = (1, ExitCode::Hardware);
+    say(&member, Fail { rank, code, reason });
+    let end = loop {
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        if let Err(end) = first.hear(Micros(0)) {
+            break end;
+        }
+    };
+    assert_eq!(end.to_string(), "engine 1 gave up: its device is on fire");
+    (0..2500).for_each(|_| drop(UnixStream::connect(&path)));
+    assert!(first.poll_items().is_empty());
+    assert_eq!(first.next_deadline(), None);
+    assert_eq!(first.hear(Micros(0)), Ok(None));
+    let closing = thread::spawn(move || drop(first));
+    let deadline = Instant::now() + FOREVER;
+    while !closing.is_finished() {
+        assert!(Instant::now() < deadline, "it hangs");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_second_engine_on_a_seat_ends_the_group_which_names_it() {
+    let (_directory, endpoint) = meeting_place();
+    let [first, right] = [0, 1].map(|engine| {
+        let settings = group_settings(engine, &endpoint, &[1, 1]);
+        Engine::start(settings, Devices::default())
+    });
+    first.wait_until("both are there", |log| !log.verdicts.is_empty());
+    let second = dial(&endpoint);
+    say(&second, join());
+    let answer = plait_proto::decode(&second.recv_multipart(0).unwrap()).unwrap();
+    let end = first.finish().end.unwrap();
+    assert!(
+        end.to_string()
+            .starts_with("two engines say that they are engine 1 (replica 1)"),
+        "{end}"
+    );
+    let told = |message: &Message| match message {
+        Message::Fail(fail) => fail.reason.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(&answer), end.to_string());
+    assert_eq!(right.finish().end.unwrap().to_string(), end.to_string());
+}

@@ -1,0 +1,128 @@
+//! What a round asks of the allocator. Alone in its process, whose allocator it counts.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(unsafe_code, reason = "an allocator cannot be told without")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+use std::time::Duration;
+
+use plait_core::{Micros, StepId, Vote};
+use plait_engine::group::{Exchange, GroupPatience, GroupSettings, Seat};
+use plait_proto::{Join, Message, PROTOCOL, schema_fingerprint};
+
+thread_local! {
+    static NUM_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call is the system allocator's own.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        NUM_BYTES.set(NUM_BYTES.get() + layout.size());
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const NUM_REPLICAS: u32 = 1024;
+
+fn vote(replica: u32) -> Vote {
+    Vote {
+        replica,
+        step: StepId(1),
+        num_prefill_tokens: 0,
+        num_decode_rows: 1,
+        num_tokens: 1,
+        wants_mixed: false,
+        can_graph: true,
+        idle: false,
+        draining: false,
+    }
+}
+
+fn say(socket: &zmq::Socket, message: impl Into<Message>) {
+    socket
+        .send_multipart(plait_proto::encode(&message.into()), 0)
+        .unwrap();
+}
+
+/// Engine 1, which owns all replicas but one.
+fn others(endpoint: &str) -> zmq::Socket {
+    let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    socket.set_sndhwm(0).unwrap();
+    socket.connect(endpoint).unwrap();
+    say(
+        &socket,
+        Join {
+            protocol: PROTOCOL,
+            schema: schema_fingerprint(),
+            config: [0; 16],
+            engine: 1,
+            num_engines: 2,
+            first_replica: 1,
+            num_replicas: NUM_REPLICAS - 1,
+        },
+    );
+    for replica in 1..NUM_REPLICAS {
+        say(
+            &socket,
+            plait_proto::Vote {
+                replica,
+                step: 1,
+                num_prefill_tokens: 0,
+                num_decode_rows: 1,
+                num_tokens: 1,
+                wants_mixed: false,
+                can_graph: true,
+                idle: false,
+                draining: false,
+            },
+        );
+    }
+    socket
+}
+
+/// Each vote used to copy all earlier ones: 40 MB a round of 1,024 replicas.
+#[test]
+fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
+    let owners_only = std::fs::Permissions::from_mode(0o700);
+    let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
+    let directory = directory.unwrap();
+    let endpoint = format!("ipc://{}", directory.path().join("group").display());
+    let settings = GroupSettings {
+        seat: Seat::First {
+            endpoint: endpoint.clone(),
+            keys: None,
+        },
+        num_replicas: vec![1, NUM_REPLICAS - 1],
+        config: [0; 16],
+        graph_buckets: vec![1],
+        patience: GroupPatience::default(),
+    };
+    let mut first = Exchange::new(settings, Micros(0)).unwrap();
+    let _others = others(&endpoint);
+    thread::sleep(Duration::from_millis(300));
+    let before = NUM_BYTES.get();
+    first.cast(&[vote(0)], Micros(0)).unwrap();
+    let verdict = loop {
+        if let Some(verdict) = first.hear(Micros(0)).unwrap() {
+            break verdict;
+        }
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+    };
+    let num_bytes = NUM_BYTES.get() - before;
+    assert_eq!(verdict.graph_bucket, Some(1));
+    assert!(num_bytes < 2_000_000, "{num_bytes} bytes for a round");
+}
