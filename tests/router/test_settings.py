@@ -12,7 +12,15 @@ from plait import cli
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.nvidia import has_nvidia_gpu
-from plait.settings import EngineSettings, ServeSettings, batch_tokens, engine_settings
+from plait.settings import (
+    EngineSettings,
+    FirstEngineKeys,
+    GroupPlace,
+    MemberKeys,
+    ServeSettings,
+    batch_tokens,
+    engine_settings,
+)
 from plait_proto import ExitCode
 
 
@@ -131,6 +139,22 @@ def test_the_engine_is_told_every_field() -> None:
     read = msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings)
     assert read == told
     assert (told.seed, told.served_model_name, told.num_ranks) == (5, "mine", 1)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        None,
+        FirstEngineKeys(secret="s" * 40, allowed=("a" * 40, "b" * 40)),
+        MemberKeys(server="f" * 40, public="p" * 40, secret="s" * 40),
+    ],
+)
+def test_the_engine_is_told_its_place_in_a_group(keys: FirstEngineKeys | MemberKeys | None) -> None:
+    place = GroupPlace(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys, graph_buckets=(1, 8))
+    told = engine_settings(parse(), "/m", None, "/r", place)
+    assert told.group == place
+    assert msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings) == told
+    assert engine_settings(parse(), "/m", None, "/r").group is None
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,9 @@ class Recorded:
         self.rows.append(len(delta.slots_R))
         return torch.zeros(int(delta.samples_R.sum()), 97)
 
+    def pick(self, num: int) -> Tensor:
+        return torch.zeros(num, dtype=torch.int32)
+
 
 def with_graphs(*sizes: int) -> tuple[Rank, CountingModel, list[Recorded]]:
     rank, model = counting_rank(PAGE)

@@ -1,7 +1,10 @@
 //! The driver thread: it owns the scheduler and the link, and never waits for anything but them.
 
 mod deadlines;
+mod grouped;
 mod ranks;
+
+pub use grouped::Grouped;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +39,8 @@ pub struct Driver {
     pub shared: Arc<Shared>,
     /// Where what steps took is kept, if anywhere.
     pub recorder: Option<StepRecorder>,
+    /// The replicas that this one steps with, if any.
+    pub group: Option<Grouped>,
     /// Known from the start.
     pub outline: Outline,
 }
@@ -122,10 +127,13 @@ impl Wheel {
             let timeout = self
                 .next_deadline()
                 .map(|deadline| since(self.now(), deadline));
+            let group = self.driver.group.as_ref();
+            let others = group.map_or_else(Vec::new, Grouped::poll_items);
             self.driver
                 .link
-                .wait(self.shared().mailbox.wakeup(), timeout);
+                .wait(self.shared().mailbox.wakeup(), others, timeout);
             self.hear_ranks();
+            self.hear_group();
             self.take_admissions();
             self.take_mail();
             self.send_steps();
@@ -135,6 +143,7 @@ impl Wheel {
         }
         self.end_streams(&ApiError::unavailable("the server was stopped"));
         self.flush();
+        self.leave_group("it was stopped");
         self.let_ranks_go();
     }
 
@@ -151,7 +160,9 @@ impl Wheel {
     }
 
     fn take_admissions(&mut self) {
-        while let Ok(admission) = self.driver.admissions.try_recv() {
+        while !self.awaits_verdict()
+            && let Ok(admission) = self.driver.admissions.try_recv()
+        {
             if self.shared().intake.leave(admission.stream) {
                 self.admit(admission);
             }
@@ -185,8 +196,11 @@ impl Wheel {
     fn drain(&mut self) {
         self.is_draining = true;
         match self.stage {
-            Stage::Serving(_) => self.shared().status.enter(Phase::Draining),
-            Stage::Mustering(_) | Stage::WarmingUp { .. } => self.leave(),
+            Stage::Serving(_) if self.is_formed() => self.shared().status.enter(Phase::Draining),
+            Stage::Mustering(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
+                self.leave_group("it was stopped before all were there");
+                self.leave();
+            }
             Stage::Leaving { .. } | Stage::Over => {}
         }
     }
@@ -228,6 +242,9 @@ impl Wheel {
     }
 
     fn send_steps(&mut self) {
+        if self.driver.group.is_some() {
+            return self.vote();
+        }
         let now = self.now();
         let Stage::Serving(serving) = &mut self.stage else {
             return;
@@ -261,12 +278,21 @@ impl Wheel {
         let Stage::Serving(serving) = &self.stage else {
             return;
         };
-        let is_drained = serving.is_idle()
-            && self.shared().intake.is_empty()
-            && self.driver.admissions.is_empty();
-        if self.is_draining && is_drained {
+        let is_drained = serving.is_idle() && self.has_taken_all();
+        if self.is_draining && is_drained && self.driver.group.is_none() {
             self.flush();
             self.leave();
+        }
+    }
+
+    /// Nobody is on the way to the scheduler.
+    fn has_taken_all(&self) -> bool {
+        self.shared().intake.is_empty() && self.driver.admissions.is_empty()
+    }
+
+    fn leave_group(&mut self, reason: &str) {
+        if let Some(group) = &mut self.driver.group {
+            group.give_up(ExitCode::RankLost, reason);
         }
     }
 
@@ -307,6 +333,9 @@ impl Wheel {
             return;
         }
         self.shared().status.fail(code, reason);
+        if let Some(group) = &mut self.driver.group {
+            group.give_up(code, reason);
+        }
         self.shared().turn_away();
         self.end_streams(&self.shared().status.refusal());
         self.flush();

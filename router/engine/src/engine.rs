@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use plait_core::Scheduler;
+use plait_core::{Micros, Scheduler};
 use plait_proto::Fingerprint;
 
-use crate::driver::{Driver, Outline};
+use crate::driver::{Driver, Grouped, Outline};
+use crate::group::{Exchange, GroupPatience, GroupProblem};
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
@@ -17,7 +18,7 @@ use crate::metrics::Rejection;
 use crate::outbox::StreamId;
 use crate::output::Output;
 use crate::seeds::SeedSource;
-use crate::settings::{EngineSettings, SettingsProblem};
+use crate::settings::{EngineSettings, GroupPlace, SettingsProblem};
 use crate::shared::{Patience, Sentinel, Shared};
 use crate::step_records::{StepFile, StepRecorder};
 use crate::text::{ApiError, ModelFilesError, ModelText};
@@ -50,6 +51,9 @@ pub enum StartError {
     /// The workers' socket cannot be opened.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// This engine cannot be part of its group.
+    #[error(transparent)]
+    Group(#[from] GroupProblem),
     /// The system lacks threads or file descriptors.
     #[error("the system refused a thread or a file descriptor: {0}")]
     System(#[from] io::Error),
@@ -86,17 +90,24 @@ impl Engine {
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let records = settings.step_records.as_deref().map(create_records);
         let records = records.transpose()?;
+        let config = settings.group_fingerprint(max_model_len, model.vocab_size());
+        let group = settings
+            .group
+            .as_ref()
+            .map(|place| join(place, config, patience.group));
+        let group = group.transpose()?;
         let outline = Outline {
             settings,
             max_model_len,
             vocab_size: model.vocab_size(),
             patience,
         };
-        Ok(Self::spawn(link, model, outline, records)?)
+        Ok(Self::spawn(link, group, model, outline, records)?)
     }
 
     fn spawn(
         link: Link,
+        group: Option<Grouped>,
         model: Arc<ModelText>,
         outline: Outline,
         records: Option<(StepRecorder, StepFile)>,
@@ -124,6 +135,7 @@ impl Engine {
             batches,
             shared: shared.clone(),
             recorder,
+            group,
             outline,
         };
         let mut threads = vec![
@@ -255,6 +267,18 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Takes the engine's seat; nobody has answered yet.
+fn join(
+    place: &GroupPlace,
+    config: Fingerprint,
+    patience: GroupPatience,
+) -> Result<Grouped, GroupProblem> {
+    let settings = place.group(config, patience)?;
+    // The engine's clock starts when its threads do.
+    let exchange = Exchange::new(settings.clone(), Micros(0))?;
+    Ok(Grouped::new(exchange, &settings))
 }
 
 fn create_records(path: &Path) -> Result<(StepRecorder, StepFile), StartError> {

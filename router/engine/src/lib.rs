@@ -32,5 +32,5 @@ mod wakeup;
 
 pub use engine::{Engine, StartError};
 pub use outbox::{ERROR, LAST, StreamId};
-pub use settings::{EngineSettings, LogLevel, Policy, SettingsProblem};
+pub use settings::{EngineSettings, GroupKeys, GroupPlace, LogLevel, Policy, SettingsProblem};
 pub use shared::Patience;

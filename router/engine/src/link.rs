@@ -86,21 +86,23 @@ impl Link {
         &self.endpoint
     }
 
-    /// Blocks until a peer sends, `wakeup` is signalled or `timeout` has passed (None: no limit).
-    pub fn wait(&self, wakeup: &Wakeup, timeout: Option<Duration>) {
+    /// Blocks until a peer sends, `wakeup` is signalled, one of `others` is readable or `timeout` has
+    /// passed (None: no limit).
+    pub fn wait(&self, wakeup: &Wakeup, others: Vec<zmq::PollItem<'_>>, timeout: Option<Duration>) {
         // A timeout is rounded up, or the last millisecond would be spent spinning.
         let millis = timeout.map_or(-1, |timeout| {
             i64::try_from(timeout.as_micros().div_ceil(1000)).expect("deadlines are minutes away")
         });
-        let mut items = [
-            self.socket.as_poll_item(zmq::POLLIN),
+        let mut items = vec![
             zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN),
+            self.socket.as_poll_item(zmq::POLLIN),
         ];
+        items.extend(others);
         match zmq::poll(&mut items, millis) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => panic!("polling two valid descriptors failed: {error}"),
         }
-        if items[1].is_readable() {
+        if items[0].is_readable() {
             wakeup.clear();
         }
     }

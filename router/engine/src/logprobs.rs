@@ -118,7 +118,7 @@ mod tests {
     fn step(sampled: Vec<Option<u32>>, measured: Vec<MeasuredRow>) -> StepInFlight {
         StepInFlight {
             step: 3,
-            kind: StepKind::Decode,
+            kind: Some(StepKind::Decode),
             work: StepWork::default(),
             deadline: Micros(0),
             sampled,

@@ -28,6 +28,8 @@ pub struct Metrics {
     pub scheduler: SchedulerMetrics,
     /// Times that users feel.
     pub latency: LatencyMetrics,
+    /// What a group agreed on.
+    pub group: GroupMetrics,
     /// Messages on the link that were dropped.
     pub num_malformed: Counter,
 }
@@ -46,12 +48,13 @@ pub enum StepKind {
 impl StepKind {
     const LABELS: [&str; 3] = ["prefill", "decode", "mixed"];
 
-    /// The kind of a plan with these rows.
-    pub fn of(has_prefill: bool, has_decode: bool) -> Self {
+    /// The kind of a plan with these rows; none where it has no rows.
+    pub fn of(has_prefill: bool, has_decode: bool) -> Option<Self> {
         match (has_prefill, has_decode) {
-            (true, true) => Self::Mixed,
-            (true, false) => Self::Prefill,
-            _ => Self::Decode,
+            (true, true) => Some(Self::Mixed),
+            (true, false) => Some(Self::Prefill),
+            (false, true) => Some(Self::Decode),
+            (false, false) => None,
         }
     }
 }
@@ -339,6 +342,32 @@ impl LatencyMetrics {
     }
 }
 
+/// Of an engine that steps with others; at zero elsewhere.
+#[derive(Debug)]
+pub struct GroupMetrics {
+    /// The last step that was agreed on.
+    pub step: Gauge,
+    /// Steps of the group in which this replica had no rows.
+    pub num_dummies: Counter,
+}
+
+impl GroupMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        Self {
+            step: registered(
+                registry,
+                "plait_group_step",
+                "The last step that the group agreed on",
+            ),
+            num_dummies: registered(
+                registry,
+                "plait_group_dummy_steps",
+                "Steps of the group in which this replica had nothing to compute and ran along",
+            ),
+        }
+    }
+}
+
 impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
@@ -348,6 +377,7 @@ impl Metrics {
             requests: RequestMetrics::register(&mut registry),
             scheduler: SchedulerMetrics::register(&mut registry),
             latency: LatencyMetrics::register(&mut registry),
+            group: GroupMetrics::register(&mut registry),
             num_malformed: registered(
                 &mut registry,
                 "plait_link_malformed",
@@ -427,7 +457,7 @@ mod tests {
         };
         metrics
             .steps
-            .record(StepKind::of(true, true), Duration::from_millis(3), &work);
+            .record(StepKind::Mixed, Duration::from_millis(3), &work);
         let page = metrics.render();
         assert!(page.contains("plait_steps_total{kind=\"mixed\"} 1"));
         assert!(page.contains("plait_step_tokens_total{phase=\"prefill\"} 100"));

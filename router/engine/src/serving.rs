@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use plait_core::{
     Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings, SettingsError,
-    StepId, UnexpectedResult,
+    StepId, UnexpectedResult, Verdict, Vote,
 };
 use plait_proto::StepResult;
 use rustc_hash::FxHashMap;
@@ -85,6 +85,12 @@ pub struct ServingParts {
     pub shared: Arc<Shared>,
     /// Where what steps took is kept, if anywhere.
     pub recorder: Option<StepRecorder>,
+}
+
+/// A step that is decided and not yet sent.
+pub struct Draft {
+    plan: Plan,
+    step: StepInFlight,
 }
 
 /// From its first plan to its end.
@@ -183,6 +189,7 @@ impl Serving {
 
     /// Takes in a step's result; after an error nothing may be built on this replica.
     pub fn land(&mut self, result: &StepResult, now: Micros) -> Result<(), Breach> {
+        self.check_was_sent(result)?;
         self.check_tokens(result)?;
         self.measure(result)?;
         let event = Event::Result(plait_core::StepResult {
@@ -213,13 +220,52 @@ impl Serving {
 
     /// The frames of the next step, where credit is left and there is something to do.
     pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>; 6]> {
-        if self.in_flight.len() >= self.parts.credit {
+        if !self.has_credit() {
             return None;
         }
+        let Draft { plan, step } = self.draft(now)?;
+        self.in_flight.push_back(step);
+        Some(self.writer.write(&plan, None))
+    }
+
+    /// One more plan may be sent.
+    pub fn has_credit(&self) -> bool {
+        self.in_flight.len() < self.parts.credit
+    }
+
+    /// Decides the next step, where there is something to do.
+    pub fn draft(&mut self, now: Micros) -> Option<Draft> {
         let plan = self.scheduler.plan(now)?;
         let step = self.remember(&plan, now);
+        Some(Draft { plan, step })
+    }
+
+    /// What `replica` says of the step that was just decided, or of having none.
+    pub fn vote(&self, draft: Option<&Draft>, replica: u32, largest_graph: u32) -> Vote {
+        let plan = draft.map(|draft| &draft.plan);
+        self.scheduler.vote(plan, replica, largest_graph)
+    }
+
+    /// The frames of the step that the group takes: what was decided, or a dummy row; nothing where
+    /// nobody has rows.
+    pub fn seal(
+        &mut self,
+        draft: Option<Draft>,
+        verdict: &Verdict,
+        now: Micros,
+    ) -> Option<&[Vec<u8>; 6]> {
+        let (plan, step) = draft.map(|draft| (draft.plan, draft.step)).unzip();
+        let sealed = self.scheduler.seal(plan, verdict)?;
+        let patience = &self.parts.patience;
+        let mut step = step.unwrap_or_else(|| StepInFlight::new(&sealed.plan, now, patience));
+        step.send(verdict.pad_tokens, now, patience);
         self.in_flight.push_back(step);
-        Some(self.writer.write(&plan))
+        Some(self.writer.write(&sealed.plan, Some(verdict)))
+    }
+
+    /// Takes no new request.
+    pub fn drain(&mut self) {
+        self.scheduler.drain();
     }
 
     /// Ends every stream with an error.
@@ -262,6 +308,15 @@ impl Serving {
             ended.expect("only results can be unexpected");
         }
         self.tell_outputs(Micros(0), &mut Vec::new());
+    }
+
+    /// In a group a step may be decided that the ranks do not know of yet.
+    fn check_was_sent(&self, result: &StepResult) -> Result<(), UnexpectedResult> {
+        let expected = self.in_flight.front().map(|step| StepId(step.step));
+        let given = StepId(result.step);
+        (expected == Some(given))
+            .then_some(())
+            .ok_or(UnexpectedResult::Step { given, expected })
     }
 
     fn check_tokens(&self, result: &StepResult) -> Result<(), Breach> {
@@ -410,10 +465,14 @@ impl Serving {
     fn record(&self, step: &StepInFlight, result: &StepResult) {
         let shared = &self.parts.shared;
         let elapsed = Duration::from_micros(result.elapsed_us);
-        shared.metrics.steps.record(step.kind, elapsed, &step.work);
+        shared.status.set_step(step.step);
+        let Some(kind) = step.kind else {
+            shared.metrics.group.num_dummies.inc();
+            return;
+        };
+        shared.metrics.steps.record(kind, elapsed, &step.work);
         if let Some(recorder) = &self.parts.recorder {
             recorder.record(&step.work, elapsed);
         }
-        shared.status.set_step(step.step);
     }
 }

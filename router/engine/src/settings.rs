@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::group::{
+    ClientKeys, GroupPatience, GroupProblem, GroupSettings, Key, MAX_REPLICAS, Seat, ServerKeys,
+};
 use crate::seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
@@ -53,6 +56,126 @@ pub struct EngineSettings {
     pub step_records: Option<PathBuf>,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
+    /// Engines that step together with this one; None steps freely.
+    pub group: Option<GroupPlace>,
+}
+
+/// The JSON of `plait.settings.GroupPlace`: this engine's seat in a group, one replica an engine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupPlace {
+    /// Which engine of the group this is; 0 listens, the others dial it.
+    pub engine: u32,
+    /// Engines of the group.
+    pub num_engines: u32,
+    /// Where engine 0 listens: an `ipc://` path in a directory of mode 0700, or any ZeroMQ address with keys.
+    pub endpoint: String,
+    /// This engine's CURVE keys.
+    pub keys: Option<GroupKeys>,
+    /// Sizes in tokens for which every replica captures a graph of decode rows.
+    pub graph_buckets: Vec<u32>,
+}
+
+/// CURVE keys in Z85, 40 characters each.
+#[derive(Clone, Deserialize)]
+#[serde(tag = "of", rename_all = "lowercase", deny_unknown_fields)]
+pub enum GroupKeys {
+    /// Of engine 0.
+    First {
+        /// Its own.
+        secret: String,
+        /// Public keys of those that may join.
+        allowed: Vec<String>,
+    },
+    /// Of any other engine.
+    Member {
+        /// Engine 0's public key.
+        server: String,
+        /// Its own.
+        public: String,
+        /// Its own.
+        secret: String,
+    },
+}
+
+// Secrets stay out of logs.
+impl std::fmt::Debug for GroupKeys {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("GroupKeys")
+    }
+}
+
+impl GroupPlace {
+    /// The group's settings; `config` is the fingerprint of what all engines must have alike.
+    pub fn group(
+        &self,
+        config: plait_proto::Fingerprint,
+        patience: GroupPatience,
+    ) -> Result<GroupSettings, GroupProblem> {
+        if self.num_engines > MAX_REPLICAS {
+            let given = vec![self.num_engines];
+            return Err(GroupProblem::Replicas { given });
+        }
+        Ok(GroupSettings {
+            seat: self.seat()?,
+            num_replicas: vec![1; self.num_engines as usize],
+            config,
+            graph_buckets: self.graph_buckets.clone(),
+            patience,
+        })
+    }
+
+    fn seat(&self) -> Result<Seat, GroupProblem> {
+        let endpoint = self.endpoint.clone();
+        let whose = "group.keys";
+        match (self.engine, self.num_engines, &self.keys) {
+            (0, 1, None) => Ok(Seat::Alone),
+            (0, _, None) => Ok(Seat::First {
+                endpoint,
+                keys: None,
+            }),
+            (0, _, Some(GroupKeys::First { secret, allowed })) => Ok(Seat::First {
+                endpoint,
+                keys: Some(ServerKeys {
+                    secret: key(secret, "group.keys.secret")?,
+                    allowed: allowed
+                        .iter()
+                        .map(|allowed| key(allowed, "group.keys.allowed"))
+                        .collect::<Result<_, _>>()?,
+                }),
+            }),
+            (engine, _, None) => Ok(Seat::Member {
+                engine,
+                endpoint,
+                keys: None,
+            }),
+            (
+                1..,
+                _,
+                Some(GroupKeys::Member {
+                    server,
+                    public,
+                    secret,
+                }),
+            ) => Ok(Seat::Member {
+                engine: self.engine,
+                endpoint,
+                keys: Some(ClientKeys {
+                    server: key(server, "group.keys.server")?,
+                    public: key(public, "group.keys.public")?,
+                    secret: key(secret, "group.keys.secret")?,
+                }),
+            }),
+            _ => Err(GroupProblem::Key { whose }),
+        }
+    }
+}
+
+fn key(z85: &str, whose: &'static str) -> Result<Key, GroupProblem> {
+    let bytes = zmq::z85_decode(z85).ok();
+    bytes
+        .and_then(|bytes| Key::try_from(bytes).ok())
+        .ok_or(GroupProblem::Key { whose })
 }
 
 /// [`plait_core::Policy`] as the command line writes it.
@@ -179,6 +302,26 @@ impl EngineSettings {
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,
         }
+    }
+
+    /// Of everything that all engines of a group must have alike.
+    pub fn group_fingerprint(
+        &self,
+        max_model_len: u32,
+        vocab_size: u32,
+    ) -> plait_proto::Fingerprint {
+        let alike = serde_json::json!({
+            "max_model_len": max_model_len,
+            "vocab_size": vocab_size,
+            "num_ranks": self.num_ranks,
+            "max_batch_tokens": self.max_batch_tokens,
+            "max_seqs": self.max_seqs,
+            "page_size": self.page_size,
+            "mixed": self.mixed,
+            "overlap": self.overlap,
+            "graph_buckets": self.group.as_ref().map(|group| &group.graph_buckets),
+        });
+        plait_proto::config_fingerprint(alike.to_string().as_bytes())
     }
 
     /// Plans that may be on the wire without a result.

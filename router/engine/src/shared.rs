@@ -6,6 +6,7 @@ use std::time::Duration;
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
+use crate::group::GroupPatience;
 use crate::intake::Intake;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Metrics, Rejection};
@@ -69,6 +70,8 @@ pub struct Patience {
     pub bye: Duration,
     /// For the Fail of a rank whose process has ended, which may still be on its way.
     pub last_words: Duration,
+    /// For the other engines of a group.
+    pub group: GroupPatience,
 }
 
 impl Default for Patience {
@@ -79,6 +82,7 @@ impl Default for Patience {
             beat: Duration::from_millis(1500),
             bye: Duration::from_secs(5),
             last_words: Duration::from_millis(200),
+            group: GroupPatience::default(),
         }
     }
 }

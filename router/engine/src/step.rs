@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use plait_core::{Micros, Plan, RequestId, StepWork, TokenId};
+use plait_core::{Micros, Plan, RequestId, StepWork, TokenId, Verdict};
 use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
 
 use crate::clock::micros;
+use crate::group::verdict_to_wire;
 use crate::metrics::StepKind;
 use crate::shared::Patience;
 
@@ -14,8 +15,8 @@ use crate::shared::Patience;
 pub struct StepInFlight {
     /// Its number.
     pub step: u64,
-    /// Which rows it has.
-    pub kind: StepKind,
+    /// Which rows it has; none where it runs a dummy row.
+    pub kind: Option<StepKind>,
     /// What it computes.
     pub work: StepWork,
     /// When its result is overdue.
@@ -45,15 +46,22 @@ pub struct MeasuredRow {
 impl StepInFlight {
     /// A step sent at `now`; the caller fills in who wants log-probabilities.
     pub fn new(plan: &Plan, now: Micros, patience: &Patience) -> Self {
-        let limit = patience.step + patience.step_token * plan.num_tokens();
-        Self {
+        let mut step = Self {
             step: plan.step.0,
             kind: StepKind::of(!plan.prefill.is_empty(), !plan.decode.is_empty()),
             work: StepWork::of(plan),
-            deadline: Micros(now.0 + micros(limit)),
+            deadline: now,
             sampled: Vec::new(),
             measured: Vec::new(),
-        }
+        };
+        step.send(plan.num_tokens(), now, patience);
+        step
+    }
+
+    /// It is sent at `now`, and computes so many tokens, padding included.
+    pub fn send(&mut self, num_tokens: u32, now: Micros, patience: &Patience) {
+        let limit = patience.step + patience.step_token * num_tokens;
+        self.deadline = Micros(now.0 + micros(limit));
     }
 }
 
@@ -78,10 +86,11 @@ pub struct PlanWriter {
 }
 
 impl PlanWriter {
-    /// The plan's frames, the same for every rank.
-    pub fn write(&mut self, plan: &Plan) -> &[Vec<u8>; 6] {
+    /// The plan's frames, the same for every rank; in a group with the verdict on its step.
+    pub fn write(&mut self, plan: &Plan, verdict: Option<&Verdict>) -> &[Vec<u8>; 6] {
         let wire = &mut self.plan;
         wire.step = plan.step.0;
+        wire.verdict = verdict.map(verdict_to_wire);
         refill(&mut wire.new_slots, &plan.new_slots, new_slot);
         refill(&mut wire.prefill, &plan.prefill, prefill_row);
         refill(&mut wire.decode, &plan.decode, |row| DecodeRow {

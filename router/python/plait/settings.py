@@ -242,6 +242,36 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessSettings = ProcessSettings()
 
 
+class FirstEngineKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="first"):
+    """CURVE keys of a group's engine 0, in Z85, 40 characters each."""
+
+    secret: str
+    allowed: tuple[str, ...]
+    """Public keys of the engines that may join."""
+
+
+class MemberKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="member"):
+    """CURVE keys of any other engine of a group, in Z85, 40 characters each."""
+
+    server: str
+    """Engine 0's public key."""
+    public: str
+    secret: str
+
+
+class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """This engine's seat among engines that step together, each with one replica."""
+
+    engine: int
+    """From 0, which listens; the others dial it."""
+    num_engines: int
+    endpoint: str
+    """Where engine 0 listens: an ``ipc://`` path in a directory of mode 0700, or with keys any ZeroMQ address."""
+    keys: FirstEngineKeys | MemberKeys | None = None
+    graph_buckets: tuple[int, ...] = ()
+    """Decode rows of the graphs that every rank of the group captures; without any, all steps are eager."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirrors the engine's serde struct
     """What the engine is given as JSON; mirrored by serde in `engine::settings`."""
 
@@ -272,6 +302,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     seed: int | None
     step_records: str | None
     log_level: LogLevel
+    group: GroupPlace | None
+    """None: the engine steps freely."""
 
 
 def batch_tokens(settings: ServeSettings) -> int:
@@ -283,7 +315,9 @@ def batch_tokens(settings: ServeSettings) -> int:
     return GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS
 
 
-def engine_settings(settings: ServeSettings, model: str, name: str | None, run_dir: str) -> EngineSettings:
+def engine_settings(
+    settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupPlace | None = None
+) -> EngineSettings:
     """What the engine needs of `settings`."""
     scheduler = settings.scheduler
     return EngineSettings(
@@ -308,4 +342,5 @@ def engine_settings(settings: ServeSettings, model: str, name: str | None, run_d
         seed=settings.process.seed,
         step_records=settings.process.step_records,
         log_level=settings.process.log_level,
+        group=group,
     )

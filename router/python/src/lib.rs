@@ -134,6 +134,7 @@ fn raised(error: StartError) -> PyErr {
         StartError::Model(error) => ModelFilesError::new_err(error.to_string()),
         StartError::Settings(error) => PyValueError::new_err(error.to_string()),
         StartError::Link(error) => PyValueError::new_err(error.to_string()),
+        StartError::Group(error) => PyValueError::new_err(error.to_string()),
         StartError::StepRecords { .. } => PyValueError::new_err(error.to_string()),
         StartError::System(error) => PyOSError::new_err(error.to_string()),
     }

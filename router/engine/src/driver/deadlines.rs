@@ -3,7 +3,7 @@
 use plait_core::Micros;
 use plait_proto::ExitCode;
 
-use super::{Stage, Wheel};
+use super::{Grouped, Stage, Wheel};
 use crate::clock::micros;
 use crate::serving::Serving;
 use crate::status::Phase;
@@ -16,7 +16,8 @@ impl Wheel {
             Stage::Mustering(_) | Stage::Over => None,
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
-        stage.into_iter().chain(lost).min()
+        let group = self.driver.group.as_ref().and_then(Grouped::next_deadline);
+        stage.into_iter().chain(lost).chain(group).min()
     }
 
     /// When a step is overdue or a beat late, unless that is known already.

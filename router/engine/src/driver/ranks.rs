@@ -114,14 +114,14 @@ impl Wheel {
     }
 
     fn welcome(&mut self, serving: Box<Serving>) {
-        let settings = serving.settings();
+        let (settings, group) = (serving.settings(), self.driver.group.as_ref());
         let welcome = Welcome {
             num_slots: settings.max_seqs,
             num_pages: settings.num_pages,
             max_batch_tokens: settings.max_batch_tokens,
             max_rows: settings.max_rows,
-            replica: 0,
-            num_replicas: 1,
+            replica: group.map_or(0, |group| group.replica),
+            num_replicas: group.map_or(1, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
         };
         let step_0 = warm_up(settings.page_size);
@@ -166,7 +166,9 @@ impl Wheel {
                 let now = self.now();
                 self.heard.fill(now);
                 serving.publish();
-                self.shared().status.enter(Phase::Ready);
+                if self.is_formed() {
+                    self.shared().status.enter(Phase::Ready);
+                }
                 Stage::Serving(serving)
             }
             stage => stage,

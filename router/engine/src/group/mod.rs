@@ -26,6 +26,7 @@ pub use settings::{
     ServerKeys,
 };
 pub use socket::{Handshake, Strays};
+pub(crate) use wire::verdict_to_wire;
 
 use plait_core::{Micros, Verdict, Vote};
 use plait_proto::ExitCode;

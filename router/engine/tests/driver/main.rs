@@ -4,6 +4,7 @@
 
 mod failures;
 mod flow;
+mod groups;
 mod model;
 mod rig;
 mod step_records;

@@ -27,15 +27,16 @@ from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
-from plait.settings import ServeSettings, batch_tokens, engine_settings
+from plait.settings import GroupPlace, ServeSettings, batch_tokens, engine_settings
 
 POLL_SECONDS = 0.1
 
 
-def serve(model: str | None, settings: ServeSettings) -> int:
+def serve(model: str | None, settings: ServeSettings, group: GroupPlace | None = None) -> int:
     """Serve `model` until a signal or a failure ends it; the process's exit code.
 
-    What is cheap to find wrong is found first: keys, address, files. Raises `StartError`.
+    In a group the engine is ready when all engines of the group are there, and ends with them. What is cheap to find
+    wrong is found first: keys, address, files. Raises `StartError`.
     """
     key_file = settings.http.api_key_file
     keys = ApiKeys(read_keys(Path(key_file))) if key_file is not None else None
@@ -44,7 +45,7 @@ def serve(model: str | None, settings: ServeSettings) -> int:
         local = find_model(model)
         run_dir = stack.enter_context(run_directory())
         say(f"Loading {local.path}")
-        engine = stack.enter_context(_engine(local, settings, run_dir))
+        engine = stack.enter_context(_engine(local, settings, run_dir, group))
         description = read_description(engine)
         config = _write_config(engine, local, settings, description, run_dir)
         _allow_connections()
@@ -52,8 +53,8 @@ def serve(model: str | None, settings: ServeSettings) -> int:
 
 
 @contextlib.contextmanager
-def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path) -> Iterator[Engine]:
-    told = engine_settings(settings, str(local.path), local.name, str(run_dir))
+def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupPlace | None) -> Iterator[Engine]:
+    told = engine_settings(settings, str(local.path), local.name, str(run_dir), group)
     try:
         engine = Engine(msgspec.json.encode(told))
     except ModelFilesError as error:

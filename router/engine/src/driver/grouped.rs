@@ -1,0 +1,157 @@
+//! A replica that steps with others: it votes on what it planned, and sends what the verdict makes of it.
+
+use plait_core::{Micros, Verdict};
+use plait_proto::ExitCode;
+
+use super::{Stage, Wheel};
+use crate::group::{Exchange, GroupEnd, GroupSettings};
+use crate::serving::{Draft, Serving};
+use crate::status::Phase;
+
+/// This engine's one replica in its group.
+pub struct Grouped {
+    exchange: Exchange,
+    /// Which of the group's it is.
+    pub replica: u32,
+    /// Those of the group.
+    pub num_replicas: u32,
+    /// Tokens of the largest captured graph; 0 without any.
+    largest_graph: u32,
+    /// What was voted on, until the verdict.
+    draft: Option<Draft>,
+    /// The first verdict has come: all are there.
+    has_begun: bool,
+}
+
+impl Grouped {
+    /// A seat with nothing cast; each engine owns one replica.
+    pub fn new(exchange: Exchange, settings: &GroupSettings) -> Self {
+        Self {
+            exchange,
+            replica: settings.engine(),
+            num_replicas: settings.num_replicas(),
+            largest_graph: settings.graph_buckets.iter().copied().max().unwrap_or(0),
+            draft: None,
+            has_begun: false,
+        }
+    }
+
+    /// What wakes the driver.
+    pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
+        self.exchange.poll_items()
+    }
+
+    /// When the driver must listen though nothing has come.
+    pub fn next_deadline(&self) -> Option<Micros> {
+        self.exchange.next_deadline()
+    }
+
+    /// The others end with this reason, where they have not ended.
+    pub fn give_up(&mut self, code: ExitCode, reason: &str) {
+        self.exchange.give_up(code, reason);
+    }
+
+    /// Plans and votes, where credit is left and the group waits or there is news.
+    fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupEnd> {
+        if self.exchange.awaits_verdict() || !serving.has_credit() {
+            return Ok(());
+        }
+        let draft = serving.draft(now);
+        let vote = serving.vote(draft.as_ref(), self.replica, self.largest_graph);
+        if !self.exchange.must_cast(&[vote]) {
+            assert!(draft.is_none(), "rows that the group does not hear of");
+            return Ok(());
+        }
+        self.draft = draft;
+        self.exchange.cast(&[vote], now)
+    }
+}
+
+impl Wheel {
+    /// Requests that come between the vote and its verdict wait for the verdict, which may end the group.
+    pub(super) fn awaits_verdict(&self) -> bool {
+        let group = self.driver.group.as_ref();
+        group.is_some_and(|group| group.exchange.awaits_verdict())
+    }
+
+    /// Requests are taken: a group takes them when all of its engines are there.
+    pub(super) fn is_formed(&self) -> bool {
+        self.driver
+            .group
+            .as_ref()
+            .is_none_or(|group| group.has_begun)
+    }
+
+    /// Takes in what the other engines said.
+    pub(super) fn hear_group(&mut self) {
+        let now = self.now();
+        let Some(group) = &mut self.driver.group else {
+            return;
+        };
+        match group.exchange.hear(now) {
+            Ok(None) => {}
+            Ok(Some(verdict)) => self.follow(&verdict),
+            Err(end) => self.fail(end.code(), &end.to_string()),
+        }
+    }
+
+    pub(super) fn vote(&mut self) {
+        let now = self.now();
+        // What was taken here before the drain is not refused for it.
+        let drains = self.is_draining && self.has_taken_all();
+        let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
+        else {
+            return;
+        };
+        if drains {
+            serving.drain();
+        }
+        if let Err(end) = group.vote(serving, now) {
+            self.fail(end.code(), &end.to_string());
+        }
+    }
+
+    fn follow(&mut self, verdict: &Verdict) {
+        let now = self.now();
+        let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
+        else {
+            return;
+        };
+        if let Some(frames) = serving.seal(group.draft.take(), verdict, now)
+            && let Err((rank, error)) = self.driver.link.send_all(frames)
+        {
+            return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
+        }
+        let step = i64::try_from(verdict.step.0).expect("steps are counted one by one");
+        self.driver.shared.metrics.group.step.set(step);
+        self.begin();
+        if verdict.draining {
+            self.close_admission();
+        }
+        if verdict.stop {
+            self.stop();
+        }
+    }
+
+    fn begin(&mut self) {
+        let has_begun = self.driver.group.as_mut().map(|group| &mut group.has_begun);
+        if has_begun.is_some_and(|has_begun| !std::mem::replace(has_begun, true)) {
+            self.shared().status.enter(Phase::Ready);
+        }
+    }
+
+    /// Some engine drains.
+    fn close_admission(&mut self) {
+        if !std::mem::replace(&mut self.is_draining, true) {
+            self.shared().intake.close();
+            self.shared().status.enter(Phase::Draining);
+        }
+    }
+
+    /// All engines are idle: who is not in the scheduler now is refused.
+    fn stop(&mut self) {
+        self.flush();
+        self.shared().turn_away();
+        self.leave();
+    }
+}

@@ -1,0 +1,342 @@
+//! Engines that step together, each with a rank of its own.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use plait_engine::group::GroupPatience;
+use plait_engine::{Engine, Patience};
+use plait_proto::{ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan, Verdict, Vote};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::rig::{Rig, settings};
+use crate::worker::Misdeed;
+
+/// A directory that a group may meet in without keys.
+fn meeting_place() -> (TempDir, String) {
+    let owners_only = std::fs::Permissions::from_mode(0o700);
+    let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
+    let directory = directory.unwrap();
+    let endpoint = format!("ipc://{}", directory.path().join("group").display());
+    (directory, endpoint)
+}
+
+fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
+    json!({"group": {
+        "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "graph_buckets": [4, 8],
+    }})
+}
+
+/// An engine of a group with a rank that takes a millisecond a step.
+fn engine(change: &Value, patience: Patience) -> Rig {
+    let mut rig = Rig::alone(change, patience);
+    rig.dial(|rank| rank.step = Duration::from_millis(1));
+    rig
+}
+
+fn group(num_engines: u32) -> (TempDir, Vec<Rig>) {
+    let (directory, endpoint) = meeting_place();
+    let rigs = (0..num_engines).map(|number| {
+        let change = place(number, num_engines, &endpoint);
+        engine(&change, Patience::default())
+    });
+    let mut rigs: Vec<Rig> = rigs.collect();
+    for rig in &mut rigs {
+        rig.wait_for_phase("ready");
+    }
+    (directory, rigs)
+}
+
+/// The plans that the rank got after its warm-up.
+fn plans(rig: &Rig) -> Vec<Plan> {
+    rig.workers[0].log().plans.split_off(1)
+}
+
+fn has_rows(plan: &Plan) -> bool {
+    !plan.prefill.is_empty() || !plan.decode.is_empty()
+}
+
+#[test]
+fn engines_of_a_group_step_together_and_answer_as_alone() {
+    let (_directory, mut rigs) = group(3);
+    rigs[0].submit(1, "abc", &json!({"max_tokens": 20}));
+    rigs[1].submit(1, "xyz", &json!({"max_tokens": 5}));
+    assert_eq!(rigs[0].answer(1).text(), "defghijklmnopqrstuvw");
+    assert_eq!(rigs[1].answer(1).text(), "abcde");
+    rigs[2].engine.drain();
+    for rig in &mut rigs {
+        rig.wait_for_phase("stopped");
+    }
+    let of_each: Vec<Vec<Plan>> = rigs.iter().map(plans).collect();
+    let verdicts = |plans: &[Plan]| -> Vec<Verdict> {
+        let verdicts = plans.iter().map(|plan| plan.verdict.clone().unwrap());
+        verdicts.collect()
+    };
+    let agreed = verdicts(&of_each[0]);
+    assert!(agreed.len() >= 20);
+    for (replica, plans) in of_each.iter().enumerate() {
+        assert_eq!(verdicts(plans), agreed, "replica {replica}");
+        for (plan, verdict) in plans.iter().zip(&agreed) {
+            assert_eq!(plan.step, verdict.step);
+            let is_dummy = verdict.dummy_replicas.first().unwrap_or(&0) >> replica & 1 == 1;
+            assert_eq!(is_dummy, !has_rows(plan), "replica {replica}: {plan:?}");
+        }
+    }
+    assert!(agreed.iter().all(|it| it.mode != Mode::Idle));
+    assert!(
+        agreed
+            .iter()
+            .all(|it| it.graph_bucket.is_none_or(|_| it.mode == Mode::Decode))
+    );
+    assert!(agreed.iter().any(|it| it.graph_bucket == Some(4)));
+}
+
+#[test]
+fn dummy_rows_are_none_of_the_users() {
+    let (_directory, mut rigs) = group(2);
+    rigs[0].submit(1, "abc", &json!({"max_tokens": 9}));
+    rigs[0].answer(1);
+    let num_dummies = "plait_group_dummy_steps_total";
+    rigs[1].wait_until("it has run along", |rig| rig.metric(num_dummies) >= 9.0);
+    let idle = &rigs[1];
+    assert!(
+        plans(idle)
+            .iter()
+            .all(|plan| !has_rows(plan) && plan.appended_pages.is_empty())
+    );
+    for name in [
+        "plait_steps_total{kind=\"prefill\"}",
+        "plait_steps_total{kind=\"decode\"}",
+        "plait_step_tokens_total{phase=\"decode\"}",
+        "plait_generated_tokens_total",
+        "plait_kv_pages{state=\"leased\"}",
+        "plait_kv_pages{state=\"cached\"}",
+    ] {
+        assert_eq!(idle.metric(name), 0.0, "{name}");
+    }
+    assert_eq!(rigs[0].metric(num_dummies), 0.0);
+}
+
+#[test]
+fn a_drain_anywhere_closes_admission_and_all_finish_before_they_stop() {
+    let (_directory, mut rigs) = group(3);
+    rigs[0].submit(1, "abc", &json!({"max_tokens": 200, "ignore_eos": true}));
+    rigs[0].wait_until("it works", |rig| {
+        rig.metric("plait_generated_tokens_total") > 2.0
+    });
+    rigs[1].engine.drain();
+    rigs[2].wait_for_phase("draining");
+    rigs[2].submit(2, "abc", &json!({}));
+    assert_eq!(rigs[2].answer(2).error, Some((503, 0)));
+    let answer = rigs[0].answer(1);
+    assert_eq!((answer.text().len(), answer.error), (200, None));
+    for rig in &mut rigs {
+        rig.wait_for_phase("stopped");
+        assert!(rig.workers[0].log().was_drained);
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_every_engine_with_its_reason() {
+    let (_directory, mut rigs) = group(2);
+    rigs[1].misbehave(Misdeed::Say(
+        Fail {
+            rank: 0,
+            code: ExitCode::Hardware,
+            reason: "out of memory".to_owned(),
+        }
+        .into(),
+    ));
+    rigs[0].submit(1, "abc", &json!({"max_tokens": 400}));
+    assert_eq!(rigs[0].answer(1).error, Some((503, 0)));
+    rigs[0].wait_for_phase("failed");
+    let status = rigs[0].status();
+    assert_eq!(status["reason"], "engine 1 gave up: rank 0: out of memory");
+    assert_eq!(status["exit_code"], 5);
+}
+
+#[test]
+fn an_engine_of_other_settings_is_refused_with_the_reason() {
+    let (_directory, endpoint) = meeting_place();
+    let _first = Rig::alone(&place(0, 2, &endpoint), Patience::default());
+    let mut change = place(1, 2, &endpoint);
+    change["max_batch_tokens"] = json!(63);
+    let mut other = Rig::alone(&change, Patience::default());
+    other.wait_for_phase("failed");
+    let status = other.status();
+    assert_eq!(status["exit_code"], 2);
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("the configuration of engine 1"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn an_engine_that_is_told_to_stop_before_all_are_there_tells_the_others() {
+    let (_directory, endpoint) = meeting_place();
+    let mut first = engine(&place(0, 2, &endpoint), Patience::default());
+    first.wait_until("its rank is ready", |rig| rig.status()["ranks"] == 1);
+    assert_eq!(first.status()["phase"], "loading", "engine 1 is not there");
+    let mut member = Rig::alone(&place(1, 2, &endpoint), Patience::default());
+    // Its Join comes before what it says when it stops.
+    member.engine.drain();
+    member.wait_for_phase("stopped");
+    first.wait_for_phase("failed");
+    let reason = first.status()["reason"].as_str().unwrap().to_owned();
+    assert_eq!(
+        reason,
+        "engine 1 gave up: it was stopped before all were there"
+    );
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused_at_the_start() {
+    let cases = [
+        (
+            json!({"endpoint": "tcp://127.0.0.1:*"}),
+            "without CURVE keys",
+        ),
+        (json!({"engine": 2}), "engine 2 has no seat in a group of 2"),
+        (json!({"num_engines": 5000}), "1 to 1024 replicas"),
+        (
+            json!({"keys": {"of": "first", "secret": "short", "allowed": []}}),
+            "40 characters of Z85",
+        ),
+    ];
+    let (folder, endpoint) = meeting_place();
+    crate::model::write(folder.path());
+    for (change, words) in cases {
+        let mut group = place(0, 2, &endpoint);
+        let fields = group["group"].as_object_mut().unwrap();
+        fields.extend(change.as_object().unwrap().clone());
+        let settings = settings(&folder, &group).to_string();
+        let error = Engine::start_with(settings.as_bytes(), Patience::default()).err();
+        let told = error.expect("such a group cannot be").to_string();
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+/// Another engine of a group of two, played by hand.
+struct Played(zmq::Socket);
+
+impl Played {
+    fn say(&self, to: &[Vec<u8>], message: impl Into<Message>) {
+        let frames = plait_proto::encode(&message.into());
+        let frames = to.iter().cloned().chain(frames);
+        self.0.send_multipart(frames, 0).unwrap();
+    }
+
+    fn hear(&self) -> Vec<Vec<u8>> {
+        self.0.recv_multipart(0).unwrap()
+    }
+}
+
+fn played(kind: zmq::SocketType) -> Played {
+    let socket = zmq::Context::new().socket(kind).unwrap();
+    socket.set_linger(0).unwrap();
+    socket.set_rcvtimeo(60_000).unwrap();
+    Played(socket)
+}
+
+fn idle(replica: u32, step: u64) -> Vote {
+    Vote {
+        replica,
+        step,
+        num_prefill_tokens: 0,
+        num_decode_rows: 0,
+        num_tokens: 0,
+        wants_mixed: false,
+        can_graph: true,
+        idle: true,
+        draining: false,
+    }
+}
+
+fn idle_verdict(step: u64) -> Verdict {
+    Verdict {
+        step,
+        mode: Mode::Idle,
+        pad_tokens: 0,
+        graph_bucket: None,
+        dummy_replicas: Vec::new(),
+        stop: false,
+        draining: false,
+    }
+}
+
+/// It was taken into the scheduler, whose group had just stopped, and nobody ever answered.
+#[test]
+fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
+    let (_directory, endpoint) = meeting_place();
+    let first = played(zmq::ROUTER);
+    first.0.bind(&endpoint).unwrap();
+    let mut member = engine(&place(1, 2, &endpoint), Patience::default());
+    let peer = first.hear()[..1].to_vec(); // its Join
+    first.hear(); // its vote on step 1
+    first.say(&peer, idle_verdict(1));
+    member.wait_for_phase("ready");
+    first.say(&peer, idle(0, 2)); // somebody calls
+    first.hear(); // it votes that it is idle
+    member.submit(1, "abc", &json!({}));
+    std::thread::sleep(Duration::from_millis(300));
+    first.say(
+        &peer,
+        Verdict {
+            stop: true,
+            draining: true,
+            ..idle_verdict(2)
+        },
+    );
+    let answer = member.answer(1);
+    assert_eq!(answer.error, Some((503, 0)));
+    assert!(
+        answer.message().contains("shutting down"),
+        "{}",
+        answer.message()
+    );
+    member.wait_for_phase("stopped");
+}
+
+#[test]
+fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
+    let (_directory, endpoint) = meeting_place();
+    let patience = Patience {
+        group: GroupPatience {
+            vote: Duration::from_millis(300),
+            ..GroupPatience::default()
+        },
+        ..Patience::default()
+    };
+    let mut first = engine(&place(0, 2, &endpoint), patience);
+    let member = played(zmq::DEALER);
+    member.0.connect(&endpoint).unwrap();
+    member.say(&[], join());
+    member.say(&[], idle(1, 1));
+    first.wait_for_phase("ready");
+    first.submit(1, "abc", &json!({}));
+    assert_eq!(first.answer(1).error, Some((503, 0)));
+    let status = first.status();
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("replica 1 (engine 1) did not vote on step 2"),
+        "{reason}"
+    );
+    assert_eq!(
+        (&status["phase"], &status["exit_code"]),
+        (&json!("failed"), &json!(5))
+    );
+}
+
+/// What a second engine with these settings says first.
+fn join() -> Join {
+    let (_directory, endpoint) = meeting_place();
+    let listener = played(zmq::ROUTER);
+    listener.0.bind(&endpoint).unwrap();
+    let _same = Rig::alone(&place(1, 2, &endpoint), Patience::default());
+    let frames = listener.hear();
+    match plait_proto::decode(&frames[1..]).unwrap() {
+        Message::Join(join) if join.protocol == PROTOCOL => join,
+        other => panic!("{other:?}"),
+    }
+}
