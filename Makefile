@@ -26,7 +26,7 @@ help:
 	@echo "make install    build and install only"
 	@echo "make acceptance the gates at their full size (GATES=\"spine cpu\": these alone)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
-	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json"
+	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its page"
 	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
 	@echo "make wheel      the four wheels, into dist"
 	@echo "make clean      remove what make made"
@@ -63,7 +63,8 @@ bench-cpu: .venv/.tested
 
 # Times depend on what else runs; instructions do not.
 bench-scheduler: .venv/.tested
-	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json
+	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json $(ARGS)
+	$(BIN)/python tests/bench/scheduler/scheduler_pages.py
 
 lint: .venv/.tested
 	$(CARGO) fmt --all --check

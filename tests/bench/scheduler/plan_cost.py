@@ -2,8 +2,10 @@
 
     python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json
 
-Runs the programs of the core and of the wire (`router/core/examples/plan_cost.rs`, `proto/examples/timing.rs`), the
-core's main property and the hour of a real trace. Valgrind's callgrind counts the instructions of plan + advance alone.
+Runs the programs of the core, of the wire and of the vote (`router/core/examples/plan_cost.rs`,
+`proto/examples/timing.rs`, `router/engine/examples/vote_cost.rs`), the core's main property and the hour of a real
+trace. Valgrind's callgrind counts the instructions of plan + advance alone. Says what it has measured as it goes, and
+ends with an error where a part takes more than `LIMIT_SECONDS` or a figure with a goal did not come.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import timeit
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -29,35 +33,55 @@ from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSetti
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARIES = ("plait", "msgspec")
+NUM_CORES = len(os.sched_getaffinity(0))
+CONTEXTS = (1024, 8192, 131072)
+CACHES = ("empty", "full")
+
+
+def planning(num_decoders: int, context: int, cache: str) -> str:
+    """The name of a case."""
+    return f"plan + advance, {num_decoders} decoders, context {context}, cache {cache}"
+
+
 GOALS = {
     **{
-        (f"plan + advance, {num_decoders} decoders, context {context}, cache {cache}", percentile): goal
+        (planning(num_decoders, context, cache), percentile): goal
         for num_decoders, goals in (
             (256, {"p50": 40e-6, "p99": 120e-6}),
             (1024, {"p50": 150e-6}),
             (4096, {"p50": 700e-6}),
         )
-        for context in (8192, 131072)
-        for cache in ("empty", "full")
+        for context in CONTEXTS[1:]
+        for cache in CACHES
         for percentile, goal in goals.items()
     },
     ("admit 8192 tokens, pool of 131072 pages, cache full", "p50"): 150e-6,
-    ("verdict for 64 replicas, by function call", "p50"): 5e-6,
+    ("verdict, 64 replicas by function call", "p50"): 5e-6,
+    ("verdict, 8 engines over ZeroMQ (tcp)", "p50"): 120e-6 if NUM_CORES >= 8 else 400e-6,
     ("encode a decode plan of 256 rows", "mean"): 5e-6,
     ("encode a decode plan of 256 rows", "bytes"): 4000.0,
     ("decode a decode plan of 256 rows in Python", "mean"): 50e-6,
     ("property tests", "plans_per_second"): 1e5,
     ("simulate azure_llm_2023_conv, 8 replicas", "duration"): 60.0,
 }
-"""Seconds and bytes that are asked for at most, plans a second at least."""
-COUNTED = ((32, 1024), (256, 1024), (256, 8192), (256, 131072), (1024, 1024), (4096, 1024))
-"""Decoders and context whose instructions are counted."""
+"""What the design asks for, the only copy of it: seconds and bytes at most, plans a second at least."""
+COUNTED = tuple(
+    (num_decoders, context, cache)
+    for num_decoders, context in ((4096, 1024), (256, 131072), (1024, 1024), (256, 8192), (256, 1024), (32, 1024))
+    for cache in CACHES
+)
+"""Cases whose instructions are counted, the longest first."""
 NUM_COUNTED_STEPS = 200
 NUM_CASES = 20_000
 NUM_DECODES = 10_000
+LIMIT_SECONDS = 420.0
+BEGUN = time.monotonic()
 
 
 def row(case: str, metric: str, unit: str, value: float) -> Row:
+    """A figure, told as it comes."""
+    said = f"{value * 1e6:,.2f} us" if unit == "seconds" else f"{value:,.0f} {unit}"
+    print(f"[{time.monotonic() - BEGUN:4.0f} s] {case}, {metric}: {said}", file=sys.stderr, flush=True)
     return Row(case, metric, unit, value, GOALS.get((case, metric)))
 
 
@@ -76,32 +100,47 @@ def built(package: str, example: str) -> str:
     return str(ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "examples" / example)
 
 
+def built_test() -> str:
+    """Builds the core's tests as `make test` does, overflow and assertions checked; the program's path."""
+    command = cargo("test", "-p", "plait-core", "--test", "core", "--no-run", "--message-format", "json")
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+    (program,) = (path for line in told.splitlines() if (path := json.loads(line).get("executable")) is not None)
+    return str(program)
+
+
+def lines_of(*command: str) -> Iterator[str]:
+    """What a program tells, line by line as it does."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        limit = threading.Timer(LIMIT_SECONDS, running.kill)
+        limit.start()
+        yield from running.stdout
+        limit.cancel()
+    if running.returncode != 0:
+        raise SystemExit(f"plan_cost: {' '.join(command)} ended with {running.returncode} ({LIMIT_SECONDS:.0f} s each)")
+
+
 def timed(program: str) -> Iterator[Row]:
     """Every figure that a program tells, a JSON object a line; its times are in microseconds."""
-    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    for figures in map(json.loads, told.splitlines()):
+    for figures in map(json.loads, lines_of(program)):
         case = figures.pop("case")
         for metric, value in figures.items():
             if metric == "bytes":
                 yield row(case, metric, "bytes", value)
             else:
-                yield row(case, metric, "seconds", seconds(value))
+                yield row(case, metric.removesuffix("_us"), "seconds", seconds(value))
 
 
 def counted(program: str) -> Iterator[Row]:
-    """Instructions of one plan + advance, without what prepares it."""
-    if shutil.which("valgrind") is None:
-        raise SystemExit("plan_cost: valgrind is not installed; instructions are the steady measure, so install it")
-    for cache in ("empty", "full"):
-        for num_decoders, context in COUNTED:
-            words = [program, *map(str, (num_decoders, context, NUM_COUNTED_STEPS)), cache]
-            value = num_instructions(words) / NUM_COUNTED_STEPS
-            case = f"plan + advance, {num_decoders} decoders, context {context}, cache {cache}"
-            yield row(case, "instructions", "instructions", round(value))
+    """Instructions of one plan + advance, without what prepares it; a case on each core."""
+    with ThreadPoolExecutor(NUM_CORES) as pool:
+        for case, value in pool.map(lambda case: (case, num_instructions(program, *case)), COUNTED):
+            yield row(planning(*case), "instructions", "instructions", value)
 
 
-def num_instructions(program: list[str]) -> int:
-    """Instructions inside `step` of a whole run."""
+def num_instructions(program: str, num_decoders: int, context: int, cache: str) -> int:
+    """Instructions inside `step`, in the mean over a whole run."""
+    words = [program, str(num_decoders), str(context), str(NUM_COUNTED_STEPS), cache]
     with tempfile.TemporaryDirectory() as folder:
         valgrind = [
             "valgrind",
@@ -109,11 +148,12 @@ def num_instructions(program: list[str]) -> int:
             "--toggle-collect=*plan_cost::step",
             f"--callgrind-out-file={folder}/out",
         ]
-        told = subprocess.run([*valgrind, *program], check=True, capture_output=True, text=True).stderr
-    found = re.search(r"Collected\s*:\s*(\d+)", told)
+        command = [*valgrind, *words]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    found = re.search(r"Collected\s*:\s*(\d+)", done.stderr)
     if found is None or found[1] == "0":
-        raise RuntimeError(f"callgrind counted nothing: {told}")
-    return int(found[1])
+        raise RuntimeError(f"callgrind counted nothing: {done.stderr}")
+    return round(int(found[1]) / NUM_COUNTED_STEPS)
 
 
 def decoded_in_python() -> Row:
@@ -140,12 +180,11 @@ def words_of(numbers: list[int]) -> bytes:
     return b"".join(number.to_bytes(4, "little") for number in numbers)
 
 
-def properties() -> Row:
-    """How many plans the main property checks in a second, overflow and assertions checked as in `make test`."""
+def properties(program: str) -> Row:
+    """How many plans the main property checks in a second."""
+    os.environ["PLAIT_CASES"] = str(NUM_CASES)
     test = ["properties::speed_of_the_main_property", "--exact", "--ignored", "--nocapture"]
-    command = [*cargo("test", "-p", "plait-core", "--test", "core"), "--", *test]
-    environment = {**os.environ, "PLAIT_CASES": str(NUM_CASES)}
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
+    told = "".join(lines_of(program, *test))
     found = re.search(r"(\d+) plans in ([\d.]+) s", told)
     if found is None:
         raise RuntimeError(f"the property told no figure: {told}")
@@ -160,21 +199,38 @@ def simulated(trace: Path) -> Row:
     return row(f"simulate {trace.stem}, 8 replicas", "duration", "seconds", round(time.perf_counter() - begin, 3))
 
 
+def measured(trace: Path) -> Iterator[Row]:
+    """Every figure; all is built before the first is taken."""
+    program, wire = built("plait-core", "plan_cost"), built("plait-proto", "timing")
+    vote, test = built("plait-engine", "vote_cost"), built_test()
+    yield from timed(program)
+    yield from timed(wire)
+    yield decoded_in_python()
+    yield from timed(vote)
+    yield properties(test)
+    yield simulated(trace)
+    yield from counted(program)
+
+
+def check_goals(rows: Iterable[Row]) -> None:
+    """Ends the program where a goal was asked of a figure that is not there."""
+    missing = GOALS.keys() - {(one.case, one.metric) for one in rows}
+    if missing:
+        raise SystemExit(f"plan_cost: not measured, though there is a goal for it: {sorted(missing)}")
+
+
 def main() -> None:
     """Write the results file."""
     parser = argparse.ArgumentParser(description="Measure the scheduler.")
     parser.add_argument("--trace", type=Path, default=ROOT.parent / "shared" / "data" / "azure_llm_2023_conv.csv")
     parser.add_argument("--out", type=Path, required=True)
     typed = parser.parse_args()
-    program = built("plait-core", "plan_cost")
-    rows = [
-        *timed(program),
-        *timed(built("plait-proto", "timing")),
-        decoded_in_python(),
-        properties(),
-        simulated(typed.trace),
-        *counted(program),
-    ]
+    if shutil.which("valgrind") is None:
+        raise SystemExit("plan_cost: valgrind is not installed; instructions are the steady measure, so install it")
+    if not typed.trace.is_file():
+        raise SystemExit(f"plan_cost: there is no {typed.trace}; name the trace with --trace")
+    rows = list(measured(typed.trace))
+    check_goals(rows)
     report = {
         "commit": commit(),
         "command": "make bench-scheduler",
