@@ -18,6 +18,7 @@ from torch import Tensor
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.batches import pages_of_tokens
 from plait_worker.attention.context_pieces import ContextPiece, context_pieces
+from plait_worker.attention.row_order import short_last
 from plait_worker.rows import Rows
 
 
@@ -39,20 +40,12 @@ class PagedLatentStep:
     num_prefill_tokens: int
     place_T: Tensor
     """Where in the flat cache the step's tokens go."""
+    order_T: Tensor | None
+    cached_scale: float
     new: ExpandedRows
     """The prefill rows that are not absorbed, over their new tokens."""
     contexts: list[_Context]
     absorbed: LatentRows
-
-    @property
-    def cached_scale(self) -> float:
-        """Of pages in the model's own type."""
-        return 1.0
-
-    @property
-    def order_T(self) -> Tensor | None:
-        """The plan's."""
-        return None
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached: ``out_PHV``."""
@@ -91,24 +84,20 @@ class PagedLatentAttention:
 
     def prepare(self, rows: Rows) -> PagedLatentStep:
         """The rows as the kernels read them."""
-        first = self._first_absorbed(rows)
+        ordered = short_last(rows, self._is_short)
+        rows, first = ordered.rows, ordered.num_long
         page_size = self.latents.page_size
         return PagedLatentStep(
-            num_prefill_tokens=sum(rows.lengths[:first]),
+            num_prefill_tokens=ordered.num_long_tokens,
             place_T=pages_of_tokens(rows, page_size) * page_size + rows.positions_T % page_size,
+            order_T=ordered.order_T,
+            cached_scale=1.0,
             new=ExpandedRows(self.sizes, rows.lengths[:first], rows.lengths[:first], is_causal=True),
             contexts=[self._context(rows, piece) for piece in self._pieces(rows, first)],
             absorbed=LatentRows(
                 self.latents, rows.starts[first:], rows.lengths[first:], rows.page_table_RW[first:].contiguous()
             ),
         )
-
-    def _first_absorbed(self, rows: Rows) -> int:
-        """The row from which on all are absorbed: decode rows, and prefill rows before them that are short."""
-        first = rows.num_prefill
-        while first > 0 and self._is_short(rows.starts[first - 1], rows.lengths[first - 1]):
-            first -= 1
-        return first
 
     def _is_short(self, start: int, length: int) -> bool:
         """Whether a row multiplies fewer numbers absorbed: more for each pair of a new token and one that it sees.

@@ -1,4 +1,4 @@
-"""Latents by the torch backend, the oracle of the others, against float64: over bfloat16, and over float8."""
+"""Latents on a CPU against float64: by the torch backend, the oracle of the others, and by the compiled kernels."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from attention_worlds import CPU, LatentWorld, latent
 from plait_kernels.kv_cache import FP8
+from plait_worker.attention.paged_latent import PagedLatentAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
 
-PREFILL = [(0, 40), (70, 33), (0, 2)]
+PREFILL = [(0, 40), (130, 2), (70, 33), (0, 2)]
 DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 130)]
 
 
@@ -19,6 +20,16 @@ DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 130)]
 def test_rows_attend_to_what_the_pages_keep(dtype: torch.dtype, scale: float, tolerance: float) -> None:
     shape = latent(2, cached_dtype=dtype, cached_scale=scale)
     assert LatentWorld(shape, PREFILL, DECODE).error(TorchLatentAttention(shape, 32, 25, CPU)) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_compiled_kernels_absorb_short_appends_between_prompts(dtype: torch.dtype) -> None:
+    shape = latent(2, dtype=dtype, cached_dtype=dtype)
+    if not PagedLatentAttention.takes(shape):
+        pytest.skip("no compiled kernels; python kernels/compile_native.py")
+    made, world = PagedLatentAttention(shape, 32, 25), LatentWorld(shape, PREFILL, DECODE)
+    assert made.prepare(world.tables.rows).num_prefill_tokens == 40 + 2
+    assert world.error(made) <= 0.01
 
 
 def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
