@@ -1,4 +1,7 @@
-"""What is asked of a server on a GPU, whatever model it serves and by whatever kernels."""
+"""What is asked of a server on a GPU, whatever model it serves and by whatever kernels.
+
+A wrong answer that transformers gives too, in float32, is the model's own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import httpx
 import pytest
 import recall
 from metrics import read_metrics
+from own_mistakes import mistakes_of_the_engine
 from recording import Record
 from running_server import Server, StartServer
 
@@ -40,8 +44,13 @@ class GpuRuns:
         assert running.url, running.errors[-2000:]
         return running
 
-    def note(self, case: str, num_right: int, num_asked: int) -> None:
-        self.record(f"{self.model} {case}", "problems_right", "problems", num_right, num_asked)
+    def judge(self, asked: list[recall.Problem], wrong: list[recall.Wrong]) -> list[recall.Wrong]:
+        """Those wrong answers that are not the model's own."""
+        return mistakes_of_the_engine(self.check_models / self.model, asked, wrong)
+
+    def note(self, case: str, num_asked: int, num_wrong: int, num_mistakes: int) -> None:
+        self.record(f"{self.model} {case}", "problems_right", "problems", num_asked - num_wrong, num_asked)
+        self.record(f"{self.model} {case}", "mistakes_of_the_engine", "problems", num_mistakes, 0)
 
     def answers(self, backend: str, mixed: str, variant: str, *flags: str) -> None:
         """Dialogues of up to 2k and 8k tokens are answered right, by steps of the sort that is named."""
@@ -55,10 +64,11 @@ class GpuRuns:
             wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13)
         metrics = read_metrics(running.url)
         case = f"{backend} {mixed.removeprefix('--')} {variant}"
-        self.note(case, len(asked) - len(wrong), len(asked))
+        mistakes = self.judge(asked, wrong)
+        self.note(case, len(asked), len(wrong), len(mistakes))
         preemptions = metrics["plait_preemptions_total"]
         self.record(f"{self.model} {case}", "preemptions", "preemptions", preemptions)
-        assert len(wrong) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), wrong
+        assert len(mistakes) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), mistakes
         assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
         assert (preemptions > 0) == (variant == "preempted")
 
@@ -68,16 +78,18 @@ class GpuRuns:
         tables = [recall.about_one_table(self.check_models, seed, num_each, context) for seed in range(num_tables)]
         num_pages = 3 * context // PAGE_SIZE if variant == "evicted" else NUM_PAGES
         running = self.start(backend, num_pages, *flags)
-        wrong = []
+        num_wrong, mistakes = 0, list[recall.Wrong]()
         for first in range(0, num_each, 5):
-            for asked in tables:
-                wrong += recall.ask_all(running.url, asked[first : first + 5], model=self.model, concurrency=3)
+            for table in tables:
+                asked = table[first : first + 5]
+                wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=3)
+                num_wrong, mistakes = num_wrong + len(wrong), mistakes + self.judge(asked, wrong)
         metrics = read_metrics(running.url)
         share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
         case = f"{backend} shared tables {variant}"
-        self.note(case, num_tables * num_each - len(wrong), num_tables * num_each)
+        self.note(case, num_tables * num_each, num_wrong, len(mistakes))
         self.record(f"{self.model} {case}", "share_of_prompt_tokens_cached", "share", share)
-        assert wrong == [], wrong
+        assert mistakes == []
         assert share > (0.2 if variant == "evicted" else 0.5)
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
 
@@ -85,15 +97,16 @@ class GpuRuns:
         """Slow steps over foul memory change no answer."""
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
         running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill", "512")
-        wrong, num_asked = [], 0
+        num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()
         for concurrency in (3, 13, 5, 8, 4, 11):  # graphs are padded, by another number of rows each time
             asked = recall.problems(self.check_models, seed=concurrency, num=self.sized(5, 70), context=2048)
             asked += recall.problems(self.check_models, seed=100 + concurrency, num=self.sized(1, 14), context=8192)
             try:
-                wrong += recall.ask_all(running.url, asked, model=self.model, concurrency=concurrency)
+                wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=concurrency)
             except httpx.HTTPError:
                 pytest.fail(running.errors[-2000:])
-            num_asked += len(asked)
-        self.note(f"{backend} under stress", num_asked - len(wrong), num_asked)
-        assert wrong == [], running.errors[-2000:]
+            num_asked, num_wrong = num_asked + len(asked), num_wrong + len(wrong)
+            mistakes += self.judge(asked, wrong)
+        self.note(f"{backend} under stress", num_asked, num_wrong, len(mistakes))
+        assert mistakes == [], running.errors[-2000:]
         assert running.stop() == 0
