@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 from plait_worker import kernels_command
 from plait_worker.attention import AttentionShape, LatentShape
@@ -41,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, model: Path, *words: str) -> int:
-    settings = ["--dtype", "auto", "--page-size", "16", "--tp", "1"]
+    settings = ["--dtype", "auto", "--kv-dtype", "auto", "--page-size", "16", "--tp", "1"]
     monkeypatch.setattr(sys, "argv", ["plait kernels", "build", "--model", str(model), *settings, *words])
     return kernels_command.main()
 
@@ -141,3 +143,9 @@ def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_
     outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
     assert isinstance(outcome, str)
     assert "not built, and there is no nvcc; `plait kernels build` says what to do" in outcome
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_xqa_over_float8_pages_is_a_module_of_its_own() -> None:
+    of_fp8 = modules_for(dataclasses.replace(GQA, fp8=UNSCALED), 16, CAPABILITY)
+    assert [module.name for module in of_fp8 if "kv_cache_e4m3" in module.name]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 
 from plait_worker.attention.found import BLACKWELL, HOPPER, Capability
@@ -41,7 +42,9 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     capability = _capability(arguments.arch)
-    shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype))
+    # Which modules are needed does not depend on the scales.
+    fp8 = UNSCALED if arguments.kv_dtype == "fp8" else None
+    shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
         raise Failure(
             ExitCode.SETTINGS,
@@ -129,7 +132,7 @@ def _last_line(error: Exception) -> str:
 
 def _print(modules: list[GpuModule]) -> None:
     if not modules:
-        print("this model's attention compiles no modules on such a GPU")
+        print("none is listed for such a GPU: what flashinfer compiles for it, it does at the first start")
     for module in modules:
         print(f"{module.state:9}{module.name}  ({', '.join(module.backends)})")
 
@@ -139,6 +142,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("action", choices=("list", "build"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
+    parser.add_argument("--kv-dtype", choices=("auto", "fp8"), required=True)
     parser.add_argument("--page-size", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
     parser.add_argument("--arch")

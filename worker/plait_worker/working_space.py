@@ -29,6 +29,8 @@ _CONTEXT = 32_768
 """Tokens behind which a long prompt's chunk is run: kernels that copy or widen context do so for no more at a time."""
 _GRAPH_BYTES = 2 << 30
 """Set aside for captured graphs: one pool as large as their largest step, and what the driver keeps of each."""
+_PARTS = 8
+"""Steps of so many eighths of the largest are run once, too."""
 _MAX_BEST = 20
 """Best tokens that a request may want beside each."""
 _PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
@@ -50,10 +52,25 @@ def measure_working_bytes(
 
 @torch.inference_mode()
 def fill_allocators(config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache) -> None:
-    """Leave torch's allocators with what steps take, of the device's memory and of pinned memory."""
+    """Leave torch's allocators with what steps take, of the device's memory and of pinned memory.
+
+    Other sizes than the largest choose other kernels, and a kernel's first use waits for what the device computes.
+    """
     _run_largest_steps(config, model, attention, cache)
+    for part in range(1, _PARTS + 1):
+        prompts = _prompts(-(-config.max_batch_tokens * part // _PARTS), config.max_model_len)
+        rows = _rows(cache, [0] * len(prompts), prompts, len(prompts))
+        hidden_TD = model.forward(rows, cache, attention.prepare(rows))
+    for num_rows in _head_rows(min(config.max_seqs, config.max_batch_tokens)):
+        model.rounded_logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
     for num_bytes in _PINNED_BYTES:
         _blocks = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_PINNED_COUNT)]
+
+
+def _head_rows(most: int) -> Iterator[int]:
+    """Numbers of rows that sample: each up to 256, then some."""
+    yield from range(1, min(most, 256) + 1)
+    yield from range(320, most + 1, 64)
 
 
 def _run_largest_steps(
@@ -74,7 +91,7 @@ def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
 
     The last take kernels that no other step does.
     """
-    prompts = _largest_prompts(config)
+    prompts = _prompts(config.max_batch_tokens, config.max_model_len)
     yield _rows(cache, [0] * len(prompts), prompts, len(prompts))
     most = min(_CONTEXT, config.max_model_len)
     length = min(_MIXED_LENGTH, config.max_batch_tokens)
@@ -86,10 +103,10 @@ def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
             yield _rows(cache, [_MIXED_START] * (num_decode + 1), [length] + [1] * num_decode, 1)
 
 
-def _largest_prompts(config: WorkerConfig) -> list[int]:
-    """One step's tokens as whole prompts."""
-    whole, rest = divmod(config.max_batch_tokens, config.max_model_len)
-    return [config.max_model_len] * whole + [rest] * (rest > 0)
+def _prompts(num_tokens: int, longest: int) -> list[int]:
+    """A step's tokens as whole prompts."""
+    whole, rest = divmod(num_tokens, longest)
+    return [longest] * whole + [rest] * (rest > 0)
 
 
 def _largest_head(config: WorkerConfig, model: Model[Any], hidden_TD: Tensor) -> Tensor:

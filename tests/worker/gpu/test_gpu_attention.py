@@ -84,11 +84,22 @@ def expected(q: Tensor, contexts: list[Tensor], lengths: list[int], scale: float
 def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
     backend = backend_for(name, shape)
-    prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 63, 64, 65, 130)]
+    prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 2, 17, 63, 64, 65, 130)]
     mixed = prefill + [(start, 1) for start in EDGES]
     for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):
         starts, lengths = [start for start, _ in rows], [length for _, length in rows]
         assert error_of(backend, shape, starts, lengths, num_prefill, num_pages=400) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+def test_our_kernels_attend_by_themselves(
+    num_heads: int, num_kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait_worker.attention.triton.can_have_fmha_v2", lambda _shape: False)
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
+    rows = [(start, length) for start in (0, 1, 63, 500) for length in (1, 2, 17, 64, 130)] + [(1000, 1), (64, 1)]
+    starts, lengths = [start for start, _ in rows], [length for _, length in rows]
+    assert error_of(backend_for("triton", shape), shape, starts, lengths, 20, num_pages=400) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (64, 8), (8, 2), (5, 1)])

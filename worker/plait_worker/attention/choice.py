@@ -12,7 +12,7 @@ from plait_proto import ExitCode
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.found import Kernels, Need, find, names
-from plait_worker.attention.modules import backend_modules, find_nvcc
+from plait_worker.attention.modules import backend_modules, find_nvcc, has_flashinfer
 from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
@@ -27,6 +27,18 @@ _TOLERANCE = 0.03
 # Over float8 some kernels round queries and the softmax's weights to it too, to 2**-4; over latents, where keys are
 # values as well, that comes to a tenth behind the softmax. An ignored scale is off by the half.
 _TOLERANCE_FP8, _TOLERANCE_FP8_LATENT = 0.08, 0.2
+
+
+def _kernel_failures() -> tuple[type[Exception], ...]:
+    """What CUDA, flashinfer and Triton raise where a kernel does not compile or does not fit."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return RuntimeError, ValueError, AssertionError
+    return RuntimeError, ValueError, AssertionError, TritonError
+
+
+_FAILURES = _kernel_failures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +114,15 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
         return f"{failure.name} is not installed"
     except ValueError as rule:
         return str(rule)
-    except (RuntimeError, AssertionError) as failure:
+    except _FAILURES as failure:
         return f"it does not start: {_first_line(failure)}"
-    return _wrong(backend, need) or backend
+    return what_is_wrong(backend, need) or backend
 
 
 def _unbuilt(found: Kernels, need: Need) -> str | None:
     """Why it cannot start, where its modules are neither there nor to be compiled; compiling is announced."""
+    if not found.needs_modules and not (has_flashinfer() and find_nvcc()):
+        return None
     modules = backend_modules(found, need.shape, need.page_size)
     missing = [module.name for module in modules if module.state == "missing"]
     if missing and find_nvcc() is None:
@@ -128,12 +142,12 @@ def _make(found: Kernels, need: Need) -> AttentionBackend[Any]:
     return found.make(need, max(need.max_tokens, SmallProblem.num_tokens(need.page_size)))
 
 
-def _wrong(backend: AttentionBackend[Any], need: Need) -> str | None:
+def what_is_wrong(backend: AttentionBackend[Any], need: Need) -> str | None:
     """What the small problem shows to be wrong with it."""
     try:
         problem = small_problem(need)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.appends)]
-    except (RuntimeError, ValueError, AssertionError) as failure:
+    except _FAILURES as failure:
         return f"it failed on a small problem: {_first_line(failure)}"
     wrong = [error for error in errors if not error <= _tolerance(need.shape)]  # a NaN is not over it either
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None

@@ -48,6 +48,8 @@ class Kernels:
     attends: type[AttentionShape] | type[LatentShape]
     """The kind of attention."""
     capabilities: frozenset[Capability]
+    needs_modules: bool = True
+    """Whether it does not start without flashinfer's modules; else it has kernels of ours in their place."""
 
     def make(self, need: Need, max_tokens: int) -> AttentionBackend[Any]:
         """The backend for steps of up to ``max_tokens``; raises ``ImportError``, and ``ValueError`` with its rule."""
@@ -60,7 +62,7 @@ class Kernels:
 
 
 KERNELS = (
-    Kernels("triton", "triton", "TritonDecode", AttentionShape, HOPPER),
+    Kernels("triton", "triton", "TritonDecode", AttentionShape, HOPPER, needs_modules=False),
     Kernels("trtllm_mha", "trtllm_mha", "TrtllmMha", AttentionShape, HOPPER),
     Kernels("trtllm_mha", "trtllm_gen_mha", "TrtllmGenMha", AttentionShape, BLACKWELL),
     Kernels("flashinfer", "flashinfer", "Flashinfer", AttentionShape, HOPPER),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from plait_kernels.kv_cache import FP8, PageScales
 
 from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.found import KERNELS, Capability, Kernels
@@ -57,20 +58,23 @@ class GpuModule:
         self.spec.build()
 
 
-def model_shape(config: ModelConfig, world: int, dtype: torch.dtype) -> AttentionShape | LatentShape:
-    """What one of ``world`` ranks attends with."""
+def model_shape(
+    config: ModelConfig, world: int, dtype: torch.dtype, fp8: PageScales | None = None
+) -> AttentionShape | LatentShape:
+    """What one of ``world`` ranks attends with; ``fp8`` as in ``AttentionShape``: set for a cache in float8."""
     num_heads, mla = config.num_heads // world, config.mla
     if mla is not None:
         dims = (mla.latent_dim, mla.cached_dim, mla.query_dim, mla.value_dim)
-        return LatentShape(num_heads, *dims, mla.scale, dtype, cached_dtype=dtype)
+        return LatentShape(num_heads, *dims, mla.scale, dtype, cached_dtype=dtype if fp8 is None else FP8)
     num_kv_heads = max(1, config.num_kv_heads // world)
-    return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, dtype)
+    return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, dtype, fp8)
 
 
 def modules_for(shape: AttentionShape | LatentShape, page_size: int, capability: Capability) -> list[GpuModule]:
     """Every module that a backend for this kind of attention and GPU would load; ``ImportError`` without flashinfer.
 
-    Backends that compile nothing (torch, FlashMLA's wheel, NVIDIA's ready kernels for Blackwell) add none.
+    Torch and FlashMLA's wheel add none. Nor do Blackwell's backends: what flashinfer compiles for them, at their first
+    use, includes a header that it has to fetch before it knows the module's name.
     """
     by_name: dict[str, GpuModule] = {}
     for found in KERNELS:
@@ -87,6 +91,13 @@ def backend_modules(found: Kernels, shape: AttentionShape | LatentShape, page_si
         return [GpuModule(make(shape, page_size), (found.name,)) for make in _MAKERS.get(found.module, ())]
     except (ValueError, AssertionError, KeyError):
         return []
+
+
+def can_have_fmha_v2(shape: AttentionShape) -> bool:
+    """Whether FMHAv2 is there, or can be compiled here."""
+    if not has_flashinfer():
+        return False
+    return find_nvcc() is not None or GpuModule(_fmha_v2(shape, 0), ()).state != "missing"
 
 
 def has_flashinfer() -> bool:
@@ -110,7 +121,7 @@ def _xqa(shape: AttentionShape, page_size: int) -> Any:
     from flashinfer.jit.xqa import gen_xqa_module
 
     group = shape.num_heads // shape.num_kv_heads
-    return gen_xqa_module(shape.dtype, shape.dtype, page_size, shape.head_dim, group, False, shape.dtype, 1)
+    return gen_xqa_module(shape.dtype, shape.cached_dtype, page_size, shape.head_dim, group, False, shape.dtype, 1)
 
 
 def _paged_fa3(shape: AttentionShape, _page_size: int) -> Any:

@@ -1,21 +1,56 @@
-"""Our own Triton kernel for decode rows, TensorRT-LLM's FMHAv2 for prefill rows.
+"""Our own Triton kernel for decode rows, TensorRT-LLM's FMHAv2 for prefill rows, or our own where that is not there.
 
-Shapes: D decode rows, H query heads, E a head's width.
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
 """
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
+import torch
 from plait_kernels.attention import decode_paged
 from torch import Tensor
 
-from plait_worker.attention.fmha_v2 import DecodeRows, FmhaV2
+from plait_worker.attention import AttentionShape
+from plait_worker.attention.modules import can_have_fmha_v2
+from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitAttention
+
+if TYPE_CHECKING:
+    from plait_worker.attention.fmha_v2 import FmhaV2
+
+_log = logging.getLogger(__name__)
 
 
-class TritonDecode(FmhaV2):
+class TritonDecode(SplitAttention):
     """``AttentionBackend`` for compute capability 9.0."""
 
     name = "triton"
 
+    def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
+        """See ``SplitAttention``. Raises ``ValueError`` with the rule that is broken."""
+        if shape.head_dim.bit_count() != 1 or page_size.bit_count() != 1:
+            raise ValueError(f"it takes heads of a power of two numbers, not of {shape.head_dim}")
+        super().__init__(shape, page_size, max_tokens, device)
+        self._fmha_v2 = _fmha_v2(shape, device)
+        self.widens_float8 = shape.fp8 is not None and self._fmha_v2 is not None
+
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """By FMHAv2 where it is there and reads such pages."""
+        if self._fmha_v2 is not None and self._fmha_v2.takes(rows):
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+        else:
+            self.prefill_by_triton(q_THE, pages, rows, out_THE)
+
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """Read at the speed of memory from the first page on."""
         decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE, self.shape.scales)
+
+
+def _fmha_v2(shape: AttentionShape, device: torch.device) -> FmhaV2 | None:
+    if not can_have_fmha_v2(shape):
+        _log.warning("attention triton: FMHAv2 is not built here; prompts go by our own kernel, which is slower")
+        return None
+    from plait_worker.attention.fmha_v2 import FmhaV2
+
+    return FmhaV2(shape, device)

@@ -1,6 +1,6 @@
 """TensorRT-LLM's kernels for Hopper, as flashinfer packs them: XQA for decode rows, FMHAv2 for prefill rows.
 
-Shapes: D decode rows, H query heads, E a head's width.
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
-from plait_worker.attention.fmha_v2 import DecodeRows, FmhaV2
+from plait_worker.attention.fmha_v2 import FmhaV2
+from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitAttention
 
 # Semaphores take the first 8 MiB and must start at zero; the rest is for rows that are split.
 _WORKSPACE_BYTES = 136 << 20
 
 
-class TrtllmMha(FmhaV2):
+class TrtllmMha(SplitAttention):
     """``AttentionBackend`` for compute capability 9.0."""
 
     name = "trtllm_mha"
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """See ``FmhaV2``; allocates XQA's workspace too."""
+        """See ``SplitAttention``; allocates the kernels' workspaces too."""
         super().__init__(shape, page_size, max_tokens, device)
+        self.widens_float8 = shape.fp8 is not None
+        self._fmha_v2 = FmhaV2(shape, device)
         self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """FMHAv2; our own kernel where float8 pages are too many to copy."""
+        if self._fmha_v2.takes(rows):
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+        else:
+            self.prefill_by_triton(q_THE, pages, rows, out_THE)
 
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """XQA; it reads lengths and tables on the device."""

@@ -1,0 +1,87 @@
+"""A backend is taken where it is right on a small problem; else the reason is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from plait_kernels.kv_cache import UNSCALED
+from plait_worker.attention import AttentionShape
+from plait_worker.attention import triton as of_triton
+from plait_worker.attention.choice import try_backend, what_is_wrong
+from plait_worker.attention.found import Need
+from plait_worker.attention.split_rows import DecodeRows
+from plait_worker.attention.triton import TritonDecode
+from torch import Tensor
+
+SHAPE = AttentionShape(4, 2, 16, 16**-0.5, torch.bfloat16)
+NEED = Need(SHAPE, 16, 0, 64, torch.device("cpu"))
+NUM_TOKENS = 1024
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: (9, 0))
+    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: None)
+    monkeypatch.setattr(of_triton, "can_have_fmha_v2", lambda _shape: False)
+
+
+class Foul(TritonDecode):
+    """Puts one number everywhere."""
+
+    number = float("nan")
+
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        out_DHE.fill_(self.number)
+
+
+class Empty(Foul):
+    number = 0.0
+
+
+class Breaks(TritonDecode):
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        raise RuntimeError("too many resources\nand more lines")
+
+
+def made(kind: type[TritonDecode]) -> TritonDecode:
+    return kind(SHAPE, NEED.page_size, NUM_TOKENS, NEED.device)
+
+
+def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -> None:
+    assert isinstance(try_backend("triton", NEED), TritonDecode)
+
+
+def test_float8_pages_are_read_where_nothing_can_be_compiled() -> None:
+    need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    assert isinstance(try_backend("triton", need), TritonDecode)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Foul, "its result is off by nan"),
+        (Empty, "its result is off by "),
+        (Breaks, "it failed on a small problem: too many resources"),
+    ],
+)
+def test_a_backend_that_is_wrong_is_out_with_the_reason(kind: type[TritonDecode], reason: str) -> None:
+    wrong = what_is_wrong(made(kind), NEED)
+    assert wrong is not None
+    assert wrong.startswith(reason)
+    assert "\n" not in wrong
+
+
+def test_heads_that_our_kernel_does_not_take_are_refused_with_its_rule() -> None:
+    need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, head_dim=24))
+    assert try_backend("triton", need) == "it takes heads of a power of two numbers, not of 24"
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+def test_flashinfers_planned_kernels_refuse_float8_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait_worker.attention.choice.backend_modules", lambda *_: [])
+    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: Path("nvcc"))
+    need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    assert "--kv-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", need))
