@@ -71,6 +71,20 @@ fn a_tenant_that_stayed_away_saves_nothing_up() {
 }
 
 #[test]
+fn a_newcomer_is_not_level_with_a_tenant_that_left_long_ago() {
+    let mut world = World::new(fair());
+    world.submit(of(1, 5, 5)).unwrap();
+    world.run_to_the_end(1);
+    world.submit(of(2, 20, 30)).unwrap();
+    world.submit(of(2, 5, 5)).unwrap();
+    (0..29).for_each(|_| drop(step(&mut world)));
+    for _ in 0..4 {
+        world.submit(of(3, 5, 5)).unwrap();
+    }
+    assert_eq!(admissions(&mut world), [3, 2, 3, 3, 3]);
+}
+
+#[test]
 fn priority_orders_the_requests_of_one_tenant_only() {
     let mut world = World::new(fair());
     world.submit(of(1, 5, 5)).unwrap();

@@ -4,7 +4,7 @@ use plait_core::{Disagreement, Mode, Settings, StepId, Verdict, Vote, verdict};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::properties::{any_settings, any_spec};
+use crate::properties::{any_settings, any_spec, in_proportion};
 use crate::rules::settings;
 use crate::world::{Spec, World};
 
@@ -120,6 +120,19 @@ fn one_replica_that_cannot_use_a_graph_decides_for_all() {
     };
     let agreed = agree(&[decoding(0, 3), eager]);
     assert_eq!((agreed.graph_bucket, agreed.pad_tokens), (None, 3));
+}
+
+#[test]
+fn a_step_takes_the_least_graph_that_holds_its_largest_replica() {
+    for (num_rows, bucket) in [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8)] {
+        let agreed = agree(&[decoding(0, 1), decoding(1, num_rows)]);
+        assert_eq!(
+            (agreed.graph_bucket, agreed.pad_tokens),
+            (Some(bucket), bucket)
+        );
+    }
+    let beyond = agree(&[decoding(0, 1), decoding(1, 9)]);
+    assert_eq!((beyond.graph_bucket, beyond.pad_tokens), (None, 9));
 }
 
 #[test]
@@ -270,7 +283,7 @@ fn any_action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: in_proportion(500), ..ProptestConfig::default() })]
 
     #[test]
     fn replicas_that_step_together_give_every_request_its_own_tokens(

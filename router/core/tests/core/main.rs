@@ -12,6 +12,7 @@ mod oracle;
 mod pages;
 mod prefix;
 mod properties;
+mod queue;
 mod rules;
 mod time_target;
 mod world;

@@ -95,12 +95,19 @@ fn pick(world: &World, index: usize) -> Option<plait_core::RequestId> {
         .copied()
 }
 
+const NUM_CASES: u32 = 4_000;
+
 /// Cases of the main property: `PLAIT_CASES=1000000` runs as many as the design page asks for.
 fn num_cases() -> u32 {
     let asked = std::env::var("PLAIT_CASES").ok();
-    asked.map_or(4_000, |asked| {
+    asked.map_or(NUM_CASES, |asked| {
         asked.parse().expect("PLAIT_CASES is a number")
     })
+}
+
+/// Cases of another property, which grow with those of the main one.
+pub fn in_proportion(num: u32) -> u32 {
+    num * (num_cases() / NUM_CASES).max(1)
 }
 
 fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
@@ -144,7 +151,7 @@ fn speed_of_the_main_property() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: in_proportion(300), ..ProptestConfig::default() })]
 
     #[test]
     fn the_same_calls_give_the_same_plans(

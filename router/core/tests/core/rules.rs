@@ -540,3 +540,16 @@ fn a_decode_plan_costs_what_changed_at_any_context() {
         "one page each in 16 tokens"
     );
 }
+
+#[test]
+fn a_prefill_under_way_comes_before_one_that_waits() {
+    let settings = Settings {
+        max_batch_tokens: 32,
+        ..settings()
+    };
+    let mut world = world(settings, [(100, 1)]);
+    step(&mut world);
+    world.submit(Spec::new(20, 1)).unwrap();
+    assert_eq!(chunks(&step(&mut world)), [(0, 32, 32)]);
+    world.run_to_the_end(2);
+}

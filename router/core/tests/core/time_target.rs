@@ -252,3 +252,37 @@ fn a_target_needs_time_and_mixed_steps() {
     assert!(refused(0, true).starts_with("itl-target-ms is 0; a step takes time"));
     assert!(refused(50_000, false).starts_with("itl-target-ms is 50; without mixed steps"));
 }
+
+#[test]
+fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
+    let settings = Settings {
+        page_size: 4,
+        num_pages: 200,
+        starvation_steps: 2,
+        itl_target: Some(Micros(1)),
+        ..rules::settings()
+    };
+    let mut world = rules::world(settings, [(100, 1), (5, 40)]);
+    let chunks: Vec<_> = (0..4)
+        .map(|_| rules::chunks(&rules::step(&mut world)))
+        .collect();
+    assert_eq!(chunks[0], [(0, 0, 32), (1, 0, 5)]);
+    assert!(chunks[1].is_empty() && chunks[2].is_empty());
+    assert_eq!(chunks[3], [(0, 32, 4)]);
+}
+
+#[test]
+fn a_newcomer_is_admitted_with_a_page_where_time_leaves_it_nothing() {
+    let settings = Settings {
+        starvation_steps: 2,
+        itl_target: Some(Micros(1)),
+        ..rules::settings()
+    };
+    let mut world = rules::world(settings, [(5, 40)]);
+    rules::step(&mut world);
+    world.submit(Spec::new(20, 1)).unwrap();
+    let chunks: Vec<_> = (0..3)
+        .map(|_| rules::chunks(&rules::step(&mut world)))
+        .collect();
+    assert_eq!(chunks, [vec![], vec![], vec![(1, 0, 16)]]);
+}
