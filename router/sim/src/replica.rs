@@ -59,13 +59,9 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// Goes on to the time of these arrivals, which is one, and takes them in.
-    pub fn arrive(&mut self, now: Micros, arrivals: impl IntoIterator<Item = &'a Arrival>) {
-        self.run_until(now);
-        for arrival in arrivals {
-            self.submit(arrival, now);
-        }
-        self.send_steps(now);
+    /// How much is asked of it: the requests that are not answered yet, then all that it got so far.
+    pub fn load(&self) -> (usize, u64) {
+        (self.live.len(), self.tally.counts.num_requests)
     }
 
     /// Goes on until everything is answered, and gives what was counted.
@@ -81,7 +77,8 @@ impl<'a> Replica<'a> {
         self.tally
     }
 
-    fn run_until(&mut self, now: Micros) {
+    /// Goes on until `now`.
+    pub fn run_until(&mut self, now: Micros) {
         while self.on_the_wire.front().is_some_and(|step| step.end <= now) {
             let step = self.on_the_wire.pop_front().expect("it was just looked at");
             self.land(&step);
@@ -89,7 +86,8 @@ impl<'a> Replica<'a> {
         }
     }
 
-    fn submit(&mut self, arrival: &Arrival, now: Micros) {
+    /// Takes a request into the queue; [`Replica::send_steps`] follows when all of this time are in.
+    pub fn submit(&mut self, arrival: &Arrival, now: Micros) {
         self.tally.counts.num_requests += 1;
         match self.scheduler.submit(request(arrival), now) {
             Ok(id) => {
@@ -117,7 +115,8 @@ impl<'a> Replica<'a> {
         self.tally.counts.num_too_long += u64::from(is_too_long);
     }
 
-    fn send_steps(&mut self, now: Micros) {
+    /// Plans as many steps as may be on the wire.
+    pub fn send_steps(&mut self, now: Micros) {
         while self.on_the_wire.len() < self.setup.credit {
             let Some(plan) = self.scheduler.plan(now) else {
                 return;

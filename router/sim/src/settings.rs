@@ -48,8 +48,10 @@ pub enum Source {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// Replicas; requests go to them in turn.
+    /// Replicas that requests are shared among.
     pub replicas: u32,
+    /// Which of them a request goes to.
+    pub routing: Routing,
     /// A built-in name, a file of rates, or a run's step records (`.jsonl`).
     pub hardware: String,
     /// A built-in name or a `config.json`.
@@ -60,6 +62,16 @@ pub struct Cluster {
     pub memory_fraction: f64,
     /// Threads that simulate; None takes the machine's.
     pub threads: Option<u32>,
+}
+
+/// Which replica a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    /// One after the other.
+    InTurn,
+    /// The one with the fewest requests that are not answered yet; of equals the one that got fewer so far.
+    LeastLoaded,
 }
 
 /// How a replica schedules; see [`plait_core::Settings`].
@@ -110,6 +122,8 @@ pub struct Setup {
     pub credit: usize,
     /// Replicas.
     pub num_replicas: u32,
+    /// Which of them a request goes to.
+    pub routing: Routing,
     /// Threads that simulate.
     pub num_threads: usize,
 }
@@ -145,6 +159,7 @@ impl Settings {
             scheduler,
             credit: if self.scheduler.overlap { 2 } else { 1 },
             num_replicas: self.cluster.replicas,
+            routing: self.cluster.routing,
             num_threads: self.cluster.num_threads(),
         })
     }

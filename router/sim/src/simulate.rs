@@ -1,5 +1,6 @@
-//! Replicas side by side: requests go to them in turn, so each can run on a thread of its own.
+//! Replicas side by side: where requests go to them in turn, each can run on a thread of its own.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -7,12 +8,15 @@ use std::time::Duration;
 use crate::error::SimError;
 use crate::replica::Replica;
 use crate::report::Report;
-use crate::settings::Setup;
+use crate::settings::{Routing, Setup};
 use crate::tally::Tally;
 use crate::trace::Arrival;
 
 /// How often the caller is told how far the simulation is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a thread does.
+type Run = fn(&Setup, &Progress, &SyncSender<Tally>);
 
 /// What the threads share.
 #[derive(Default)]
@@ -20,6 +24,18 @@ struct Progress {
     num_arrived: AtomicU64,
     next_replica: AtomicU64,
     is_stopped: AtomicBool,
+}
+
+impl Progress {
+    /// Counts requests that have arrived; says whether the caller wants more.
+    fn goes_on_after(&self, num_arrived: usize) -> ControlFlow<()> {
+        self.num_arrived
+            .fetch_add(num_arrived as u64, Ordering::Relaxed);
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
 }
 
 /// What a caller does with the number of requests that have arrived; false ends the simulation.
@@ -31,9 +47,13 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
     let mut total = Tally::new(setup.last_arrival());
     std::thread::scope(|scope| {
         let (sender, tallies) = sync_channel(setup.num_threads);
-        for _ in 0..setup.num_threads {
+        let (run, num_threads): (Run, usize) = match setup.routing {
+            Routing::InTurn => (run_replicas, setup.num_threads),
+            Routing::LeastLoaded => (run_all_replicas, 1),
+        };
+        for _ in 0..num_threads {
             let (sender, progress) = (sender.clone(), &progress);
-            scope.spawn(move || run_replicas(setup, progress, &sender));
+            scope.spawn(move || run(setup, progress, &sender));
         }
         drop(sender);
         loop {
@@ -75,13 +95,45 @@ fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<Tally> 
     let own: Vec<&Arrival> = setup.arrivals.iter().skip(first).step_by(step).collect();
     let mut replica = Replica::new(setup);
     for together in own.chunk_by(|a, b| a.at == b.at) {
-        if progress.is_stopped.load(Ordering::Relaxed) {
+        let now = together[0].at;
+        replica.run_until(now);
+        for arrival in together {
+            replica.submit(arrival, now);
+        }
+        replica.send_steps(now);
+        if progress.goes_on_after(together.len()).is_break() {
             return None;
         }
-        replica.arrive(together[0].at, together.iter().copied());
-        progress
-            .num_arrived
-            .fetch_add(together.len() as u64, Ordering::Relaxed);
     }
     Some(replica.finish())
+}
+
+/// Runs all replicas at the same pace, which is what it takes to compare their loads.
+fn run_all_replicas(setup: &Setup, progress: &Progress, tallies: &SyncSender<Tally>) {
+    let mut replicas: Vec<Replica<'_>> = (0..setup.num_replicas)
+        .map(|_| Replica::new(setup))
+        .collect();
+    for together in setup.arrivals.chunk_by(|a, b| a.at == b.at) {
+        let now = together[0].at;
+        for replica in &mut replicas {
+            replica.run_until(now);
+        }
+        for arrival in together {
+            let least = replicas.iter_mut().min_by_key(|replica| replica.load());
+            least
+                .expect("there is a replica at least")
+                .submit(arrival, now);
+        }
+        for replica in &mut replicas {
+            replica.send_steps(now);
+        }
+        if progress.goes_on_after(together.len()).is_break() {
+            return;
+        }
+    }
+    for replica in replicas {
+        if tallies.send(replica.finish()).is_err() {
+            return;
+        }
+    }
 }

@@ -34,6 +34,7 @@ Length = Annotated[int, Meta(ge=1, le=16_777_216)]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]
 BatchTokens = Annotated[int, Meta(ge=1, le=1_048_576)]
 SeqCount = Annotated[int, Meta(ge=1, le=65_536)]
+Routing = Literal["in-turn", "least-loaded"]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 
 
@@ -52,7 +53,10 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster."""
 
-    replicas: Annotated[ReplicaCount, Setting("replicas; requests go to them in turn")] = 1
+    replicas: Annotated[ReplicaCount, Setting("replicas that requests are shared among")] = 1
+    routing: Annotated[Routing, Setting("whose turn a request is, or the replica with the fewest unanswered")] = (
+        "in-turn"
+    )
     hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step records in a .jsonl file")] = "h200"
     model: Annotated[
         str, Setting("qwen3-8b, llama-3.1-70b, deepseek-v2-lite, deepseek-v3, or a model's config.json")

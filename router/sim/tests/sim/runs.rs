@@ -48,6 +48,45 @@ fn steps_are_separate_without_mixing() {
     assert_eq!(on_constant_hardware(&separate).mixed_share, 0.0);
 }
 
+/// One long answer, a short one beside it, and later one more.
+const UNEVEN: &str = r#"{"timestamp": 0, "input_length": 10, "output_length": 1000, "hash_ids": [0]}
+{"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+{"timestamp": 10, "input_length": 10, "output_length": 1, "hash_ids": [2]}
+"#;
+
+#[test]
+fn by_load_a_request_goes_where_fewer_are_unanswered() {
+    let folder = tempfile::tempdir().unwrap();
+    let longest_wait = |routing| {
+        let mut cluster = constant_hardware(&folder);
+        let fields = json!({"replicas": 2, "routing": routing});
+        let fields = fields.as_object().unwrap().clone();
+        cluster.as_object_mut().unwrap().extend(fields);
+        let found = summary(json!({
+            "load": trace(&file(&folder, "uneven.jsonl", UNEVEN)),
+            "cluster": cluster,
+            "scheduler": {"max_seqs": 1},
+        }));
+        assert_eq!(found.num_output_tokens, 1002);
+        found.ttft_seconds.max
+    };
+    assert!(longest_wait("in-turn") > 0.9, "behind the long answer");
+    assert_eq!(longest_wait("least-loaded"), 0.001);
+}
+
+#[test]
+fn of_equally_loaded_replicas_the_one_that_got_fewer_is_next() {
+    let found = |routing| {
+        let change = json!({
+            "load": {"source": poisson(1e6, 8, 4096, 2)},
+            "cluster": {"replicas": 8, "routing": routing},
+            "scheduler": {"max_batch_tokens": 4096},
+        });
+        summary(change).ttft_seconds
+    };
+    assert_eq!(found("least-loaded"), found("in-turn"));
+}
+
 #[test]
 fn requests_go_to_the_replicas_in_turn() {
     let found = |replicas: u32| {

@@ -11,7 +11,7 @@ pub fn settings(change: Value) -> Value {
     let mut settings = json!({
         "load": {"source": poisson(10.0, 100, 64, 8), "rate_scale": 1.0},
         "cluster": {
-            "replicas": 1, "hardware": "h200", "model": "qwen3-8b", "tp": null, "memory_fraction": 0.85, "threads": 1,
+            "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "memory_fraction": 0.85, "threads": 1,
         },
         "scheduler": {
             "max_batch_tokens": 8192, "max_seqs": 256, "long_prefill": null, "page_size": 64, "num_pages": null,
