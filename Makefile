@@ -61,7 +61,7 @@ acceptance: .venv/.tested
 bench-cpu: .venv/.tested
 	$(BIN)/python tests/bench/cpu/bench_cpu.py --out tests/bench/results/cpu.json $(ARGS)
 
-# Times depend on what else runs; instructions do not.
+# A minute once all is built. Times depend on what else runs; instructions do not.
 bench-scheduler: .venv/.tested
 	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json $(ARGS)
 	$(BIN)/python tests/bench/scheduler/scheduler_pages.py
