@@ -88,6 +88,10 @@ pub struct PlanWriter {
 impl PlanWriter {
     /// The plan's frames, the same for every rank; in a group with the verdict on its step.
     pub fn write(&mut self, plan: &Plan, verdict: Option<&Verdict>) -> &[Vec<u8>; 6] {
+        assert!(
+            plan.trimmed_slots.is_empty() && plan.decode.iter().all(|row| row.length == 1),
+            "the wire carries no drafts"
+        );
         let wire = &mut self.plan;
         wire.step = plan.step.0;
         wire.verdict = verdict.map(verdict_to_wire);
