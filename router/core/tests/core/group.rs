@@ -160,7 +160,7 @@ fn a_verdict_that_cannot_follow_from_a_vote_is_found() {
         ("graph", |it| it.graph_bucket = Some(8)),
         ("graph", |it| it.mode = Mode::Mixed),
         ("what is not idle", |it| {
-            (it.draining, it.stop) = (true, true)
+            (it.draining, it.stop) = (true, true);
         }),
         ("leaves out rows", |it| it.mode = Mode::Idle),
     ];
