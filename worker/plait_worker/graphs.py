@@ -207,7 +207,7 @@ class StepGraph:
     def pick(self, num: int) -> Tensor:
         """int32 ``[s]``: behind ``replay``, the best tokens of its logits, kept as the slots' last ones.
 
-        They stay until the next replay of this graph.
+        They stay until the next replay of any graph.
         """
         self._picking.replay()
         return self._ids_R[:num]

@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> None:
         raise Failure(
             ExitCode.SETTINGS,
             f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
-            "plait serve attends by torch, several times slower",
+            "prompts go by a kernel of ours, slower, and latent attention by torch",
         )
     modules = modules_for(shape, arguments.page_size, capability)
     print(_machine(capability), flush=True)

@@ -18,6 +18,8 @@ from plait_kernels.kv_cache.reference import PageScales
 
 _QUERIES = 128
 """Tokens times the heads of a group in a program."""
+_ROWS = 32
+"""So many rows are looked through at least: fewer kernels to compile while requests wait."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -44,7 +46,7 @@ def prefill_paged(
         q_THD.stride(0),
         out_THD.stride(0),
         num_rows,
-        ROWS=triton.next_power_of_2(num_rows),
+        ROWS=max(_ROWS, triton.next_power_of_2(num_rows)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         MEMBERS=members,

@@ -162,6 +162,8 @@ def verdict(ran: Ran) -> dict[str, object]:
     reasons = list(ran.reasons)
     if ran.gaps is None:
         reasons.append("no stream was scored again")
+    elif ran.gaps.num_streams < min(NUM_STREAMS, ran.case.num_prompts):
+        reasons.append(f"only {ran.gaps.num_streams} streams were scored again")
     elif not ran.gaps.is_right:
         reasons.append("its streams are not those of the torch backend")
     return {

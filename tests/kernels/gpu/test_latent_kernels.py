@@ -23,7 +23,7 @@ from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, route, so
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
 TOLERANCE = 2**-7
 
 

@@ -13,7 +13,7 @@ from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch_latent import TorchLatentAttention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
 BACKENDS = names(LatentShape, (9, 0))
 # Queries, latents, keys and weights of the softmax are bfloat16 in every backend; over float8 FlashMLA rounds queries
 # and weights to it too, and a prompt's new tokens see each other as they are.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,16 +30,17 @@ _TOLERANCE = 0.03
 _TOLERANCE_FP8, _TOLERANCE_FP8_LATENT = 0.08, 0.2
 
 
+@cache
 def _kernel_failures() -> tuple[type[Exception], ...]:
-    """What CUDA, flashinfer and Triton raise where a kernel does not compile or does not fit."""
+    """What CUDA, flashinfer and Triton raise where a kernel does not compile or does not fit.
+
+    Asked for only once something was raised: to import Triton costs time, which a CPU's worker need not take.
+    """
     try:
         from triton.errors import TritonError
     except ImportError:
         return RuntimeError, ValueError, AssertionError
     return RuntimeError, ValueError, AssertionError, TritonError
-
-
-_FAILURES = _kernel_failures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
         return f"{failure.name} is not installed"
     except ValueError as rule:
         return str(rule)
-    except _FAILURES as failure:
+    except _kernel_failures() as failure:
         return f"it does not start: {_first_line(failure)}"
     return what_is_wrong(backend, need) or backend
 
@@ -147,7 +149,7 @@ def what_is_wrong(backend: AttentionBackend[Any], need: Need) -> str | None:
     try:
         problem = small_problem(need)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.appends)]
-    except _FAILURES as failure:
+    except _kernel_failures() as failure:
         return f"it failed on a small problem: {_first_line(failure)}"
     wrong = [error for error in errors if not error <= _tolerance(need.shape)]  # a NaN is not over it either
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None

@@ -1,4 +1,4 @@
-"""Dense blocks on a GPU with fewer kernels: what lies between two products of a single row is part of them.
+"""Dense and latent blocks on a GPU with fewer kernels: what lies between two products of a single row is part of them.
 
 Rotation and cache write are one kernel at any size. With one row, where the step is as long as the weights take to be
 read, each norm and the gate belong to the product behind or in front of it.
