@@ -88,14 +88,14 @@ impl Engine {
         Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES))
             .map_err(SettingsProblem::from)?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
-        let records = settings.step_records.as_deref().map(create_records);
-        let records = records.transpose()?;
         let config = settings.group_fingerprint(max_model_len, model.vocab_size());
         let group = settings
             .group
             .as_ref()
             .map(|place| join(place, config, patience.group));
         let group = group.transpose()?;
+        let records = settings.step_records.as_deref().map(create_records);
+        let records = records.transpose()?;
         let outline = Outline {
             settings,
             max_model_len,
