@@ -1,5 +1,5 @@
-//! What agreeing on a step costs: a round of votes between engines over ZeroMQ, from one verdict to the
-//! next with nobody doing anything else.
+//! What agreeing on a step costs: the verdict by function call, and a round of votes between engines
+//! over ZeroMQ, from one verdict to the next with nobody doing anything else.
 //!
 //! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
 //! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
@@ -18,15 +18,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plait_core::{Micros, StepId, Vote};
+use plait_core::{Micros, StepId, Vote, verdict};
 use plait_engine::group::{ClientKeys, Exchange, GroupPatience, GroupSettings, Seat, ServerKeys};
 use zmq::CurveKeyPair;
 
+const NUM_CALLS: usize = 20_000;
 const NUM_WARM_UP: usize = 200;
 const NUM_ROUNDS: usize = 2_000;
 const GRAPHS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024];
 
 fn main() {
+    by_function_call(64);
     for num_engines in [2, 4, 8] {
         over_zeromq("ipc", num_engines);
         over_zeromq("tcp", num_engines);
@@ -46,6 +48,19 @@ fn vote(replica: u32, step: u64) -> Vote {
         idle: false,
         draining: false,
     }
+}
+
+fn by_function_call(num_replicas: u32) {
+    let votes: Vec<Vote> = (0..num_replicas).map(|replica| vote(replica, 1)).collect();
+    let times = (0..NUM_CALLS).map(|_| {
+        let began = Instant::now();
+        std::hint::black_box(verdict(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
+        began.elapsed()
+    });
+    print(
+        &format!("verdict, {num_replicas} replicas by function call"),
+        times.collect(),
+    );
 }
 
 fn over_zeromq(transport: &str, num_engines: u32) {

@@ -57,7 +57,7 @@ GOALS = {
     },
     ("admit 8192 tokens, pool of 131072 pages, cache full", "p50"): 150e-6,
     ("verdict, 64 replicas by function call", "p50"): 5e-6,
-    ("verdict, 8 engines over ZeroMQ (tcp)", "p50"): 120e-6 if NUM_CORES >= 8 else 400e-6,
+    ("verdict, 8 engines over ZeroMQ, tcp", "p50"): 120e-6 if NUM_CORES >= 8 else 400e-6,
     ("encode a decode plan of 256 rows", "mean"): 5e-6,
     ("encode a decode plan of 256 rows", "bytes"): 4000.0,
     ("decode a decode plan of 256 rows in Python", "mean"): 50e-6,
@@ -114,8 +114,10 @@ def lines_of(*command: str) -> Iterator[str]:
         assert running.stdout is not None
         limit = threading.Timer(LIMIT_SECONDS, running.kill)
         limit.start()
-        yield from running.stdout
-        limit.cancel()
+        try:
+            yield from running.stdout
+        finally:
+            limit.cancel()
     if running.returncode != 0:
         raise SystemExit(f"plan_cost: {' '.join(command)} ended with {running.returncode} ({LIMIT_SECONDS:.0f} s each)")
 

@@ -375,6 +375,14 @@ impl First {
         self.round.step() == 1
     }
 
+    /// From when on its votes are waited for.
+    fn round_began(&self) -> Micros {
+        match self.opened {
+            Some(opened) if !self.is_first_round() => opened,
+            _ => self.started,
+        }
+    }
+
     fn check_deadline(&mut self, now: Micros) -> Result<(), GroupEnd> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return Ok(());
@@ -398,7 +406,7 @@ impl First {
             replicas,
             engines,
             step: self.round.step(),
-            waited: since(self.opened.unwrap_or(self.started), now),
+            waited: since(self.round_began(), now),
         }))
     }
 

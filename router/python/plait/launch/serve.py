@@ -174,7 +174,8 @@ class _Service:
     def _on_signal(self) -> None:
         self._num_signals += 1
         phase = read_status(self._engine).phase
-        if self._num_signals == 1 and phase == "ready":
+        # A group may drain before its engine is told to; that is no second wish.
+        if self._num_signals == 1 and phase in ("ready", "draining"):
             say(f"Draining: {len(self._streams)} requests are under way (Ctrl-C again stops at once)")
             self._engine.drain()
         else:
