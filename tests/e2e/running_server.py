@@ -76,22 +76,30 @@ class Server:
 def start_server(log: Path, model: Path | None, *flags: str) -> Server:
     """Start `plait serve MODEL --port 0 FLAGS`; returns when it is ready or has ended."""
     words = [str(model)] if model is not None else []
+    server = spawn_server(log, "-m", "plait.cli", "serve", *words, "--port", "0", *flags)
+    wait_until_ready(server)
+    return server
+
+
+def spawn_server(log: Path, *words: str) -> Server:
+    """Start a server by the words that follow `python`; it is not ready yet."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "plait.cli", "serve", *words, "--port", "0", *flags],
+            [sys.executable, *words],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             bufsize=1,
             start_new_session=True,
         )
-    server = Server(process, log)
-    _read_until_ready(server)
-    return server
+    return Server(process, log)
 
 
-def _read_until_ready(server: Server) -> None:
-    """Raises `TimeoutError`, after killing the server, where neither comes in time."""
+def wait_until_ready(server: Server) -> None:
+    """Returns when it is ready or has ended.
+
+    Raises `TimeoutError`, after killing the server, where neither comes in time.
+    """
     pipe = server.process.stdout
     assert pipe is not None
     os.set_blocking(pipe.fileno(), False)
