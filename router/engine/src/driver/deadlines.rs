@@ -55,17 +55,21 @@ impl Wheel {
                 self.shared().status.enter(Phase::Stopped);
                 self.stage = Stage::Over;
             }
+            // Who hangs keeps all others in the same step, where no deadline of a vote runs.
+            Stage::Serving(serving) if self.driver.group.is_some() && is_overdue(serving, now) => {
+                self.fail(
+                    ExitCode::RankLost,
+                    "a step has had no result in time: its ranks hang, or those of another engine that they wait for",
+                );
+            }
             Stage::Serving(serving) => self.complain(serving, now),
             _ => {}
         }
     }
 
     fn complain(&self, serving: &Serving, now: Micros) {
-        let is_past = |deadline: Option<Micros>| deadline.is_some_and(|deadline| deadline <= now);
-        let (stuck, late) = (
-            is_past(serving.oldest_deadline()),
-            is_past(self.beat_deadline()),
-        );
+        let stuck = is_overdue(serving, now);
+        let late = self.beat_deadline().is_some_and(|deadline| deadline <= now);
         if self.shared().status.set_stuck(stuck) {
             tracing::warn!(
                 "{}",
@@ -87,4 +91,10 @@ impl Wheel {
             );
         }
     }
+}
+
+fn is_overdue(serving: &Serving, now: Micros) -> bool {
+    serving
+        .oldest_deadline()
+        .is_some_and(|deadline| deadline <= now)
 }

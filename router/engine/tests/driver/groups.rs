@@ -35,10 +35,14 @@ fn engine(change: &Value, patience: Patience) -> Rig {
 }
 
 fn group(num_engines: u32) -> (TempDir, Vec<Rig>) {
+    group_with(num_engines, Patience::default())
+}
+
+fn group_with(num_engines: u32, patience: Patience) -> (TempDir, Vec<Rig>) {
     let (directory, endpoint) = meeting_place();
     let rigs = (0..num_engines).map(|number| {
         let change = place(number, num_engines, &endpoint);
-        engine(&change, Patience::default())
+        engine(&change, patience)
     });
     let mut rigs: Vec<Rig> = rigs.collect();
     for rig in &mut rigs {
@@ -152,6 +156,27 @@ fn a_rank_that_fails_ends_every_engine_with_its_reason() {
     rigs[0].wait_for_phase("failed");
     let status = rigs[0].status();
     assert_eq!(status["reason"], "engine 1 gave up: rank 0: out of memory");
+    assert_eq!(status["exit_code"], 5);
+}
+
+#[test]
+fn a_rank_that_hangs_ends_every_engine_where_no_vote_is_missing() {
+    let patience = Patience {
+        step: Duration::from_millis(200),
+        step_token: Duration::ZERO,
+        ..Patience::default()
+    };
+    let (_directory, mut rigs) = group_with(2, patience);
+    rigs[1].misbehave(Misdeed::Silence);
+    rigs[0].submit(1, "abc", &json!({"max_tokens": 400}));
+    assert_eq!(rigs[0].answer(1).error, Some((503, 0)));
+    rigs[0].wait_for_phase("failed");
+    let status = rigs[0].status();
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("engine 1 gave up: a step has had no result in time"),
+        "{reason}"
+    );
     assert_eq!(status["exit_code"], 5);
 }
 
