@@ -122,6 +122,7 @@ fn settings(
         num_replicas: vec![1; num_engines as usize],
         config: [0; 16],
         graph_buckets: GRAPHS.to_vec(),
+        max_tokens: 1024,
         patience: GroupPatience::default(),
     }
 }

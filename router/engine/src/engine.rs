@@ -92,7 +92,7 @@ impl Engine {
         let group = settings
             .group
             .as_ref()
-            .map(|place| join(place, config, patience.group));
+            .map(|place| join(place, settings.max_batch_tokens, config, patience.group));
         let group = group.transpose()?;
         let records = settings.step_records.as_deref().map(create_records);
         let records = records.transpose()?;
@@ -272,10 +272,11 @@ impl Drop for Engine {
 /// Takes the engine's seat; nobody has answered yet.
 fn join(
     place: &GroupPlace,
+    max_tokens: u32,
     config: Fingerprint,
     patience: GroupPatience,
 ) -> Result<Grouped, GroupProblem> {
-    let settings = place.group(config, patience)?;
+    let settings = place.group(max_tokens, config, patience)?;
     // The engine's clock starts when its threads do.
     let exchange = Exchange::new(settings.clone(), Micros(0))?;
     Ok(Grouped::new(exchange, &settings))

@@ -106,9 +106,11 @@ impl std::fmt::Debug for GroupKeys {
 }
 
 impl GroupPlace {
-    /// The group's settings; `config` is the fingerprint of what all engines must have alike.
+    /// The group's settings; `config` is the fingerprint of what all engines must have alike, `max_tokens`
+    /// the most that a step may have.
     pub fn group(
         &self,
+        max_tokens: u32,
         config: plait_proto::Fingerprint,
         patience: GroupPatience,
     ) -> Result<GroupSettings, GroupProblem> {
@@ -121,6 +123,7 @@ impl GroupPlace {
             num_replicas: vec![1; self.num_engines as usize],
             config,
             graph_buckets: self.graph_buckets.clone(),
+            max_tokens,
             patience,
         })
     }

@@ -109,6 +109,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
         num_replicas: vec![1, NUM_REPLICAS - 1],
         config: [0; 16],
         graph_buckets: vec![1],
+        max_tokens: 1,
         patience: GroupPatience::default(),
     };
     let mut first = Exchange::new(settings, Micros(0)).unwrap();

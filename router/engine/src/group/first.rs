@@ -260,10 +260,12 @@ impl First {
 
     fn count(&mut self, engine: u32, vote: Vote, now: Micros) -> Result<(), GroupEnd> {
         let is_own = self.owners.replicas_of(engine).contains(&vote.replica);
-        let counted = if is_own {
-            self.ballot.add(vote)
-        } else {
+        let counted = if !is_own {
             Err(Uncounted::Unasked)
+        } else if vote.num_tokens > self.settings.max_tokens {
+            Err(Uncounted::Unsound)
+        } else {
+            self.ballot.add(vote)
         };
         match counted {
             Ok(()) => {

@@ -179,6 +179,9 @@ impl Member {
         if !verdict.graph_bucket.is_none_or(is_known) {
             return Some("no graph has its size");
         }
+        if verdict.pad_tokens > self.settings.max_tokens {
+            return Some("it pads to more tokens than a step may have");
+        }
         let verdict = verdict_from_wire(verdict);
         self.votes.iter().find_map(|vote| verdict.misfit(vote))
     }

@@ -90,6 +90,8 @@ pub struct GroupSettings {
     pub config: Fingerprint,
     /// Sizes in tokens for which every replica has captured a graph.
     pub graph_buckets: Vec<u32>,
+    /// Tokens of one replica's step; who votes or concludes more would have every rank make room for them.
+    pub max_tokens: u32,
     /// For the others.
     pub patience: GroupPatience,
 }
@@ -262,6 +264,7 @@ mod tests {
             num_replicas: num_replicas.to_vec(),
             config: [0; 16],
             graph_buckets: Vec::new(),
+            max_tokens: 1,
             patience: GroupPatience::default(),
         }
     }

@@ -8,7 +8,7 @@ use plait_core::{Micros, Mode, StepId, Vote};
 use plait_engine::group::{Exchange, GroupEnd};
 use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Verdict, schema_fingerprint};
 
-use crate::rig::{CONFIG, Devices, Engine, FOREVER, group_settings, meeting_place};
+use crate::rig::{CONFIG, Devices, Engine, FOREVER, MAX_TOKENS, group_settings, meeting_place};
 
 /// Long enough for what was sent to be there.
 const SOON: Duration = Duration::from_millis(300);
@@ -142,12 +142,15 @@ fn a_link_that_broke_behind_a_verdict_is_looked_at_again_at_once() {
 #[test]
 fn a_verdict_that_cannot_be_ends_the_engine_by_name() {
     type Change = fn(&mut Verdict);
-    let cases: [(&str, Change); 4] = [
+    let cases: [(&str, Change); 5] = [
         ("leaves out rows", |it| it.mode = plait_proto::Mode::Idle),
         ("dummy for more replicas", |it| {
             it.dummy_replicas = vec![255; 60_000];
         }),
         ("no graph has its size", |it| it.graph_bucket = Some(7)),
+        ("it pads to more tokens than a step may have", |it| {
+            it.pad_tokens = MAX_TOKENS + 1;
+        }),
         ("too few tokens", |it| it.pad_tokens = 1),
     ];
     let decoding = Vote {

@@ -21,6 +21,7 @@ use crate::world::{Spec, World};
 pub const FOREVER: Duration = Duration::from_secs(60);
 /// Sizes for which every replica here has a graph.
 pub const GRAPHS: [u32; 3] = [1, 4, 8];
+pub const MAX_TOKENS: u32 = 1024;
 pub const CONFIG: [u8; 16] = [7; 16];
 /// Plans that may be on the wire.
 const CREDIT: usize = 2;
@@ -82,6 +83,7 @@ pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> Grou
         num_replicas: num_replicas.to_vec(),
         config: CONFIG,
         graph_buckets: GRAPHS.to_vec(),
+        max_tokens: MAX_TOKENS,
         patience: patient(),
     }
 }

@@ -6,7 +6,9 @@ use plait_engine::group::{GroupSettings, Strays};
 use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Vote, schema_fingerprint};
 use tempfile::TempDir;
 
-use crate::rig::{CONFIG, Devices, Engine, FOREVER, Log, Order, group_settings, meeting_place};
+use crate::rig::{
+    CONFIG, Devices, Engine, FOREVER, Log, MAX_TOKENS, Order, group_settings, meeting_place,
+};
 use crate::world::Spec;
 
 const REPLICAS: [u32; 3] = [1, 1, 1];
@@ -112,6 +114,12 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
         num_tokens: u32::MAX, // without rows
         ..idle(1, 1)
     });
+    peer.say(Vote {
+        num_prefill_tokens: 1,
+        num_tokens: MAX_TOKENS + 1, // for all to make room for
+        idle: false,
+        ..idle(1, 1)
+    });
     stranger.say(idle(1, 1));
     stage.first.wait_until("all but one vote is there", |log| {
         log.strays.num_strangers == 2
@@ -144,7 +152,7 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     let strays = stage.first.log().strays;
     let counted = Strays {
         num_strangers: 2,
-        num_malformed: 2,
+        num_malformed: 3,
         num_unasked: 4,
         ..strays
     };
