@@ -25,7 +25,7 @@ inline void relax() {
 }
 
 // Returns when another call than `seen` was made.
-void await_call(const std::atomic<int>& calls, int seen) {
+void await_call(const std::atomic<uint32_t>& calls, uint32_t seen) {
     const auto end = Clock::now() + kAwake;
     for (int i = 1; calls.load(std::memory_order_acquire) == seen; ++i) {
         relax();
@@ -33,20 +33,22 @@ void await_call(const std::atomic<int>& calls, int seen) {
     }
 }
 
-// Returns when the meeting is over.
-void await_others(const std::atomic<int>& meetings, int meeting) {
-    for (int i = 0; meetings.load(std::memory_order_acquire) == meeting; ++i) {
-        relax();
-        if (i >= kLooks) sched_yield();
-    }
-}
-
 // Processor time of this thread.
-Crowd::Time worked() {
+Time worked() {
     timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
+
+// Time in which this thread had no core.
+class Off {
+public:
+    Time so_far() const { return std::max(Time{}, Clock::now() - began_ - (worked() - worked_)); }
+
+private:
+    const Clock::time_point began_ = Clock::now();
+    const Time worked_ = worked();
+};
 
 }  // namespace
 
@@ -80,9 +82,10 @@ void Team::start(Body body, const void* it) {
     call();
     take_part();
     const auto ended = Clock::now();
-    Crowd::Time lost{};
-    for (int i = 0; i < size_; ++i) lost += seats_[i].lost;
-    crowd_.tell(ended, ended - began_, lost);
+    Losses losses;
+    for (int i = 0; i < size_; ++i) losses.add(seats_[i].late, seats_[i].lost);
+    if (size_ > 1) losses.add(Time{}, ended.time_since_epoch() - met_at_.load(std::memory_order_relaxed));
+    crowd_.tell(ended, ended - began_, losses.all());
 }
 
 void Team::call() {
@@ -92,26 +95,47 @@ void Team::call() {
     }
 }
 
-// A member's part of a call, which has lost the time from its beginning on that it does not work.
+// A member's part of a call.
 void Team::take_part() {
-    const auto worked_before = worked();
+    Seat& seat = seats_[member_];
+    seat.late = Clock::now() - began_;
+    seat.idle = Time{};
+    const Off off;
     body_(it_, *this);
-    seats_[member_].lost = std::max(Crowd::Time{}, Clock::now() - began_ - (worked() - worked_before));
+    seat.lost = std::max(Time{}, off.so_far() - seat.idle);
     if (size_ > 1) meet();
 }
 
 void Team::meet() {
-    const int meeting = meetings_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) < size_ - 1) return await_others(meetings_, meeting);
+    const uint32_t meeting = meetings_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) < size_ - 1) return await_others(meeting);
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     for (int i = 0; i < size_; ++i) seats_[i].next.store(0, std::memory_order_relaxed);
+    met_at_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
     meetings_.fetch_add(1, std::memory_order_release);
+}
+
+// Returns when the meeting is over.
+void Team::await_others(uint32_t meeting) {
+    for (int i = 0; i < kLooks; ++i) {
+        if (meetings_.load(std::memory_order_acquire) != meeting) return;
+        relax();
+    }
+    offer_core(meeting);
+}
+
+// The same, letting others have the core: time that a member does not need until the meeting is over.
+void Team::offer_core(uint32_t meeting) {
+    const Off off;
+    while (meetings_.load(std::memory_order_acquire) == meeting) sched_yield();
+    const Time late = Clock::now().time_since_epoch() - met_at_.load(std::memory_order_relaxed);
+    seats_[member_].idle += std::max(Time{}, off.so_far() - late);
 }
 
 void Team::serve(int member) {
     member_ = member;
-    for (int seen = 0;; ++seen) {
+    for (uint32_t seen = 0;; ++seen) {
         await_call(seats_[member].calls, seen);
         if (is_over_) return;
         take_part();

@@ -61,15 +61,19 @@ private:
 
     // What a member is told and tells, on a cache line of its own.
     struct alignas(64) Seat {
-        std::atomic<int> calls{0};     // that it took part in; the number wraps around
-        std::atomic<int64_t> next{0};  // how far its share is taken
-        Crowd::Time lost{};            // of the last call, to other processes
+        std::atomic<uint32_t> calls{0};  // that it took part in; the number wraps around
+        std::atomic<int64_t> next{0};    // how far its share is taken
+        // Of the last call: from its beginning to this member's, and without the core where others waited for it.
+        Time late{}, lost{};
+        Time idle{};  // without the core at meetings that were not over, in this part so far; the member's own
     };
 
     void start(Body body, const void* it);
     void call();
     void take_part();
     void meet();
+    void await_others(uint32_t meeting);
+    void offer_core(uint32_t meeting);
     void serve(int member);
 
     // Which member a thread is: every caller is the first.
@@ -85,7 +89,8 @@ private:
     Crowd::Clock::time_point began_{};
     bool is_over_ = false;
     // On cache lines of their own; the first's number wraps around.
-    alignas(64) std::atomic<int> meetings_{0};
+    alignas(64) std::atomic<uint32_t> meetings_{0};
+    std::atomic<Time> met_at_{};  // when the last meeting was over, on the clock of calls
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int64_t> next_{0};
 };
