@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plait_kernels.cpu.library import takes
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
@@ -23,6 +22,7 @@ from plait_worker.attention.found import Need
 from plait_worker.attention.short_appends import fits_graph
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
+from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.cpu_working_space import cpu_working_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.failure import Failure
@@ -31,7 +31,6 @@ from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, dummy_model, load_model
-from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rendezvous import meet
 from plait_worker.rows import Rows
@@ -76,11 +75,12 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     device, device_name = open_device(config)
     with _phase("weights"):
         model = _load_model(config, device, parallel)
-    _leave_cores_to_kernels(model, device)
     max_tokens = config.max_batch_tokens + config.max_seqs
     need = Need(model.attention_shape, config.page_size, config.context_chunk, max_tokens, device)
     with _phase("attention"):
         attention = choose_attention(config.device.attention, need)
+    if device.type == "cpu":
+        leave_cores_to_kernels(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
 
 
@@ -139,14 +139,6 @@ def _fp8(config: WorkerConfig) -> PageScales | None:
             "--k-scale and --v-scale are those of a cache in float8; add --kv-dtype fp8, or leave them out"
         )
     return None
-
-
-def _leave_cores_to_kernels(model: Model[Any], device: torch.device) -> None:
-    """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
-    if takes(torch.empty(0, dtype=model.dtype, device=device)):
-        torch.set_num_threads(1)
-    if isinstance(model, HeadsDecoder) and model.stack is not None:
-        _log.info("the decoder's layers run as one compiled call a step")
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -40,7 +40,8 @@ def short_last(rows: Rows, is_short: IsShort) -> OrderedRows:
     long = [row for row in prefill if not is_short(rows.starts[row], rows.lengths[row])]
     if long == list(range(len(long))):
         return OrderedRows(rows, len(long), None)
-    order = [*long, *(row for row in prefill if row not in set(long)), *range(rows.num_prefill, rows.num_rows)]
+    is_long = set(long)
+    order = [*long, *(row for row in prefill if row not in is_long), *range(rows.num_prefill, rows.num_rows)]
     ends_R = np.cumsum(rows.lengths)
     tokens = np.concatenate([np.arange(ends_R[row] - rows.lengths[row], ends_R[row]) for row in order])
     order_T, order_R = (upload(values, rows.positions_T.device) for values in (tokens, np.array(order)))

@@ -1,0 +1,49 @@
+"""How a CPU's cores are divided between the compiled kernels and torch."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from plait_kernels.cpu.library import takes
+from plait_kernels.moe.native import ExpertPanels
+
+from plait_worker.attention import AttentionBackend
+from plait_worker.attention.paged import PagedAttention
+from plait_worker.attention.paged_latent import PagedLatentAttention
+from plait_worker.layers.mlp import SparseMlp
+from plait_worker.models import Model
+from plait_worker.models.decoder import Decoder, HeadsDecoder
+
+_log = logging.getLogger(__name__)
+
+
+def leave_cores_to_kernels(model: Model[Any], attention: AttentionBackend[Any]) -> None:
+    """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
+    left = left_to_torch(model, attention)
+    if not left:
+        torch.set_num_threads(1)
+    else:
+        _log.info("left to torch: %s, on %d threads", ", ".join(left), torch.get_num_threads())
+    if isinstance(model, HeadsDecoder) and model.stack is not None and isinstance(attention, PagedAttention):
+        _log.info("the decoder's layers run as one compiled call a step")
+
+
+def left_to_torch(model: Model[Any], attention: AttentionBackend[Any]) -> list[str]:
+    """What of a step's heavy work the compiled kernels do not take on a CPU."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"products in {dtype}"]
+    if not isinstance(attention, PagedAttention | PagedLatentAttention):
+        left.append("attention")
+    if isinstance(model, Decoder) and not all(map(_is_compiled, _sparse_mlps(model))):
+        left.append("experts")
+    return left
+
+
+def _sparse_mlps(model: Decoder[Any]) -> list[SparseMlp]:
+    return [block.mlp for block in model.blocks if isinstance(block.mlp, SparseMlp)]
+
+
+def _is_compiled(mlp: SparseMlp) -> bool:
+    return isinstance(mlp.experts, ExpertPanels)
