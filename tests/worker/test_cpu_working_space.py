@@ -51,3 +51,16 @@ def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
     tight = Room(working + needed - 1, 0, working)
     with pytest.raises(Failure, match="a step takes"):
         choose_num_pages(config, page, cpu_pool_bytes(config, tight), tight)
+
+
+def test_pages_asked_for_beside_a_step_that_leaves_none_are_refused_in_words(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    config = config_for(tmp_path, tmp_path, num_pages=10)
+    room = Room(free_bytes=2 << 30, weight_bytes=0, working_bytes=3 << 30)
+    with pytest.raises(Failure) as refused:
+        choose_num_pages(config, 1 << 20, 0, room)
+    assert str(refused.value) == (
+        "--num-pages 10 needs 0.01 GiB, and 0.00 GiB are there for pages (2.00 GiB of memory are free, a step takes "
+        "3.00 GiB): at most 0 pages fit; lower --num-pages or --max-batch-tokens"
+    )
+    assert choose_num_pages(config, 1 << 20, 0, Room((3 << 30) + (10 << 20), 0, 3 << 30)) == 10

@@ -53,7 +53,7 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, roo
     one request of ``max_model_len`` tokens.
     """
     if config.num_pages is not None:
-        return _asked(config.num_pages, page_bytes, room.offered_bytes)
+        return _asked(config.num_pages, page_bytes, room)
     num_pages = max(0, pool_bytes) // page_bytes
     num_needed = -(-config.max_model_len // config.page_size)
     if num_pages < num_needed:
@@ -77,12 +77,14 @@ def refuse_too_large(weight_bytes: int, free_bytes: int) -> None:
         )
 
 
-def _asked(num_pages: int, page_bytes: int, offered_bytes: int) -> int:
+def _asked(num_pages: int, page_bytes: int, room: Room) -> int:
+    offered_bytes = max(0, room.offered_bytes)
     if num_pages * page_bytes > offered_bytes:
         raise Failure(
             ExitCode.HARDWARE,
-            f"--num-pages {num_pages} needs {_gib(num_pages * page_bytes)} and {_gib(offered_bytes)} of memory are "
-            f"free; at most {max(0, offered_bytes) // page_bytes} pages fit",
+            f"--num-pages {num_pages} needs {_gib(num_pages * page_bytes)}, and {_gib(offered_bytes)} are there for "
+            f"pages ({_gib(room.free_bytes)} of memory are free, a step takes {_gib(room.working_bytes)}): at most "
+            f"{offered_bytes // page_bytes} pages fit; lower --num-pages or --max-batch-tokens",
         )
     return num_pages
 
