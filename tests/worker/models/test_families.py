@@ -14,6 +14,7 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plait_kernels.moe.native import ExpertPanels
 
 assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)
 """Of a log-probability: rounding gives about 1e-5, any numeric fault 0.1 and more."""
@@ -31,6 +32,8 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 # Wide enough that the compiled kernel takes all layers at once.
 ONE_CALL = {"intermediate_size": 96}
+# Wide enough that the compiled kernel takes the experts.
+COMPILED_EXPERTS = {"moe_intermediate_size": 32}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -57,6 +60,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe sparse every second layer": ("qwen3_moe", {"decoder_sparse_step": 2}),
     "qwen3_moe with all experts": ("qwen3_moe", {"num_experts_per_tok": 6}),
     "qwen3_moe with biases": ("qwen3_moe", {"attention_bias": True}),
+    "qwen3_moe with compiled experts": ("qwen3_moe", COMPILED_EXPERTS),
     "minimax_m2": ("minimax_m2", {}),
     "minimax_m2 with few turned numbers": ("minimax_m2", {"rotary_dim": 2}),
     "minimax_m2 with all numbers turned": ("minimax_m2", {"rotary_dim": 16}),
@@ -78,6 +82,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3 with biases": ("deepseek_v3", {"attention_bias": True}),
     "deepseek_v3 with one group": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
     "deepseek_v3 with values wider than keys": ("deepseek_v3", {"v_head_dim": 40}),
+    "deepseek_v3 with compiled experts": ("deepseek_v3", COMPILED_EXPERTS),
     "deepseek_v3 dense": ("deepseek_v3", {"first_k_dense_replace": 3, "rms_norm_eps": 0.01}),
 }
 
@@ -118,9 +123,31 @@ def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
     assert (load(saved.path).stack is not None) == in_one_call
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "width", "is_compiled"),
+    [("qwen3_moe", 32, True), ("deepseek_v3", 32, True), ("qwen3_moe", 24, False), ("deepseek_v3", 24, False)],
+)
+def test_experts_are_compiled_where_the_kernel_takes_their_width(
+    family: str, width: int, is_compiled: bool, save_tiny: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    model = load(save_tiny(family, moe_intermediate_size=width).path)
+    assert isinstance(model.blocks[-1].mlp.experts, ExpertPanels) == is_compiled
+
+
+SAVED: dict[str, dict[str, Any]] = {
+    "llama": ONE_CALL,
+    "qwen2": ONE_CALL,
+    "qwen3": ONE_CALL,
+    "qwen3_moe": COMPILED_EXPERTS,
+    "minimax_m2": ONE_CALL,
+    "deepseek_v2": {},
+    "deepseek_v3": COMPILED_EXPERTS,
+}
+
+
+@pytest.fixture(params=SAVED)
 def saved(request: pytest.FixtureRequest, save_tiny: Callable[..., Any]) -> Any:
-    return save_tiny(request.param, **ONE_CALL)
+    return save_tiny(request.param, **SAVED[request.param])
 
 
 chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size=1, max_size=8)
@@ -235,10 +262,26 @@ def test_a_model_is_drawn_from_its_configuration_alone(
     assert logprobs.std() > 1e-3
 
 
-def test_weight_bytes_count_each_number_once(save_tiny: Callable[..., Any], load: Callable[..., Any]) -> None:
-    saved = save_tiny("llama", tie_word_embeddings=True)
-    num_parameters = sum(parameter.numel() for parameter in saved.reference.parameters())
-    assert load(saved.path).weight_bytes == 4 * num_parameters
+@pytest.mark.parametrize(
+    ("family", "changes", "held_twice"),
+    [
+        ("llama", {}, ()),
+        ("llama", {"tie_word_embeddings": True}, ("embed_tokens.weight",)),
+        ("deepseek_v3", {}, ("kv_b_proj.weight",)),
+    ],
+)
+def test_weight_bytes_count_each_form_of_a_number(
+    family: str,
+    changes: dict[str, Any],
+    held_twice: tuple[str, ...],
+    save_tiny: Callable[..., Any],
+    load: Callable[..., Any],
+) -> None:
+    """Embeddings are looked up and, tied, multiplied as panels; latents' matrix is absorbed and multiplied too."""
+    saved = save_tiny(family, **changes)
+    stored = safetensors.torch.load_file(saved.path / "model.safetensors")
+    num_held = sum(tensor.numel() * (2 if name.endswith(held_twice) else 1) for name, tensor in stored.items())
+    assert load(saved.path).weight_bytes == 4 * num_held
 
 
 def test_the_longest_context_of_yarn_is_the_stretched_one(
@@ -257,7 +300,9 @@ def test_recall_mla_keeps_its_mtp_layer(check_models: Path, load: Callable[..., 
     torch.testing.assert_close(layer.join(x), x @ stored["model.layers.4.eh_proj.weight"].float().T)
     assert torch.equal(layer.norm.weight_D, stored["model.layers.4.shared_head.norm.weight"].float())
     twice = [name for name in stored if name.startswith("model.layers.4.") and ("embed" in name or "head.head" in name)]
-    assert model.weight_bytes == 4 * sum(t.numel() for name, t in stored.items() if name not in twice)
+    held_twice = {name for name in stored if name.endswith("kv_b_proj.weight")}
+    num_held = sum(t.numel() * (1 + (name in held_twice)) for name, t in stored.items() if name not in twice)
+    assert model.weight_bytes == 4 * num_held
 
 
 def test_an_mtp_layer_that_the_files_lack_is_done_without(

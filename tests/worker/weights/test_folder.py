@@ -401,6 +401,17 @@ def test_a_minimax_that_would_be_computed_wrongly_is_refused(changes: dict[str, 
         minimax_of(**changes)
 
 
+@pytest.mark.parametrize("unread", ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])
+def test_a_tensor_that_is_not_loaded_needs_no_memory(unread: str, saved: Path) -> None:
+    """As some files hold them: a head beside the embeddings that it is tied to, and frequencies of rope."""
+    change(saved, tie_word_embeddings=True)
+    needed = load(saved).weight_bytes
+    rewrite(saved, lambda tensors: tensors.update({unread: torch.zeros(needed)}))
+    load_model(saved, "float32", CPU, Parallel(), free_bytes=needed)
+    with pytest.raises(Failure, match="too little"):
+        load_model(saved, "float32", CPU, Parallel(), free_bytes=needed - 1)
+
+
 def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_read(saved: Path) -> None:
     with pytest.raises(Failure, match=r"0\.00 GiB of memory are free, 0\.00 GiB too little") as failed:
         load_model(saved, "float32", CPU, Parallel(), free_bytes=1000)

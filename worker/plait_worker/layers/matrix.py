@@ -36,6 +36,11 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
     return _Packed(weight_OI, bias_O) if packed and _onednn_multiplies_bfloat16() else _Plain(weight_OI, bias_O)
 
 
+def is_copy(held: Matrix) -> bool:
+    """Whether it holds the weight in another order, beside the tensor that ``matrix`` was given."""
+    return not isinstance(held, _Plain)
+
+
 def block_matrix(blocks: Blocks, bias_O: Tensor | None, dtype: torch.dtype, row_bits: int) -> Matrix:
     """A quantised matrix, multiplied as it is by rows of ``dtype`` rounded to ``row_bits`` bits."""
     return BlockMatrix(blocks, bias_O, dtype, row_bits)

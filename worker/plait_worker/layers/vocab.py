@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait_worker.layers.linear import FINE_BITS
-from plait_worker.layers.matrix import GpuMatrix, Matrix, block_matrix, matrix
+from plait_worker.layers.matrix import GpuMatrix, Matrix, block_matrix, is_copy, matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -65,7 +65,10 @@ class VocabHead:
         """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be an embedding's too."""
         multiply = _read_blocks(weights, f"{name}.weight", shape, parallel)
         if multiply is None:
-            multiply = matrix(tied.weight_UD if tied else _vocab_share(weights, f"{name}.weight", shape, parallel))
+            weight_UD = tied.weight_UD if tied else _vocab_share(weights, f"{name}.weight", shape, parallel)
+            multiply = matrix(weight_UD)
+            if tied and is_copy(multiply):
+                weights.hold_copy(f"{name}.weight", weight_UD)
         return cls(multiply, shape[0], parallel)
 
     def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:

@@ -56,7 +56,7 @@ class Model(Protocol[PreparedT_contra]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of this rank's weights."""
+        """Bytes of this rank's weights, in all forms that are held."""
         ...
 
     @property
@@ -112,11 +112,12 @@ def load_model(
     held = Held(None if free_bytes is None else lambda own: refuse_too_large(own * parallel.world, free_bytes))
     keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
     weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=held)
+    not_loaded = NOT_LOADED + _stored_twice(config)
     if free_bytes is not None:
-        refuse_too_large(weights.num_least_bytes, free_bytes)
+        refuse_too_large(weights.num_least_bytes(not_loaded), free_bytes)
     with torch.inference_mode():
         model = _read_model(config, weights, parallel, fp8)
-    weights.refuse_leftovers(NOT_LOADED + _stored_twice(config))
+    weights.refuse_leftovers(not_loaded)
     return model
 
 

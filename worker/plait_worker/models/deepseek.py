@@ -26,7 +26,7 @@ from torch import Tensor
 from plait_worker.attention import LatentShape, LatentStep
 from plait_worker.cache import LatentCacheSpec
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
-from plait_worker.layers.matrix import matrix
+from plait_worker.layers.matrix import is_copy, matrix
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
@@ -104,6 +104,8 @@ class LatentAttention:
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
         up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
         self._up = matrix(up_weight)
+        if is_copy(self._up):
+            weights.hold_copy("kv_b_proj.weight", up_weight)
         up_HXL = up_weight.unflatten(0, (-1, up.unit_size))
         self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
         values = Part("o_proj", config.num_heads, mla.value_dim)

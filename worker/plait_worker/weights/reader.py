@@ -131,13 +131,17 @@ class Weights:
             self.held.add(self.prefix + name, each.raw.nbytes)
             self.held.kinds.add(each.kind)
 
-    @property
-    def num_least_bytes(self) -> int:
-        """What all tensors in the files take at least: a quantised one that may stay so its blocks, else numbers.
+    def num_least_bytes(self, not_loaded: tuple[str, ...]) -> int:
+        """What the tensors in the files take at least: a quantised one that may stay so its blocks, else numbers.
 
-        One that is read as numbers all the same, or as both, takes more, which shows as it is read.
+        Those whose names end as ``not_loaded`` says take nothing. One that is read as numbers all the same, or as both,
+        takes more, which shows as it is read.
         """
-        return sum(self._least_bytes(name) for name in self.source.names)
+        return sum(self._least_bytes(name) for name in self.source.names if not name.endswith(not_loaded))
+
+    def hold_copy(self, name: str, copied: Tensor) -> None:
+        """Count a second form of a tensor that was taken, which stays beside it."""
+        self.held.add(self.prefix + name, copied.nbytes)
 
     def _least_bytes(self, name: str) -> int:
         numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
