@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from plait_proto import WorkerConfig
 
+from plait_worker.attention.batches import MAX_GATHERED
+from plait_worker.attention.torch import QUERY_BLOCK
 from plait_worker.model_config import MlaConfig, ModelConfig
 
 _FLOAT32 = 4
@@ -17,12 +19,19 @@ _RECORD_TOKENS = 256
 """Prompt tokens whose logits exist at a time, where they are asked for (``sample``), twice."""
 
 
-def cpu_working_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
-    """Bytes of the largest step's activations, logits and temporary keys and values; ``itemsize`` of the model's."""
+def cpu_working_bytes(
+    config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int | None = None
+) -> int:
+    """Bytes of the largest step's activations, logits and temporary keys and values; ``itemsize`` of the model's.
+
+    ``gathered_itemsize`` is that of the pages, where attention copies them (torch's does); None where it does not.
+    """
     num_tokens = config.max_batch_tokens
     num_logits = _LOGIT_ARRAYS * min(config.max_seqs, num_tokens) + 2 * min(_RECORD_TOKENS, num_tokens)
     of_logits = num_logits * model.vocab_size * _FLOAT32
-    return of_logits + num_tokens * _token_bytes(model, itemsize) + _expanded_bytes(config, model, itemsize)
+    of_layers = num_tokens * _token_bytes(model, itemsize) + _expanded_bytes(config, model, itemsize)
+    gathered = 0 if gathered_itemsize is None else _gathered_bytes(config, model, itemsize, gathered_itemsize)
+    return of_logits + of_layers + gathered
 
 
 def _token_bytes(model: ModelConfig, itemsize: int) -> int:
@@ -59,3 +68,23 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
     tokens = config.max_batch_tokens + config.context_chunk
     merged = 4 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
     return model.num_heads * (tokens * each * itemsize + merged)
+
+
+def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int) -> int:
+    """Copied pages of a prefill row or a batch of decode rows, as the model's numbers too, and the masks over them."""
+    numbers = model.mla.cached_dim if model.mla is not None else 2 * model.num_kv_heads * model.head_dim
+    longest = -(-config.max_model_len // config.page_size) * config.page_size
+    row = numbers * longest
+    gathered = min(config.max_seqs * row, max(row, MAX_GATHERED))
+    converted = itemsize if gathered_itemsize != itemsize else 0
+    masks = itemsize * (QUERY_BLOCK + config.max_seqs) * (longest + QUERY_BLOCK)
+    return gathered * (gathered_itemsize + converted) + masks + _padded_bytes(config, model, itemsize)
+
+
+def _padded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
+    """Latents' queries, keys and values widened to one width for torch's attention."""
+    mla: MlaConfig | None = model.mla
+    if mla is None:
+        return 0
+    tokens = config.max_batch_tokens + 2 * max(config.max_batch_tokens, config.context_chunk)
+    return model.num_heads * tokens * max(mla.query_dim, mla.value_dim) * itemsize

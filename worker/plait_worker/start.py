@@ -20,6 +20,8 @@ from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
 from plait_worker.attention.short_appends import fits_graph
+from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.torch_latent import TorchLatentAttention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cores import leave_cores_to_kernels
@@ -173,7 +175,7 @@ def _dtype_in_words(model: Model[Any]) -> str:
 def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
     if loaded.device.type == "cpu":
-        working_bytes = cpu_working_bytes(config, model.config, model.dtype.itemsize)
+        working_bytes = cpu_working_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
         room = Room(_free_bytes(loaded.device) // config.world, model.weight_bytes, working_bytes)
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, room), room)
     try:
@@ -185,6 +187,12 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
         ) from error
     room = Room(_free_bytes(loaded.device), model.weight_bytes, working_bytes)
     return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, room), room)
+
+
+def _gathered_itemsize(loaded: Loaded) -> int | None:
+    """Bytes of a number in the pages, where attention copies them."""
+    gathers = isinstance(loaded.attention, TorchAttention | TorchLatentAttention)
+    return loaded.model.attention_shape.cached_dtype.itemsize if gathers else None
 
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
