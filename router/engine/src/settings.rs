@@ -74,6 +74,8 @@ pub struct GroupPlace {
     pub keys: Option<GroupKeys>,
     /// Sizes in tokens for which every replica captures a graph of decode rows.
     pub graph_buckets: Vec<u32>,
+    /// Model and number formats, in words that are the same where these are.
+    pub computes: String,
 }
 
 /// CURVE keys in Z85, 40 characters each.
@@ -323,6 +325,7 @@ impl EngineSettings {
             "mixed": self.mixed,
             "overlap": self.overlap,
             "graph_buckets": self.group.as_ref().map(|group| &group.graph_buckets),
+            "computes": self.group.as_ref().map(|group| &group.computes),
         });
         plait_proto::config_fingerprint(alike.to_string().as_bytes())
     }

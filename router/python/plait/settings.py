@@ -270,6 +270,8 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
     keys: FirstEngineKeys | MemberKeys | None = None
     graph_buckets: tuple[int, ...] = ()
     """Decode rows of the graphs that every rank of the group captures; without any, all steps are eager."""
+    computes: str = ""
+    """What the ranks compute with, in words that are the same where it is; the launch fills it in."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirrors the engine's serde struct

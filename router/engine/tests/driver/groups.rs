@@ -24,6 +24,7 @@ fn meeting_place() -> (TempDir, String) {
 fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
     json!({"group": {
         "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "graph_buckets": [4, 8],
+        "computes": "",
     }})
 }
 

@@ -23,6 +23,7 @@ from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.launch.announce import announce, say
+from plait.launch.grouped import seated
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
@@ -54,7 +55,8 @@ def serve(model: str | None, settings: ServeSettings, group: GroupPlace | None =
 
 @contextlib.contextmanager
 def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupPlace | None) -> Iterator[Engine]:
-    told = engine_settings(settings, str(local.path), local.name, str(run_dir), group)
+    seat = seated(group, local, settings) if group is not None else None
+    told = engine_settings(settings, str(local.path), local.name, str(run_dir), seat)
     try:
         engine = Engine(msgspec.json.encode(told))
     except ModelFilesError as error:

@@ -1,0 +1,47 @@
+"""What an engine of a group must say of itself before the others step with it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from plait.errors import SettingsError
+from plait.model_files import LocalModel
+from plait.settings import GroupPlace, ServeSettings
+
+_TEXTS = ("config.json", "model.safetensors.index.json")
+"""Files of a model folder whose contents are compared; of the others names and sizes are."""
+
+
+def seated(place: GroupPlace, local: LocalModel, settings: ServeSettings) -> GroupPlace:
+    """The place with what its ranks compute with; raises `SettingsError` for settings that no group keeps."""
+    if settings.scheduler.itl_target_ms is not None:
+        raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
+    if settings.process.step_records is not None:
+        raise SettingsError("--step-records pairs an engine's own rows with the group's time: leave it out of a group")
+    return msgspec.structs.replace(place, computes=_computes(local.path, settings))
+
+
+def _computes(path: Path, settings: ServeSettings) -> str:
+    alike = (
+        settings.model.dtype,
+        settings.model.load_format,
+        settings.attention,
+        settings.device.device,
+        sorted(_files(path)),
+    )
+    return hashlib.sha256(msgspec.json.encode(alike)).hexdigest()
+
+
+def _files(path: Path) -> list[tuple[str, int, str]]:
+    """Name, size and, where it is short and decides, digest of each file; a GGUF file counts whatever its name."""
+    if path.is_file():
+        return [("", path.stat().st_size, "")]
+    files = [file for file in path.iterdir() if file.is_file() and file.suffix in (".json", ".safetensors")]
+    return [(file.name, file.stat().st_size, _digest(file) if file.name in _TEXTS else "") for file in files]
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,49 @@
+"""Engines of a group say what they compute with, and are refused what only one alone can keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plait.errors import SettingsError
+from plait.flags import Parser, add_flags, read_settings
+from plait.launch.grouped import seated
+from plait.model_files import LocalModel
+from plait.settings import GroupPlace, ServeSettings
+
+PLACE = GroupPlace(engine=0, num_engines=2, endpoint="ipc:///run/votes")
+
+
+def parse(*words: str) -> ServeSettings:
+    parser = Parser(prog="plait")
+    add_flags(parser, ServeSettings)
+    return read_settings(parser.parse_args(words), ServeSettings)
+
+
+def model(folder: Path, config: str = "{}", num_bytes: int = 8) -> LocalModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").write_bytes(bytes(num_bytes))
+    return LocalModel(folder, None)
+
+
+def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
+    here, there = model(tmp_path / "a"), model(tmp_path / "b")
+    assert seated(PLACE, here, parse()) == seated(PLACE, there, parse("--port", "9"))
+
+
+@pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-dtype", "fp8"), ("--load-format", "dummy")])
+def test_other_numbers_are_told_apart(words: tuple[str, ...], tmp_path: Path) -> None:
+    folder = model(tmp_path / "a")
+    assert seated(PLACE, folder, parse()).computes != seated(PLACE, folder, parse(*words)).computes
+
+
+def test_other_models_are_told_apart(tmp_path: Path) -> None:
+    models = [model(tmp_path / "a"), model(tmp_path / "b", config="[]"), model(tmp_path / "c", num_bytes=9)]
+    assert len({seated(PLACE, each, parse()).computes for each in models}) == 3
+
+
+@pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-records", "steps.jsonl")])
+def test_what_times_one_engine_alone_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{words[0]} .* leave it out of a group"):
+        seated(PLACE, model(tmp_path / "a"), parse(*words))
