@@ -97,7 +97,7 @@ impl Wheel {
 
     pub(super) fn vote(&mut self) {
         let now = self.now();
-        // What was taken here before the drain is not refused for it.
+        // What was taken here before its own drain is not refused for it; for another engine's it is.
         let drains = self.is_draining && self.has_taken_all();
         let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
         else {
