@@ -1,6 +1,6 @@
 //! Azure's LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
-use std::io::Read;
+use std::io::BufRead;
 use std::path::Path;
 
 use chrono::NaiveDateTime;
@@ -9,25 +9,39 @@ use plait_core::Micros;
 
 use super::{Arrival, Content, check_room, num_tokens};
 use crate::error::SimError;
+use crate::files::next_line;
 
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const TIME_FORMAT: &str = "%Y-%m-%d %H:%M:%S%.f";
 
-pub(super) fn read(path: &Path, file: impl Read) -> Result<Vec<Arrival>, SimError> {
-    let mut reader = csv::Reader::from_reader(file);
-    check_columns(
-        path,
-        reader.headers().map_err(|error| broken(path, &error))?,
-    )?;
+/// Line by line, since a reader of whole files counts one line too few where lines end with a return.
+pub(super) fn read(path: &Path, mut file: impl BufRead) -> Result<Vec<Arrival>, SimError> {
     let mut arrivals = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(|error| broken(path, &error))?;
-        let line = record.position().map_or(0, csv::Position::line);
-        check_room(path, line, arrivals.len())?;
-        let arrival = arrival(&record, arrivals.len());
-        arrivals.push(arrival.map_err(|problem| SimError::line(path, line, problem))?);
+    for number in 1.. {
+        let wrong = |problem| SimError::line(path, number, problem);
+        let line = next_line(&mut file).map_err(wrong)?;
+        let record = columns(line.as_deref().unwrap_or_default()).map_err(wrong)?;
+        if number == 1 {
+            check_columns(path, &record)?;
+        } else if line.is_none() {
+            break;
+        } else if !record.is_empty() {
+            check_room(path, number, arrivals.len())?;
+            arrivals.push(arrival(&record, arrivals.len()).map_err(wrong)?);
+        }
     }
     Ok(arrivals)
+}
+
+/// Of one line; none of a blank one.
+fn columns(line: &[u8]) -> Result<StringRecord, String> {
+    let mut record = StringRecord::new();
+    let mut reader = csv::ReaderBuilder::new();
+    let mut reader = reader.has_headers(false).from_reader(line);
+    reader
+        .read_record(&mut record)
+        .map_err(|error| error.to_string())?;
+    Ok(record)
 }
 
 fn check_columns(path: &Path, headers: &StringRecord) -> Result<(), SimError> {
@@ -40,6 +54,10 @@ fn check_columns(path: &Path, headers: &StringRecord) -> Result<(), SimError> {
 }
 
 fn arrival(record: &StringRecord, index: usize) -> Result<Arrival, String> {
+    if record.len() != COLUMNS.len() {
+        let (given, allowed) = (record.len(), COLUMNS.len());
+        return Err(format!("it has {given} columns; allowed: {allowed}"));
+    }
     let count = |column: usize| {
         let (name, given) = (COLUMNS[column], &record[column]);
         let number = given
@@ -62,9 +80,4 @@ fn time(given: &str) -> Result<Micros, String> {
     micros.map(Micros).ok_or_else(|| {
         format!("TIMESTAMP is {given:?}; allowed: a time since 1970 like \"2023-11-16 18:15:46.6805900\"")
     })
-}
-
-fn broken(path: &Path, error: &csv::Error) -> SimError {
-    let line = error.position().map_or(1, csv::Position::line);
-    SimError::line(path, line, error.to_string())
 }

@@ -84,7 +84,10 @@ fn a_broken_line_is_named() {
             "2023-11-16 18:15:46,5,0",
             "a.csv:2: GeneratedTokens is 0; allowed: 1 to 16777216",
         ),
-        ("2023-11-16 18:15:46,5", "a.csv:2: CSV error"),
+        (
+            "2023-11-16 18:15:46,5",
+            "a.csv:2: it has 2 columns; allowed: 3",
+        ),
     ] {
         let complaint = complaint(
             "a.csv",
@@ -113,12 +116,26 @@ fn a_broken_line_is_named() {
 }
 
 #[test]
+fn lines_are_counted_whatever_ends_them() {
+    for end in ["\n", "\r\n"] {
+        let lines = [
+            AZURE.lines().collect::<Vec<_>>().join(end),
+            "noon,1,2".to_owned(),
+        ];
+        let expected = format!("a.csv:{}: ", AZURE.lines().count() + 2);
+        let complaint = complaint("a.csv", &lines.join(&end.repeat(2)));
+        assert!(complaint.starts_with(&expected), "{complaint}");
+    }
+}
+
+#[test]
 fn a_line_without_end_is_not_read_to_its_end() {
-    let complaint = complaint("m.jsonl", &"[".repeat(3 << 20));
-    assert_eq!(
-        complaint,
-        "m.jsonl:1: the line is longer than 1048576 bytes, which is allowed"
-    );
+    for name in ["m.jsonl", "a.csv"] {
+        assert_eq!(
+            complaint(name, &"[".repeat(3 << 20)),
+            format!("{name}:1: the line is longer than 1048576 bytes, which is allowed")
+        );
+    }
 }
 
 #[test]
