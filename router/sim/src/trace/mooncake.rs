@@ -37,7 +37,8 @@ pub(super) fn read(path: &Path, mut file: impl BufRead) -> Result<Vec<Arrival>, 
 }
 
 fn arrival(line: &[u8]) -> Result<Arrival, String> {
-    let line: Line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let line: Line =
+        serde_json::from_slice(line.trim_ascii_end()).map_err(|error| error.to_string())?;
     if line.timestamp > MAX_TIMESTAMP {
         return Err(format!(
             "timestamp is {}; allowed: 0 to {MAX_TIMESTAMP} milliseconds",
