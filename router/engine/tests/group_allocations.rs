@@ -1,10 +1,7 @@
 //! What a round asks of the allocator. Alone in its process, whose allocator it counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-#![allow(unsafe_code, reason = "an allocator cannot be told without")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
 use std::time::Duration;
@@ -13,28 +10,10 @@ use plait_core::{Micros, StepId, Vote};
 use plait_engine::group::{Exchange, GroupPatience, GroupSettings, Seat};
 use plait_proto::{Join, Message, PROTOCOL, schema_fingerprint};
 
-thread_local! {
-    static NUM_BYTES: Cell<usize> = const { Cell::new(0) };
-}
+use crate::allocations::num_bytes_allocated;
 
-struct Counting;
-
-// SAFETY: every call is the system allocator's own.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        NUM_BYTES.set(NUM_BYTES.get() + layout.size());
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+#[path = "../../core/tests/core/allocations.rs"]
+mod allocations;
 
 const NUM_REPLICAS: u32 = 1024;
 
@@ -94,7 +73,7 @@ fn others(endpoint: &str) -> zmq::Socket {
     socket
 }
 
-/// Each vote used to copy all earlier ones: 40 MB a round of 1,024 replicas.
+/// Were each vote to copy all earlier ones, a round of 1,024 replicas would take 40 MB.
 #[test]
 fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     let owners_only = std::fs::Permissions::from_mode(0o700);
@@ -115,15 +94,15 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     let mut first = Exchange::new(settings, Micros(0)).unwrap();
     let _others = others(&endpoint);
     thread::sleep(Duration::from_millis(300));
-    let before = NUM_BYTES.get();
-    first.cast(&[vote(0)], Micros(0)).unwrap();
-    let verdict = loop {
-        if let Some(verdict) = first.hear(Micros(0)).unwrap() {
-            break verdict;
-        }
-        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
-    };
-    let num_bytes = NUM_BYTES.get() - before;
-    assert_eq!(verdict.graph_bucket, Some(1));
+    let num_bytes = num_bytes_allocated(|| {
+        first.cast(&[vote(0)], Micros(0)).unwrap();
+        let verdict = loop {
+            if let Some(verdict) = first.hear(Micros(0)).unwrap() {
+                break verdict;
+            }
+            zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        };
+        assert_eq!(verdict.graph_bucket, Some(1));
+    });
     assert!(num_bytes < 2_000_000, "{num_bytes} bytes for a round");
 }

@@ -160,7 +160,7 @@ impl Settings {
             credit: if self.scheduler.overlap { 2 } else { 1 },
             num_replicas: self.cluster.replicas,
             routing: self.cluster.routing,
-            num_threads: self.cluster.num_threads(),
+            num_threads: self.cluster.num_threads()?,
         })
     }
 
@@ -222,12 +222,21 @@ struct Room {
 }
 
 impl Cluster {
-    fn num_threads(&self) -> usize {
-        let machine = || std::thread::available_parallelism().map_or(1, usize::from);
-        let asked = self
-            .threads
-            .map_or_else(machine, |threads| threads as usize);
-        asked.clamp(1, self.replicas as usize)
+    /// Replicas are divided among threads where none of them needs to know of another.
+    fn num_threads(&self) -> Result<usize, SimError> {
+        match (self.routing, self.threads) {
+            (Routing::LeastLoaded, Some(asked)) if asked > 1 => {
+                let allowed =
+                    "1 with --routing least-loaded, which looks at all replicas for each request";
+                Err(SimError::setting("--threads", &asked, allowed))
+            }
+            (Routing::LeastLoaded, _) => Ok(1),
+            (Routing::InTurn, asked) => {
+                let machine = || std::thread::available_parallelism().map_or(1, usize::from);
+                let asked = asked.map_or_else(machine, |threads| threads as usize);
+                Ok(asked.clamp(1, self.replicas as usize))
+            }
+        }
     }
 
     fn device(&self) -> Result<Device, SimError> {

@@ -47,11 +47,11 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
     let mut total = Tally::new(setup.last_arrival());
     std::thread::scope(|scope| {
         let (sender, tallies) = sync_channel(setup.num_threads);
-        let (run, num_threads): (Run, usize) = match setup.routing {
-            Routing::InTurn => (run_replicas, setup.num_threads),
-            Routing::LeastLoaded => (run_all_replicas, 1),
+        let run: Run = match setup.routing {
+            Routing::InTurn => run_replicas,
+            Routing::LeastLoaded => run_all_replicas,
         };
-        for _ in 0..num_threads {
+        for _ in 0..setup.num_threads {
             let (sender, progress) = (sender.clone(), &progress);
             scope.spawn(move || run(setup, progress, &sender));
         }

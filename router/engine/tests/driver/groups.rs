@@ -291,7 +291,7 @@ fn idle_verdict(step: u64) -> Verdict {
     }
 }
 
-/// It was taken into the scheduler, whose group had just stopped, and nobody ever answered.
+/// Taken into a scheduler whose group has just stopped, nobody would ever answer it.
 #[test]
 fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
     let (_directory, endpoint) = meeting_place();

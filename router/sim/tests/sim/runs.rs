@@ -115,6 +115,19 @@ fn threads_change_nothing() {
 }
 
 #[test]
+fn threads_that_least_loaded_cannot_use_are_refused() {
+    let cluster = json!({"replicas": 5, "threads": 3, "routing": "least-loaded"});
+    let Err(refusal) = set_up(json!({ "cluster": cluster })) else {
+        panic!("nothing is ignored")
+    };
+    let refusal = refusal.to_string();
+    assert!(
+        refusal.contains("--threads is 3; 1 with --routing least-loaded"),
+        "{refusal}"
+    );
+}
+
+#[test]
 fn a_pool_that_is_too_small_preempts_and_still_answers_everything() {
     let found = summary(json!({
         "load": {"source": poisson(1000.0, 40, 200, 100)},
