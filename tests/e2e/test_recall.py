@@ -49,10 +49,9 @@ LATENT_AND_RANKS = {
 }
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (4, 40)}
-SIZES_OF_PREEMPTED = {2048: (10, 200), 8192: (4, 40)}
 SIZES_OF_LATENT_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # Problems from which on a run is long enough to be sure of mixed steps and of preemptions.
-ENOUGH = 10
+ENOUGH = 20
 # Context -> long answers beside the problems, where requests are to be preempted: at 8k each costs minutes.
 NUM_WRITERS = {2048: 12, 8192: 4}
 
@@ -78,7 +77,7 @@ def test_every_answer_is_right(
 
 
 @pytest.mark.acceptance("spine")
-@pytest.mark.parametrize("context", SIZES_OF_PREEMPTED)
+@pytest.mark.parametrize("context", SIZES)
 @pytest.mark.parametrize("variant", PREEMPTED)
 def test_every_answer_is_right_where_requests_give_way(
     variant: str,
@@ -89,7 +88,7 @@ def test_every_answer_is_right_where_requests_give_way(
     record: Record,
 ) -> None:
     model = check_models / "recall-gqa"
-    asked = recall.problems(check_models, seed=context, num=sized(*SIZES_OF_PREEMPTED[context]), context=context)
+    asked = recall.problems(check_models, seed=context, num=sized(*SIZES[context]), context=context)
     small_pool = longest_in_pages(asked)
     running = server(model, *CHUNK, *with_pool(SMALL_POOL, small_pool), *PREEMPTED[variant])
     num_writers = NUM_WRITERS[context] if len(asked) >= ENOUGH else 0
