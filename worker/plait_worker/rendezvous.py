@@ -12,7 +12,7 @@ from plait_worker.parallel import Parallel
 
 
 def meet(config: WorkerConfig, rank: int) -> Parallel:
-    """Join the other ranks through a file in the run directory; no port is opened for it.
+    """Join the other ranks, whose addresses a file in the run directory tells; between them is TCP, on loopback (gloo).
 
     Raises ``Failure`` of code SETTINGS where the rank is none of this world, of RANK_LOST where another does not come.
     """

@@ -1,4 +1,4 @@
-"""Attention with plain torch operations: the CPU's backend and the oracle of every other one.
+"""Attention with plain torch operations: the oracle of every other backend, and a CPU's where none is compiled.
 
 On a GPU the plain formula is taken, in float32: torch's fused kernels refuse masks that begin anywhere in memory.
 ``scaled_dot_product_attention`` on a CPU keeps scores, softmax and sums in float32; with bfloat16

@@ -1,4 +1,5 @@
-"""Latent attention with plain torch operations: the CPU's backend for MLA and the oracle of every other one.
+"""Latent attention with plain torch operations: the oracle of every other backend, and a CPU's where
+none is compiled.
 
 On a GPU the plain formula is taken, in float32.
 
