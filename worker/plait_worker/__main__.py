@@ -16,6 +16,7 @@ from plait_worker.failure import EngineFailure, Failure
 from plait_worker.link import Link
 from plait_worker.loop import run
 from plait_worker.machine import die_with_parent
+from plait_worker.out_of_memory import is_out_of_memory, what_was_asked
 from plait_worker.start import start
 
 _log = logging.getLogger("plait_worker")
@@ -59,10 +60,11 @@ def _serve(link: Link, config_path: Path, rank: int) -> int:
         return _end(failure.code, failure.reason)
     except Failure as failure:
         return _fail(link, rank, failure.code, failure.reason)
-    except MemoryError as error:
-        return _fail(link, rank, ExitCode.HARDWARE, f"out of memory: {error}; lower --num-pages or --max-batch-tokens")
     except Exception as error:  # noqa: BLE001 (the process ends here, and says why)
         # The process's edge: whatever went wrong, the engine learns it before the process is gone.
+        if is_out_of_memory(error):
+            reason = f"out of memory: {what_was_asked(error)}; lower --num-pages or --max-batch-tokens"
+            return _fail(link, rank, ExitCode.HARDWARE, reason)
         _log.exception("a bug ended this rank")
         return _fail(link, rank, ExitCode.BUG, f"{type(error).__name__}: {error}")
     return 0

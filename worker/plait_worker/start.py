@@ -33,6 +33,7 @@ from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, dummy_model, load_model
+from plait_worker.out_of_memory import is_out_of_memory, what_was_asked
 from plait_worker.parallel import Parallel
 from plait_worker.rendezvous import meet
 from plait_worker.rows import Rows
@@ -116,16 +117,19 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     try:
         refuse_other_files(path, parallel)
         if config.load_format == "dummy":
-            model = dummy_model(path, config.dtype, device, parallel, _fp8(config))
+            model = dummy_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
         else:
             model = load_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
     except ModelFilesError as error:
         raise Failure(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
         raise Failure(ExitCode.SETTINGS, str(error)) from error
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise Failure(
-            ExitCode.HARDWARE, f"the weights do not fit this GPU: {error}; serve a smaller model, or a smaller --dtype"
+            ExitCode.HARDWARE,
+            f"the weights do not fit the memory: {what_was_asked(error)}; serve a smaller model, or a smaller --dtype",
         ) from error
     parallel.wait_for_all()
     return model

@@ -12,7 +12,7 @@ from plait_proto import ExitCode
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.failure import Failure
-from plait_worker.models import load_model
+from plait_worker.models import dummy_model, load_model
 from plait_worker.parallel import Parallel, Share
 from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
@@ -141,8 +141,9 @@ def test_ranks_that_do_not_divide_a_model_are_told_which_numbers_do(
     family: str, changes: dict[str, Any], world: int, reason: str, save_tiny: Callable[..., Any]
 ) -> None:
     path = save_tiny(family, **changes).path
-    with pytest.raises(ValueError, match=f"--tp {world} .*{reason}"):
-        load_model(path, "float32", CPU, ranks(world)[0])
+    for load in (load_model, dummy_model):
+        with pytest.raises(ValueError, match=f"--tp {world} .*{reason}"):
+            load(path, "float32", CPU, ranks(world)[0])
 
 
 def test_several_ranks_need_a_group() -> None:

@@ -109,9 +109,8 @@ def load_model(
     refuse_uneven(config, parallel.world)
     chosen = choose_dtype(dtype, device)
     source = rows_in_halves(checkpoint, config)
-    held = Held(None if free_bytes is None else lambda own: refuse_too_large(own * parallel.world, free_bytes))
     keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
-    weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=held)
+    weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=_held(parallel, free_bytes))
     not_loaded = NOT_LOADED + _stored_twice(config)
     if free_bytes is not None:
         refuse_too_large(weights.num_least_bytes(not_loaded), free_bytes)
@@ -122,16 +121,27 @@ def load_model(
 
 
 def dummy_model(
-    path: Path, dtype: str, device: torch.device, parallel: Parallel, fp8: PageScales | None = None
+    path: Path,
+    dtype: str,
+    device: torch.device,
+    parallel: Parallel,
+    free_bytes: int | None = None,
+    fp8: PageScales | None = None,
 ) -> Model[Any]:
     """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
 
-    Raises ``ModelFilesError`` where the configuration is missing, broken or not supported.
+    Raises as ``load_model`` does, before a tensor is drawn that there is no room for.
     """
     config = open_config(path)
-    weights = DummyWeights(choose_dtype(dtype, device), device)
+    refuse_uneven(config, parallel.world)
+    weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
     with torch.inference_mode():
         return _read_model(config, weights, parallel, fp8)
+
+
+def _held(parallel: Parallel, free_bytes: int | None) -> Held:
+    """What a rank will hold, refused where all ranks together would not have the room."""
+    return Held(None if free_bytes is None else lambda own: refuse_too_large(own * parallel.world, free_bytes))
 
 
 def _read_model(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,11 @@ _SEED = 0
 class DummyWeights(Weights):
     """Every tensor that a model asks for: normal numbers, norms of one; the same at every start."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, held: Held | None = None) -> None:
         """Nothing is drawn yet."""
         self.dtype = dtype
         self.device = device
-        self.held = Held()
+        self.held = held or Held()
         self.generator = torch.Generator(device).manual_seed(_SEED)
 
     def at(self, _prefix: str) -> DummyWeights:
@@ -38,16 +40,16 @@ class DummyWeights(Weights):
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """This rank's part of a tensor of the given shape, drawn where it will stay."""
+        """This rank's part of a tensor of the given shape, drawn where it will stay once there is room for it."""
         num_rows = len(rows) if rows is not None else shape[0]
         cut = (num_rows, *([len(columns)] if columns is not None else shape[1:]))
+        kept_as = dtype or self.dtype
+        self.held.add(f"{len(self.held.taken)} {name}", math.prod(cut) * kept_as.itemsize)
         tensor = torch.ones(cut, dtype=self.dtype, device=self.device)
         if len(shape) > 1:
             tensor.normal_(0, SPREAD, generator=self.generator)
         # Files hold the model's type whatever a layer computes in.
-        tensor = tensor.to(dtype or self.dtype)
-        self.held.add(f"{len(self.held.taken)} {name}", tensor.nbytes)
-        return tensor
+        return tensor.to(kept_as)
 
     def blocks(
         self, _name: str, _shape: tuple[int, int], rows: range | None = None, columns: range | None = None

@@ -1,0 +1,88 @@
+"""Memory that is not there ends a rank as what it is, and is asked for before it is filled."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from engine_side import EngineSide, engine_side
+from plait_proto import ExitCode, Fail, encode_config
+from plait_worker.failure import Failure
+from plait_worker.models import dummy_model
+from plait_worker.out_of_memory import is_out_of_memory
+from plait_worker.parallel import Parallel
+from tiny_models import config_for
+
+CPU = torch.device("cpu")
+TOO_MUCH = 1 << 50
+ROOM = 256 << 20
+"""Address space that is left to a worker: less than one matrix, more than its threads take."""
+RUN_IN_LITTLE_ROOM = f"""
+import resource, sys
+from plait_worker.__main__ import main
+
+[taken] = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize")]
+resource.setrlimit(resource.RLIMIT_AS, (taken + {ROOM}, taken + {ROOM}))
+sys.exit(main())
+"""
+
+
+def write_config(folder: Path, **changes: object) -> None:
+    sizes = {"vocab_size": 1_000_000, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    config = {"architectures": ["LlamaForCausalLM"], **sizes, **heads, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_every_way_to_say_that_there_is_no_memory_is_known() -> None:
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(TOO_MUCH)
+    with pytest.raises(OSError, match="Cannot allocate memory") as of_the_system:
+        mmap.mmap(-1, TOO_MUCH)
+    with pytest.raises(MemoryError) as of_python:
+        bytearray(TOO_MUCH)
+    assert all(is_out_of_memory(raised.value) for raised in (of_torch, of_the_system, of_python))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), FileNotFoundError(2, "x"), ValueError("x")])
+def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_weights_that_the_system_has_no_memory_for_are_no_bug(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    with engine_side() as engine:
+        fail, code, errors = run_in_little_room(engine, tmp_path)
+    assert (fail.code, code) == (ExitCode.HARDWARE, ExitCode.HARDWARE)
+    assert "the weights do not fit the memory" in fail.reason
+    assert "you tried to allocate 1024000000 bytes" in fail.reason
+    assert "Traceback" not in errors
+
+
+def run_in_little_room(engine: EngineSide, model: Path) -> tuple[Fail, int, str]:
+    config = engine.folder / "config.json"
+    config.write_bytes(encode_config(config_for(model, engine.folder, load_format="dummy")))
+    words = ["--connect", engine.endpoint, "--rank", "0", "--config", str(config)]
+    command = [sys.executable, "-c", RUN_IN_LITTLE_ROOM, *words]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    return engine.expect(Fail), ended.returncode, ended.stderr
+
+
+def test_drawn_weights_that_memory_does_not_hold_are_refused_before_they_are_drawn(tmp_path: Path) -> None:
+    write_config(tmp_path, vocab_size=1 << 32, hidden_size=1 << 18)
+    with pytest.raises(Failure, match=r"weights take .* or more and 16\.00 GiB of memory are free") as refused:
+        dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=16 << 30)
+    assert refused.value.code == ExitCode.HARDWARE
+
+
+def test_drawn_weights_take_no_more_than_is_free(tmp_path: Path) -> None:
+    write_config(tmp_path, vocab_size=100)
+    needed = dummy_model(tmp_path, "float32", CPU, Parallel()).weight_bytes
+    dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed)
+    with pytest.raises(Failure, match="too little"):
+        dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed - 1)
