@@ -71,7 +71,7 @@ def gguf_name(name: str) -> str:
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     """Write a model of transformers as a GGUF of the given architecture, with changed or additional metadata.
 
-    ``kind`` of its matrices, or what gives each one's by its name in the file.
+    ``kind`` of its matrices, or what gives each tensor's by its name in the file.
     """
 
     def write(
@@ -99,7 +99,8 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         extra(writer)
         for name, parameter in model.named_parameters():
             stored_as = gguf_name(name)
-            own = kind(stored_as) if callable(kind) and not isinstance(kind, Kind) else kind
+            usual = Kind.F32 if parameter.ndim == 1 else kind
+            own = kind(stored_as) if callable(kind) and not isinstance(kind, Kind) else usual
             add_tensor(writer, stored_as, parameter.detach().numpy(), config, arch, own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -118,7 +119,5 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, config: A
         return
     if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
         values = interleaved(values, config.num_attention_heads if "attn_q" in name else config.num_key_value_heads)
-    if values.ndim == 1:
-        kind = Kind.F32
     stored = values if kind == Kind.F32 else gguf.quants.quantize(values, kind)
     writer.add_tensor(name, stored, raw_dtype=kind)

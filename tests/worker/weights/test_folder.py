@@ -200,6 +200,7 @@ REFUSED = [
     ({"hidden_size": None}, "lacks 'hidden_size'"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
     ({"rope_theta": float("inf")}, "rope_theta is inf"),
+    ({"rope_theta": 1.0}, "rope_theta is 1.0"),
     ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key-value heads"),
     ({"head_dim": 15}, "head_dim is 15"),
     ({**MOE, "num_experts_per_tok": 9}, "9 experts a token, but there are 8"),

@@ -209,6 +209,31 @@ def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable[..., Any])
     load(path)
 
 
+@pytest.mark.parametrize("num_factors", [1, 5, 16])
+def test_rope_factors_of_other_heads_are_refused(
+    num_factors: int, tiny_llama: Any, write_gguf: Callable[..., Any]
+) -> None:
+    def factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.ones(num_factors, dtype=np.float32))
+
+    with pytest.raises(ModelFilesError, match=f"holds {num_factors} factors, but heads of 16 numbers have 8"):
+        load(write_gguf(tiny_llama, extra=factors))
+
+
+def test_a_base_whose_frequencies_do_not_fall_is_refused(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
+    tiny_llama.config.rope_parameters["rope_theta"] = 1.0
+    with pytest.raises(ModelFilesError, match=r"rope\.freq_base is 1\.0, but must be a number above 1 "):
+        load(write_gguf(tiny_llama))
+
+
+def test_a_quantised_norm_comes_back_close(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
+    norm = torch.nn.init.uniform_(tiny_llama.model.layers[1].input_layernorm.weight, 0.5, 1.5).detach()
+    path = write_gguf(tiny_llama, kind=lambda name: Kind.Q8_0 if name == "blk.1.attn_norm.weight" else Kind.F32)
+    read = GgufFile(path).read("model.layers.1.input_layernorm.weight")
+    assert (read - norm).abs().max() < 0.01
+    load(path)
+
+
 def test_unknown_things_are_refused_by_name(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     def longrope(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)

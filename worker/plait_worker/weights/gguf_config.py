@@ -7,7 +7,7 @@ from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.gguf_header import GgufHeader
 from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
-from plait_worker.weights.rope_config import DEFAULT_THETA, yarn_temperature
+from plait_worker.weights.rope_config import DEFAULT_THETA, LEAST_THETA, yarn_temperature
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -29,7 +29,8 @@ def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, wher
     _refuse_unsupported(header, fields, kind)
     num_heads = fields.integer("attention.head_count", high=MAX_WIDTH)
     hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
-    rope, max_positions = _read_rope(fields, rope_factors)
+    head_dim = fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH)
+    rope, max_positions = _read_rope(fields, rope_factors, head_dim)
     return checked(
         ModelConfig(
             architecture=ARCHITECTURES[kind],
@@ -39,7 +40,7 @@ def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, wher
             num_layers=fields.integer("block_count", high=MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("attention.head_count_kv", num_heads, high=MAX_WIDTH),
-            head_dim=fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH),
+            head_dim=head_dim,
             norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
             rope=rope,
             max_positions=max_positions,
@@ -95,17 +96,22 @@ def _vocab_size(header: GgufHeader, where: str) -> int:
     return header.tensors["token_embd.weight"].shape[0]
 
 
-def _read_rope(fields: Fields, factors: tuple[float, ...] | None) -> tuple[RopeConfig, int]:
+def _read_rope(fields: Fields, factors: tuple[float, ...] | None, head_dim: int) -> tuple[RopeConfig, int]:
     """The embedding, and the longest context that it was made for."""
     max_positions = fields.integer("context_length")
     scaling = _read_scaling(fields, max_positions)
     if factors is not None:
         if scaling is not None:
             raise ModelFilesError(f"{fields.where}: rope_freqs.weight beside a rope.scaling.type is not supported")
+        if len(factors) != head_dim // 2:
+            raise ModelFilesError(
+                f"{fields.where}: rope_freqs.weight holds {len(factors)} factors, but heads of {head_dim} numbers have "
+                f"{head_dim // 2} frequencies: the file's parts do not belong together"
+            )
         scaling = FactorsRope(factors)
     if isinstance(scaling, YarnRope):
         max_positions = max(max_positions, int(scaling.original_max_positions * scaling.factor))
-    return RopeConfig(fields.number("rope.freq_base", DEFAULT_THETA), scaling), max_positions
+    return RopeConfig(fields.number("rope.freq_base", DEFAULT_THETA, LEAST_THETA), scaling), max_positions
 
 
 def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:

@@ -107,7 +107,7 @@ class GgufFile:
         """The bytes of each row, in the file's memory."""
         tensor = stored.tensor
         raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.begin)
-        rows = raw.reshape(tensor.shape[0], -1)
+        rows = raw.reshape(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1)
         return rows if stored.expert is None else rows[stored.expert].reshape(tensor.shape[1], -1)
 
     def _rope_factors(self, header: GgufHeader) -> tuple[float, ...] | None:

@@ -9,6 +9,8 @@ from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 
 DEFAULT_THETA = 10000.0
+LEAST_THETA = 1.0
+"""At and below it frequencies would not fall from pair to pair."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -19,7 +21,7 @@ def read_rope(fields: Fields, num_turned: int | None = None) -> tuple[RopeConfig
     Raises ``ModelFilesError`` for a type that is not supported.
     """
     rope = _rope(fields)
-    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
+    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA, LEAST_THETA), LEAST_THETA)
     max_positions = fields.integer("max_position_embeddings", 2048)
     if num_turned is None and _turned_share(fields) not in (None, 1.0):
         raise ModelFilesError(f"{fields.where}: rope over a part of each head is not supported in this architecture")
