@@ -11,6 +11,9 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_FIRST_VERSION_CPU = ("cpu", "cpu,cpuacct")
+"""Where control groups of the first version may be mounted that limit the processor."""
 
 
 def die_with_parent(parent: int | None) -> None:
@@ -34,22 +37,24 @@ def free_memory_bytes() -> int:
 
 def num_usable_cores() -> int:
     """Cores that the affinity mask and the control groups' quotas allow, at least 1."""
-    quotas = [_quota_cores(folder) for folder in _folders(_CGROUP_ROOT, "")]
-    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *quotas])))
+    quotas = [_words(folder / "cpu.max") for folder in _folders("", "")]
+    first_version = [folder for mounted in _FIRST_VERSION_CPU for folder in _folders(mounted, "cpu")]
+    quotas += [_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us") for folder in first_version]
+    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *map(_quota_cores, quotas)])))
 
 
 @dataclass(frozen=True, slots=True)
 class _MemoryGroup:
     """Where one version of control groups keeps its figures."""
 
-    root: Path
+    mounted: str
     controller: str
     limit: str
     used: str
     reclaimable: str
 
     def folders(self) -> list[Path]:
-        return _folders(self.root, self.controller)
+        return _folders(self.mounted, self.controller)
 
     def free_bytes(self, folder: Path) -> float:
         """Limit less use, where file pages that the kernel drops first do not count as used."""
@@ -62,22 +67,21 @@ class _MemoryGroup:
 
 
 _MEMORY_GROUPS = (
-    _MemoryGroup(_CGROUP_ROOT, "", "memory.max", "memory.current", "inactive_file"),
-    _MemoryGroup(
-        _CGROUP_ROOT / "memory",
-        "memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
+    _MemoryGroup("", "", "memory.max", "memory.current", "inactive_file"),
+    _MemoryGroup("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
-def _folders(root: Path, controller: str) -> list[Path]:
-    """This process's group of a controller and all groups around it; the root alone where a namespace hides them."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+def _folders(mounted: str, controller: str) -> list[Path]:
+    """This process's group of a controller and all groups around it; the root alone where a namespace hides them.
+
+    ``controller`` is empty for groups of the second version, of which there is one tree; one of the first version
+    may share its tree with others.
+    """
+    root = _CGROUP_ROOT / mounted
+    for line in _OWN_GROUPS.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == controller:
+        if controller in controllers.split(","):
             own = root / path.lstrip("/")
             return [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
     return []
@@ -88,9 +92,9 @@ def _available_bytes() -> int:
     return int(words[words.index("MemAvailable:") + 1]) * 1024
 
 
-def _quota_cores(folder: Path) -> float:
-    words = _words(folder / "cpu.max")
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else math.inf
+def _quota_cores(words: list[str]) -> float:
+    """Of a quota and its period, in microseconds; the quota is max or -1 where there is none."""
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] not in ("max", "-1") else math.inf
 
 
 def _words(path: Path) -> list[str]:
