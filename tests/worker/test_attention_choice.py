@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from plait_kernels.kv_cache import UNSCALED
-from plait_worker.attention import AttentionShape
+from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention import triton as of_triton
-from plait_worker.attention.choice import try_backend, what_is_wrong
+from plait_worker.attention.choice import choose_attention, try_backend, what_is_wrong
 from plait_worker.attention.found import Need
 from plait_worker.attention.split_rows import DecodeRows
 from plait_worker.attention.triton import TritonDecode
 from torch import Tensor
 
 SHAPE = AttentionShape(4, 2, 16, 16**-0.5, torch.bfloat16)
+LATENTS = LatentShape(4, 32, 40, 24, 12, 24**-0.5, torch.bfloat16, torch.bfloat16)
 NEED = Need(SHAPE, 16, 0, 64, torch.device("cpu"))
 NUM_TOKENS = 1024
 
@@ -26,6 +27,13 @@ def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: (9, 0))
     monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: None)
     monkeypatch.setattr(of_triton, "can_have_fmha_v2", lambda _shape: False)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])
+def test_a_cpu_attends_by_compiled_kernels_unless_torch_is_asked_for(shape: AttentionShape | LatentShape) -> None:
+    need = dataclasses.replace(NEED, shape=shape, context_chunk=64)
+    assert choose_attention("auto", need).name == "cpu"
+    assert choose_attention("torch", need).name == "torch"
 
 
 class Foul(TritonDecode):

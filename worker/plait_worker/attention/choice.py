@@ -61,8 +61,7 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
 
     Raises ``Failure`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
     """
-    is_latent = isinstance(need.shape, LatentShape)
-    if need.device.type == "cpu" and (name == "auto" or (name == "torch" and is_latent)):
+    if need.device.type == "cpu" and name == "auto":
         return cpu_attention(need.shape, need.page_size, need.context_chunk)
     if name == "auto":
         return _fastest(need)
