@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recall
 import torch
 import transformers
 from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, divergence, logprobs
 from plait_kernels.kv_cache import PageScales
-from plait_worker.attention import LatentShape
+from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
 from plait_worker.attention.torch_latent import TorchLatentAttention
@@ -26,6 +27,8 @@ LIMIT = 1.5
 # FlashMLA rounds queries and the softmax's weights to float8 where the pages are float8.
 LIMIT_FLASHMLA_FP8 = 4.0
 FP8_SCALES = PageScales(0.37, 1.0)
+STATISTICS = {"median": 0.5, "p99": 0.99, "mean": None}
+"""By the quantile that each is; None of the mean."""
 
 
 def save_random(path: Path, num_heads: int, q_rank: int | None) -> None:
@@ -76,15 +79,60 @@ def hold_against_torch(
     model: Model[Any], ids: list[int], right: tuple[Tensor, Tensor], what: str, record: Record
 ) -> None:
     """Every backend's divergence from ``right`` against the torch backend's, of prefill and of decode steps."""
-    rounded = logprobs(model, torch_attention(model), ids)
+    of_torch = divergences(right, logprobs(model, torch_attention(model), ids))
+    for case, value in of_torch.items():
+        record(f"torch {what} {case[0]}", f"kl_{case[1]}", "nats", value)
     for name in names(LatentShape, (9, 0)):
         most = LIMIT_FLASHMLA_FP8 if name == "flashmla" and "float8" in what else LIMIT
-        outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU))
-        assert not isinstance(outcome, str), outcome
-        given = logprobs(model, outcome, ids)
-        for kind, *three in zip(("prefill", "decode"), right, rounded, given, strict=True):
-            of_torch, of_backend = (divergence(three[0], bf16) for bf16 in three[1:])
-            for statistic, quantile in (("median", 0.5), ("p99", 0.99)):
-                value, limit = float(of_backend.quantile(quantile)), most * float(of_torch.quantile(quantile))
-                record(f"{name} {what} {kind}", f"kl_{statistic}", "nats", value, limit)
-                assert value <= limit
+        for case, value in divergences(right, logprobs(model, attention_of(name, model), ids)).items():
+            record(f"{name} {what} {case[0]}", f"kl_{case[1]}", "nats", value, most * of_torch[case])
+            assert value <= most * of_torch[case]
+
+
+def attention_of(name: str, model: Model[Any]) -> AttentionBackend[Any]:
+    outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU))
+    assert not isinstance(outcome, str), outcome
+    return outcome
+
+
+def divergences(right: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> dict[tuple[str, str], float]:
+    """By prefill and decode steps, then by statistic."""
+    found = {kind: divergence(*both) for kind, *both in zip(("prefill", "decode"), right, given, strict=True)}
+    return {
+        (kind, statistic): float(kl.mean() if quantile is None else kl.quantile(quantile))
+        for kind, kl in found.items()
+        for statistic, quantile in STATISTICS.items()
+    }
+
+
+@pytest.mark.acceptance("gpu-mla")
+def test_float8_latents_of_a_trained_model_are_told_from_float32(check_models: Path, record: Record) -> None:
+    """Its experts lie close together, so that single tokens go elsewhere: the mean is held against torch's."""
+    path = check_models / "recall-mla"
+    ids = dialogue(check_models, path)
+    exact = load_model(path, "float32", GPU, Parallel())
+    right = logprobs(exact, torch_attention(exact), ids)
+    means: dict[str, float] = {}
+    for fp8, kind in ((None, "bfloat16"), (FP8_SCALES, "float8")):
+        model = load_model(path, "bfloat16", GPU, Parallel(), fp8=fp8)
+        for name in ("torch", *names(LatentShape, (9, 0))):
+            attention = torch_attention(model) if name == "torch" else attention_of(name, model)
+            given = logprobs(model, attention, ids)
+            for case, value in divergences(right, given).items():
+                record(f"recall-mla {name} {kind} {case[0]}", f"kl_{case[1]}", "nats", value)
+            same = float((given[0].argmax(-1) == right[0].argmax(-1)).float().mean())
+            record(f"recall-mla {name} {kind} prefill", "share_of_best_tokens_kept", "share", same)
+            means[f"{name} {kind}"] = divergences(right, given)["prefill", "mean"]
+    for of, mean in means.items():
+        most = LIMIT_FLASHMLA_FP8 if of == "flashmla float8" else 2 * LIMIT
+        assert mean <= most * means[f"torch {of.split()[1]}"], means
+
+
+def dialogue(check_models: Path, path: Path) -> list[int]:
+    """The first tokens of what was asked about a table, with the answers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    asked = recall.about_one_table(check_models, seed=3, num=60, context=4000)
+    turns = "".join(f"{problem['messages'][1]['content']} {problem['answer']} " for problem in asked)
+    ids: list[int] = tokenizer.encode(asked[0]["messages"][0]["content"] + " " + turns)
+    assert len(ids) >= NUM_TOKENS
+    return ids[:NUM_TOKENS]
