@@ -192,7 +192,8 @@ class Launcher:
             call.key.split(kv_lengths), call.value.split(kv_lengths), strict=True,
         )  # fmt: skip
         for query, out, lse, key, value in pieces:
-            attend(query, key, value, factor, out_factor, out, lse, 1.0, call.is_causal)
+            seen = heads_first(key), heads_first(value)
+            attend(query, *seen, factor, out_factor, out, lse, 1.0, call.is_causal)
         self.calls["expanded causal" if call.is_causal else "expanded context"] += 1
 
     def cutlass_mla_paged_attention(
@@ -216,7 +217,7 @@ class Launcher:
         demand(workspace.nbytes >= partial_sums, f"{partial_sums} bytes of workspace")
         out.fill_(torch.nan)
         for row, length in enumerate(kv_len.tolist()):
-            seen = read_pages(kv_cache[:, None], page_table[row], length)
+            seen = heads_first(read_pages(kv_cache[:, None], page_table[row], length))
             one = slice(row, row + 1)
             attend(query[one], seen, seen[..., :512], 192**-0.5, 1.0, out[one], None, 1.0, is_causal=True)
         self.calls["latent cutlass"] += 1
@@ -278,9 +279,9 @@ class Launcher:
         for row, (query, part, part_lse) in enumerate(rows):
             counters[row] += 1
             length = int(call.seq_lens[row])
-            key, value = (
-                read_pages(cache, call.block_tables[row], length) for cache in (call.key_cache, call.value_cache)
-            )
+            key = heads_first(read_pages(call.key_cache, call.block_tables[row], length))
+            is_latent = call.value_cache.data_ptr() == call.key_cache.data_ptr()
+            value = key if is_latent else heads_first(read_pages(call.value_cache, call.block_tables[row], length))
             value = value[..., : out.shape[-1]]
             attend(query, key, value, factor, out_factor, part, part_lse, lse_scale, is_causal)
         counters.zero_()
@@ -345,8 +346,8 @@ def read_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    k_GLD: Tensor,
+    v_GLV: Tensor,
     factor: float,
     out_factor: float,
     out: Tensor,
@@ -356,22 +357,33 @@ def attend(
 ) -> None:
     """Write `out` `[N, H, V]` and `lse` `[N, H]`; the last query sees all L keys, each before it one less.
 
-    Queries that see nothing are left alone.
+    Queries that see nothing are left alone. Keys and values are float32; what is large is computed in place, for
+    that is where a CPU waits for memory.
     """
-    num_queries, num_seen = query.shape[0], key.shape[0]
-    k_GDL, v_GLV = key.float().permute(1, 2, 0), value.float().transpose(0, 1)
+    num_queries, (num_groups, num_seen, _) = query.shape[0], k_GLD.shape
     for begin in range(0, num_queries, QUERY_BLOCK):
         block = slice(begin, min(begin + QUERY_BLOCK, num_queries))
-        q_GXD = query[block].float().unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)
-        scores = torch.einsum("gmnd,gdl->gmnl", q_GXD, k_GDL) * factor
         last_N = torch.arange(block.start, block.stop) + (num_seen - num_queries if is_causal else num_seen)
-        scores.masked_fill_(torch.arange(num_seen) > last_N[:, None], -torch.inf)
-        sees_N = last_N >= 0 if is_causal else torch.full((len(last_N),), num_seen > 0)
-        result = torch.einsum("gmnl,glv->ngmv", scores.softmax(-1), v_GLV).flatten(1, 2) * out_factor
-        out[block][sees_N] = result[sees_N].to(out.dtype)
+        sees = slice(int((last_N < (0 if is_causal else 1)).sum()), None)
+        if len(last_N[sees]) == 0:
+            continue
+        q_GSD = query[block][sees].float().unflatten(1, (num_groups, -1)).permute(1, 0, 2, 3).flatten(1, 2)
+        scores_GNML = (q_GSD @ k_GLD.transpose(1, 2)).mul_(factor).unflatten(1, (len(last_N[sees]), -1))
+        if is_causal:
+            scores_GNML.masked_fill_((torch.arange(num_seen) > last_N[sees, None])[:, None], -torch.inf)
+        most = scores_GNML.amax(-1, keepdim=True)
+        weights = scores_GNML.sub_(most).exp_()
+        sums = weights.sum(-1, keepdim=True)
+        result_GNMV = (weights.flatten(1, 2) @ v_GLV).unflatten(1, sums.shape[1:3]) * (out_factor / sums)
+        out[block][sees] = result_GNMV.transpose(0, 1).flatten(1, 2).to(out.dtype)
         if lse is not None:
-            base2 = scores.logsumexp(-1).permute(2, 0, 1).flatten(1) * math.log2(math.e)
-            lse[block][sees_N] = base2[sees_N] * lse_scale
+            base2_GNM = (sums.log() + most)[..., 0] * math.log2(math.e)
+            lse[block][sees] = base2_GNM.transpose(0, 1).flatten(1) * lse_scale
+
+
+def heads_first(seen: Tensor) -> Tensor:
+    """`[G, L, D]` in float32, without gaps."""
+    return seen.transpose(0, 1).float().contiguous()
 
 
 def names(launcher: Launcher) -> dict[str, Callable[..., object]]:
