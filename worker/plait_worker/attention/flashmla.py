@@ -1,7 +1,8 @@
 """FlashMLA's dense kernel (wheel sgl-flash-mla): lengths and tables are read on the device, nothing is planned there.
 
 One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
-of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.
+of float8 the kernel wants queries in it too, and rounds the softmax's weights to it. A few rows, for which it takes
+twice as long as they need, go through our own kernel.
 
 Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a token, L of it the latent.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
 from plait_kernels.kv_cache import FP8, stored
+from plait_kernels.latent import decode_few
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
@@ -20,6 +22,7 @@ from plait_worker.attention.latent_kernels import LatentKernels
 from plait_worker.rows import DeviceLengths, Rows
 
 _PAGE_SIZE = 64
+_FEW_ROWS = 4
 
 Schedule = object
 """FlashMLA's division of the work among the multiprocessors, made on the device."""
@@ -33,7 +36,8 @@ class FlashMlaRows:
     """int32, contiguous."""
     lengths_A: Tensor
     """int32: positions that each token sees."""
-    schedule: Schedule
+    schedule: Schedule | None
+    """None where the rows are few."""
 
 
 class FlashMla(LatentKernels[FlashMlaRows]):
@@ -64,7 +68,8 @@ class FlashMla(LatentKernels[FlashMlaRows]):
             table_AW = rows.page_table_RW[first:]
         else:
             table_AW = rows.page_table_RW.index_select(0, lengths.row_T[first_token:])
-        return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
+        is_few = len(lengths_A) <= _FEW_ROWS
+        return FlashMlaRows(table_AW, lengths_A, None if is_few else self._schedule(lengths_A))
 
     def _schedule(self, lengths_A: Tensor) -> Schedule:
         """Filled by the step's first call; over float8 by a kernel of its own before it."""
@@ -77,14 +82,18 @@ class FlashMla(LatentKernels[FlashMlaRows]):
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashMlaRows) -> Tensor:
         """See ``LatentKernels``."""
+        shape = self.shape
+        if planned.schedule is None:
+            rows = (planned.table_AW, planned.lengths_A)
+            return decode_few(q_AHC, pages, *rows, shape.latent_dim, shape.scale, shape.cached_scale)
         out_A1HL, _ = flash_mla_with_kvcache(
-            stored(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
+            stored(q_AHC, shape.cached_dtype, 1.0)[:, None],
             pages[:, :, None],
             planned.table_AW,
             planned.lengths_A,
-            self.shape.latent_dim,
+            shape.latent_dim,
             planned.schedule,
-            softmax_scale=self.shape.scale,
+            softmax_scale=shape.scale,
             causal=False,
             use_legacy=True,
             **self._float8,
