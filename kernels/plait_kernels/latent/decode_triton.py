@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +24,8 @@ _HEADS = 16
 _TOKENS = 32
 """Read at a time: so few that a short context, too, is spread over the device."""
 _PROGRAMS_PER_SM = 1
+_LAUNCH = {"num_warps": 4, "num_stages": 5}
+"""The fastest of six on an H200, from 200 to 16,000 tokens of one row and of two."""
 
 
 def decode_few(
@@ -32,7 +35,7 @@ def decode_few(
     num_rows, num_heads, cached_dim = q_BHC.shape
     groups = triton.cdiv(num_heads, _HEADS)
     shares = num_shares(num_rows * groups, _PROGRAMS_PER_SM, q_BHC.device)
-    parts = q_BHC.new_empty(num_rows, num_heads, shares, latent_dim, dtype=q_BHC.float().dtype)
+    parts = q_BHC.new_empty(num_rows, num_heads, shares, latent_dim, dtype=torch.float32)
     sums = parts.new_empty(num_rows, num_heads, shares)
     _decode_latents[(num_rows, groups, shares)](
         q_BHC,
@@ -51,8 +54,7 @@ def decode_few(
         PAGE=pages.shape[1],
         TOKENS=min(_TOKENS, pages.shape[1]),
         SHARES=shares,
-        num_warps=8,
-        num_stages=5,
+        **_LAUNCH,
         **overlap(q_BHC),
     )
     out_BHL = q_BHC.new_empty(num_rows, num_heads, latent_dim)

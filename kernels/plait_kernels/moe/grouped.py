@@ -18,9 +18,11 @@ from plait_kernels.solutions import triton_solution
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; bfloat16 alone, with H and I multiples of 8."""
-    top_k = experts_TK.shape[1]
-    sorted_N, order_N = experts_TK.flatten().sort(stable=True)
-    every_E = torch.arange(gate_up_EJH.shape[0], device=x_TH.device)
+    top_k, num_experts = experts_TK.shape[1], len(gate_up_EJH)
+    # A byte is sorted in one pass, an int64 in eight.
+    kind = torch.uint8 if num_experts <= 256 else torch.int16
+    sorted_N, order_N = experts_TK.flatten().to(kind).sort(stable=True)
+    every_E = torch.arange(num_experts, dtype=kind, device=x_TH.device)
     ends_E = torch.searchsorted(sorted_N, every_E, right=True, out_int32=True)
     gate_up_NJ = F.grouped_mm(x_TH[order_N // top_k], gate_up_EJH.transpose(1, 2), offs=ends_E)
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)

@@ -155,8 +155,10 @@ class LatentAttention:
         latent_NL, key_NR = torch.split(latent_NC, [mla.latent_dim, mla.rope_dim], dim=1)
         kv_NHX = self._up(latent_NL).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
         key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
-        shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
-        return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
+        key_NHE = key_NHO.new_empty(*key_NHO.shape[:2], mla.query_dim)
+        key_NHE[..., : mla.nope_dim] = key_NHO  # on a GPU ``torch.cat`` takes four times as long as its bytes do
+        key_NHE[..., mla.nope_dim :] = key_NR[:, None]
+        return key_NHE, value_NHV
 
 
 def _places(attention: LatentStep, pages: Tensor) -> Places:
