@@ -131,5 +131,11 @@ def test_sizes_cover_every_decode_step_with_little_padding() -> None:
     assert len([size for size in made if size.prompt_rows == 0]) <= 24
 
 
+def test_steps_with_prompts_fill_whole_tiles_of_a_product() -> None:
+    with_prompts = [size for size in sizes(256, 8192) if size.prompt_rows]
+    assert all(size.num_tokens % 128 == 0 for size in with_prompts)
+    assert {size.prompt_tokens for size in with_prompts} >= {128, 1024, 2048}  # a prompt alone
+
+
 def test_no_graph_is_larger_than_a_step_may_be() -> None:
-    assert max(size.prompt_tokens for size in sizes(8, 128)) == 128
+    assert max(size.num_tokens for size in sizes(8, 300)) == 256

@@ -34,11 +34,16 @@ _log = logging.getLogger(__name__)
 
 DECODE_ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Rows of steps that only decode: padding costs at most a quarter, and little where a row costs much."""
-MIXED_DECODE_ROWS = (16, 64, 128, 192, 256, 384, 512)
-PROMPT_TOKENS = (64, 128, 256, 384, 512, 768, 1024)
-"""Of mixed steps: above these the device takes longer than the host needs to launch one operation after the other."""
+MIXED_DECODE_ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
+TILE, TILES = 128, (*range(1, 9), *range(10, 17, 2))
+"""Tokens of steps with prompts, of both kinds together: a product takes as long for a part of a tile as for all of it.
+
+Above these the device takes longer than the host needs to launch one operation after the other.
+"""
+LEAST_PROMPT = 64
+"""Prompt tokens of a mixed step that are worth a graph of their own."""
 PROMPT_ROWS = 17
-"""Prefill rows of a mixed step, the unused one included."""
+"""Prefill rows of a step with prompts, the unused one included."""
 
 Pool = Any
 """torch's handle of a pool of memory, whose type it keeps to itself."""
@@ -81,9 +86,9 @@ def sizes(max_rows: int, max_tokens: int) -> list[Size]:
     """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first."""
     decode = [Size(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
     mixed = [
-        Size(tokens, PROMPT_ROWS, rows)
-        for tokens, rows in itertools.product(PROMPT_TOKENS, _up_to(MIXED_DECODE_ROWS, max_rows))
-        if tokens <= max_tokens
+        Size(tiles * TILE - rows, PROMPT_ROWS, rows)
+        for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
+        if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
     return sorted(decode + mixed, key=lambda size: size.num_tokens)
 

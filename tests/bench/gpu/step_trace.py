@@ -33,6 +33,7 @@ WAITING = (
     *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"),
 )
 """Calls that allocate, or hold the host up."""
+STEADY = "all steps"
 PARTS = ("plan", "graph", "rows", "forward", "sample", "download")
 HOST_GOALS_MS = {1: 0.8, 256: 2.0}
 """By decode rows: from the plan's receipt to the last launch."""
@@ -91,8 +92,9 @@ def measure(rank: Rank, kind: Kind, trace_to: Path | None) -> dict[str, float]:
     steps = Steps(rank, kind)
     launch_ms = _launch_ms(steps)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-        for _ in range(STEPS):
-            steps.step()
+        with torch.profiler.record_function(STEADY):
+            for _ in range(STEPS):
+                steps.step()
         steps.ahead.catch_up()
         torch.cuda.synchronize()
     steps.end()
@@ -113,8 +115,15 @@ def _launch_ms(steps: Steps) -> dict[str, float]:
 
 
 def _calls(events: Any) -> dict[str, float]:
-    """A step's calls of CUDA's runtime and driver: those that wait or allocate, and all launches."""
-    counts = Counter(event.name for event in events if event.name.startswith(("cuda", "cu")) and event.name[2:3] != "_")
+    """A step's calls of CUDA's runtime and driver: those that wait or allocate, and all launches.
+
+    What comes behind the last step is the measurement's own end.
+    """
+    (steady,) = (event.time_range for event in events if _is_host(event) and event.name == STEADY)
+    within = [
+        event.name for event in events if _is_host(event) and steady.start <= event.time_range.start <= steady.end
+    ]
+    counts = Counter(name for name in within if name.startswith(("cuda", "cu")) and name[2:3] != "_")
     launches = sum(num for name, num in counts.items() if "Launch" in name)
     return {f"{name} calls": counts[name] / STEPS for name in WAITING} | {"launches calls": launches / STEPS}
 
@@ -149,7 +158,7 @@ def _is_host(event: Any) -> bool:
 
 def _is_device(event: Any) -> bool:
     """Kernels and copies, not the ranges that the profiler draws around them."""
-    is_range = event.name in PARTS or event.name.startswith(("step: ", "attention: "))
+    is_range = event.name in (STEADY, *PARTS) or event.name.startswith(("step: ", "attention: "))
     return bool(event.device_type == torch.autograd.DeviceType.CUDA) and not is_range
 
 
