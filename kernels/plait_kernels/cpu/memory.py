@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import threading
 from contextlib import suppress
 
 import torch
@@ -15,15 +16,20 @@ _LINE = 64
 
 
 class _Chunks:
-    """Large mappings of huge pages, handed out from their beginning; matrices are kept as long as the process."""
+    """Large mappings of huge pages, handed out from their beginning; matrices are kept as long as the process.
+
+    Ranks that are threads of one process take from them side by side.
+    """
 
     def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)
+        self._alone = threading.Lock()
 
     def take(self, num_bytes: int) -> Tensor:
-        if num_bytes > len(self._left):
-            self._left = _map(max(num_bytes, _HUGE_CHUNK))
-        taken, self._left = self._left[:num_bytes], self._left[math.ceil(num_bytes / _LINE) * _LINE :]
+        with self._alone:
+            if num_bytes > len(self._left):
+                self._left = _map(max(num_bytes, _HUGE_CHUNK))
+            taken, self._left = self._left[:num_bytes], self._left[math.ceil(num_bytes / _LINE) * _LINE :]
         return taken
 
 
