@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import gguf
 import numpy as np
@@ -103,6 +103,47 @@ def test_matrices_that_the_kernels_cannot_hold_are_refused() -> None:
     assert not can_hold(torch.zeros(4, 4, dtype=torch.float16))
     with pytest.raises(ValueError, match="even number of inputs"):
         PanelMatrix(odd, None)
+
+
+def attend_with(x: Tensor) -> Tensor:
+    rows = PagedRows(PagedHeads(2, 1, 32, 1.0, 16), [0], [4], torch.tensor([[0]], dtype=torch.int32))
+    return rows.attend(x.view(4, -1, 32), torch.zeros(1, 2, 1, 16, 32))
+
+
+def store_with(x: Tensor) -> None:
+    rows = PagedRows(PagedHeads(4, 2, 32, 1.0, 16), [0], [4], torch.tensor([[0]], dtype=torch.int32))
+    heads = x.view(4, -1, 32)
+    rows.store(heads, heads, torch.zeros(1, 2, 2, 16, 32))
+
+
+DOORS: dict[str, Callable[[Tensor], object]] = {
+    "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
+    "blocks": lambda x: BlockMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).float32(x),
+    "experts": lambda x: ExpertPanels([torch.zeros(64, 64)], [torch.zeros(64, 32)])(
+        x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
+    ),
+    "attention": attend_with,
+    "store": store_with,
+}
+"""Each called with rows ``[4, 64]`` of float32, as it takes them, or with others."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_rows_of_another_type_or_width_are_refused_and_not_read_as_they_lie(door: str) -> None:
+    DOORS[door](torch.zeros(4, 64))
+    for wrong in (torch.zeros(4, 64).bfloat16(), torch.zeros(4, 32)):
+        with pytest.raises(ValueError, match=r"the CPU kernel takes torch\.float32 .* and was given"):
+            DOORS[door](wrong)
+
+
+def test_picks_refuse_logits_and_parameters_of_another_type() -> None:
+    with pytest.raises(ValueError, match=r"takes torch\.float32"):
+        native.pick_greedy(torch.zeros(2, 8).bfloat16())
+    ones, uniform = torch.ones(2), torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"takes torch\.float64"):
+        native.pick_random(torch.zeros(2, 8), ones, ones, uniform.float())
+    with pytest.raises(ValueError, match=r"takes torch\.int64"):
+        native.pick_filtered(torch.zeros(2, 8), ones, Filters(ones.int(), ones, ones), uniform)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -43,7 +43,12 @@ class PagedRows(NativeRows):
         self._half = heads.num_kv_heads * self._head_stride
 
     def store(self, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> None:
-        """Write the step's keys and values into the pages of their rows."""
+        """Write the step's keys and values, of the dtype of the pages, into the pages of their rows.
+
+        Raises ``ValueError`` where they are of another type, number or width.
+        """
+        for given in (k_TGD, v_TGD):
+            self.expect_heads(given, pages.dtype, self.sizes.num_kv_heads, self.sizes.key_dim)
         k_TGD, v_TGD = by_token(k_TGD), by_token(v_TGD)
         kind = cpu.TYPES[pages.dtype]
         keys, values = (k_TGD.data_ptr(), k_TGD.stride(0)), (v_TGD.data_ptr(), v_TGD.stride(0))

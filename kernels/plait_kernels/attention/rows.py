@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -50,12 +51,15 @@ class NativeRows:
 
         ``page_table_RW`` int32, contiguous, on the CPU, and wide enough for every position that is seen.
         """
+        cpu.expect(page_table_RW, torch.int32)
         self.sizes = sizes
         self._starts = np.array(starts, dtype=np.int64)
         lengths_R = np.array(lengths, dtype=np.int64)
         self._ends = self._starts + lengths_R if ends is None else np.array(ends, dtype=np.int64)
         self._first_tokens = np.zeros(len(starts) + 1, dtype=np.int64)
         np.cumsum(lengths_R, out=self._first_tokens[1:])
+        self.num_tokens = int(self._first_tokens[-1])
+        """T."""
         self._table = page_table_RW
         self._pieces = _pieces(sizes, self._starts, lengths_R)
         self.struct = cpu.Rows(
@@ -84,12 +88,18 @@ class NativeRows:
         """Write ``out_THV``, of the dtype of keys and values, and ``lse_TH``, float32, both contiguous.
 
         The log-sum-exp is base 2; a token that sees nothing gets 0 and -inf.
+        Raises ``ValueError`` where queries are of another type, number or width.
         """
+        self.expect_heads(q_THE, out_THV.dtype, self.sizes.num_heads, self.sizes.key_dim)
         q_THE = by_token(q_THE)
         lse = None if lse_TH is None else lse_TH.data_ptr()
         queries = (q_THE.data_ptr(), q_THE.stride(0))
         kind = cpu.TYPES[out_THV.dtype]
         self.library.plait_attend(self.reference, *queries, keys, values, kind, out_THV.data_ptr(), lse)
+
+    def expect_heads(self, x_THE: Tensor, dtype: torch.dtype, num_heads: int, width: int) -> None:
+        """Raise ``ValueError`` unless each of the step's tokens has so many heads of this type and width."""
+        cpu.expect(x_THE, dtype, self.num_tokens, num_heads, width)
 
 
 def by_token(x_THE: Tensor) -> Tensor:

@@ -207,3 +207,16 @@ def set_num_threads(num_threads: int) -> None:
 def takes(*tensors: Tensor) -> bool:
     """Whether the kernels are there and take tensors of this device and type."""
     return all(t.device.type == "cpu" and t.dtype in TYPES for t in tensors) and open_library() is not None
+
+
+def expect(x: Tensor, dtype: torch.dtype, *sizes: int) -> None:
+    """Raise ``ValueError`` unless ``x`` is on the CPU, of ``dtype``, and its last dimensions are ``sizes``.
+
+    The kernels read what a pointer says: a tensor of another kind would be read as numbers that it does not hold.
+    """
+    if x.dtype != dtype or x.shape[x.ndim - len(sizes) :] != sizes or not x.is_cpu:
+        wanted = ", ".join(("...", *map(str, sizes)))
+        raise ValueError(
+            f"the CPU kernel takes {dtype} [{wanted}] in the CPU's memory, and was given "
+            f"{x.dtype} {list(x.shape)} on {x.device}"
+        )

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from plait_kernels.attention.paged import PagedRows
@@ -66,11 +67,19 @@ class DenseStack:
             intermediate_size=blocks[0].down.num_inputs,
             eps=eps,
         )
-        self._kind = cpu.TYPES[norm_H.dtype]
+        self._dtype = norm_H.dtype
+        for each in pages:
+            cpu.expect(each, self._dtype)
         self._library = cpu.library()
 
     def forward(self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, rows: PagedRows) -> Tensor:
-        """Hidden states after the last norm, in place of the embeddings ``x_TH``; writes keys and values."""
+        """Hidden states after the last norm, in place of the embeddings ``x_TH``; writes keys and values.
+
+        ``x_TH``, contiguous, is of the blocks' type, the tables of float32. Raises ``ValueError`` where one is not.
+        """
+        cpu.expect(x_TH, self._dtype, rows.num_tokens, self._struct.hidden_size)
+        for table in (cos_T1D, sin_T1D):
+            cpu.expect(table, torch.float32, rows.num_tokens, 1, rows.sizes.key_dim)
         step = cpu.Activations(cos_T1D.data_ptr(), sin_T1D.data_ptr(), x_TH.data_ptr())
-        self._library.plait_decode(self._struct, rows.struct, step, self._kind)
+        self._library.plait_decode(self._struct, rows.struct, step, cpu.TYPES[self._dtype])
         return x_TH

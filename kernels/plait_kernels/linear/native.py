@@ -33,13 +33,18 @@ class NativeMatrix:
         self.dtype = dtype
         self._kept = (panels, bias_O)
         self._library = cpu.library()
+        if bias_O is not None:
+            cpu.expect(bias_O, dtype, self.num_outputs)
         bias = None if bias_O is None else bias_O.data_ptr()
         self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, row_bits)
         """For kernels that do more than one product."""
         self._reference = ctypes.byref(self.struct)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """``x @ weight^T + bias`` in the dtype of ``x``, which is the matrix's: ``[N, O]``."""
+        """``x @ weight^T + bias`` in the dtype of ``x``, which is the matrix's: ``[N, O]``.
+
+        Raises ``ValueError`` where ``x`` is of another type or width.
+        """
         return self._multiply(x_NI, self.dtype)
 
     def float32(self, x_NI: Tensor) -> Tensor:
@@ -47,6 +52,7 @@ class NativeMatrix:
         return self._multiply(x_NI, torch.float32)
 
     def _multiply(self, x_NI: Tensor, dtype: torch.dtype) -> Tensor:
+        cpu.expect(x_NI, self.dtype, self.num_inputs)
         x_NI = x_NI.contiguous()
         out_NO = torch.empty((x_NI.shape[0], self.num_outputs), dtype=dtype)
         kind, kind_out = cpu.TYPES[self.dtype], cpu.TYPES[dtype]

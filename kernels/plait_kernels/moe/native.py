@@ -23,17 +23,22 @@ class ExpertPanels:
         self._matrices = [[PanelMatrix(weight, None) for weight in weights] for weights in (gate_ups, downs)]
         self._arrays = [(cpu.Matrix * len(each))(*(matrix.struct for matrix in each)) for each in self._matrices]
         self._struct = cpu.Experts(*(ctypes.addressof(array) for array in self._arrays), len(gate_ups))
-        self._kind = cpu.TYPES[gate_ups[0].dtype]
+        self._dtype, self._hidden_size = gate_ups[0].dtype, gate_ups[0].shape[1]
         self._library = cpu.library()
 
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-        """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``, which is the matrices'."""
+        """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``, which is the matrices'.
+
+        ``weights_TK`` is float32. Raises ``ValueError`` where a tensor is of another type or width.
+        """
+        cpu.expect(x_TH, self._dtype, self._hidden_size)
+        cpu.expect(weights_TK, torch.float32, *experts_TK.shape)
         x_TH, weights_TK = x_TH.contiguous(), weights_TK.contiguous()
         order_N = experts_TK.flatten().argsort(stable=True)
         ends_E = experts_TK.flatten().bincount(minlength=len(self._matrices[0])).cumsum(0)
         pairs = cpu.Pairs(order_N.data_ptr(), ends_E.data_ptr(), weights_TK.data_ptr(), *experts_TK.shape)
         out_TH = torch.empty_like(x_TH)
-        self._library.plait_experts(self._struct, pairs, x_TH.data_ptr(), self._kind, out_TH.data_ptr())
+        self._library.plait_experts(self._struct, pairs, x_TH.data_ptr(), cpu.TYPES[self._dtype], out_TH.data_ptr())
         return out_TH
 
 

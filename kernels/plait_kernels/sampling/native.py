@@ -15,6 +15,7 @@ from plait_kernels.sampling.reference import Filters
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
+    cpu.expect(logits_SV, torch.float32)
     logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
     cpu.library().plait_pick_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())
     return ids_S
@@ -22,6 +23,7 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
 
 def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
     """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
+    _expect(logits_SV, uniform_S, temperature_S, min_p_S)
     kept = [tensor.contiguous() for tensor in (logits_SV, temperature_S, min_p_S, uniform_S)]
     logits, temperature, min_p, uniform = (tensor.data_ptr() for tensor in kept)
     filters = cpu.Filters(temperature=temperature, min_p=min_p, uniform=uniform)
@@ -32,9 +34,18 @@ def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, unifo
 
 def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
+    _expect(logits_SV, uniform_S, temperature_S, filters.top_p_S, filters.min_p_S)
+    cpu.expect(filters.top_k_S, torch.int64, len(logits_SV))
     inputs = (logits_SV, temperature_S, filters.top_k_S, filters.top_p_S, filters.min_p_S, uniform_S)
     kept = [tensor.contiguous() for tensor in inputs]
     logits, *pointers = (tensor.data_ptr() for tensor in kept)
     ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
     cpu.library().plait_pick_filtered(logits, *logits_SV.shape, cpu.Filters(*pointers), ids_S.data_ptr())
     return ids_S
+
+
+def _expect(logits_SV: Tensor, uniform_S: Tensor, *floats_S: Tensor) -> None:
+    cpu.expect(logits_SV, torch.float32)
+    cpu.expect(uniform_S, torch.float64, len(logits_SV))
+    for each_S in floats_S:
+        cpu.expect(each_S, torch.float32, len(logits_SV))
