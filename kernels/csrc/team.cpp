@@ -69,9 +69,12 @@ void Team::resize(int num_threads) {
     threads_.clear();
     is_over_ = false;
     size_ = 1;
-    crowd_ = Crowd(num_threads);
     seats_ = std::make_unique<Seat[]>(size_t(num_threads));
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+    crowd_ = Crowd(1);
+    for (int i = 1; i < num_threads; ++i) {
+        threads_.emplace_back([this, i] { serve(i); });
+        crowd_ = Crowd(i + 1);
+    }
 }
 
 void Team::start(Body body, const void* it) {

@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -16,27 +18,32 @@ class Team {
 public:
     static Team& get();
 
-    // Ends the threads that are there and starts num_threads - 1 others; the caller is the first member.
+    // Ends the threads that are there and starts num_threads - 1 others; the caller is the first member. Throws
+    // std::system_error where the system starts no more: those that it has started are the team then.
     void resize(int num_threads);
     // Members of this call: fewer than there are threads while others want their cores.
     int size() const { return size_; }
 
-    // Runs work(team) on every member at once; returns when all have ended. Callers take turns.
+    // Runs work(team) on every member at once; returns when all have ended. Callers take turns. Throws std::bad_alloc
+    // when all have ended, where a member lacked memory inside each or shares; it must not throw elsewhere.
     template <class Work>
     void run(const Work& work) {
         std::lock_guard lock(alone_);
         start([](const void* it, Team& team) { (*static_cast<const Work*>(it))(team); }, &work);
+        if (lacks_memory_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
     }
 
     // Inside run: calls work(i) for each i below count, each on one member, and meets. Members take the next i as they
     // become free, so that one that lost its core holds up one piece of work and not its share.
     template <class Work>
     void each(int64_t count, const Work& work) {
-        if (size_ == 1) {
-            for (int64_t i = 0; i < count; ++i) work(i);
-            return;
-        }
-        for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+        if (size_ == 1)
+            return attempt([&] {
+                for (int64_t i = 0; i < count; ++i) work(i);
+            });
+        attempt([&] {
+            for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+        });
         meet();
     }
 
@@ -45,12 +52,14 @@ public:
     template <class Work>
     void shares(int64_t count, const Work& work) {
         if (size_ == 1) return each(count, work);
-        for (int i = 0; i < size_; ++i) {
-            const int whose = (member_ + i) % size_;
-            const int64_t begin = count * whose / size_, length = count * (whose + 1) / size_ - begin;
-            auto& next = seats_[whose].next;
-            for (int64_t j; (j = next.fetch_add(1, std::memory_order_relaxed)) < length;) work(begin + j);
-        }
+        attempt([&] {
+            for (int i = 0; i < size_; ++i) {
+                const int whose = (member_ + i) % size_;
+                const int64_t begin = count * whose / size_, length = count * (whose + 1) / size_ - begin;
+                auto& next = seats_[whose].next;
+                for (int64_t j; (j = next.fetch_add(1, std::memory_order_relaxed)) < length;) work(begin + j);
+            }
+        });
         meet();
     }
 
@@ -67,6 +76,16 @@ private:
         Time late{}, lost{};
         Time idle{};  // without the core at meetings that were not over, in this part so far; the member's own
     };
+
+    // A member that lacks memory takes no more pieces and comes to the meeting all the same: the others wait for it.
+    template <class Work>
+    void attempt(const Work& work) {
+        try {
+            work();
+        } catch (const std::exception&) {  // bad_alloc, or length_error
+            lacks_memory_.store(true, std::memory_order_relaxed);
+        }
+    }
 
     void start(Body body, const void* it);
     void call();
@@ -88,6 +107,7 @@ private:
     const void* it_ = nullptr;
     Crowd::Clock::time_point began_{};
     bool is_over_ = false;
+    std::atomic<bool> lacks_memory_{false};  // a member, in this call
     // On cache lines of their own; the first's number wraps around.
     alignas(64) std::atomic<uint32_t> meetings_{0};
     std::atomic<Time> met_at_{};  // when the last meeting was over, on the clock of calls

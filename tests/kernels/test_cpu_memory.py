@@ -1,7 +1,8 @@
-"""Memory for weights is nobody else's."""
+"""Memory for weights is nobody else's; where there is none for a kernel, Python learns it."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,3 +37,46 @@ def test_threads_that_take_memory_at_once_never_get_the_same() -> None:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         taken = [tensor for tensors in pool.map(take, range(NUM_THREADS)) for tensor in tensors]
     assert len({tensor.data_ptr() for tensor in taken}) == NUM_THREADS * EACH
+
+
+SHORT_OF_MEMORY = """
+import resource
+import torch
+from plait_kernels.cpu import library
+from plait_kernels.linear import BlockMatrix, Blocks
+from plait_kernels.sampling import Filters, native
+
+VOCAB, SLACK = 1 << 23, 4 << 20
+
+def refused(call):
+    resource.setrlimit(resource.RLIMIT_AS, (used() + SLACK, resource.RLIM_INFINITY))
+    try:
+        call()
+    except MemoryError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+def used():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+library.set_num_threads(2)
+matrix = BlockMatrix(Blocks("Q8_0", torch.zeros(1, 34, dtype=torch.uint8)), None, torch.float32, 16)
+rows = torch.ones(1 << 18, 32)
+logits = torch.zeros(2, VOCAB)
+logits[:, 7] = 100
+filters = Filters(torch.tensor([0, 5]), torch.tensor([0.9, 1.0]), torch.zeros(2))
+pick = lambda: native.pick_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
+print(refused(lambda: matrix(rows)), refused(pick), pick().tolist(), matrix(rows).sum().item(), sep="|")
+"""
+
+
+def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -> None:
+    """On the caller's thread, and in a team's member, where nobody could catch an exception."""
+    ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    product, picked, ids, total = ran.stdout.strip().split("|")
+    assert "plait_linear found no room" in product
+    assert "plait_pick_filtered found no room" in picked
+    assert (ids, total) == ("[7, 7]", "0.0")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from ctypes import POINTER, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -136,6 +137,9 @@ class Filters(ctypes.Structure):
     )
 
 
+_DONE, _NO_MEMORY = 0, 1
+"""What a function returns; any other number: the system starts no more threads."""
+
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_set_threads": (c_int,),
     "plait_pack": (c_void_p, c_int64, c_int64, c_int, c_void_p),
@@ -186,12 +190,24 @@ def open_build(name: str) -> ctypes.CDLL | None:
     _log.info("CPU kernels: the build for %s", name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype, function.errcheck = arguments, c_int, _raise_unless_done
     return library
 
 
+def _raise_unless_done(status: int, function: Callable[..., object], _arguments: tuple[object, ...]) -> None:
+    if status == _DONE:
+        return
+    name = getattr(function, "__name__", "a CPU kernel")
+    if status == _NO_MEMORY:
+        raise MemoryError(f"{name} found no room for what it keeps beside its tensors")
+    raise RuntimeError(f"{name}: the system starts no more threads; lower --threads, or raise the limit (ulimit -u)")
+
+
 def library() -> ctypes.CDLL:
-    """The kernels, for solutions that were chosen because they are there. Raises ``RuntimeError`` otherwise."""
+    """The kernels, for solutions that were chosen because they are there. Raises ``RuntimeError`` otherwise.
+
+    Its functions raise ``MemoryError`` where there is no room for what they keep beside their tensors.
+    """
     found = open_library()
     if found is None:
         raise RuntimeError("the compiled CPU kernels are not there: install plait-kernels again")
@@ -199,7 +215,10 @@ def library() -> ctypes.CDLL:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Threads that the kernels use, the caller's among them."""
+    """Threads that the kernels use, the caller's among them.
+
+    Raises ``RuntimeError`` where the system starts no more; those that it has started are used.
+    """
     if (found := open_library()) is not None:
         found.plait_set_threads(num_threads)
 
