@@ -2,6 +2,7 @@
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import gguf
@@ -15,6 +16,7 @@ from plait_kernels.cpu import library
 from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents
 from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold
 from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
+from plait_kernels.moe import hold_experts
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
 from plait_kernels.sampling import Filters, native, reference
@@ -119,7 +121,7 @@ def store_with(x: Tensor) -> None:
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
     "blocks": lambda x: BlockMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).float32(x),
-    "experts": lambda x: ExpertPanels([torch.zeros(64, 64)], [torch.zeros(64, 32)])(
+    "experts": lambda x: ExpertPanels([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
     "attention": attend_with,
@@ -226,7 +228,7 @@ def test_rows_over_keys_and_values_of_their_own_come_with_their_log_sum_exp(
 @pytest.mark.parametrize(("hidden", "width"), [(48, 32), (34, 96)])
 def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, width: int) -> None:
     gate_ups, downs = torch.randn(6, 2 * width, hidden).to(dtype), torch.randn(6, hidden, width).to(dtype)
-    held = ExpertPanels(list(gate_ups), list(downs))
+    held = ExpertPanels(zip(gate_ups, downs, strict=True))
     for num_tokens in (1, 2, 150):
         x, weights = torch.randn(num_tokens, hidden).to(dtype), torch.rand(num_tokens, 3)
         chosen = torch.rand(num_tokens, 6).topk(3).indices
@@ -236,6 +238,19 @@ def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, wid
         assert given.dtype == dtype
         torch.testing.assert_close(given.double(), right, rtol=0, atol=2 * TOLERANCE[dtype] * float(right.abs().max()))
         assert torch.equal(held(x[-1:], weights[-1:], chosen[-1:]), given[-1:]), "a token depends on its company"
+
+
+def test_experts_are_asked_for_when_those_before_them_are_copied() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def one() -> tuple[Tensor, Tensor]:
+        pair = torch.randn(64, 48), torch.randn(48, 32)
+        made.extend(map(weakref.ref, pair))
+        assert sum(tensor() is not None for tensor in made) <= 4, "the first expert's and this one's"
+        return pair
+
+    assert isinstance(hold_experts(one() for _ in range(5)), ExpertPanels)
+    assert len(made) == 10
 
 
 def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -24,11 +25,16 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``x_TH``, the chosen experts' weights ``[T, K]`` and their ids ``[T, K]`` -> their weighted sum ``[T, H]``."""
 
 
-def hold_experts(gate_ups: Sequence[Tensor], downs: Sequence[Tensor]) -> Experts:
-    """Experts held for many calls, of ``[J, H]`` (gate rows first) and ``[H, I]`` each; compiled on a CPU."""
-    if can_hold_experts(gate_ups[0], downs[0]):
-        return ExpertPanels(gate_ups, downs)
-    gate_up_EJH, down_EHI = torch.stack(list(gate_ups)), torch.stack(list(downs))
+def hold_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> Experts:
+    """Experts held for many calls, of ``[J, H]`` (gate rows first) and ``[H, I]`` each; compiled on a CPU.
+
+    There each is asked for when the one before it was copied, so that one of them is in memory twice and not all.
+    """
+    rest = iter(experts)
+    first = next(rest)
+    if can_hold_experts(*first):
+        return ExpertPanels(chain((first,), rest))
+    gate_up_EJH, down_EHI = (torch.stack(each) for each in zip(first, *rest, strict=True))
     return lambda x_TH, weights_TK, experts_TK: expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
 
 

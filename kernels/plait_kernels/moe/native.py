@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -18,12 +19,17 @@ class ExpertPanels:
     Sums are float32, and an expert's result is not rounded before it joins the others'; nothing depends on the batch.
     """
 
-    def __init__(self, gate_ups: Sequence[Tensor], downs: Sequence[Tensor]) -> None:
-        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_hold_experts`` takes them."""
-        self._matrices = [[PanelMatrix(weight, None) for weight in weights] for weights in (gate_ups, downs)]
+    def __init__(self, experts: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_hold_experts`` takes them.
+
+        Each is copied before the next is asked for.
+        """
+        pairs = list(starmap(_copied, experts))
+        self._num_experts = len(pairs)
+        self._matrices = tuple(zip(*pairs, strict=True))
         self._arrays = [(cpu.Matrix * len(each))(*(matrix.struct for matrix in each)) for each in self._matrices]
-        self._struct = cpu.Experts(*(ctypes.addressof(array) for array in self._arrays), len(gate_ups))
-        self._dtype, self._hidden_size = gate_ups[0].dtype, gate_ups[0].shape[1]
+        self._struct = cpu.Experts(*(ctypes.addressof(array) for array in self._arrays), len(pairs))
+        self._dtype, self._hidden_size = pairs[0][0].dtype, pairs[0][0].num_inputs
         self._library = cpu.library()
 
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
@@ -35,11 +41,15 @@ class ExpertPanels:
         cpu.expect(weights_TK, torch.float32, *experts_TK.shape)
         x_TH, weights_TK = x_TH.contiguous(), weights_TK.contiguous()
         order_N = experts_TK.flatten().argsort(stable=True)
-        ends_E = experts_TK.flatten().bincount(minlength=len(self._matrices[0])).cumsum(0)
+        ends_E = experts_TK.flatten().bincount(minlength=self._num_experts).cumsum(0)
         pairs = cpu.Pairs(order_N.data_ptr(), ends_E.data_ptr(), weights_TK.data_ptr(), *experts_TK.shape)
         out_TH = torch.empty_like(x_TH)
         self._library.plait_experts(self._struct, pairs, x_TH.data_ptr(), cpu.TYPES[self._dtype], out_TH.data_ptr())
         return out_TH
+
+
+def _copied(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, PanelMatrix]:
+    return PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)
 
 
 def can_hold_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:

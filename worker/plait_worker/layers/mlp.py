@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from plait_kernels.activation import silu_mul
@@ -68,21 +69,16 @@ class SparseMlp:
         self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
-        share = parallel.share(moe.intermediate_size)
-        wide, tall = (moe.intermediate_size, config.hidden_size), (config.hidden_size, moe.intermediate_size)
-        experts = [weights.at(f"experts.{expert}") for expert in range(moe.num_experts)]
-        gate_ups = [
-            torch.cat([e.take(f"{name}.weight", wide, rows=share) for name in (names.gate, names.up)]) for e in experts
-        ]
-        downs = [e.take(f"{names.down}.weight", tall, columns=share) for e in experts]
+        size, share = (config.hidden_size, moe.intermediate_size), parallel.share(moe.intermediate_size)
+        experts: Iterator[tuple[Tensor, Tensor]] = (
+            _read_expert(weights.at(f"experts.{expert}"), size, share, names) for expert in range(moe.num_experts)
+        )
         self.shared: GatedMlp | None = None
         if num_shared:
-            for gate_up_JD, down_DI in _cut_shared(config, moe, weights.at("shared_experts"), parallel, num_shared):
-                gate_ups.append(gate_up_JD)
-                downs.append(down_DI)
+            experts = chain(experts, _cut_shared(config, moe, weights.at("shared_experts"), parallel, num_shared))
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
-        self.experts = hold_experts(gate_ups, downs)
+        self.experts = hold_experts(experts)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
@@ -91,6 +87,12 @@ class SparseMlp:
         if self.shared is not None:
             out_TD = out_TD + self.shared.partial(x_TD)
         return self.parallel.all_reduce(out_TD)
+
+
+def _read_expert(weights: Weights, size: tuple[int, int], share: range, names: MoeNames) -> tuple[Tensor, Tensor]:
+    """Gate and up, then down, of a rank's share of one expert of ``size`` ``(D, I)``."""
+    gates_and_ups = [weights.take(f"{name}.weight", size[::-1], rows=share) for name in (names.gate, names.up)]
+    return torch.cat(gates_and_ups), weights.take(f"{names.down}.weight", size, columns=share)
 
 
 def _cut_shared(
