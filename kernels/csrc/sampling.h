@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -15,6 +16,8 @@ namespace plait {
 constexpr int64_t kBlock = 256;
 // A weight is exp of a number of this size at least, or 0.
 constexpr float kDeepest = 87.3f;
+// What is picked of a row that is no distribution: one of its logits is NaN, or the largest not finite.
+constexpr int64_t kNoToken = -1;
 
 // As kernels/plait_kernels/cpu/library.py declares it.
 struct Filters {
@@ -25,18 +28,30 @@ struct Filters {
     const double* uniform;
 };
 
+// NaN where one of the values is.
 inline float largest_of(const float* values, int64_t count) {
     Floats best = all(-std::numeric_limits<float>::infinity());
+    Ints unknown{};
     float rest = best[0];
+    bool is_unknown = false;
     in_vectors(
-        count, [&](int64_t i) { best = largest(best, load<Floats>(values + i)); },
-        [&](int64_t i) { rest = std::max(rest, values[i]); });
+        count,
+        [&](int64_t i) {
+            const Floats value = load<Floats>(values + i);
+            best = largest(best, value);
+            unknown |= value != value;
+        },
+        [&](int64_t i) {
+            rest = std::max(rest, values[i]);
+            is_unknown |= std::isnan(values[i]);
+        });
+    if (is_unknown || sum(unknown) != 0) return std::numeric_limits<float>::quiet_NaN();
     return std::max(rest, largest_lane(best));
 }
 
 inline int64_t pick_greedy(const float* logits, int64_t vocab) {
-    const int64_t found = std::find(logits, logits + vocab, largest_of(logits, vocab)) - logits;
-    return found < vocab ? found : 0;
+    const float best = largest_of(logits, vocab);
+    return std::isfinite(best) ? std::find(logits, logits + vocab, best) - logits : kNoToken;
 }
 
 // exp((logit - best) / temperature) of every token.
@@ -57,8 +72,10 @@ inline double mass(const float* weights, int64_t count) {
 
 // The first token, in vocabulary order, whose cumulative weight exceeds its share of the whole.
 inline int64_t pick_random(const float* logits, int64_t vocab, float temperature, float min_p, double uniform) {
+    const float best = largest_of(logits, vocab);
+    if (!std::isfinite(best)) return kNoToken;
     float* weights = room<float, 6>(vocab);
-    weigh(logits, vocab, largest_of(logits, vocab), temperature, weights);
+    weigh(logits, vocab, best, temperature, weights);
     for (int64_t i = 0; i < vocab; ++i) weights[i] = weights[i] < min_p ? 0.0f : weights[i];
     const int64_t blocks = (vocab + kBlock - 1) / kBlock;
     double* masses = room<double, 7>(blocks);
@@ -95,8 +112,9 @@ public:
         }
     };
 
-    Order(const float* logits, int64_t vocab, float temperature) : logits_(logits), vocab_(vocab) {
-        const float best = largest_of(logits, vocab), width = kBuckets / (kDeepest * temperature);
+    // `best` is the largest of the logits.
+    Order(const float* logits, int64_t vocab, float best, float temperature) : logits_(logits), vocab_(vocab) {
+        const float width = kBuckets / (kDeepest * temperature);
         weights_ = room<float, 6>(vocab);
         buckets_ = room<int16_t, 8>(vocab);
         counts_ = room<int64_t, 9>(kBuckets);
@@ -199,7 +217,9 @@ private:
 
 // The same as pick_random after top-k, top-p and min-p, where the distribution runs from the best token to the worst.
 inline int64_t pick_filtered(const float* logits, int64_t vocab, const Filters& filters, int64_t row) {
-    Order order(logits, vocab, filters.temperature[row]);
+    const float best = largest_of(logits, vocab);
+    if (!std::isfinite(best)) return kNoToken;
+    Order order(logits, vocab, best, filters.temperature[row]);
     const int64_t top_k = filters.top_k[row];
     Order::End end = top_k > 0 ? order.first(top_k) : Order::End{};
     if (filters.top_p[row] < 1) end = std::min(end, order.lighter(double(filters.top_p[row]) * order.mass_of(end)));

@@ -19,7 +19,7 @@ from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
 from plait_kernels.moe import hold_experts
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
-from plait_kernels.sampling import Filters, native, reference
+from plait_kernels.sampling import NO_TOKEN, Filters, native, reference
 from torch import Tensor
 
 TYPES = [torch.bfloat16, torch.float32]
@@ -314,3 +314,28 @@ def test_tokens_are_those_that_the_reference_picks(vocab: int) -> None:
     assert torch.equal(native.pick_random(*randomly), reference.pick_random(*randomly))
     filtered = (logits, temperature, kept, uniform)
     assert torch.equal(native.pick_filtered(*filtered), reference.pick_filtered(*filtered))
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("vocab", [5, 300])
+def test_a_row_without_a_distribution_gives_no_token_and_leaves_the_others_theirs(vocab: int, broken: float) -> None:
+    logits = torch.randn(7, vocab)
+    temperature, kept = filters(7)
+    uniform = torch.rand(7, dtype=torch.float64)
+    picks: list[Callable[[Tensor], Tensor]] = [
+        native.pick_greedy,
+        lambda logits_SV: native.pick_random(logits_SV, temperature, kept.min_p_S, uniform),
+        lambda logits_SV: native.pick_filtered(logits_SV, temperature, kept, uniform),
+    ]
+    whole = [pick(logits) for pick in picks]
+    is_lost = torch.zeros(7, dtype=torch.bool)
+    places = {0: slice(None), 3: slice(0, 1), 5: slice(vocab - 1, vocab)}
+    for row, place in places.items():
+        logits[row, place] = broken
+        is_lost[row] = broken != -torch.inf or place == slice(None)  # a logit of -inf is a token of weight 0
+    assert torch.equal(reference.is_distribution(logits), ~is_lost)
+    sound = torch.tensor([1, 2, 4, 6])
+    for pick, before in zip(picks, whole, strict=True):
+        given = pick(logits)
+        assert torch.equal(given == NO_TOKEN, is_lost)
+        assert torch.equal(given[sound], before[sound])

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from counting_model import CountingModel, counting_rank, next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_proto import Plan, StepResult, decode, encode
+from plait_proto import ExitCode, Plan, StepResult, decode, encode
+from plait_worker.attention import StepAttention
+from plait_worker.cache import KVCache
 from plait_worker.failure import Failure
 from plait_worker.loop import Rank
+from plait_worker.rows import Rows
 from stepper import Stepper, words
+from torch import Tensor
 
 PAGE = 16
 
@@ -57,6 +63,27 @@ def test_a_whole_prompt_in_one_step_samples_its_first_token(counting: Counting) 
     stepper.step(prefill={slot: 40})
     assert stepper.requests[slot].output == expected_output(prompt, 1)
     assert model.num_head_rows == [1]
+
+
+class BrokenAfter(CountingModel):
+    """Computes NaN where a context of more than 20 tokens ends."""
+
+    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+        hidden_TD = super().forward(rows, cache, attention)
+        return hidden_TD.where(rows.positions_T[:, None] < 20, torch.nan)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_is_an_error_that_names_the_request_and_never_a_token(temperature: float) -> None:
+    rank, _ = counting_rank(PAGE)
+    stepper = stepper_over(replace(rank, model=BrokenAfter()))
+    sound = stepper.admit(some_prompt(1, 10), temperature=temperature)
+    stepper.step(prefill={sound: 10})
+    assert len(stepper.requests[sound].output) == 1
+    broken = stepper.admit(some_prompt(2, 40), temperature=temperature)
+    with pytest.raises(Failure, match=rf"computed NaN .* after 40 tokens of the request in slot {broken}: ") as told:
+        stepper.step(prefill={broken: 40}, decode=[sound])
+    assert told.value.code == ExitCode.MODEL_FILES
 
 
 def test_a_middle_chunk_never_reaches_the_output_head(counting: Counting) -> None:

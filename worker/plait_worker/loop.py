@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from plait_proto import Bye, Plan, StepResult, Verdict, encode
+from plait_kernels.sampling import NO_TOKEN
+from plait_proto import Bye, ExitCode, Plan, StepResult, Verdict, encode
 from torch import Tensor
 
 from plait_worker.attention import AttentionBackend
@@ -24,6 +25,7 @@ from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta, Ints, padded, read_plan
 from plait_worker.device import num_driver_allocations
+from plait_worker.failure import Failure
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
 from plait_worker.models import Model
@@ -214,8 +216,22 @@ class Rank:
                 sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
             )
             ids_S = self.parallel.broadcast(picked_S)
+            self._refuse_no_token(ids_S, slots_S)
             self.slots.keep_tokens(device_slots_S, ids_S)
             return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
+
+    def _refuse_no_token(self, ids_S: Tensor, slots_S: Ints) -> None:
+        """Raise ``Failure`` where a row's logits were no distribution; on a GPU that is not looked for."""
+        if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
+            return
+        slot = int(slots_S[ids.index(NO_TOKEN)])
+        raise Failure(
+            ExitCode.MODEL_FILES,
+            f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
+            f"NaN or infinity where logits were due, after {self.slots.num_computed(slot)} tokens of the request in "
+            f"slot {slot}: its files are damaged, or its numbers are too large for the type; download it again, or "
+            "serve it with --dtype float32",
+        )
 
     def _flight(
         self,

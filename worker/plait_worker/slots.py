@@ -90,6 +90,10 @@ class Slots:
         self._last_token_N.index_copy_(0, slots_S, ids_S)
         self.sampling.count_output(slots_S)
 
+    def num_computed(self, slot: int) -> int:
+        """Tokens of the slot's request that the rank has computed."""
+        return int(self._num_computed_N[slot])
+
     def to_device(self, values: Ints) -> Tensor:
         """The values as int64 on the slots' device."""
         return upload(values, self._device)

@@ -1,5 +1,7 @@
 """Picking one token a row, by the compiled CPU kernels; the contracts are ``reference``'s.
 
+A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN``.
+
 A filtered row is not sorted: its tokens are counted and weighed in narrow ranges of the logit, and only the ranges in
 which a filter ends or the draw falls are put in order.
 """

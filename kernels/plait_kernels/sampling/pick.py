@@ -1,4 +1,8 @@
-"""The door to picking tokens: which solution takes a call. The contracts are the reference's."""
+"""The door to picking tokens: which solution takes a call. The contracts are the reference's.
+
+A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN`` on a CPU. On a GPU, where nobody looks
+at a token before it is the next step's input, it gives some token of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from torch import Tensor
 from plait_kernels.cpu import library as cpu
 from plait_kernels.nvrtc import can_compile
 from plait_kernels.sampling import cuda, native, philox, reference
-from plait_kernels.sampling.reference import Filters
+from plait_kernels.sampling.reference import NO_TOKEN, Filters, is_distribution
 
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
-    return native.pick_greedy(logits_SV) if cpu.takes(logits_SV) else reference.pick_greedy(logits_SV)
+    if cpu.takes(logits_SV):
+        return native.pick_greedy(logits_SV)
+    return _known(reference.pick_greedy(logits_SV), logits_SV)
 
 
 def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
@@ -21,7 +27,7 @@ def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, unifo
         return native.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
     if cuda.takes(logits_SV):
         return cuda.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
-    return reference.pick_random(logits_SV.float(), temperature_S, min_p_S, uniform_S)
+    return _known(reference.pick_random(logits_SV.float(), temperature_S, min_p_S, uniform_S), logits_SV)
 
 
 def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
@@ -30,7 +36,12 @@ def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, un
         return native.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
     if cuda.takes(logits_SV):
         return cuda.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
-    return reference.pick_filtered(logits_SV.float(), temperature_S, filters, uniform_S)
+    return _known(reference.pick_filtered(logits_SV.float(), temperature_S, filters, uniform_S), logits_SV)
+
+
+def _known(ids_S: Tensor, logits_SV: Tensor) -> Tensor:
+    """The reference's picks, on a CPU without those of rows that are no distribution."""
+    return ids_S if logits_SV.is_cuda else ids_S.where(is_distribution(logits_SV), NO_TOKEN)
 
 
 def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:

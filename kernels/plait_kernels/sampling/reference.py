@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from plait_kernels.sampling.order import best_tokens
 
+NO_TOKEN = -1
+"""What is picked of a row that is no distribution (see ``is_distribution``)."""
 _BLOCK = 256
 # Wide enough for most nuclei; for a row that needs more the candidates grow by this factor.
 _NUCLEUS_CANDIDATES = 512
@@ -29,6 +31,14 @@ class Filters:
     top_k_S: Tensor
     top_p_S: Tensor
     min_p_S: Tensor
+
+
+def is_distribution(logits_SV: Tensor) -> Tensor:
+    """Whether each row has a softmax, ``[S]``: none of its logits is NaN, and the largest is finite.
+
+    The picks below are those of such rows.
+    """
+    return logits_SV.amax(dim=-1).isfinite()
 
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:
