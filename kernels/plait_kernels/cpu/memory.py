@@ -1,4 +1,4 @@
-"""Memory for weights that every step reads from end to end."""
+"""Memory in huge pages, for what steps read from end to end or all over: fewer translations to look up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Chunks:
     def take(self, num_bytes: int) -> Tensor:
         with self._alone:
             if num_bytes > len(self._left):
-                self._left = _map(max(num_bytes, _HUGE_CHUNK))
+                self._left = mapped(max(num_bytes, _HUGE_CHUNK))
             taken, self._left = self._left[:num_bytes], self._left[math.ceil(num_bytes / _LINE) * _LINE :]
         return taken
 
@@ -37,15 +37,19 @@ _chunks = _Chunks()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the CPU, in huge pages where the kernel has them: fewer translations to look up."""
+    """A tensor of zeros for weights, on the CPU; it is kept as long as the process."""
     return _chunks.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
-def _map(num_bytes: int) -> Tensor:
+def mapped(num_bytes: int) -> Tensor:
+    """At least so many zeros, uint8, in a mapping of their own and in huge pages where the kernel has them.
+
+    The kernel hands them out as they are first touched. Raises ``OSError`` where there is no room.
+    """
     size = math.ceil(num_bytes / _HUGE_PAGE) * _HUGE_PAGE
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # some kernels have none
         memory.madvise(mmap.MADV_HUGEPAGE)
-    mapped = torch.frombuffer(memory, dtype=torch.uint8)
-    aligned = -mapped.data_ptr() % _HUGE_PAGE
-    return mapped[aligned : aligned + size]
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % _HUGE_PAGE
+    return whole[begin : begin + size]

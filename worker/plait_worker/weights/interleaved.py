@@ -23,17 +23,12 @@ def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
     return source if num_turned == config.head_dim else SpreadSource(source, config.head_dim, num_turned)
 
 
-class HalvesSource:
-    """``TensorSource`` of MLA files in which rope turns neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
+class _Reordered:
+    """A source of whose tensors some get their rows in another order; all are read as numbers."""
 
-    The rows that make rope's part of queries and keys change places. Scores are sums over these numbers,
-    so the order, which is the same in both, does not show in them.
-    """
-
-    def __init__(self, source: TensorSource, mla: MlaConfig) -> None:
+    def __init__(self, source: TensorSource) -> None:
         """``source`` stays as it is."""
         self.source = source
-        self.mla = mla
 
     @property
     def names(self) -> Collection[str]:
@@ -43,13 +38,6 @@ class HalvesSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """The source's."""
         return self.source.shape(name)
-
-    def read(self, name: str) -> Tensor:
-        """The source's tensor, with the rows of each unit's last ``rope_dim`` outputs in the order of halves."""
-        tensor, stem = self.source.read(name), name.rpartition(".")[0]
-        if stem.endswith(_QUERY):
-            return halves_last(tensor, self.mla.query_dim, self.mla.rope_dim)
-        return halves_last(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
 
     def blocks(self, name: str) -> None:
         """Every tensor is read as numbers."""
@@ -58,7 +46,27 @@ class HalvesSource:
         """Every tensor is read as numbers."""
 
 
-class SpreadSource:
+class HalvesSource(_Reordered):
+    """``TensorSource`` of MLA files in which rope turns neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
+
+    The rows that make rope's part of queries and keys change places. Scores are sums over these numbers,
+    so the order, which is the same in both, does not show in them.
+    """
+
+    def __init__(self, source: TensorSource, mla: MlaConfig) -> None:
+        """``source`` stays as it is."""
+        super().__init__(source)
+        self.mla = mla
+
+    def read(self, name: str) -> Tensor:
+        """The source's tensor, with the rows of each unit's last ``rope_dim`` outputs in the order of halves."""
+        tensor, stem = self.source.read(name), name.rpartition(".")[0]
+        if stem.endswith(_QUERY):
+            return halves_last(tensor, self.mla.query_dim, self.mla.rope_dim)
+        return halves_last(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
+
+
+class SpreadSource(_Reordered):
     """``TensorSource`` of files in which rope turns the first numbers of each head as if there were no others.
 
     Each half of them becomes the beginning of a half of the head. Scores are sums over a head's numbers, so the order,
@@ -67,18 +75,9 @@ class SpreadSource:
 
     def __init__(self, source: TensorSource, head_dim: int, num_turned: int) -> None:
         """``source`` stays as it is."""
-        self.source = source
+        super().__init__(source)
         self.head_dim = head_dim
         self.num_turned = num_turned
-
-    @property
-    def names(self) -> Collection[str]:
-        """The source's."""
-        return self.source.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The source's."""
-        return self.source.shape(name)
 
     def read(self, name: str) -> Tensor:
         """The source's tensor, with the rows of queries, keys and their norms in the order of halves."""
@@ -88,12 +87,6 @@ class SpreadSource:
         heads = tensor.reshape(-1, self.head_dim, *tensor.shape[1:])
         turned, still = heads[:, : self.num_turned].chunk(2, dim=1), heads[:, self.num_turned :].chunk(2, dim=1)
         return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
-
-    def blocks(self, name: str) -> None:
-        """Every tensor is read as numbers."""
-
-    def block_bytes(self, name: str) -> None:
-        """Every tensor is read as numbers."""
 
 
 def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
