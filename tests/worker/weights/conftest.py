@@ -99,8 +99,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         extra(writer)
         for name, parameter in model.named_parameters():
             stored_as = gguf_name(name)
-            usual = Kind.F32 if parameter.ndim == 1 else kind
-            own = kind(stored_as) if callable(kind) and not isinstance(kind, Kind) else usual
+            own = stored_kind(kind, stored_as, parameter.ndim)
             add_tensor(writer, stored_as, parameter.detach().numpy(), config, arch, own)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -111,11 +110,16 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+def stored_kind(kind: Kind | Callable[[str], Kind], name: str, num_dimensions: int) -> Kind:
+    if not isinstance(kind, Kind):
+        return kind(name)
+    return kind if num_dimensions > 1 else Kind.F32
+
+
 def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, config: Any, arch: str, kind: Kind) -> None:
     if "ffn_gate_up_exps" in name:
-        gate, up = np.split(values, 2, axis=1)
-        writer.add_tensor(name.replace("gate_up", "gate"), np.ascontiguousarray(gate))
-        writer.add_tensor(name.replace("gate_up", "up"), np.ascontiguousarray(up))
+        for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+            add_tensor(writer, name.replace("gate_up", part), np.ascontiguousarray(half), config, arch, kind)
         return
     if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
         values = interleaved(values, config.num_attention_heads if "attn_q" in name else config.num_key_value_heads)

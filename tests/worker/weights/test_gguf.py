@@ -19,7 +19,7 @@ from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models import load_model
 from plait_worker.models.decoder import HeadsDecoder
 from plait_worker.parallel import Parallel
-from plait_worker.weights import GgufFile, ModelFilesError
+from plait_worker.weights import GgufFile, Held, ModelFilesError
 from rank_threads import on_every_rank
 
 CPU = torch.device("cpu")
@@ -42,6 +42,19 @@ def read_all(path: Path) -> dict[str, torch.Tensor]:
 
 def load(path: Path) -> None:
     load_model(path, "float32", torch.device("cpu"), Parallel())
+
+
+def tiny_moe() -> transformers.Qwen3MoeForCausalLM:
+    torch.manual_seed(0)
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **sizes, norm_topk_prob=True))
+
+
+def write_expert_fields(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(32)
 
 
 def test_a_written_llama_is_read_back(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
@@ -110,6 +123,28 @@ def test_memory_must_hold_what_is_kept_and_no_more(kind: Any, tiny_llama: Any, w
         load_model(path, "auto", CPU, Parallel(), free_bytes=needed - 1)
 
 
+def test_too_little_memory_is_told_before_a_tensor_is_read(
+    write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts and the embedding are held as numbers, whatever blocks the file has them in."""
+    path = write_gguf(tiny_moe(), arch="qwen3moe", kind=Kind.Q4_0, extra=write_expert_fields)
+    needed = load_model(path, "auto", CPU, Parallel()).weight_bytes
+    load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
+    monkeypatch.setattr(GgufFile, "read", lambda _file, name: pytest.fail(f"{name} was read"))
+    with pytest.raises(Failure, match="too little"):
+        load_model(path, "auto", CPU, Parallel(), free_bytes=int(0.95 * needed))
+
+
+def test_what_is_to_come_counts_until_it_is_held() -> None:
+    totals: list[int] = []
+    held = Held(lambda own, to_come: totals.append(own + to_come))
+    held.expect({"a": 10, "b": 20})
+    held.add("a", 12)
+    held.add("a", 5)
+    held.add("b", 20)
+    assert totals == [30, 32, 37, 37]
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_1, mixed])
 @pytest.mark.parametrize("intermediate_size", [128, 96], ids=["whole blocks", "half blocks"])
 def test_quantised_weights_are_divided_among_ranks(
@@ -162,17 +197,8 @@ def test_a_qwen2_keeps_its_rows_and_biases(tied: bool, write_gguf: Callable[...,
 
 
 def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[..., Any]) -> None:
-    torch.manual_seed(0)
-    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
-    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape, **sizes, norm_topk_prob=True))
-
-    def experts(writer: gguf.GGUFWriter) -> None:
-        writer.add_expert_count(4)
-        writer.add_expert_used_count(2)
-        writer.add_expert_feed_forward_length(32)
-
-    path = write_gguf(model, arch="qwen3moe", extra=experts)
+    model = tiny_moe()
+    path = write_gguf(model, arch="qwen3moe", extra=write_expert_fields)
     tensors, parameters = read_all(path), dict(model.named_parameters())
     moe = GgufFile(path).config.moe
     assert moe is not None
@@ -207,6 +233,37 @@ def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable[..., Any])
     path = write_gguf(tiny_llama, extra=factors)
     assert GgufFile(path).config.rope.scaling == FactorsRope(tuple(float(i) for i in range(1, 9)))
     load(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({"scaling.factor": 4.0}, LinearRope(4.0)),
+        ({"scale_linear": 4.0}, LinearRope(4.0)),
+        ({"scale_linear": 4.0, "scaling.factor": 2.0}, LinearRope(2.0)),
+        ({"scale_linear": 4.0, "scaling.factor": 0.0}, None),
+        ({"scaling.factor": 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(
+    fields: dict[str, float], scaling: LinearRope | None, tiny_llama: Any, write_gguf: Callable[..., Any]
+) -> None:
+    def factors(writer: gguf.GGUFWriter) -> None:
+        for name, number in fields.items():
+            writer.add_float32(f"llama.rope.{name}", number)
+
+    assert GgufFile(write_gguf(tiny_llama, extra=factors)).config.rope.scaling == scaling
+
+
+def test_rope_over_a_part_of_each_head_is_refused(write_gguf: Callable[..., Any]) -> None:
+    """Also where the head's width follows from other sizes (a qwen2's here)."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))
+    load(write_gguf(model, arch="qwen2", extra=lambda writer: writer.add_rope_dimension_count(16)))
+    with pytest.raises(ModelFilesError, match=r"rope\.dimension_count is 8, not the 16 numbers"):
+        load(write_gguf(model, arch="qwen2", extra=lambda writer: writer.add_rope_dimension_count(8)))
 
 
 @pytest.mark.parametrize("num_factors", [1, 5, 16])

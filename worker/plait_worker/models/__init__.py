@@ -112,8 +112,7 @@ def load_model(
     keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
     weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=_held(parallel, free_bytes))
     not_loaded = NOT_LOADED + _stored_twice(config)
-    if free_bytes is not None:
-        refuse_too_large(weights.num_least_bytes(not_loaded), free_bytes)
+    weights.held.expect(weights.least_bytes(not_loaded))
     with torch.inference_mode():
         model = _read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(not_loaded)
@@ -141,7 +140,9 @@ def dummy_model(
 
 def _held(parallel: Parallel, free_bytes: int | None) -> Held:
     """What a rank will hold, refused where all ranks together would not have the room."""
-    return Held(None if free_bytes is None else lambda own: refuse_too_large(own * parallel.world, free_bytes))
+    if free_bytes is None:
+        return Held()
+    return Held(lambda own, to_come: refuse_too_large(own * parallel.world + to_come, free_bytes))
 
 
 def _read_model(

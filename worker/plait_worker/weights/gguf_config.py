@@ -29,7 +29,7 @@ def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, wher
     _refuse_unsupported(header, fields, kind)
     num_heads = fields.integer("attention.head_count", high=MAX_WIDTH)
     hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
-    head_dim = fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH)
+    head_dim = _read_head_dim(fields, hidden_size, num_heads)
     rope, max_positions = _read_rope(fields, rope_factors, head_dim)
     return checked(
         ModelConfig(
@@ -84,10 +84,18 @@ def _refuse_unsupported(header: GgufHeader, fields: Fields, kind: str) -> None:
     ]
     if per_layer:
         raise ModelFilesError(f"{fields.where}: {per_layer[0]} differs from layer to layer, which is not supported")
-    key_length = fields.integer("attention.key_length", 0, low=0)
+
+
+def _read_head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    """What keys, values and rope's turned numbers have in common: the stated one, or what follows from the sizes."""
+    head_dim = fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH)
     for name in ("attention.value_length", "rope.dimension_count"):
-        if key_length and fields.integer(name, key_length) != key_length:
-            raise ModelFilesError(f"{fields.where}: {name} differs from attention.key_length, which is not supported")
+        if (stated := fields.integer(name, head_dim)) != head_dim:
+            raise ModelFilesError(
+                f"{fields.where}: {name} is {stated}, not the {head_dim} numbers of a head's keys, "
+                "which is not supported"
+            )
+    return head_dim
 
 
 def _vocab_size(header: GgufHeader, where: str) -> int:
@@ -102,7 +110,7 @@ def _read_rope(fields: Fields, factors: tuple[float, ...] | None, head_dim: int)
     scaling = _read_scaling(fields, max_positions)
     if factors is not None:
         if scaling is not None:
-            raise ModelFilesError(f"{fields.where}: rope_freqs.weight beside a rope.scaling.type is not supported")
+            raise ModelFilesError(f"{fields.where}: rope_freqs.weight beside another scaling of rope is not supported")
         if len(factors) != head_dim // 2:
             raise ModelFilesError(
                 f"{fields.where}: rope_freqs.weight holds {len(factors)} factors, but heads of {head_dim} numbers have "
@@ -115,14 +123,15 @@ def _read_rope(fields: Fields, factors: tuple[float, ...] | None, head_dim: int)
 
 
 def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
-    kind = fields.text("rope.scaling.type", "none")
+    """As llama.cpp means it: the type is linear where none is stated, and then without a factor nothing is scaled."""
+    kind = fields.text("rope.scaling.type", "linear")
     if kind not in ROPE_TYPES:
         raise ModelFilesError(f"{fields.where}: rope type {kind} is not supported; these are: {', '.join(ROPE_TYPES)}")
     if kind == "none":
         return None
-    factor = fields.number("rope.scaling.factor")
+    factor = _read_factor(fields)
     if kind == "linear":
-        return LinearRope(factor)
+        return None if factor == 1.0 else LinearRope(factor)
     return YarnRope(
         factor=factor,
         original_max_positions=fields.integer("rope.scaling.original_context_length", max_positions),
@@ -130,6 +139,12 @@ def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=yarn_temperature(factor) * fields.number("rope.scaling.yarn_attn_factor", 1.0),
     )
+
+
+def _read_factor(fields: Fields) -> float:
+    """How far rope is stretched, by today's name or an old file's; 1, for not at all, where neither is there or 0."""
+    name = "rope.scaling.factor" if fields.has("rope.scaling.factor") else "rope.scale_linear"
+    return fields.number(name, 1.0) if fields.values.get(name) else 1.0
 
 
 def _read_moe(fields: Fields) -> MoeConfig:

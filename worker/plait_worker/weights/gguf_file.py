@@ -36,8 +36,8 @@ class _Stored:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is a matrix in blocks of a kind that products take as they are."""
-        return self.tensor.kind.name in BLOCK_BYTES and len(self.shape) == 2
+        """Whether it is a matrix in blocks of a kind that products take as they are; experts' take numbers alone."""
+        return self.expert is None and self.tensor.kind.name in BLOCK_BYTES and len(self.shape) == 2
 
 
 class GgufFile:

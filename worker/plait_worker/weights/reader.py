@@ -14,6 +14,8 @@ from plait_worker.weights.errors import ModelFilesError
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
+_LOOKED_UP = "embed_tokens.weight"
+"""What tokens become is numbers, even where a head that is the same matrix stays quantised."""
 
 
 class TensorSource(Protocol):
@@ -44,21 +46,33 @@ class TensorSource(Protocol):
 class Held:
     """What a rank holds of its model so far."""
 
-    def __init__(self, check: Callable[[int], None] | None = None) -> None:
-        """``check`` is told the sum of bytes as it grows, and raises where there is no room for them."""
+    def __init__(self, check: Callable[[int, int], None] | None = None) -> None:
+        """``check`` is told the bytes held and those to come as they change, and raises where there is no room."""
         self.taken: dict[str, int] = {}
         """Bytes that each tensor takes on this rank."""
         self.kinds: set[str] = set()
         """Kinds of blocks among them."""
         self.num_bytes = 0
+        self._to_come: dict[str, int] = {}
+        self._num_to_come = 0
         self._check = check
+
+    def expect(self, least_bytes: Mapping[str, int]) -> None:
+        """What each tensor will take at least, on all ranks together."""
+        self._to_come = dict(least_bytes)
+        self._num_to_come = sum(least_bytes.values())
+        self._refuse_too_many()
 
     def add(self, name: str, num_bytes: int) -> None:
         """One more tensor, or another form of one."""
         self.taken[name] = self.taken.get(name, 0) + num_bytes
         self.num_bytes += num_bytes
+        self._num_to_come -= self._to_come.pop(name, 0)
+        self._refuse_too_many()
+
+    def _refuse_too_many(self) -> None:
         if self._check is not None:
-            self._check(self.num_bytes)
+            self._check(self.num_bytes, self._num_to_come)
 
 
 class Weights:
@@ -131,13 +145,13 @@ class Weights:
             self.held.add(self.prefix + name, each.raw.nbytes)
             self.held.kinds.add(each.kind)
 
-    def num_least_bytes(self, not_loaded: tuple[str, ...]) -> int:
-        """What the tensors in the files take at least: a quantised one that may stay so its blocks, else numbers.
+    def least_bytes(self, not_loaded: tuple[str, ...]) -> dict[str, int]:
+        """What each tensor in the files takes at least: a quantised one that may stay so its blocks, else numbers.
 
         Those whose names end as ``not_loaded`` says take nothing. One that is read as numbers all the same, or as both,
         takes more, which shows as it is read.
         """
-        return sum(self._least_bytes(name) for name in self.source.names if not name.endswith(not_loaded))
+        return {name: self._least_bytes(name) for name in self.source.names if not name.endswith(not_loaded)}
 
     def hold_copy(self, name: str, copied: Tensor) -> None:
         """Count a second form of a tensor that was taken, which stays beside it."""
@@ -145,7 +159,8 @@ class Weights:
 
     def _least_bytes(self, name: str) -> int:
         numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
-        blocks = self.source.block_bytes(name) if self.keeps_blocks else None
+        may_stay = self.keeps_blocks and not name.endswith(_LOOKED_UP)
+        blocks = self.source.block_bytes(name) if may_stay else None
         return numbers if blocks is None else min(blocks, numbers)
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> str:
