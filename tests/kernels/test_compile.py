@@ -1,0 +1,94 @@
+"""A compiler that cannot make a build, or none at all, costs speed and is told; it never fails the install."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plait_kernels.cpu import library
+
+ROOM = Path(__file__).parents[2] / "kernels"
+LEVELS = ["avx512bf16", "avx2", "portable"] if platform.machine() == "x86_64" else ["portable"]
+FAKE_COMPILER = """#!/bin/sh
+case "$*" in *REFUSED*) echo "no such instructions" >&2; exit 1;; esac
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """The room without its sources, which no compiler here reads; a library of an earlier build lies in it."""
+    shutil.copy(ROOM / "compile_native.py", tmp_path)
+    folder = tmp_path / "plait_kernels" / "cpu"
+    folder.mkdir(parents=True)
+    (folder / f"libplait_{LEVELS[0]}.so").write_text("old")
+    return tmp_path
+
+
+def compile_in(room: Path, refused: str | None) -> subprocess.CompletedProcess[str]:
+    """Compile with a compiler that refuses an option; with none where that is None."""
+    compiler = room / "c++"
+    if refused is not None:
+        compiler.write_text(FAKE_COMPILER.replace("REFUSED", refused))
+        compiler.chmod(stat.S_IRWXU)
+    environment = {**os.environ, "CXX": str(compiler)}
+    command = [sys.executable, str(room / "compile_native.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def built_in(room: Path) -> set[str]:
+    return {path.name for path in (room / "plait_kernels" / "cpu").iterdir()}
+
+
+@pytest.mark.parametrize("refused", [None, "-std=c++20"], ids=["no compiler", "an old compiler"])
+def test_without_a_compiler_of_the_language_nothing_is_made_and_torch_computes(room: Path, refused: str | None) -> None:
+    done = compile_in(room, refused)
+    assert (done.returncode, done.stdout, built_in(room)) == (0, "", set())
+    assert "are NOT compiled: torch computes products, attention and experts on a CPU, slower" in done.stderr
+    assert "sudo apt install build-essential" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(len(LEVELS) == 1, reason="this kind of processor has one build")
+def test_without_one_instruction_set_the_others_are_made(room: Path) -> None:
+    done = compile_in(room, "-mavx512bf16")
+    assert done.returncode == 0
+    assert done.stdout.split() == ["plait_kernels/cpu/libplait_avx2.so", "plait_kernels/cpu/libplait_portable.so"]
+    assert built_in(room) == {"libplait_avx2.so", "libplait_portable.so"}
+    assert "CPU kernels for avx512bf16 are NOT compiled: a simpler build serves" in done.stderr
+
+
+def test_with_all_of_them_nothing_is_said(room: Path) -> None:
+    done = compile_in(room, "-mno-such-option")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert built_in(room) == {f"libplait_{level}.so" for level in LEVELS}
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen", "said"),
+    [
+        (["portable", "avx2", "avx512bf16"], "avx512bf16", None),
+        (["portable", "avx2"], "avx2", "not compiled for avx512bf16: the build for avx2 is slower"),
+        ([], None, "no CPU kernels are compiled: torch computes products, attention and experts, slower"),
+    ],
+)
+def test_start_up_takes_the_richest_build_that_is_there_and_says_what_is_slower(
+    there: list[str], chosen: str | None, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for level in there:
+        (tmp_path / f"libplait_{level}.so").touch()
+    with caplog.at_level(logging.WARNING):
+        assert library.choose_build(tmp_path, "avx512bf16") == chosen
+    if said is None:
+        assert not caplog.messages
+    else:
+        [line] = caplog.messages
+        assert said in line
+        assert "sudo apt install build-essential" in line

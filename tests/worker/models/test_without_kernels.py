@@ -1,0 +1,32 @@
+"""Where no CPU kernels are compiled, torch computes the same, and the log says so."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from plait_kernels.cpu import library
+from plait_worker.cores import leave_cores_to_kernels
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 53, 58, 17]
+
+
+@pytest.mark.parametrize(
+    ("family", "left"),
+    [("llama", "attention"), ("qwen3_moe", "attention, experts"), ("deepseek_v3", "attention, experts")],
+)
+def test_torch_computes_what_transformers_computes(
+    family: str,
+    left: str,
+    save_tiny: Callable[..., Any],
+    drive: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(library, "open_library", lambda: None)
+    saved = save_tiny(family)
+    driver = drive(saved.path)
+    assert (driver.step({"a": IDS})["a"] - saved.logprobs(IDS)).abs().max() < 1e-4
+    with caplog.at_level(logging.INFO):
+        leave_cores_to_kernels(driver.model, driver.attention)
+    assert f"left to torch: products in float32, {left}, on 1 threads" in caplog.messages
