@@ -64,6 +64,17 @@ def test_ranks_together_compute_what_one_computes(
         torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_three_ranks_with_two_key_value_heads_compute_what_one_computes(
+    family: str, save_tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The last rank has no head of its own: it holds empty ones."""
+    path = save_tiny(family, intermediate_size=96).path
+    alone = logits(path, Parallel())
+    for together in on_every_rank(3, tmp_path, lambda parallel: logits(path, parallel)):
+        torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
 def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
     one, other = save_tiny("llama", seed=1).path, save_tiny("llama", seed=2).path
 
