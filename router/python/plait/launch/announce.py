@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from plait.http.engine import Description, Status
+from plait.launch.unused import unused
 from plait.output import drop_output
 from plait.settings import ServeSettings
 
@@ -28,6 +29,8 @@ def announce(description: Description, status: Status, settings: ServeSettings, 
     say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
     say(f"  memory   {_memory(status, settings.pages.page_size)}")
     say(f"  context  {description.max_model_len:,} tokens, {settings.scheduler.max_seqs} requests at a time")
+    if settings_unused := unused(settings, description.architecture, status.device):
+        say(f"  unused   {settings_unused}")
     say(f"{READY}{url}")
     say("Ask it something:")
     say("  " + curl_line(url, description.model_id, settings.http.api_key_file))
