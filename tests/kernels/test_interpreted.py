@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.attention import merge, merge_triton
 from plait_kernels.kv_cache import FP8
-from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables, decode_triton
+from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
@@ -83,25 +83,6 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> N
     differs = (pages.float() - right.float()).abs() > 2**-3 * right.float().abs() + 2**-9
     assert differs.float().mean() < 0.05  # the interpreter does not carry a mantissa that it rounds up
     assert pages.float().abs().max() == 448
-
-
-# A row of one token, one that ends inside a page, one with more tiles than shares.
-@pytest.mark.parametrize(("page_size", "num_heads"), [(16, 3), (64, 17)])
-@pytest.mark.parametrize("page_scale", [1.0, 0.37])
-def test_few_rows_attend_to_their_latents_share_by_share(
-    page_size: int, num_heads: int, page_scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_triton, "num_shares", lambda *_: 4)
-    lengths, kind = torch.tensor([1, 37, 200], dtype=torch.int32), FP8 if page_scale != 1 else torch.float32
-    pages = torch.full((40, page_size, 32 + 16), 400.0)
-    table = torch.randperm(39)[: 3 * 13].view(3, 13).to(torch.int32)
-    for row, length in enumerate(lengths.tolist()):
-        seen = torch.randn(length, 48)
-        for begin in range(0, length, page_size):
-            part = seen[begin : begin + page_size]
-            pages[table[row, begin // page_size], : len(part)] = part
-    given = (torch.randn(3, num_heads, 48), pages.to(kind), table, lengths, 32, 0.3, page_scale)
-    assert_close(decode_triton.decode_few(*given), latent_reference.decode_few(*given))
 
 
 @pytest.mark.parametrize("empty", ["neither", "first", "second", "both"])

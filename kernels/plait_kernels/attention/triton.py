@@ -24,8 +24,6 @@ _PROGRAMS_PER_SM = 4
 _MAX_SHARES = 64
 _MIN_TILE = 16
 """Rows of the smallest tile that the matrix units take."""
-_MERGED = 128
-"""Numbers of a head that one program joins: it holds them of all shares."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -42,7 +40,7 @@ def decode_paged(
     num_rows, num_heads, head_dim = q_BHD.shape
     num_kv_heads, page_size = pages.shape[2], pages.shape[3]
     group = num_heads // num_kv_heads
-    shares = num_shares(num_rows * num_kv_heads, _PROGRAMS_PER_SM, q_BHD.device)
+    shares = _num_shares(num_rows * num_kv_heads, q_BHD.device)
     parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
     sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
     _decode[(num_rows, num_kv_heads, shares)](
@@ -66,39 +64,21 @@ def decode_paged(
         **overlap(q_BHD),
     )
     if shares > 1:
-        merge_shares(parts, sums, out_BHD)
+        _merge[(num_rows, num_heads)](
+            parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2, **overlap(q_BHD)
+        )
 
 
-def merge_shares(parts_BHSD: Tensor, sums_BHS: Tensor, out_BHD: Tensor) -> None:
-    """What the shares of each row come to, by their sums' logarithms (base 2); all contiguous."""
-    num_rows, num_heads, shares, width = parts_BHSD.shape
-    block = min(width, _MERGED)
-    _merge[(num_rows, num_heads, width // block)](
-        parts_BHSD,
-        sums_BHS,
-        out_BHD,
-        num_heads,
-        SHARES=shares,
-        WIDTH=width,
-        BLOCK=block,
-        num_warps=2,
-        **overlap(out_BHD),
-    )
-
-
-def num_shares(num_programs: int, per_sm: int, device: torch.device) -> int:
-    """A power of two that fills the device with so many programs a multiprocessor.
-
-    Few values, since each is compiled by itself.
-    """
-    wanted = per_sm * _num_sms(device) // num_programs
+def _num_shares(num_programs: int, device: torch.device) -> int:
+    """A power of two that fills the device; few values, since each is compiled by itself."""
+    wanted = _PROGRAMS_PER_SM * _num_sms(device) // num_programs
     most = min(max(wanted, 1), _MAX_SHARES)
     return 1 << (most.bit_length() - 1)
 
 
 @functools.cache
 def _num_sms(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -166,21 +146,14 @@ def _decode(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merge(  # type: ignore[no-untyped-def]
-    parts_ptr,
-    sums_ptr,
-    out_ptr,
-    num_heads,
-    SHARES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr, OVERLAP: tl.constexpr
 ):
     start(OVERLAP)
     at = tl.program_id(0).to(tl.int64) * num_heads + tl.program_id(1)
-    share, number = tl.arange(0, SHARES), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    share, number = tl.arange(0, SHARES), tl.arange(0, HEAD_DIM)
     sums = tl.load(sums_ptr + at * SHARES + share)
     weights = tl.exp2(sums - tl.max(sums, axis=0))
-    parts_at = (at * SHARES + share)[:, None] * WIDTH + number[None, :]
+    parts_at = (at * SHARES + share)[:, None] * HEAD_DIM + number[None, :]
     parts = tl.load(parts_ptr + parts_at, mask=(weights > 0)[:, None], other=0.0)
     out = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
-    tl.store(out_ptr + at * WIDTH + number, out.to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at * HEAD_DIM + number, out.to(out_ptr.dtype.element_ty))

@@ -40,19 +40,6 @@ def absorb_and_store(
     return q_THC
 
 
-def decode_few(
-    q_BHC: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, latent_dim: int, scale: float, page_scale: float
-) -> Tensor:
-    """Absorbed queries over the first ``lengths_B`` (int32, at least 1) tokens of their pages: ``[B, H, L]``.
-
-    ``pages`` ``[N, P, C]``, in the queries' dtype or float8_e4m3fn with ``page_scale``, of which ``table_BW`` (int32)
-    names each row's; L, R and P are powers of two. For a few rows: with many a kernel that divides by lengths wins.
-    """
-    solution = triton_solution(__name__, "decode_triton") if q_BHC.is_cuda else reference
-    out_BHL: Tensor = solution.decode_few(q_BHC, pages, table_BW, lengths_B, latent_dim, scale, page_scale)
-    return out_BHL
-
-
 def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
     """The queries with their last R numbers turned; a GPU turns them where they lie."""
     solution = triton_solution(__name__) if q_THE.is_cuda else reference
@@ -67,7 +54,6 @@ __all__ = [
     "Tables",
     "absorb",
     "absorb_and_store",
-    "decode_few",
     "keep_latents",
     "store_latents",
     "turn_queries",

@@ -92,16 +92,3 @@ def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
     """See ``plait_kernels.latent.turn_queries``."""
     still_THO, turning_THR = torch.split(q_THE, [q_THE.shape[2] - tables.width, tables.width], dim=2)
     return torch.cat((still_THO, apply_rope(turning_THR, *tables)), dim=2)
-
-
-def decode_few(
-    q_BHC: Tensor, pages: Tensor, table_BW: Tensor, lengths_B: Tensor, latent_dim: int, scale: float, page_scale: float
-) -> Tensor:
-    """See ``plait_kernels.latent.decode_few``."""
-    out_BHL = q_BHC.new_empty(*q_BHC.shape[:2], latent_dim)
-    for row, length in enumerate(lengths_B.tolist()):
-        num_pages = -(-length // pages.shape[1])
-        seen_TC = pages[table_BW[row, :num_pages].long()].flatten(0, 1)[:length].float() * page_scale
-        weights_HT = (q_BHC[row].float() @ seen_TC.T * scale).softmax(dim=-1)
-        out_BHL[row] = (weights_HT @ seen_TC[:, :latent_dim]).to(q_BHC.dtype)
-    return out_BHL

@@ -78,23 +78,6 @@ def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> 
     assert world(latent(16), [], decode, num_pages=60_000).error(backend) <= TOLERANCE
 
 
-# As many as one kernel takes for few, and one more, at depths of less and of more than a share of the device each.
-FEW = [(0, 1), (31, 1), (9000, 1), (3000, 1), (4095, 1)]
-
-
-@pytest.mark.parametrize("cached_dtype", [torch.bfloat16, FP8])
-@pytest.mark.parametrize("num_heads", [8, 16, 128])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
-@torch.inference_mode()
-def test_few_rows_see_their_own_past(num_rows: int, num_heads: int, cached_dtype: torch.dtype) -> None:
-    shape = latent(num_heads, cached_dtype=cached_dtype, cached_scale=0.37 if cached_dtype == FP8 else 1.0)
-    backend = backend_for("flashmla", shape, 256)
-    limit = TOLERANCE if cached_dtype == torch.bfloat16 else TOLERANCE_FP8
-    for first in range(len(FEW)):
-        decode = [FEW[(first + row) % len(FEW)] for row in range(num_rows)]
-        assert world(shape, [], decode).error(backend) <= limit
-
-
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [({"latent_dim": 256, "cached_dim": 320}, "latents of 512 numbers"), ({"value_dim": 64}, "values of 128 numbers")],

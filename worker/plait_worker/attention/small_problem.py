@@ -57,6 +57,7 @@ class SmallProblem(ABC):
     def us(self, backend: AttentionBackend[Any], rows: Rows) -> float:
         """Microseconds of the device for one layer, without what the host needs to launch it."""
         run = self._attend(backend, rows)
+        run()  # what is made once a step is no layer's time
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
