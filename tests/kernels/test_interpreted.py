@@ -20,6 +20,8 @@ from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
+from plait_kernels.linear import Tile
+from plait_kernels.linear import few_triton as few_rows
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables
@@ -130,3 +132,11 @@ def test_experts_multiply_alike(solution: object, num_tokens: int, hidden: int, 
     right = moe_reference.expert_mlps(x, gate_up, down, weights, experts)
     given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
     torch.testing.assert_close(given, right, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("num_rows", "splits"), [(2, 1), (17, 4), (64, 2)])
+def test_parts_of_a_product_are_added_by_whoever_comes_last(num_rows: int, splits: int) -> None:
+    x, weight, tile = torch.randn(num_rows, 512), torch.randn(192, 512) / 23, Tile(64, 64, splits, 3, 4)
+    assert tile.takes(192, 512)
+    for _ in range(2):  # the second finds what the first left
+        assert_close(few_rows.multiply_few(x, weight, tile), x @ weight.T)

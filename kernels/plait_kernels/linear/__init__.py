@@ -8,6 +8,7 @@ from plait_kernels.linear import reference
 from plait_kernels.linear.blocks import Blocks
 from plait_kernels.linear.native import BlockMatrix, NativeMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.reference import RowNorm
+from plait_kernels.linear.table import TABLE, Tile, tiles_of
 from plait_kernels.solutions import triton_solution
 
 
@@ -35,14 +36,27 @@ def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Te
     return gated_1O, sum_1I
 
 
+def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:
+    """``x @ weight^T`` of shape ``[N, O]`` for a few rows on a GPU, by a tile that ``tiles_of`` gives for so many.
+
+    Written to ``out_NO`` where it is given.
+    """
+    product_NO: Tensor = triton_solution(__name__, "few_triton").multiply_few(x_NI, weight_OI, tile, out_NO)
+    return product_NO
+
+
 __all__ = [
+    "TABLE",
     "BlockMatrix",
     "Blocks",
     "NativeMatrix",
     "PanelMatrix",
     "RowNorm",
+    "Tile",
     "can_hold",
+    "multiply_few",
     "multiply_row",
     "normed_gate_row",
     "normed_multiply_row",
+    "tiles_of",
 ]

@@ -10,7 +10,6 @@ Shapes: N rows, I inputs, O outputs.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,31 +18,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from plait_kernels.dependent import overlap
-
-_MOST_TILES = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What a program reads at a time, and how many share the inputs of its outputs."""
-
-    outputs: int
-    inputs: int
-    splits: int
-    num_stages: int
-    num_warps: int
-
-    def takes(self, num_outputs: int, num_inputs: int) -> bool:
-        """Whether a matrix consists of whole tiles."""
-        is_whole = num_outputs % self.outputs == 0 and num_inputs % (self.inputs * self.splits) == 0
-        return is_whole and num_outputs // self.outputs <= _MOST_TILES
+from plait_kernels.linear.table import MOST_TILES, Tile
 
 
 def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:
-    """``x @ weight^T`` of shape ``[N, O]`` for up to 64 rows, all bfloat16 and contiguous, ``tile`` one that fits.
-
-    Sums are float32. Written to ``out_NO`` where it is given.
-    """
+    """See ``plait_kernels.linear.multiply_few``; for up to 64 rows, by a tile that takes the matrix."""
+    x_NI = x_NI.contiguous()
     (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
     out_NO = x_NI.new_empty(num_rows, num_outputs) if out_NO is None else out_NO
     rows = max(16, triton.next_power_of_2(num_rows))
@@ -71,7 +51,7 @@ def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | N
 @functools.cache
 def _arrivals(device: torch.device) -> Tensor:
     """For each tile of outputs how many of its parts are done: 0 between calls, which follow each other on a stream."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit

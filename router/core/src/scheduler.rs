@@ -133,6 +133,11 @@ impl Scheduler {
         self.flights.len()
     }
 
+    /// How long a step on the wire should take by what earlier ones took; nothing without a step-time target.
+    pub fn expected(&self, step: StepId) -> Option<Micros> {
+        self.time_target.as_ref()?.expected(step)
+    }
+
     /// Tokens of a request's prompt; nothing once it has ended.
     pub fn prompt_len(&self, request: RequestId) -> Option<u32> {
         let job = match self.places.get(&request)? {

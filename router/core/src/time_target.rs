@@ -73,6 +73,20 @@ impl TimeTarget {
         }
     }
 
+    /// How long a step on the wire should take.
+    pub(crate) fn expected(&self, step: StepId) -> Option<Micros> {
+        let (_, work) = self
+            .in_flight
+            .iter()
+            .find(|(launched, _)| *launched == step)?;
+        #[expect(
+            clippy::cast_sign_loss,
+            reason = "no coefficient is negative, and the cast saturates"
+        )]
+        let micros = self.cost.estimate(work) as u64;
+        Some(Micros(micros))
+    }
+
     /// A step's result is in: its time is known, or never will be.
     pub(crate) fn land(&mut self, step: StepId) {
         self.in_flight.retain(|(launched, _)| *launched > step);

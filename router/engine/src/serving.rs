@@ -87,6 +87,11 @@ pub struct ServingParts {
     pub recorder: Option<StepRecorder>,
 }
 
+/// How long before a step should end the next one is decided: what comes in until then joins it. A plan
+/// takes half a millisecond to the device and back, a worker up to 2.5 to launch its graph; the
+/// driver wakes up to one late.
+const LEAD: Micros = Micros(4_000);
+
 /// A step that is decided and not yet sent.
 pub struct Draft {
     plan: Plan,
@@ -99,6 +104,8 @@ pub struct Serving {
     parts: ServingParts,
     writer: PlanWriter,
     in_flight: VecDeque<StepInFlight>,
+    /// Since when the worker has had nothing before the oldest step on the wire.
+    oldest_since: Micros,
     requests: FxHashMap<RequestId, LiveRequest>,
     streams: FxHashMap<StreamId, SmallVec<[RequestId; 1]>>,
     /// Live requests that want log-probabilities; while there are none, no row is looked at for them.
@@ -115,6 +122,7 @@ impl Serving {
             parts,
             writer: PlanWriter::default(),
             in_flight: VecDeque::new(),
+            oldest_since: Micros(0),
             requests: FxHashMap::default(),
             streams: FxHashMap::default(),
             num_measured: 0,
@@ -202,6 +210,7 @@ impl Serving {
             .in_flight
             .pop_front()
             .expect("the scheduler knows the result's step, so it was sent");
+        self.oldest_since = now;
         self.tell_prompt_logprobs(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
         self.tell_outputs(now, &mut records);
@@ -218,14 +227,27 @@ impl Serving {
         self.scheduler.advance(measured, &mut self.outputs)
     }
 
-    /// The frames of the next step, where credit is left and there is something to do.
+    /// The frames of the next step, where credit is left, it is time, and there is something to do.
     pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>; 6]> {
-        if !self.has_credit() {
+        if !self.has_credit() || self.next_decision().is_some_and(|time| now < time) {
             return None;
         }
         let Draft { plan, step } = self.draft(now)?;
+        if self.in_flight.is_empty() {
+            self.oldest_since = now;
+        }
         self.in_flight.push_back(step);
         Some(self.writer.write(&plan, None))
+    }
+
+    /// When the step behind those on the wire is to be decided, where their end can be told: by a target for
+    /// steps' times.
+    pub fn next_decision(&self) -> Option<Micros> {
+        let last = self.in_flight.back().filter(|_| self.has_credit())?;
+        let expected = self.scheduler.expected(StepId(last.step))?;
+        Some(Micros(
+            (self.oldest_since.0 + expected.0).saturating_sub(LEAD.0),
+        ))
     }
 
     /// One more plan may be sent.

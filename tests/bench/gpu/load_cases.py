@@ -59,6 +59,16 @@ def closed(streams: int, lengths: tuple[int, int], num_prompts: int, rate: float
 
 
 TARGET = ("--itl-target-ms", "30")
+
+
+def heavy(*serve_flags: str) -> tuple[LoadCase, LoadCase]:
+    """Loads whose work is mostly prompts, and mostly answers."""
+    return (
+        LoadCase(*(2048, 64, 112), streams=56, serve_flags=serve_flags),
+        LoadCase(*(256, 512, 192), streams=96, serve_flags=serve_flags),
+    )
+
+
 QWEN3_8B = (
     closed(1, (128, 128), 16, 230),
     closed(64, (128, 128), 384, 9_500),
@@ -69,7 +79,7 @@ QWEN3_8B = (
     LoadCase(
         *(1024, 128, 300),
         rate=20,
-        serve_flags=("--itl-target-ms", "42"),
+        serve_flags=("--itl-target-ms", "40"),
         goals=(Goal("ttft_p50", 0.055), Goal("itl_p99", 0.04)),
     ),
     LoadCase(
@@ -78,6 +88,8 @@ QWEN3_8B = (
         serve_flags=TARGET,
         goals=(Goal("itl_p99", 0.035), Goal("itl_max", 0.06), Goal("ttft_p50", 0.38)),
     ),
+    *heavy(),
+    *heavy("--no-mixed"),
 )
 V2_LITE = (
     closed(1, (128, 128), 16, 450),

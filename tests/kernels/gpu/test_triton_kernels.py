@@ -1,14 +1,24 @@
 """Every GPU solution gives what its family's reference gives, up to the rounding of bfloat16."""
 
+import json
+
 import pytest
 import torch
 from plait_kernels.activation import reference as activation_reference
 from plait_kernels.activation import silu_mul
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, store
 from plait_kernels.kv_cache import reference as cache_reference
-from plait_kernels.linear import RowNorm, multiply_row, normed_gate_row, normed_multiply_row
+from plait_kernels.linear import (
+    TABLE,
+    RowNorm,
+    Tile,
+    multiply_few,
+    multiply_row,
+    normed_gate_row,
+    normed_multiply_row,
+    tiles_of,
+)
 from plait_kernels.linear import reference as linear_reference
-from plait_kernels.linear.few_triton import Tile, multiply_few
 from plait_kernels.moe import expert_mlps
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.norm import add_rms_norm
@@ -144,6 +154,15 @@ def test_few_rows_are_multiplied_in_parts_that_are_added_in_one_order(num_rows: 
     given = multiply_few(x, weight, tile)
     assert_close(given, x.double() @ weight.double().T)
     assert all(torch.equal(multiply_few(x, weight, tile), given) for _ in range(20))
+
+
+@pytest.mark.parametrize("shape", json.loads(TABLE.read_text()))
+def test_every_product_of_the_table_is_right(shape: str) -> None:
+    num_outputs, num_inputs = map(int, shape.split("x"))
+    weight = normal(num_outputs, num_inputs)
+    for num_rows, tile in tiles_of(weight).items():
+        x = normal(num_rows, num_inputs)
+        assert_close(multiply_few(x, weight, tile), x.float() @ weight.float().T)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

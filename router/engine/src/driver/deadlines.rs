@@ -12,7 +12,11 @@ impl Wheel {
     pub(super) fn next_deadline(&self) -> Option<Micros> {
         let stage = match &self.stage {
             Stage::WarmingUp { deadline, .. } | Stage::Leaving { deadline, .. } => Some(*deadline),
-            Stage::Serving(serving) => self.next_complaint(serving),
+            Stage::Serving(serving) => self
+                .next_complaint(serving)
+                .into_iter()
+                .chain(self.next_decision(serving))
+                .min(),
             Stage::Mustering(_) | Stage::Over => None,
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
@@ -30,6 +34,14 @@ impl Wheel {
             .chain(late)
             .filter(|deadline| *deadline > now)
             .min()
+    }
+
+    /// When the next step is due, unless it was and there was nothing to do.
+    fn next_decision(&self, serving: &Serving) -> Option<Micros> {
+        let is_alone = self.driver.group.is_none();
+        serving
+            .next_decision()
+            .filter(|time| is_alone && *time > self.now())
     }
 
     fn beat_deadline(&self) -> Option<Micros> {

@@ -26,6 +26,26 @@ fn overlap_keeps_two_plans_in_flight_and_never_three() {
 }
 
 #[test]
+fn under_a_target_the_next_step_is_decided_shortly_before_the_last_should_end() {
+    for (target, said_micros, num_in_flight) in [
+        (json!(1000), 60_000_000, 1), // an end that never comes near: the result is there first
+        (json!(1000), 1, 2),
+        (json!(null), 60_000_000, 2),
+    ] {
+        let mut rig = Rig::ready(&json!({"itl_target_ms": target}), |rank| {
+            rank.step = Duration::from_millis(5);
+            rank.said_micros = said_micros;
+        });
+        rig.submit(1, "abc", &json!({"max_tokens": 60}));
+        rig.answer(1);
+        let log = rig.workers[0].log();
+        let learned = &log.num_in_flight[30..55];
+        assert!(learned.contains(&num_in_flight), "{log:?}");
+        assert_eq!(learned.iter().max(), Some(&num_in_flight), "{log:?}");
+    }
+}
+
+#[test]
 fn under_a_target_that_decoding_alone_misses_prefill_lives_on_grants() {
     for (target, is_starved) in [(json!(null), false), (json!(0.5), true)] {
         let mut rig = Rig::ready(&json!({"itl_target_ms": target}), |rank| {

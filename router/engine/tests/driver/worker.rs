@@ -11,7 +11,7 @@ use plait_proto::{
 };
 use rustc_hash::FxHashMap;
 
-/// What every step is said to take.
+/// What every step is said to take, where a test does not say otherwise.
 pub const STEP_MICROS: u64 = 1000;
 
 /// How a rank behaves.
@@ -23,6 +23,8 @@ pub struct Conduct {
     pub num_pages: u32,
     /// From receiving a step to answering it.
     pub step: Duration,
+    /// What every step is said to take.
+    pub said_micros: u64,
     pub beats: bool,
     /// Done in place of the next answer, once a test has put one here.
     pub misdeed: Arc<Mutex<Option<Misdeed>>>,
@@ -53,6 +55,7 @@ impl Conduct {
             config,
             num_pages: 64,
             step: Duration::ZERO,
+            said_micros: STEP_MICROS,
             beats: true,
             misdeed: Arc::default(),
         }
@@ -65,6 +68,8 @@ pub struct Log {
     pub welcome: Option<Welcome>,
     pub plans: Vec<Plan>,
     pub most_in_flight: usize,
+    /// Of each plan, how many were on the wire with it.
+    pub num_in_flight: Vec<usize>,
     pub refusal: Option<plait_proto::Fail>,
     pub was_drained: bool,
 }
@@ -223,6 +228,7 @@ impl Rank {
         let mut log = self.log.lock().unwrap();
         log.plans.push(plan);
         log.most_in_flight = log.most_in_flight.max(self.due.len());
+        log.num_in_flight.push(self.due.len());
     }
 
     /// Answers the steps whose time has come; false at the end.
@@ -276,7 +282,7 @@ impl Rank {
         }
         let mut result = StepResult {
             step: plan.step,
-            elapsed_us: STEP_MICROS,
+            elapsed_us: self.conduct.said_micros,
             ..StepResult::default()
         };
         let mut tokens = plan.token_ids.as_slice();
