@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,13 @@ class LoadCase:
         pace = f"{self.rate:g}/s" if self.rate is not None else f"{self.streams}"
         flags = " ".join((*self.serve_flags, *self.bench_flags))
         return f"{self.input_len}/{self.output_len} @ {pace}" + (f", {flags}" if flags else "")
+
+    def shortened(self, share: float) -> LoadCase:
+        """With so many of its requests; what is asked of them is asked of whole loads alone."""
+        if share == 1:
+            return self
+        num_prompts = max(self.streams or 1, round(self.num_prompts * share))
+        return dataclasses.replace(self, num_prompts=num_prompts, goals=())
 
     def bench_words(self) -> list[str]:
         """What `plait bench serve` is told of it."""

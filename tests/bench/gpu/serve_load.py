@@ -1,6 +1,6 @@
 """A shape's loads through a server's front door, and whether their figures count: one JSON.
 
-    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out FILE [--only 128/128] [-- FLAGS OF PLAIT SERVE]
+    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out FILE [--only 128/128] [--share 1] [-- FLAGS OF PLAIT SERVE]
 
 First the machine's ceilings (`ceilings.py`), then each load by `plait bench` against one server process with random
 weights and without a prefix cache, at last the streams that it kept, by a plain server (`rescoring`). A run counts
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -215,7 +216,10 @@ def measure_ceilings(folder: Path) -> Ceilings | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=LOADED, required=True)
-    parser.add_argument("--only", default="", help="loads whose names contain this")
+    parser.add_argument("--only", default="", help="loads in whose names this regular expression is found")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of each load's requests; for whether streams are right"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, help="folder for the servers' lines and each request's times")
     parser.add_argument("serve_flags", nargs="*", help="further flags of plait serve, behind --")
@@ -229,7 +233,8 @@ def main() -> None:
         cost = model_cost(SHAPES[loaded.shape])
         bench = Bench(folder / loaded.shape, cost, measure_ceilings(folder), logs, options.serve_flags)
         print(f"ceilings: {bench.ceilings}", flush=True)
-        for ran in bench.run_all(loaded.chosen(lambda case: options.only in case.name)):
+        chosen = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
+        for ran in bench.run_all([case.shortened(options.share) for case in chosen]):
             print(ran.case.name, ran.figures, *ran.reasons, flush=True)
             write(bench, options.out, sys.argv[1:])
         for ran in bench.score():
