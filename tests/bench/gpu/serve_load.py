@@ -1,6 +1,6 @@
 """A shape's loads through a server's front door, and whether their figures count: one JSON.
 
-    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out FILE [--only 128/128] [--share 1] [-- FLAGS OF PLAIT SERVE]
+    python tests/bench/gpu/serve_load.py --shape qwen3-8b --out FILE [--only 128/128] [-- FLAGS OF PLAIT SERVE]
 
 First the machine's ceilings (`ceilings.py`), then each load by `plait bench` against one server process with random
 weights and without a prefix cache, at last the streams that it kept, by a plain server (`rescoring`). A run counts
