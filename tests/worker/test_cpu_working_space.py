@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from plait_worker.failure import Failure
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
+from plait_worker.weights import open_checkpoint
 from tiny_models import config_for, save_tiny_llama
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,6 +28,8 @@ CPU = torch.device("cpu")
 NUM_TOKENS = 512
 MOST_COUNTED = 4
 """Times what is taken."""
+NOISE = 2 << 20
+"""Bytes of a process that are nobody's arrays."""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +45,7 @@ MOST_COUNTED = 4
 def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     model_name: str, dtype: str, fp8: PageScales | None, check_models: Path, tmp_path: Path
 ) -> None:
-    """What torch allocates at a time; the kernels' own arrays are counted besides."""
+    """What torch allocates at a time."""
     path = check_models / model_name
     config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, context_chunk=256, max_model_len=1024)
     model = load_model(path, dtype, CPU, Parallel(), fp8=fp8)
@@ -60,6 +66,60 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     itemsize = shape.cached_dtype.itemsize if gathers else None
     counted = cpu_working_bytes(config, model.config, model.dtype.itemsize, itemsize)
     assert peak <= counted <= MOST_COUNTED * peak
+
+
+ONE_STEP = """
+import sys
+from pathlib import Path
+
+import torch
+from plait_worker.attention.cpu import cpu_attention
+from plait_worker.cache import KVCache
+from plait_worker.models import load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+
+CPU = torch.device("cpu")
+
+def memory(name):
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(name + ":")[2].split()[0]) * 1024
+
+def measure(path, num_tokens):
+    model = load_model(Path(path), "bfloat16", CPU, Parallel())
+    table = torch.arange((256 + num_tokens) // 16, dtype=torch.int32)[None]
+    cache, attention = KVCache(model.cache_spec, table.numel(), 16, CPU), cpu_attention(model.attention_shape, 16, 256)
+    for pages in cache.layers:
+        pages.zero_()
+    with torch.inference_mode():
+        for count in (16, num_tokens):
+            before, peak = memory("VmRSS"), memory("VmHWM")
+            positions = torch.arange(256, 256 + count)
+            rows = Rows(1, [0], [256], [count], torch.zeros_like(positions), positions, table, positions[-1:] - 256)
+            model.logits(model.forward(rows, cache, attention.prepare(rows))[-8:])
+    assert memory("VmHWM") > peak, "an earlier step, or loading, took more"
+    return memory("VmHWM") - before
+
+print(*(measure(path, int(sys.argv[1])) for path in sys.argv[2:]))
+"""
+"""Prints by how much the process grew in its largest step, for each model."""
+
+
+def test_a_process_grows_in_its_largest_step_by_no_more_than_is_counted(check_models: Path, tmp_path: Path) -> None:
+    """The kernels' own arrays and all, in a process that has taken no larger step.
+
+    Its C library is told to give back what is freed: what it would keep is not counted.
+    """
+    num_tokens = 1536
+    paths = [check_models / name for name in ("recall-gqa", "recall-mla")]
+    command = [sys.executable, "-c", ONE_STEP, str(num_tokens), *map(str, paths)]
+    gives_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | gives_back)
+    assert ran.returncode == 0, ran.stderr
+    for path, grown in zip(paths, map(int, ran.stdout.split()), strict=True):
+        config = config_for(path, tmp_path, max_batch_tokens=num_tokens, context_chunk=256, max_model_len=8192)
+        counted = cpu_working_bytes(config, open_checkpoint(path).config, torch.bfloat16.itemsize)
+        assert grown - NOISE <= counted <= MOST_COUNTED * grown, path.name
 
 
 def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
