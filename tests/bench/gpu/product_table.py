@@ -79,7 +79,7 @@ def chain_us(call: Callable[[Tensor], object], weights: Sequence[Tensor]) -> flo
         for weight_OI in weights:
             call(weight_OI)
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -168,7 +168,8 @@ def main() -> None:
     options = parser.parse_args()
     jobs = {(num, i, tile) for (o, i), num in itertools.product(MATRICES.values(), ROWS) for tile in tiles(o, i)}
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        fits = set(pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4))
+        made = pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4)
+        fits = {job for job in made if job is not None}
     found = []
     for name, (num_outputs, num_inputs) in MATRICES.items():
         num = min(12, max(2, CHAIN_BYTES // (2 * num_outputs * num_inputs)))
