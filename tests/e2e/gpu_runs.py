@@ -6,7 +6,7 @@ A wrong answer that transformers gives too, in float32, is the model's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,26 @@ NUM_PAGES = 2048
 # Float8 rounds to four bits: what that costs is recorded, and held to a tenth of the answers.
 SHARE_WRONG_OF_FP8 = 0.1
 STRESSED = Path(__file__).parent / "stressed"
+# One setting varied at a time from the default, which mixes, overlaps, and captures what it can.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "chunk-512": ("--long-prefill", "512"),
+    "chunk-8192": ("--max-batch-tokens", "8192"),
+    "no-graphs": ("--no-cuda-graphs",),
+    "no-overlap": ("--no-overlap",),
+    "few-graphs": ("--max-graph-batch", "3"),
+    "preempted": (),
+}
+
+
+def cases(backends: Sequence[str], variants: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Backend, mixed or not, and variant: every backend by default, each variant with the one that is chosen."""
+    defaults = [(backend, mixed, "default") for backend in backends for mixed in ("--mixed", "--no-mixed")]
+    return defaults + [("auto", "--mixed", variant) for variant in variants]
+
+
+def shared_cases(backends: Sequence[str], chunk: str) -> list[tuple[str, str]]:
+    """Each backend's halves over pages that another request filled; and pages that come and go beneath."""
+    return [*((backend, "hits") for backend in backends), ("auto", "evicted"), ("auto", chunk)]
 
 
 @dataclass(frozen=True)

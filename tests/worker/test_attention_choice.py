@@ -13,6 +13,7 @@ from plait_worker.attention import triton as of_triton
 from plait_worker.attention.choice import choose_attention, try_backend, what_is_wrong
 from plait_worker.attention.found import Need
 from plait_worker.attention.split_rows import DecodeRows
+from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.triton import TritonDecode
 from torch import Tensor
 
@@ -65,6 +66,12 @@ def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -
 def test_float8_pages_are_read_where_nothing_can_be_compiled() -> None:
     need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
     assert isinstance(try_backend("triton", need), TritonDecode)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_smallest_pages_have_room_for_the_small_problem(page_size: int) -> None:
+    need = dataclasses.replace(NEED, page_size=page_size)
+    assert what_is_wrong(TorchAttention(SHAPE, page_size), need) is None
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,17 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, conte
         assert world(shape, prefill, decode).error(backend) <= TOLERANCE
 
 
+# What a step of drafts asks for: as many tokens of every request, over all that each has cached.
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("name", ["torch", *BACKENDS])
+@torch.inference_mode()
+def test_several_tokens_of_each_request_see_their_own_past(name: str, num_heads: int, width: int) -> None:
+    shape = latent(num_heads)
+    drafts = [(start, width) for start, _ in DECODE]
+    assert world(shape, drafts, []).error(backend_for(name, shape, 256)) <= TOLERANCE
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("name", ["torch", *BACKENDS])

@@ -36,8 +36,9 @@ class SmallProblem(ABC):
         starts = [context - 1 - row * need.page_size // 5 for row in range(_DECODE_ROWS)]
         self.decode = self._rows(0, starts, [1] * _DECODE_ROWS)
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
-        # Such as latent attention absorbs.
-        self.appends = self._rows(4, [0, 7, context // 2, context // 4], [1, 2, 40, 60])
+        # Such as latent attention absorbs; of the smallest pages, as many as there is room for.
+        half, rest = context // 2, context - context // 4
+        self.appends = self._rows(4, [0, 7, half, context // 4], [1, 2, min(40, half), min(60, rest)])
 
     @staticmethod
     def num_tokens(page_size: int) -> int:
