@@ -79,7 +79,7 @@ def chain_us(call: Callable[[Tensor], object], weights: Sequence[Tensor]) -> flo
         for weight_OI in weights:
             call(weight_OI)
     graph.replay()
-    times: list[float] = []
+    times = []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -87,7 +87,7 @@ def chain_us(call: Callable[[Tensor], object], weights: Sequence[Tensor]) -> flo
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / len(weights))
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def error(given_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> float:
@@ -168,8 +168,8 @@ def main() -> None:
     options = parser.parse_args()
     jobs = {(num, i, tile) for (o, i), num in itertools.product(MATRICES.values(), ROWS) for tile in tiles(o, i)}
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        made = pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4)
-        fits = {job for job in made if job is not None}
+        compiled = pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4)
+        fits = {job for job in compiled if job is not None}
     found = []
     for name, (num_outputs, num_inputs) in MATRICES.items():
         num = min(12, max(2, CHAIN_BYTES // (2 * num_outputs * num_inputs)))
