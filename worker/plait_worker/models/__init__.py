@@ -5,6 +5,7 @@ Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -112,7 +113,8 @@ def load_model(
     keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
     weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=_held(parallel, free_bytes))
     not_loaded = NOT_LOADED + _stored_twice(config)
-    weights.held.expect(weights.least_bytes(not_loaded))
+    least_bytes = weights.least_bytes(not_loaded)
+    weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
     with torch.inference_mode():
         model = _read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(not_loaded)
@@ -136,6 +138,11 @@ def dummy_model(
     weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
     with torch.inference_mode():
         return _read_model(config, weights, parallel, fp8)
+
+
+def _passing_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
+    """What reading takes beside what it leaves: a CPU's matrix is there twice until it lies as the kernels read it."""
+    return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
 
 
 def _held(parallel: Parallel, free_bytes: int | None) -> Held:

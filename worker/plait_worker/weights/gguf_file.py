@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from plait_worker.weights.gguf_header import GgufHeader, GgufTensor, read_header
 from plait_worker.weights.gguf_names import hugging_face_names
 
 ROPE_FACTORS = "rope_freqs.weight"
+_ROWS = 128
+"""De-quantised at a time: the library holds its results twice while it makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,13 @@ class GgufFile:
         return self.config.num_kv_heads if ".self_attn.k_proj." in name else None
 
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        tensor = stored.tensor
+        tensor, rows = stored.tensor, self._raw_rows(stored)
+        numbers = np.empty((len(rows), prod(stored.shape) // len(rows)), np.float32)
         try:
-            return dequantize(self._raw_rows(stored), tensor.kind).astype(np.float32)
+            for first in range(0, len(rows), _ROWS):
+                some = slice(first, first + _ROWS)
+                numbers[some] = dequantize(rows[some], tensor.kind)
+            return numbers
         except NotImplementedError as error:
             raise ModelFilesError(
                 f"{self.where}: tensor {tensor.name} has the quantisation {tensor.kind.name}, which cannot be read; "

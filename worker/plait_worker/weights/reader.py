@@ -55,12 +55,14 @@ class Held:
         self.num_bytes = 0
         self._to_come: dict[str, int] = {}
         self._num_to_come = 0
+        self._num_passing = 0
         self._check = check
 
-    def expect(self, least_bytes: Mapping[str, int]) -> None:
-        """What each tensor will take at least, on all ranks together."""
+    def expect(self, least_bytes: Mapping[str, int], num_passing: int = 0) -> None:
+        """What each tensor will take at least, on all ranks together, and what reading takes more while it lasts."""
         self._to_come = dict(least_bytes)
         self._num_to_come = sum(least_bytes.values())
+        self._num_passing = num_passing
         self._refuse_too_many()
 
     def add(self, name: str, num_bytes: int) -> None:
@@ -72,7 +74,7 @@ class Held:
 
     def _refuse_too_many(self) -> None:
         if self._check is not None:
-            self._check(self.num_bytes, self._num_to_come)
+            self._check(self.num_bytes, self._num_to_come + self._num_passing)
 
 
 class Weights:
