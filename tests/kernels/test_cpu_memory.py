@@ -52,7 +52,7 @@ def refused(call):
     resource.setrlimit(resource.RLIMIT_AS, (used() + SLACK, resource.RLIM_INFINITY))
     try:
         call()
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
         return str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -69,6 +69,7 @@ logits[:, 7] = 100
 filters = Filters(torch.tensor([0, 5]), torch.tensor([0.9, 1.0]), torch.zeros(2))
 pick = lambda: native.pick_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
 print(refused(lambda: matrix(rows)), refused(pick), pick().tolist(), matrix(rows).sum().item(), sep="|")
+print(refused(lambda: library.set_num_threads(8)), pick().tolist(), sep="|")
 """
 
 
@@ -76,7 +77,11 @@ def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -
     """On the caller's thread, and in a team's member, where nobody could catch an exception."""
     ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    product, picked, ids, total = ran.stdout.strip().split("|")
+    of_memory, of_threads = ran.stdout.splitlines()
+    product, picked, ids, total = of_memory.split("|")
     assert "plait_linear found no room" in product
     assert "plait_pick_filtered found no room" in picked
     assert (ids, total) == ("[7, 7]", "0.0")
+    started, ids = of_threads.split("|")
+    assert "the system starts no more threads" in started
+    assert ids == "[7, 7]"

@@ -14,15 +14,23 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
     """The rank's device, made ready, and what it is in words.
 
     The cores of a machine are shared among its ranks, unless the settings give a number of threads.
-    Raises ``Failure`` of code HARDWARE where the settings ask for a GPU that is not there, or for several.
+    Raises ``Failure`` of code HARDWARE where the settings ask for a GPU that is not there, or for several, or for more
+    threads than the system starts.
     """
     num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // config.world)
     torch.set_num_threads(num_threads)
-    set_num_threads(num_threads)
+    _start_kernel_threads(num_threads)
     torch.set_num_interop_threads(1)
     if config.device.kind == "cpu" or (config.device.kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), f"cpu, {num_threads} threads"
     return _open_gpu(config.world)
+
+
+def _start_kernel_threads(num_threads: int) -> None:
+    try:
+        set_num_threads(num_threads)
+    except RuntimeError as error:
+        raise Failure(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}") from error
 
 
 def _open_gpu(world: int) -> tuple[torch.device, str]:

@@ -225,12 +225,13 @@ class Rank:
         if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
             return
         slot = int(slots_S[ids.index(NO_TOKEN)])
+        is_widest = self.model.dtype == torch.float32
         raise Failure(
             ExitCode.MODEL_FILES,
             f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
             f"NaN or infinity where logits were due, after {self.slots.num_computed(slot)} tokens of the request in "
-            f"slot {slot}: its files are damaged, or its numbers are too large for the type; download it again, or "
-            "serve it with --dtype float32",
+            f"slot {slot}: its files are damaged, or its numbers are too large for the type; download it again"
+            f"{'' if is_widest else ', or serve it with --dtype float32'}",
         )
 
     def _flight(
