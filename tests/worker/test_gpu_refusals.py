@@ -1,0 +1,56 @@
+"""What a GPU cannot serve is refused with what is missing and what to do, as far as that can be seen without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_side import engine_side
+from plait_proto import DeviceConfig, ExitCode
+from plait_worker.attention import AttentionShape
+from plait_worker.attention.choice import choose_attention
+from plait_worker.attention.found import KERNELS, Need, find, names
+from plait_worker.capacity import Room, choose_num_pages, gpu_pool_bytes
+from plait_worker.failure import Failure
+from tiny_models import config_for, save_tiny_llama
+
+HEADS = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+GIB = 1 << 30
+AMPERE = (8, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, max_graph_batch=8)
+    with engine_side() as engine:
+        engine.start(config_for(tmp_path, engine.folder, device=device))
+        fail, code, errors = engine.failure()
+    assert (fail.code, code) == (ExitCode.HARDWARE, ExitCode.HARDWARE)
+    assert fail.reason.startswith("--device cuda: no NVIDIA GPU is there for torch")
+    assert fail.reason.endswith("check the driver with nvidia-smi, or serve with --device cpu")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("name", sorted({kernels.name for kernels in KERNELS}))
+def test_a_kernel_that_does_not_run_here_is_refused_by_its_flag(name: str) -> None:
+    need = Need(HEADS, 64, 0, 256, torch.device("cpu"))
+    with pytest.raises(Failure, match=rf"--attention-backend {name}: it .*; auto takes one that runs here") as refused:
+        choose_attention(name, need)
+    assert refused.value.code == ExitCode.HARDWARE
+
+
+def test_an_older_gpu_has_none_of_the_kernels_and_each_says_what_it_needs() -> None:
+    assert names(AttentionShape, AMPERE) == []
+    assert find("trtllm_mha", HEADS, AMPERE) == "it needs a GPU of compute capability 9.0 or 10.0 or 10.3"
+
+
+def test_too_little_memory_for_one_request_says_how_much_and_what_to_lower(tmp_path: Path) -> None:
+    config = config_for(tmp_path, tmp_path, max_model_len=40_960, page_size=64)
+    page_bytes = 9 << 20  # Qwen3-8B's
+    room = Room(free_bytes=8 * GIB, weight_bytes=16 * GIB, working_bytes=5 * GIB)
+    reason = r"needs 5\.62 GiB .* 0\.60 GiB are there .*8\.00 GiB of memory are free, a step takes 5\.00 GiB"
+    with pytest.raises(Failure, match=rf"{reason}\); lower --max-model-len or --max-batch-tokens") as refused:
+        choose_num_pages(config, page_bytes, gpu_pool_bytes(config, room), room)
+    assert refused.value.code == ExitCode.HARDWARE
