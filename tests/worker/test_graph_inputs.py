@@ -30,6 +30,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 PAGE, NUM_PAGES = 16, 64
 ROOMY = Size(prompt_tokens=96, prompt_rows=4, decode_rows=5)
+PROMPTS_ALONE = Size(prompt_tokens=96, prompt_rows=4, decode_rows=0)
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,15 @@ def serve_some(rank: Rank) -> list[list[int]]:
 def test_padded_steps_sample_what_steps_of_their_own_size_do(model: Model[Any]) -> None:
     graphs: list[Replayed] = []
     padded = make_rank(model, StepGraphs(graphs))  # type: ignore[arg-type]
-    graphs.append(Replayed(padded, GraphInputs(ROOMY, padded.slots), ROOMY))
+    for size in (PROMPTS_ALONE, ROOMY):
+        graphs.append(Replayed(padded, GraphInputs(size, padded.slots), size))
     outputs = serve_some(padded)
     assert len(outputs) > 5
     assert outputs == serve_some(make_rank(model, StepGraphs()))
     assert padded.totals.num_graph_steps > 30
-    assert 0 < graphs[0].num_picked < padded.totals.num_graph_steps  # some steps have rows that draw
+    num_picked = [graph.num_picked for graph in graphs]
+    assert all(num_picked)
+    assert sum(num_picked) < padded.totals.num_graph_steps  # some steps have rows that draw
 
 
 def test_sizes_cover_every_decode_step_with_little_padding() -> None:
