@@ -19,6 +19,7 @@ from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import HOPPER, Need
 from plait_worker.attention.modules import modules_for
+from plait_worker.triton_cache import compiled_kernels
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -149,3 +150,12 @@ def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_
 def test_xqa_over_float8_pages_is_a_module_of_its_own() -> None:
     of_fp8 = modules_for(dataclasses.replace(GQA, fp8=UNSCALED), 16, CAPABILITY)
     assert [module.name for module in of_fp8 if "kv_cache_e4m3" in module.name]
+
+
+def test_what_triton_has_compiled_of_ours_is_counted(tmp_path: Path) -> None:
+    assert not compiled_kernels(tmp_path)
+    for number, name in enumerate(["_silu_mul", "_silu_mul", "_multiply_few", "_somebody_elses"]):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / f"{name}.cubin").touch()
+    (tmp_path / "0" / "_silu_mul.ptx").touch()
+    assert compiled_kernels(tmp_path) == {"_silu_mul": 2, "_multiply_few": 1}

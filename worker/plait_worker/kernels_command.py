@@ -22,6 +22,7 @@ from plait_worker.division import refuse_uneven
 from plait_worker.failure import Failure
 from plait_worker.model_config import ModelConfig
 from plait_worker.models import choose_dtype
+from plait_worker.triton_cache import cache_folder, compiled_kernels
 from plait_worker.weights import ModelFilesError, open_checkpoint, open_config
 
 INSTALL = "pip install 'plait-worker[cuda]'"
@@ -135,6 +136,18 @@ def _print(modules: list[GpuModule]) -> None:
         print("none is listed for such a GPU: what flashinfer compiles for it, it does at the first start")
     for module in modules:
         print(f"{module.state:9}{module.name}  ({', '.join(module.backends)})")
+    print(_compiled_by_triton())
+
+
+def _compiled_by_triton() -> str:
+    folder = cache_folder()
+    if folder is None:
+        return "our Triton kernels: Triton is not installed, which comes with torch for GPUs"
+    compiled = compiled_kernels(folder)
+    return (
+        f"our Triton kernels: {len(compiled)} compiled, in {compiled.total()} variants, in {folder}; what is missing "
+        "is compiled at the first start"
+    )
 
 
 def _arguments() -> argparse.Namespace:

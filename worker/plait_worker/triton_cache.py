@@ -1,0 +1,34 @@
+"""What Triton has compiled of our kernels so far: a first start compiles what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from pathlib import Path
+
+import plait_kernels
+
+_DEFINITION = re.compile(r"^@triton\.jit.*\n(?:#.*\n)*def (\w+)\(", re.MULTILINE)
+
+
+def compiled_kernels(folder: Path) -> Counter[str]:
+    """Variants of each of our kernels in Triton's cache, by the kernel's name; of any version of ours and of Triton."""
+    found = Counter(path.stem for path in folder.glob("*/*.cubin"))
+    ours = _names()
+    return Counter({name: num for name, num in found.items() if name in ours})
+
+
+def cache_folder() -> Path | None:
+    """Where Triton keeps what it compiled; None where it is not installed."""
+    try:
+        knobs = importlib.import_module("triton.knobs")
+    except ImportError:
+        return None
+    return Path(knobs.cache.dir)
+
+
+def _names() -> set[str]:
+    """Of all functions that Triton may compile for us."""
+    folder = Path(plait_kernels.__file__).parent
+    return {name for path in folder.rglob("*.py") for name in _DEFINITION.findall(path.read_text(encoding="utf-8"))}
