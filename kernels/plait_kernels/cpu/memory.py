@@ -1,4 +1,4 @@
-"""Memory in huge pages, for what steps read from end to end or all over: fewer translations to look up."""
+"""Memory in huge pages, for weights that every step reads from end to end: fewer translations to look up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Chunks:
     def take(self, num_bytes: int) -> Tensor:
         with self._alone:
             if num_bytes > len(self._left):
-                self._left = mapped(max(num_bytes, _HUGE_CHUNK))
+                self._left = _map(max(num_bytes, _HUGE_CHUNK))
             taken, self._left = self._left[:num_bytes], self._left[math.ceil(num_bytes / _LINE) * _LINE :]
         return taken
 
@@ -41,7 +41,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return _chunks.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
-def mapped(num_bytes: int) -> Tensor:
+def _map(num_bytes: int) -> Tensor:
     """At least so many zeros, uint8, in a mapping of their own and in huge pages where the kernel has them.
 
     The kernel hands them out as they are first touched. Raises ``OSError`` where there is no room.
