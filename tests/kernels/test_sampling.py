@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
+from plait_kernels.sampling import NO_TOKEN, Filters, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
 
 Floats = NDArray[np.float64]
 
@@ -201,5 +201,13 @@ def test_no_best_tokens_are_given_where_none_are_asked_for() -> None:
 @pytest.mark.parametrize("vocab", [1, 255, 256, 257, 5000])
 def test_the_greedy_token_is_the_first_of_the_largest(vocab: int) -> None:
     logits_SV = some_logits(vocab, 50, vocab).round()
-    logits_SV[7] = -torch.inf
+    logits_SV[7, 1:] = -torch.inf
     assert pick_greedy(logits_SV).tolist() == logits_SV.numpy().argmax(axis=1).tolist()
+
+
+def test_a_row_without_a_finite_logit_has_no_token() -> None:
+    logits_SV = some_logits(1, 3, 300)
+    logits_SV[1] = -torch.inf
+    first, none, last = pick_greedy(logits_SV).tolist()
+    assert none == NO_TOKEN
+    assert [first, last] == logits_SV[::2].argmax(dim=1).tolist()
