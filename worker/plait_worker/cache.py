@@ -79,7 +79,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU the kernel hands them out page by page as they are first touched.
 
     Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.
-    Nor does a layer's pool begin where a huge page does: if all did, they would reach their next ones in the same
+    A layer's pool is not moved to where a huge page begins: if all were, they would reach their next ones in the same
     step, which for 30 layers of 2 MiB takes 130 ms.
     """
     if device.type != "cpu":

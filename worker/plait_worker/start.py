@@ -129,7 +129,8 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
             raise
         raise Failure(
             ExitCode.HARDWARE,
-            f"the weights do not fit the memory: {what_was_asked(error)}; serve a smaller model, or a smaller --dtype",
+            f"the weights do not fit the memory, of which {free_bytes / 2**30:.2f} GiB were free: "
+            f"{what_was_asked(error)}; serve a smaller model, or a smaller --dtype",
         ) from error
     parallel.wait_for_all()
     return model
