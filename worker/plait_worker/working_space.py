@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plait_kernels.sampling import score_tokens
+from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
 from plait_proto import WorkerConfig
 from torch import Tensor
 
@@ -45,7 +45,7 @@ def measure_working_bytes(
     cache = KVCache(model.cache_spec, 1, config.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    _run_largest_steps(config, model, attention, cache)
+    run_largest_steps(config, model, attention, cache)
     peak = torch.cuda.max_memory_allocated(device) - before
     return peak + (_GRAPH_BYTES if config.device.cuda_graphs and attention.is_capturable else 0)
 
@@ -56,7 +56,7 @@ def fill_allocators(config: WorkerConfig, model: Model[Any], attention: Attentio
 
     Other sizes than the largest choose other kernels, and a kernel's first use waits for what the device computes.
     """
-    _run_largest_steps(config, model, attention, cache)
+    run_largest_steps(config, model, attention, cache)
     for part in range(1, _PARTS + 1):
         prompts = _prompts(-(-config.max_batch_tokens * part // _PARTS), config.max_model_len)
         rows = _rows(cache, [0] * len(prompts), prompts, len(prompts))
@@ -73,7 +73,7 @@ def _head_rows(most: int) -> Iterator[int]:
     yield from range(320, most + 1, 64)
 
 
-def _run_largest_steps(
+def run_largest_steps(
     config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache
 ) -> None:
     """Over the dummy page alone."""
@@ -84,6 +84,7 @@ def _run_largest_steps(
         del logits_SV
         asked_CV = model.logits(hidden_TD[:SLICE])
         score_tokens(asked_CV, rows.token_ids_T[:SLICE], min(_MAX_BEST, asked_CV.shape[1]))
+        _pick_every_way(model.rounded_logits(_sampling_rows(config, hidden_TD)))
 
 
 def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
@@ -111,8 +112,23 @@ def _prompts(num_tokens: int, longest: int) -> list[int]:
 
 def _largest_head(config: WorkerConfig, model: Model[Any], hidden_TD: Tensor) -> Tensor:
     """Logits of as many rows as can sample in one step."""
+    return model.logits(_sampling_rows(config, hidden_TD))
+
+
+def _sampling_rows(config: WorkerConfig, hidden_TD: Tensor) -> Tensor:
+    """So many hidden states."""
     num_rows = min(config.max_seqs, config.max_batch_tokens)
-    return model.logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
+    return hidden_TD[:1].expand(num_rows, -1).contiguous()
+
+
+def _pick_every_way(logits_SV: Tensor) -> None:
+    """The kernels of random picks are compiled at their first use, which takes two seconds."""
+    pick_greedy(logits_SV)
+    ones_S = torch.ones(len(logits_SV), device=logits_SV.device)
+    zeros_S = torch.zeros(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
+    uniform_S = uniform(zeros_S, zeros_S)
+    pick_random(logits_SV, ones_S, zeros_S.float(), uniform_S)
+    pick_filtered(logits_SV, ones_S, Filters(zeros_S + 1, ones_S / 2, zeros_S.float()), uniform_S)
 
 
 def _rows(cache: KVCache, starts: list[int], lengths: list[int], num_prefill: int) -> Rows:

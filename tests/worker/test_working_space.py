@@ -1,0 +1,66 @@
+"""What a GPU runs before it serves is within the settings and leaves no kernel of theirs to its first request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from plait_worker import working_space
+from plait_worker.attention.torch import TorchAttention
+from plait_worker.cache import KVCache
+from plait_worker.models import load_model
+from plait_worker.parallel import Parallel
+from plait_worker.rows import Rows
+from tiny_models import config_for, save_tiny_llama
+from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+class Noting(TorchAttention):
+    """Keeps the steps that it prepares."""
+
+    steps: list[Rows]
+
+    def prepare(self, rows: Rows):  # type: ignore[no-untyped-def]
+        """See ``TorchAttention``."""
+        self.steps.append(rows)
+        return super().prepare(rows)
+
+
+@pytest.mark.parametrize(
+    ("max_batch_tokens", "max_seqs", "max_model_len"), [(600, 50, 250), (128, 1, 512), (7, 3, 512), (1, 1, 1)]
+)
+def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_way(
+    max_batch_tokens: int, max_seqs: int, max_model_len: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_llama(tmp_path)
+    limits = {"max_batch_tokens": max_batch_tokens, "max_seqs": max_seqs, "max_model_len": max_model_len}
+    config = config_for(tmp_path, tmp_path, **limits)
+    model = load_model(tmp_path, "float32", CPU, Parallel())
+    attention = Noting(model.attention_shape, config.page_size)  # type: ignore[arg-type]
+    attention.steps = []
+    picked = Counter[tuple[str, int]]()
+    for name in ("pick_greedy", "pick_random", "pick_filtered"):
+        monkeypatch.setattr(working_space, name, counted(getattr(working_space, name), name, picked))
+    with torch.inference_mode():
+        working_space.run_largest_steps(config, model, attention, KVCache(model.cache_spec, 1, config.page_size, CPU))
+    assert max(rows.num_tokens for rows in attention.steps) == max_batch_tokens
+    for rows in attention.steps:
+        assert len(rows.lengths) <= max(max_seqs, -(-max_batch_tokens // max_model_len))
+        assert int(rows.positions_T.max()) < max_model_len
+    most = min(max_seqs, max_batch_tokens)
+    assert set(picked) == {("pick_greedy", most), ("pick_random", most), ("pick_filtered", most)}
+
+
+def counted(pick: Callable[..., Tensor], name: str, counts: Counter[tuple[str, int]]) -> Callable[..., Tensor]:
+    """``pick``, with its name and rows counted."""
+
+    def run(logits_SV: Tensor, *others: object) -> Tensor:
+        counts[name, len(logits_SV)] += 1
+        return pick(logits_SV, *others)
+
+    return run
