@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ from tiny_models import config_for
 
 CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50
-ROOM = 256 << 20
-"""Address space that is left to a worker: less than one matrix, more than its threads take."""
+ROOM = 512 << 20
+"""Address space that is left to a worker: less than one matrix, more than its threads and measuring take."""
 RUN_IN_LITTLE_ROOM = f"""
 import resource, sys
 from plait_worker.__main__ import main
@@ -73,16 +74,29 @@ def run_in_little_room(engine: EngineSide, model: Path) -> tuple[Fail, int, str]
     return engine.expect(Fail), ended.returncode, ended.stderr
 
 
-def test_drawn_weights_that_memory_does_not_hold_are_refused_before_they_are_drawn(tmp_path: Path) -> None:
-    write_config(tmp_path, vocab_size=1 << 32, hidden_size=1 << 18)
-    with pytest.raises(Failure, match=r"weights take .* or more and 16\.00 GiB of memory are free") as refused:
-        dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=16 << 30)
+def test_what_the_last_layer_has_no_memory_for_is_refused_before_the_first_is_drawn(tmp_path: Path) -> None:
+    write_config(tmp_path, vocab_size=1000, hidden_size=1024, intermediate_size=1 << 14, num_hidden_layers=8)
+    most_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    whole = 8 * (3 * 1024 * 1024 + 3 * (1024 << 14) + 2 * 1024) + 2 * 1000 * 1024 + 1024
+    largest = 1024 << 14  # a matrix is there twice until it is in panels
+    in_words = rf"weights take {(whole + largest) * 4 / 2**30:.2f} GiB or more and 1\.00 GiB of memory are free"
+    with pytest.raises(Failure, match=in_words) as refused:
+        dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=1 << 30)
     assert refused.value.code == ExitCode.HARDWARE
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before) << 10 < 1 << 29
+
+
+def test_drawn_weights_of_more_bytes_than_can_be_counted_are_refused(tmp_path: Path) -> None:
+    wide = {"hidden_size": 1 << 20, "num_experts": 1 << 20, "moe_intermediate_size": 1 << 20, "num_experts_per_tok": 2}
+    write_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], vocab_size=100, **wide)
+    with pytest.raises(Failure, match=r"weights take .* or more and 16\.00 GiB of memory are free"):
+        dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=16 << 30)
 
 
 def test_drawn_weights_take_no_more_than_is_free(tmp_path: Path) -> None:
     write_config(tmp_path, vocab_size=100)
-    needed = dummy_model(tmp_path, "float32", CPU, Parallel()).weight_bytes
+    largest = 256 * 256 * 4
+    needed = dummy_model(tmp_path, "float32", CPU, Parallel()).weight_bytes + largest
     dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed)
     with pytest.raises(Failure, match="too little"):
         dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed - 1)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,11 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_kernels.moe.native import ExpertPanels
+from plait_worker.failure import Failure
+from plait_worker.models import dummy_model
+from plait_worker.parallel import Parallel
 
+CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)
 """Of a log-probability: rounding gives about 1e-5, any numeric fault 0.1 and more."""
 LLAMA3 = {
@@ -260,6 +265,31 @@ def test_a_model_is_drawn_from_its_configuration_alone(
     logprobs = drawn.step({"a": random_ids(20, 1)})["a"]
     assert logprobs.isfinite().all()
     assert logprobs.std() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("family", "largest"),
+    [
+        ("llama", (80, 48)),
+        ("qwen2", (80, 48)),
+        ("qwen3", (96, 48)),
+        ("qwen3_moe", (96, 48)),
+        ("minimax_m2", (96, 48)),
+        ("deepseek_v2", (6 * (16 + 12), 32)),
+        ("deepseek_v3", (6 * (16 + 12), 32)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_drawn_where_there_is_room_for_it_and_for_its_largest_matrix_once_more(
+    family: str, largest: tuple[int, int], dtype: torch.dtype, save_tiny: Callable[..., Any]
+) -> None:
+    draw = partial(dummy_model, save_tiny(family).path, str(dtype).removeprefix("torch."), CPU, Parallel())
+    model = draw()
+    twice = model.config.num_layers * math.prod(largest) * dtype.itemsize if "deepseek" in family else 0
+    needed = model.weight_bytes - twice + math.prod(largest) * dtype.itemsize
+    assert draw(free_bytes=max(needed, model.weight_bytes)).weight_bytes == model.weight_bytes
+    with pytest.raises(Failure, match="too little"):
+        draw(free_bytes=needed - 1)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
         return GpuMatrix(weight_OI, bias_O)
     if can_hold(weight_OI):
         return PanelMatrix(weight_OI, bias_O)
-    packed = weight_OI.dtype == torch.bfloat16
+    packed = weight_OI.is_cpu and weight_OI.dtype == torch.bfloat16
     return _Packed(weight_OI, bias_O) if packed and _onednn_multiplies_bfloat16() else _Plain(weight_OI, bias_O)
 
 

@@ -36,6 +36,8 @@ BLOCKS: dict[str, BlockReader[StepAttention]] = {
 """How the blocks of each architecture with heads of its own in the cache are read."""
 NOT_LOADED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old files hold and that follow from the configuration."""
+_COUNTED_BYTES = 1 << 45
+"""Weights beyond this are not counted to their end: no model is as large, though a configuration may ask for more."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -131,13 +133,31 @@ def dummy_model(
 ) -> Model[Any]:
     """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
 
-    Raises as ``load_model`` does, before a tensor is drawn that there is no room for.
+    Raises as ``load_model`` does; where the numbers have no room, before one of them is drawn.
     """
     config = open_config(path)
     refuse_uneven(config, parallel.world)
     weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
     with torch.inference_mode():
+        if free_bytes is not None:
+            least_bytes = _drawn_bytes(config, weights.dtype, parallel, free_bytes)
+            refuse_too_large(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
         return _read_model(config, weights, parallel, fp8)
+
+
+def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
+    """What each drawn tensor takes on all ranks together, without drawing any; copies that stay beside it are not in.
+
+    No scale of the cache's is a weight.
+    """
+
+    def end_what_has_no_end(own: int, _to_come: int) -> None:
+        if own * parallel.world > _COUNTED_BYTES:
+            refuse_too_large(own * parallel.world, free_bytes)
+
+    sizes = DummyWeights(dtype, torch.device("meta"), Held(end_what_has_no_end))
+    _read_model(config, sizes, parallel, None)
+    return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
 
 
 def _passing_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:

@@ -18,11 +18,11 @@ class DummyWeights(Weights):
     """Every tensor that a model asks for: normal numbers, norms of one; the same at every start."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, held: Held | None = None) -> None:
-        """Nothing is drawn yet."""
+        """Nothing is drawn yet; on torch's meta device nothing ever is, and ``held`` alone comes of it."""
         self.dtype = dtype
         self.device = device
         self.held = held or Held()
-        self.generator = torch.Generator(device).manual_seed(_SEED)
+        self.generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(_SEED)
 
     def at(self, _prefix: str) -> DummyWeights:
         """Itself: no name is looked up."""
@@ -46,7 +46,7 @@ class DummyWeights(Weights):
         kept_as = dtype or self.dtype
         self.held.add(f"{len(self.held.taken)} {name}", math.prod(cut) * kept_as.itemsize)
         tensor = torch.ones(cut, dtype=self.dtype, device=self.device)
-        if len(shape) > 1:
+        if len(shape) > 1 and not tensor.is_meta:
             tensor.normal_(0, SPREAD, generator=self.generator)
         # Files hold the model's type whatever a layer computes in.
         return tensor.to(kept_as)
