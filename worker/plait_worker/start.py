@@ -17,7 +17,7 @@ from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
 from plait_worker.attention import AttentionBackend, LatentShape
-from plait_worker.attention.choice import choose_attention, make_another
+from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
 from plait_worker.attention.short_appends import fits_graph
 from plait_worker.attention.torch import TorchAttention
@@ -35,7 +35,6 @@ from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, dummy_model, load_model
 from plait_worker.out_of_memory import is_out_of_memory, what_was_asked
 from plait_worker.parallel import Parallel
-from plait_worker.rehearsal import compile_ahead
 from plait_worker.rendezvous import meet
 from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
@@ -85,9 +84,6 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
         attention = choose_attention(config.device.attention, need)
     if device.type == "cpu":
         leave_cores_to_kernels(model, attention)
-    else:
-        with _phase("kernels"):
-            compile_ahead(config, model, make_another(attention, need), device)
     return Loaded(config, device, device_name, parallel, model, attention)
 
 

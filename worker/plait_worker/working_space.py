@@ -58,8 +58,8 @@ def fill_allocators(config: WorkerConfig, model: Model[Any], attention: Attentio
     """
     run_largest_steps(config, model, attention, cache)
     for part in range(1, _PARTS + 1):
-        prompts = whole_prompts(-(-config.max_batch_tokens * part // _PARTS), config.max_model_len)
-        rows = dummy_rows(cache, [0] * len(prompts), prompts, len(prompts))
+        prompts = _prompts(-(-config.max_batch_tokens * part // _PARTS), config.max_model_len)
+        rows = _rows(cache, [0] * len(prompts), prompts, len(prompts))
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
     for num_rows in _head_rows(min(config.max_seqs, config.max_batch_tokens)):
         model.rounded_logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
@@ -92,19 +92,19 @@ def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
 
     The last take kernels that no other step does.
     """
-    prompts = whole_prompts(config.max_batch_tokens, config.max_model_len)
-    yield dummy_rows(cache, [0] * len(prompts), prompts, len(prompts))
+    prompts = _prompts(config.max_batch_tokens, config.max_model_len)
+    yield _rows(cache, [0] * len(prompts), prompts, len(prompts))
     most = min(_CONTEXT, config.max_model_len)
     length = min(_MIXED_LENGTH, config.max_batch_tokens)
     if length < most:
-        yield dummy_rows(cache, [most - length], [length], 1)
+        yield _rows(cache, [most - length], [length], 1)
     for num_decode in _MIXED_DECODE:
         length = min(_MIXED_LENGTH, config.max_batch_tokens - num_decode, max(prompts) - _MIXED_START)
         if length >= 1 and num_decode < config.max_seqs:
-            yield dummy_rows(cache, [_MIXED_START] * (num_decode + 1), [length] + [1] * num_decode, 1)
+            yield _rows(cache, [_MIXED_START] * (num_decode + 1), [length] + [1] * num_decode, 1)
 
 
-def whole_prompts(num_tokens: int, longest: int) -> list[int]:
+def _prompts(num_tokens: int, longest: int) -> list[int]:
     """A step's tokens as whole prompts."""
     whole, rest = divmod(num_tokens, longest)
     return [longest] * whole + [rest] * (rest > 0)
@@ -131,7 +131,7 @@ def _pick_every_way(logits_SV: Tensor) -> None:
     pick_filtered(logits_SV, ones_S, Filters(zeros_S + 1, ones_S / 2, zeros_S.float()), uniform_S)
 
 
-def dummy_rows(cache: KVCache, starts: list[int], lengths: list[int], num_prefill: int) -> Rows:
+def _rows(cache: KVCache, starts: list[int], lengths: list[int], num_prefill: int) -> Rows:
     """Rows whose every page is the dummy page."""
     device, page_size = cache.layers[0].device, cache.page_size
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]

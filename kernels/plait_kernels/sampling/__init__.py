@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait_kernels.sampling import pick
 from plait_kernels.sampling.philox import philox4x32
-from plait_kernels.sampling.pick import pick_filtered, pick_random, prepare, uniform
+from plait_kernels.sampling.pick import pick_filtered, pick_random, uniform
 from plait_kernels.sampling.reference import NO_TOKEN, Filters
 from plait_kernels.sampling.scores import TokenScores, score_tokens
 from plait_kernels.solutions import triton_solution
@@ -35,7 +35,6 @@ __all__ = [
     "pick_filtered",
     "pick_greedy",
     "pick_random",
-    "prepare",
     "score_tokens",
     "uniform",
 ]

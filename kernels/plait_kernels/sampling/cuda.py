@@ -27,13 +27,6 @@ def takes(logits_SV: Tensor) -> bool:
     return logits_SV.is_cuda and logits_SV.dtype in _DTYPES and logits_SV.stride(1) == 1 and _has_room(logits_SV.device)
 
 
-def prepare(dtype: torch.dtype, device: torch.device) -> None:
-    """See ``plait_kernels.sampling.prepare``."""
-    if dtype in _DTYPES and _has_room(device):
-        for kind in {dtype, torch.bfloat16}:  # numbers are drawn by the latter's
-            _kernels(kind, device)
-
-
 def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
     """See ``plait_kernels.sampling.reference.pick_random``; the logits are rounded already."""
     ids_S = torch.empty(logits_SV.shape[0], dtype=torch.int64, device=logits_SV.device)

@@ -6,22 +6,12 @@ at a token before it is the next step's input, it gives some token of the vocabu
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.nvrtc import can_compile
 from plait_kernels.sampling import cuda, native, philox, reference
 from plait_kernels.sampling.reference import NO_TOKEN, Filters, is_distribution
-
-
-def prepare(dtype: torch.dtype, device: torch.device) -> None:
-    """Compile what a GPU picks with from logits of this type, which its first pick would wait for.
-
-    Raises ``CudaError`` where that fails, as the first pick would.
-    """
-    if device.type == "cuda":
-        cuda.prepare(dtype, device)
 
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:

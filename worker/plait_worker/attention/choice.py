@@ -73,12 +73,6 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
     return outcome
 
 
-def make_another(attention: AttentionBackend[Any], need: Need) -> AttentionBackend[Any]:
-    """A backend like this one that shares no buffer with it; itself where it has none, as torch's."""
-    found = find(attention.name, need.shape, compute_capability(need.device))
-    return attention if isinstance(found, str) else _make(found, need)
-
-
 def _fastest(need: Need) -> AttentionBackend[Any]:
     """One whose steps can be captured, then by the sum of both times, shown in the log; torch where no other runs."""
     trials: list[Trial] = []
