@@ -168,7 +168,13 @@ class Rank:
                 self.slots.advance(delta)
                 self.totals.count(delta)
                 graph = self._graph(plan.verdict, delta)
-            return self._eager(plan, begin, delta) if graph is None else self._replay(graph, plan.step, begin, delta)
+            if graph is not None:
+                return self._replay(graph, plan.step, begin, delta)
+            return self._eager(plan.step, begin, self._padded(plan.verdict, delta))
+
+    def _padded(self, verdict: Verdict | None, delta: Delta) -> Delta:
+        """In a group a step has as many tokens as every replica's."""
+        return delta if verdict is None else padded(delta, self.slots.dummy_slot, verdict.pad_tokens)
 
     def _graph(self, verdict: Verdict | None, delta: Delta) -> StepGraph | None:
         """What replays the step: in a group that is the verdict's to say, for all replicas alike."""
@@ -189,11 +195,13 @@ class Rank:
         ids_S, records = self._sample(logits_SV, slots_S)
         return self._flight(step, begin, ids_S, records)
 
-    def _eager(self, plan: Plan, begin: Mark, delta: Delta) -> InFlight:
-        """A step whose every operation is launched by itself; in a group it has as many tokens as every replica's."""
-        step = plan.step
-        if plan.verdict is not None:
-            delta = padded(delta, self.slots.dummy_slot, plan.verdict.pad_tokens)
+    @torch.inference_mode()
+    def try_step(self, delta: Delta) -> None:
+        """Compute a step of slots that hold nothing, operation by operation; what it samples is nobody's."""
+        self._eager(0, Mark(self.slots.device), delta).result()
+
+    def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:
+        """A step whose every operation is launched by itself."""
         with named("rows"):
             rows = build_rows(delta, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:

@@ -39,6 +39,7 @@ from plait_worker.rendezvous import meet
 from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
 from plait_worker.slots import Slots
+from plait_worker.usual_steps import StepLimits, usual_steps
 from plait_worker.weights import ModelFilesError
 from plait_worker.working_space import fill_allocators, measure_working_bytes
 
@@ -93,10 +94,13 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     cache = KVCache(model.cache_spec, welcome.num_pages, config.page_size, loaded.device)
     slots = Slots(welcome.num_slots, welcome.num_pages, config.page_size, config.max_model_len, loaded.device)
     graphs = _capture(loaded, cache, slots)
+    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
     if loaded.device.type == "cuda":
         with _phase("largest steps"):
             fill_allocators(config, model, loaded.attention, cache)
-    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
+        with _phase("usual steps"):
+            for delta in usual_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
+                ready.try_step(delta)
     # What lives now lives until the end: the collector need never look at it again.
     gc.collect()
     gc.freeze()

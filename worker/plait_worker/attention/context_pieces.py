@@ -33,11 +33,16 @@ class ContextPiece:
         """The piece's rows."""
         return slice(self.first, self.first + len(self.lengths))
 
-    def places(self, table_RW: Tensor, page_size: int) -> Tensor:
-        """int64 ``[I]``, on the table's device: where in the flat cache ``[pages * page_size, C]`` the tokens lie."""
+    def places(self, table_RW: Tensor, page_size: int, tile: int = 1) -> Tensor:
+        """int64 ``[I]``, on the table's device: where in the flat cache ``[pages * page_size, C]`` the tokens lie.
+
+        The first of them fills up what I lacks of a multiple of ``tile``.
+        """
         row_I = np.repeat(np.arange(len(self.lengths)), self.lengths)
         before = self.lengths.cumsum() - self.lengths
         position_I = np.arange(int(self.lengths.sum())) + np.repeat(self.begins - before, self.lengths)
+        fill = -len(row_I) % tile
+        row_I, position_I = (np.concatenate((each, each[:1].repeat(fill))) for each in (row_I, position_I))
         entry_I = (self.first + row_I) * table_RW.shape[1] + position_I // page_size
         page_I = table_RW.flatten()[upload(entry_I, table_RW.device)].long()
         return page_I * page_size + upload(position_I % page_size, table_RW.device)

@@ -29,6 +29,9 @@ from plait_worker.rows import Rows
 _WORKSPACE_BYTES = 128 << 20
 _DIMS = (192, 128)
 """Numbers of a query and key, and of a value, that the kernel was built for."""
+_TILE = 128
+"""Cached tokens get keys and values in whole tiles: a product takes as long for a part of one, and few sizes of it
+come up, whose kernels were all used before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class _Piece:
     tokens: slice
     """Where in P those that see them lie."""
     index_I: Tensor
-    """int64: where in the flat cache ``[pages * page size, C]`` the cached tokens lie."""
+    """int64: where in the flat cache ``[pages * page size, C]`` the cached tokens lie, and what fills the last tile."""
     wrapper: BatchPrefillWithRaggedKVCacheWrapper
 
 
@@ -96,7 +99,7 @@ class RaggedPrefill:
     def _piece(
         self, piece: ContextPiece, rows: Rows, first_P: Ints, wrapper: BatchPrefillWithRaggedKVCacheWrapper
     ) -> _Piece:
-        index_I = piece.places(rows.page_table_RW, self.page_size)
+        index_I = piece.places(rows.page_table_RW, self.page_size, _TILE)
         lengths = np.array(rows.lengths[piece.rows])
         tokens = slice(int(first_P[piece.rows.start]), int(first_P[piece.rows.stop]))
         return _Piece(tokens, index_I, self._plan(wrapper, lengths, piece.lengths, is_causal=False))

@@ -1,0 +1,79 @@
+"""Steps as requests make them, each computed once at start over the dummy page.
+
+A GPU loads a kernel at its first use, which waits for all that it still computes: the steps before and behind it then
+land together, and every stream stands still for both. Which kernels a step takes, the libraries decide by its numbers
+of tokens, rows and cached tokens; so these are drawn, and widely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait_worker.delta import Delta, Ints
+
+_NUM_STEPS = 40
+_MOST_PROMPTS, _MOST_DECODE_ROWS = 3, 256
+_LONGEST_CHUNK, _LONGEST_CONTEXT = 4096, 16_384
+"""Tokens; greater numbers are for ``working_space``'s steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What the settings allow."""
+
+    max_tokens: int
+    """Of a step."""
+    max_slots: int
+    max_context: int
+    """Tokens that a request may have."""
+
+
+def usual_steps(limits: StepLimits) -> Iterator[Delta]:
+    """Chunks of one to three prompts beside some rows that decode, each in a slot that holds nothing; all sample."""
+    generator = np.random.default_rng(0)
+    for _ in range(_NUM_STEPS):
+        yield _draw(generator, limits)
+
+
+def _draw(generator: np.random.Generator, limits: StepLimits) -> Delta:
+    most_decode = min(_MOST_DECODE_ROWS, limits.max_slots - 1, limits.max_tokens - 1)
+    num_decode = _spread(generator, 0, most_decode)
+    most_prompts = min(_MOST_PROMPTS, limits.max_slots - num_decode, limits.max_tokens - num_decode)
+    num_prompts = int(generator.integers(1, most_prompts + 1))
+    longest = min(_LONGEST_CHUNK, (limits.max_tokens - num_decode) // num_prompts, limits.max_context)
+    chunks = [_spread(generator, 1, longest) for _ in range(num_prompts)]
+    lengths_R = np.array([*chunks, *[1] * num_decode], dtype=np.int64)
+    starts_R = np.array([_start(generator, limits, length) for length in lengths_R.tolist()], dtype=np.int64)
+    return _delta(starts_R, lengths_R, num_prompts)
+
+
+def _start(generator: np.random.Generator, limits: StepLimits, length: int) -> int:
+    """Half of the rows are the first of their requests."""
+    deepest = min(_LONGEST_CONTEXT, limits.max_context - length)
+    return _spread(generator, 0, deepest) * int(generator.integers(0, 2))
+
+
+def _spread(generator: np.random.Generator, least: int, most: int) -> int:
+    """A number of the two and those between, small ones and large ones alike."""
+    drawn = np.exp(generator.uniform(np.log(least + 1), np.log(most + 2)))
+    return min(int(drawn) - 1, most)
+
+
+def _delta(starts_R: Ints, lengths_R: Ints, num_prompts: int) -> Delta:
+    num_rows = len(lengths_R)
+    nothing = np.zeros(0, dtype=np.int64)
+    return Delta(
+        freed_F=nothing,
+        new_slots=(),
+        appended_A2=nothing.reshape(0, 2),
+        num_prefill=num_prompts,
+        slots_R=np.arange(num_rows),
+        starts_R=starts_R,
+        lengths_R=lengths_R,
+        samples_R=np.ones(num_rows, dtype=np.bool_),
+        has_lookahead_P=np.zeros(num_prompts, dtype=np.bool_),
+        token_ids=np.zeros(int(lengths_R[:num_prompts].sum()), dtype=np.int64),
+    )
