@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from plait_kernels.cpu.library import set_num_threads
 from plait_proto import ExitCode, WorkerConfig
 
 from plait_worker.failure import Failure
 from plait_worker.machine import num_usable_cores
+from plait_worker.numa import stay_beside
+
+_log = logging.getLogger(__name__)
 
 
 def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
@@ -44,7 +49,10 @@ def _open_gpu(world: int) -> tuple[torch.device, str]:
         )
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    return device, torch.cuda.get_device_name(device)
+    name = torch.cuda.get_device_name(device)
+    if (node := stay_beside(device)) is not None:
+        _log.info("beside the GPU on %s", node)
+    return device, name
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:
