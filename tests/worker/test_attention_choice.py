@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from plait_kernels.kv_cache import UNSCALED
-from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention import AttentionShape, LatentShape, choice
 from plait_worker.attention import triton as of_triton
 from plait_worker.attention.choice import choose_attention, try_backend, what_is_wrong
 from plait_worker.attention.found import Need
@@ -87,6 +87,28 @@ def test_a_backend_that_is_wrong_is_out_with_the_reason(kind: type[TritonDecode]
     assert wrong is not None
     assert wrong.startswith(reason)
     assert "\n" not in wrong
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("right", "tried"),
+    [(["triton"], ["triton", "trtllm_mha"]), ([], ["triton", "trtllm_mha", "flashinfer"])],
+    ids=["one is captured", "none is right"],
+)
+def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
+    right: list[str], tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def try_backend(name: str, _need: Need) -> TritonDecode | str:
+        asked.append(name)
+        return made(TritonDecode) if name in right else "it does not run"
+
+    monkeypatch.setattr(choice, "try_backend", try_backend)
+    monkeypatch.setattr(choice, "_time", lambda backend, _need: choice.Trial(backend, 1, 1))
+    chosen = choose_attention("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
+    assert asked == tried
+    assert chosen.name == (right or ["torch"])[0]
 
 
 def test_heads_that_our_kernel_does_not_take_are_refused_with_its_rule() -> None:

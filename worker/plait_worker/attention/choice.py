@@ -78,6 +78,9 @@ def _fastest(need: Need) -> AttentionBackend[Any]:
     trials: list[Trial] = []
     capability = compute_capability(need.device)
     for name in names(type(need.shape), capability) if capability else []:
+        if any(trial.backend.is_capturable for trial in trials) and _plans(name, need):
+            _log.info("attention %s is out: it plans each step on the host, so that none could be captured", name)
+            continue
         outcome = try_backend(name, need)
         if isinstance(outcome, str):
             _log.info("attention %s is out: %s", name, outcome)
@@ -88,6 +91,15 @@ def _fastest(need: Need) -> AttentionBackend[Any]:
         return min(trials, key=Trial.rank).backend
     _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
     return _torch(need)
+
+
+def _plans(name: str, need: Need) -> bool:
+    """Whether its steps cannot be captured, as far as that is known without its library."""
+    found = find(name, need.shape, compute_capability(need.device))
+    try:
+        return not isinstance(found, str) and not found.kind().is_capturable
+    except ImportError:
+        return False
 
 
 def _torch(need: Need) -> TorchAttention | TorchLatentAttention:

@@ -51,9 +51,13 @@ class Kernels:
     needs_modules: bool = True
     """Whether it does not start without flashinfer's modules; else it has kernels of ours in their place."""
 
+    def kind(self) -> Any:
+        """The backend's class; raises ``ImportError``."""
+        return getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
+
     def make(self, need: Need, max_tokens: int) -> AttentionBackend[Any]:
         """The backend for steps of up to ``max_tokens``; raises ``ImportError``, and ``ValueError`` with its rule."""
-        kind = getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
+        kind = self.kind()
         if self.attends is AttentionShape:
             backend: AttentionBackend[Any] = kind(need.shape, need.page_size, max_tokens, need.device)
             return backend
