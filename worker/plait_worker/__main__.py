@@ -63,7 +63,7 @@ def _serve(link: Link, config_path: Path, rank: int) -> int:
     except Exception as error:  # noqa: BLE001 (the process ends here, and says why)
         # The process's edge: whatever went wrong, the engine learns it before the process is gone.
         if is_out_of_memory(error):
-            reason = f"out of memory: {what_was_asked(error)}; lower --num-pages or --max-batch-tokens"
+            reason = f"out of memory: {what_was_asked(error)}; free memory, or lower --num-pages or --max-batch-tokens"
             return _fail(link, rank, ExitCode.HARDWARE, reason)
         _log.exception("a bug ended this rank")
         return _fail(link, rank, ExitCode.BUG, f"{type(error).__name__}: {error}")

@@ -35,7 +35,7 @@ def _start_kernel_threads(num_threads: int) -> None:
     try:
         set_num_threads(num_threads)
     except RuntimeError as error:
-        raise Failure(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}") from error
+        raise Failure(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}; set --threads lower") from error
 
 
 def _open_gpu(world: int) -> tuple[torch.device, str]:

@@ -9,7 +9,6 @@ DONE = 0
 
 ADVICE = {
     ExitCode.BUG: "this is a bug in Plait: please report it with the lines above",
-    ExitCode.HARDWARE: "free memory, or ask for less with --num-pages, --max-model-len or --memory-fraction",
     ExitCode.RANK_LOST: "start the server again; the worker's own lines are above",
 }
 """What to do, for the kinds of failure whose message cannot know it."""

@@ -86,9 +86,12 @@ class Bench:
         folder = self.logs / f"bench-{len(self.runs)}"
         words = ["--url", server.url, "--no-plots", "--warmup", "4", "--keep-streams", f"{NUM_STREAMS}", "--requests"]
         command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words, "--out", str(folder)]
-        done = subprocess.run(
-            [*command, *case.bench_words()], capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
-        )
+        try:
+            done = subprocess.run(
+                [*command, *case.bench_words()], capture_output=True, text=True, timeout=BENCH_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Ran(case, {}, [f"plait bench had not ended after {BENCH_SECONDS:g} s"])
         written = folder / "bench-serve.json"
         if not written.is_file():
             return Ran(case, {}, [f"plait bench ended with {done.returncode}: {done.stderr[-300:]}"])

@@ -64,7 +64,9 @@ def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path, group: Gr
     except ValueError as error:
         raise StartError(str(error), ExitCode.SETTINGS) from error
     except OSError as error:
-        raise StartError(f"the engine cannot start: {error}", ExitCode.HARDWARE) from error
+        raise StartError(
+            f"the engine cannot start: {error}; free memory, or what else the system ran out of", ExitCode.HARDWARE
+        ) from error
     with contextlib.closing(engine):
         yield engine
 
