@@ -27,7 +27,7 @@ NUM_TOKENS = 1024
 def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: (9, 0))
     monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: None)
-    monkeypatch.setattr(of_triton, "can_have_fmha_v2", lambda _shape: False)
+    monkeypatch.setattr(of_triton, "has_fmha_v2", lambda _shape: False)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])

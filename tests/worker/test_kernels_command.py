@@ -18,7 +18,7 @@ from plait_worker import kernels_command
 from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import HOPPER, Need
-from plait_worker.attention.modules import modules_for
+from plait_worker.attention.modules import has_fmha_v2, modules_for
 from plait_worker.triton_cache import compiled_kernels
 
 CONFIG = {
@@ -128,6 +128,32 @@ def test_each_backend_names_the_modules_that_it_loads() -> None:
     assert modules_for(MLA, 64, (10, 0)) == []
 
 
+@pytest.mark.usefixtures("for_hopper")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fmha_v2_is_found_by_the_name_that_flashinfer_gives_it(dtype: torch.dtype) -> None:
+    from flashinfer.jit.attention.modules import gen_fmha_v2_module
+
+    found = modules_for(dataclasses.replace(GQA, dtype=dtype), 64, CAPABILITY)[0]
+    assert found.name == gen_fmha_v2_module("q_paged_kv_hnd", dtype, dtype).name
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_a_module_is_looked_for_where_flashinfer_loads_it_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashinfer.jit import env
+
+    monkeypatch.setattr(env, "FLASHINFER_AOT_DIR", tmp_path / "aot")
+    monkeypatch.setattr(env, "FLASHINFER_JIT_DIR", tmp_path / "jit")
+    assert not has_fmha_v2(GQA)
+    for folder, state in (("jit", "built"), ("aot", "prebuilt")):
+        for module in modules_for(GQA, 64, CAPABILITY):
+            assert module.state != state
+            library = tmp_path / folder / module.name / f"{module.name}.so"
+            library.parent.mkdir(parents=True)
+            library.touch()
+            assert module.state == state
+        assert has_fmha_v2(GQA)
+
+
 def told(name: str) -> str:
     """What a module's name says of the shape that it is for."""
     parts = re.findall(r"fmha_v2_q_paged_kv_hnd|page_size_\d+|head_[a-z_]+_\d+|sm90$|kv_stride_equal$", name)
@@ -144,6 +170,14 @@ def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_
     outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
     assert isinstance(outcome, str)
     assert "not built, and there is no nvcc; `plait kernels build` says what to do" in outcome
+
+
+@pytest.mark.usefixtures("for_hopper")
+def test_with_a_compiler_auto_still_does_not_take_minutes_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: CAPABILITY)
+    outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
+    assert outcome == "2 of its modules are not built, which takes minutes; `plait kernels build` does it"
 
 
 @pytest.mark.usefixtures("for_hopper")

@@ -95,7 +95,7 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_k
 def test_our_kernels_attend_by_themselves(
     num_heads: int, num_kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait_worker.attention.triton.can_have_fmha_v2", lambda _shape: False)
+    monkeypatch.setattr("plait_worker.attention.triton.has_fmha_v2", lambda _shape: False)
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
     rows = [(start, length) for start in (0, 1, 63, 500) for length in (1, 2, 17, 64, 130)] + [(1000, 1), (64, 1)]
     starts, lengths = [start for start, _ in rows], [length for _, length in rows]

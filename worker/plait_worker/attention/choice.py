@@ -13,7 +13,7 @@ from plait_proto import ExitCode
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.found import Kernels, Need, find, names
-from plait_worker.attention.modules import backend_modules, find_nvcc, has_flashinfer
+from plait_worker.attention.modules import backend_modules, find_nvcc
 from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
@@ -67,7 +67,7 @@ def choose_attention(name: str, need: Need) -> AttentionBackend[Any]:
         return _fastest(need)
     if name == "torch":
         return _torch(need)
-    outcome = try_backend(name, need)
+    outcome = try_backend(name, need, may_compile=True)
     if isinstance(outcome, str):
         raise Failure(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
     return outcome
@@ -109,8 +109,8 @@ def _torch(need: Need) -> TorchAttention | TorchLatentAttention:
 
 
 @torch.inference_mode()
-def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
-    """The backend, or why it cannot be used.
+def try_backend(name: str, need: Need, *, may_compile: bool = False) -> AttentionBackend[Any] | str:
+    """The backend, or why it cannot be used; ``may_compile`` modules of flashinfer's, which takes minutes.
 
     Some kernels run on hardware that they were not made for and return zeros, so each is held against torch's.
     """
@@ -120,7 +120,7 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
     if need.shape.dtype not in _DTYPES:
         return f"it computes in bfloat16 or float16, not {str(need.shape.dtype).removeprefix('torch.')}"
     try:
-        if reason := _unbuilt(found, need):
+        if reason := _unbuilt(found, need, may_compile):
             return reason
         backend = _make(found, need)
     except ImportError as failure:
@@ -132,22 +132,23 @@ def try_backend(name: str, need: Need) -> AttentionBackend[Any] | str:
     return what_is_wrong(backend, need) or backend
 
 
-def _unbuilt(found: Kernels, need: Need) -> str | None:
-    """Why it cannot start, where its modules are neither there nor to be compiled; compiling is announced."""
-    if not found.needs_modules and not (has_flashinfer() and find_nvcc()):
-        return None
-    modules = backend_modules(found, need.shape, need.page_size)
+def _unbuilt(found: Kernels, need: Need, may_compile: bool) -> str | None:
+    """Why it cannot start, where its modules are neither there nor to be compiled now; compiling is announced."""
+    modules = backend_modules(found, need.shape, need.page_size) if found.needs_modules else []
     missing = [module.name for module in modules if module.state == "missing"]
-    if missing and find_nvcc() is None:
+    if not missing:
+        return None
+    if find_nvcc() is None:
         return (
             f"{len(missing)} of its modules are not built, and there is no nvcc; `plait kernels build` says what to do"
         )
-    if missing:
-        _log.warning(
-            "attention %s: compiling %d modules, which takes minutes; `plait kernels build` does it ahead of the start",
-            found.name,
-            len(missing),
-        )
+    if not may_compile:
+        return f"{len(missing)} of its modules are not built, which takes minutes; `plait kernels build` does it"
+    _log.warning(
+        "attention %s: compiling %d modules, which takes minutes; `plait kernels build` does it ahead of the start",
+        found.name,
+        len(missing),
+    )
     return None
 
 

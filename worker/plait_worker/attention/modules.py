@@ -1,7 +1,7 @@
 """The modules that flashinfer compiles for attention: which of them a model needs, and which are there.
 
-Beside a prebuilt module flashinfer's own cache is looked at; where a module is in neither, its first use compiles it,
-which takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's own calls, so that the names agree.
+Beside a prebuilt module flashinfer's own cache is looked at; where a module is in neither, it has to be compiled, which
+takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's own calls, so that the names agree.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ _INDEX = torch.int32
 class _Spec(Protocol):
     """What flashinfer tells of a module; the library carries no types."""
 
-    name: str
-    is_aot: bool
-    is_compiled: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_aot(self) -> bool: ...
+
+    @property
+    def is_compiled(self) -> bool: ...
 
     def build(self) -> None: ...
 
@@ -56,6 +61,35 @@ class GpuModule:
     def build(self) -> None:
         """Compile it into flashinfer's cache; raises ``RuntimeError`` with the compiler's words."""
         self.spec.build()
+
+
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""As flashinfer's names have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FmhaV2Spec:
+    """FMHAv2's: before flashinfer says whether it is there, it writes its 134 sources, which takes 1.5 s."""
+
+    without_sources: _Spec
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.without_sources.name
+
+    @property
+    def is_aot(self) -> bool:
+        return self.without_sources.is_aot
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.without_sources.is_compiled
+
+    def build(self) -> None:
+        from flashinfer.jit.attention.modules import gen_fmha_v2_module
+
+        gen_fmha_v2_module("q_paged_kv_hnd", self.dtype, self.dtype).build()
 
 
 def model_shape(
@@ -93,11 +127,9 @@ def backend_modules(found: Kernels, shape: AttentionShape | LatentShape, page_si
         return []
 
 
-def can_have_fmha_v2(shape: AttentionShape) -> bool:
-    """Whether FMHAv2 is there, or can be compiled here."""
-    if not has_flashinfer():
-        return False
-    return find_nvcc() is not None or GpuModule(_fmha_v2(shape, 0), ()).state != "missing"
+def has_fmha_v2(shape: AttentionShape) -> bool:
+    """Whether FMHAv2 is there; to compile it takes six minutes."""
+    return has_flashinfer() and GpuModule(_fmha_v2(shape, 0), ()).state != "missing"
 
 
 def has_flashinfer() -> bool:
@@ -111,10 +143,11 @@ def find_nvcc() -> Path | None:
     return Path(found) if found else None
 
 
-def _fmha_v2(shape: AttentionShape, _page_size: int) -> Any:
-    from flashinfer.jit.attention.modules import gen_fmha_v2_module
+def _fmha_v2(shape: AttentionShape, _page_size: int) -> _Spec:
+    from flashinfer.jit.core import JitSpecNvcc
 
-    return gen_fmha_v2_module("q_paged_kv_hnd", shape.dtype, shape.dtype)
+    name = f"trtllm_fmha_v2_q_paged_kv_hnd_{_SHORT[shape.dtype]}_{_SHORT[shape.dtype]}"
+    return _FmhaV2Spec(JitSpecNvcc(name, [], None, None, None, None), shape.dtype)
 
 
 def _xqa(shape: AttentionShape, page_size: int) -> Any:

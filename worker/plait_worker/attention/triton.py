@@ -13,7 +13,7 @@ from plait_kernels.attention import decode_paged
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
-from plait_worker.attention.modules import can_have_fmha_v2
+from plait_worker.attention.modules import has_fmha_v2
 from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitAttention
 
 if TYPE_CHECKING:
@@ -48,8 +48,11 @@ class TritonDecode(SplitAttention):
 
 
 def _fmha_v2(shape: AttentionShape, device: torch.device) -> FmhaV2 | None:
-    if not can_have_fmha_v2(shape):
-        _log.warning("attention triton: FMHAv2 is not built here; prompts go by our own kernel, which is slower")
+    if not has_fmha_v2(shape):
+        _log.warning(
+            "attention triton: FMHAv2 is not built here; prompts go by our own kernel, which is slower; `plait kernels "
+            "build` builds it"
+        )
         return None
     from plait_worker.attention.fmha_v2 import FmhaV2
 
