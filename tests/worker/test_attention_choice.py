@@ -111,9 +111,37 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
     assert chosen.name == (right or ["torch"])[0]
 
 
-def test_heads_that_our_kernel_does_not_take_are_refused_with_its_rule() -> None:
-    need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, head_dim=24))
-    assert try_backend("triton", need) == "it takes heads of a power of two numbers, not of 24"
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "rule"),
+    [
+        (24, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 24"),
+        (8, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 8"),
+        (16, 8, "it takes pages of 16, 32, 64 or more tokens, not of 8; set --page-size 64"),
+    ],
+)
+def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
+    head_dim: int, page_size: int, rule: str
+) -> None:
+    shape = dataclasses.replace(SHAPE, head_dim=head_dim)
+    assert try_backend("triton", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "rule"),
+    [
+        (128, 8, "its kernels take pages of 16, 32, 64 or 128 tokens, not 8; set --page-size 64"),
+        (128, 256, "its kernels take pages of 16, 32, 64 or 128 tokens, not 256; set --page-size 64"),
+        (100, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 100"),
+        (512, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 512"),
+    ],
+)
+def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(
+    head_dim: int, page_size: int, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait_worker.attention.choice.backend_modules", lambda *_: [])
+    shape = dataclasses.replace(SHAPE, head_dim=head_dim)
+    assert try_backend("trtllm_mha", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
 
 
 @pytest.mark.usefixtures("flashinfer_there")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from torch import Tensor
 
 from plait_kernels.kv_cache import UNSCALED, PageScales
@@ -17,9 +19,9 @@ def rotate_heads(
 
     ``cos`` and ``sin`` are those of ``rope_tables``; both results are in the dtype of ``qk``.
     """
-    solution = triton_solution(__name__) if qk_THD.is_cuda else reference
+    solution = solution_for(qk_THD.shape[2], is_cuda=qk_THD.is_cuda)
     q_THD, k_TGD = solution.rotate_heads(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
-    return q_THD, k_TGD
+    return _together(q_THD), k_TGD
 
 
 def rotate_and_store(
@@ -36,9 +38,19 @@ def rotate_and_store(
 
     ``pages`` and ``place_T`` are those of ``plait_kernels.kv_cache.store``.
     """
-    solution = triton_solution(__name__) if qkv_THD.is_cuda else reference
+    solution = solution_for(qkv_THD.shape[2], is_cuda=qkv_THD.is_cuda)
     q_THD: Tensor = solution.rotate_and_store(qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, place_T, scales)
-    return q_THD
+    return _together(q_THD)
 
 
-__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_and_store", "rotate_heads"]
+def _together(q_THD: Tensor) -> Tensor:
+    """The queries as a GPU's attention reads them."""
+    return q_THD.contiguous() if q_THD.is_cuda else q_THD
+
+
+def solution_for(head_dim: int, *, is_cuda: bool) -> ModuleType:
+    """A GPU's kernel takes halves of heads that are a power of two wide; torch rotates all others."""
+    return triton_solution(__name__) if is_cuda and (head_dim // 2).bit_count() == 1 else reference
+
+
+__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_and_store", "rotate_heads", "solution_for"]

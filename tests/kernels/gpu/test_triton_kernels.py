@@ -59,7 +59,7 @@ def test_silu_mul(num_rows: int, width: int) -> None:
     assert_close(silu_mul(x), activation_reference.silu_mul(x))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 100, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (8, 2), (9, 3), (1, 1)])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rotate_heads(num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool) -> None:
@@ -165,7 +165,7 @@ def test_every_product_of_the_table_is_right(shape: str) -> None:
         assert_close(multiply_few(x, weight, tile), x.float() @ weight.float().T)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 100, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (8, 2), (9, 3), (1, 1)])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool) -> None:

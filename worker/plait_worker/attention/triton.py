@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_LEAST_TILE = 16
+
 
 class TritonDecode(SplitAttention):
     """``AttentionBackend`` for compute capability 9.0."""
@@ -29,8 +31,10 @@ class TritonDecode(SplitAttention):
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """See ``SplitAttention``. Raises ``ValueError`` with the rule that is broken."""
-        if shape.head_dim.bit_count() != 1 or page_size.bit_count() != 1:
-            raise ValueError(f"it takes heads of a power of two numbers, not of {shape.head_dim}")
+        if not _is_tile(shape.head_dim):
+            raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
+        if not _is_tile(page_size):
+            raise ValueError(f"it takes pages of 16, 32, 64 or more tokens, not of {page_size}; set --page-size 64")
         super().__init__(shape, page_size, max_tokens, device)
         self._fmha_v2 = _fmha_v2(shape, device)
         self.widens_float8 = shape.fp8 is not None and self._fmha_v2 is not None
@@ -45,6 +49,11 @@ class TritonDecode(SplitAttention):
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """Read at the speed of memory from the first page on."""
         decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE, self.shape.scales)
+
+
+def _is_tile(size: int) -> bool:
+    """Whether the matrix units multiply over it."""
+    return size >= _LEAST_TILE and size.bit_count() == 1
 
 
 def _fmha_v2(shape: AttentionShape, device: torch.device) -> FmhaV2 | None:

@@ -13,6 +13,9 @@ from plait_worker.attention import AttentionShape
 from plait_worker.attention.fmha_v2 import FmhaV2
 from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitAttention
 
+_PAGE_SIZES = (16, 32, 64, 128)
+_HEAD_STEP, _MOST_HEAD = 16, 256
+"""Of XQA: heads are multiples of the first, and FMHAv2 takes none wider than the second."""
 # Semaphores take the first 8 MiB and must start at zero; the rest is for rows that are split.
 _WORKSPACE_BYTES = 136 << 20
 
@@ -23,7 +26,11 @@ class TrtllmMha(SplitAttention):
     name = "trtllm_mha"
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """See ``SplitAttention``; allocates the kernels' workspaces too."""
+        """See ``SplitAttention``; allocates the kernels' workspaces too. Raises ``ValueError`` with their rule."""
+        if page_size not in _PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
+        if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
+            raise ValueError(f"its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not {shape.head_dim}")
         super().__init__(shape, page_size, max_tokens, device)
         self.widens_float8 = shape.fp8 is not None
         self._fmha_v2 = FmhaV2(shape, device)
