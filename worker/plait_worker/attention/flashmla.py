@@ -3,6 +3,10 @@
 One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
 of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.
 
+The kernel over bfloat16 is launched so that it may start when the programs of the one in front are done, and never
+waits for what those wrote to be seen (its SASS has no ACQBULK). Which rows it loops over it takes from the schedule:
+were that made right in front, as the library does by itself, a program could follow what lay there before, without end.
+
 Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a token, L of it the latent.
 """
 
@@ -67,12 +71,11 @@ class FlashMla(LatentKernels[FlashMlaRows]):
         return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
 
     def _schedule(self, lengths_A: Tensor) -> Schedule:
-        """Filled by the step's first call; over float8 by a kernel of its own before it."""
+        """Made before the step's first layer, so that other kernels lie between it and the first attention."""
         schedule = get_mla_metadata()[0]
-        if self._is_fp8:
-            schedule.tile_scheduler_metadata, schedule.num_splits = get_mla_decoding_metadata(
-                lengths_A, self.shape.num_heads, 1, is_fp8_kvcache=True, use_legacy=True
-            )
+        schedule.tile_scheduler_metadata, schedule.num_splits = get_mla_decoding_metadata(
+            lengths_A, self.shape.num_heads, 1, is_fp8_kvcache=self._is_fp8, use_legacy=True
+        )
         return schedule
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashMlaRows) -> Tensor:
