@@ -20,8 +20,9 @@ from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
-from plait_kernels.linear import Tile
+from plait_kernels.linear import RowNorm, Tile, logits_triton
 from plait_kernels.linear import few_triton as few_rows
+from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables
@@ -140,3 +141,12 @@ def test_parts_of_a_product_are_added_by_whoever_comes_last(num_rows: int, split
     assert tile.takes(192, 512)
     for _ in range(2):  # the second finds what the first left
         assert_close(few_rows.multiply_few(x, weight, tile), x @ weight.T)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 64), (12, 96)])
+def test_a_router_multiplies_the_norm_that_it_makes(num_outputs: int, num_inputs: int) -> None:
+    x, weight = torch.randn(1, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
+    norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs) + 0.5, 1e-6)
+    given = logits_triton.normed_logits_row(x, norm, weight)
+    for part, right in zip(given, linear_reference.normed_logits_row(x, norm, weight), strict=True):
+        assert_close(part, right)

@@ -36,6 +36,13 @@ def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Te
     return gated_1O, sum_1I
 
 
+def normed_logits_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``rms_norm(x + residual) @ weight^T``, float32 ``[1, O]``; that norm, rounded as it is multiplied; the sum."""
+    solution = triton_solution(__name__, "logits_triton") if x_1I.is_cuda else reference
+    logits_1O, normed_1I, sum_1I = solution.normed_logits_row(x_1I, norm, weight_OI)
+    return logits_1O, normed_1I, sum_1I
+
+
 def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:
     """``x @ weight^T`` of shape ``[N, O]`` for a few rows on a GPU, by a tile that ``tiles_of`` gives for so many.
 
@@ -57,6 +64,7 @@ __all__ = [
     "multiply_few",
     "multiply_row",
     "normed_gate_row",
+    "normed_logits_row",
     "normed_multiply_row",
     "tiles_of",
 ]

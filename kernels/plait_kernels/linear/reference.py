@@ -36,3 +36,9 @@ def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Te
     """See ``plait_kernels.linear.normed_gate_row``."""
     product_1O, sum_1I = normed_multiply_row(x_1I, norm, gate_up_OI)
     return activation.silu_mul(product_1O), sum_1I
+
+
+def normed_logits_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``plait_kernels.linear.normed_logits_row``."""
+    normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
+    return F.linear(normed_1I.float(), weight_OI.float()), normed_1I, sum_1I

@@ -15,6 +15,7 @@ from plait_kernels.linear import (
     multiply_few,
     multiply_row,
     normed_gate_row,
+    normed_logits_row,
     normed_multiply_row,
     tiles_of,
 )
@@ -127,6 +128,18 @@ def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outp
     right, right_total = linear_reference.normed_multiply_row(x, norm, weight)
     assert torch.equal(total, right_total)
     assert_close(given, right)
+
+
+@pytest.mark.parametrize(("num_experts", "num_inputs"), [(64, 2048), (256, 7168), (3, 1030)])
+def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs: int) -> None:
+    x, weight = normal(1, num_inputs), normal(num_experts, num_inputs) / num_inputs**0.5
+    norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
+    logits, normed, total = normed_logits_row(x, norm, weight)
+    right_normed, right_total = norm_reference.add_rms_norm(x, *norm)
+    assert torch.equal(total, right_total)
+    assert_close(normed, right_normed)
+    right = normed.double() @ weight.double().T
+    torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("width", "num_inputs"), [(12_288, 4096), (192, 384), (33, 1030)])

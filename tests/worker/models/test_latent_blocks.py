@@ -1,4 +1,4 @@
-"""One row's first norm and the product behind it are one call where a kernel takes both, and give the same."""
+"""One row's norms and the products behind them are one call where a kernel takes both, and give the same."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.linear import normed_multiply_row
-from plait_worker.layers.matrix import GpuMatrix
+from plait_kernels.linear import normed_logits_row, normed_multiply_row
+from plait_worker.layers.matrix import ExactOnGpu, GpuMatrix
+from plait_worker.layers.mlp import SparseMlp
 from torch import Tensor
 
 
@@ -35,3 +36,33 @@ def test_a_norm_goes_with_its_product_for_one_row(
     given, right = ([driver.step({"a": ids})["a"], driver.step({}, {"a": 5})["a"]] for driver in (together, apart))
     assert rows == [1] * len(together.model.blocks)
     torch.testing.assert_close(torch.cat(given), torch.cat(right), atol=0.02, rtol=0)
+
+
+class _Exact(ExactOnGpu):
+    """As on a GPU, but for its multiplying, which a CPU's torch cannot."""
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x_NI.float(), self.rounded_OI.float())
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_a_norm_goes_with_its_router_for_one_row(
+    family: str, save_tiny: Callable[..., Any], drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, router = save_tiny(family).path, "plait_worker.layers.router"
+    monkeypatch.setattr(f"{router}.exact_matrix", lambda weight: _Exact(weight, weight.bfloat16()).__call__)
+    apart = drive(path, dtype="bfloat16")
+    monkeypatch.setattr(f"{router}.exact_matrix", lambda weight: _Exact(weight, weight.bfloat16()))
+    together = drive(path, dtype="bfloat16")
+    rows = []
+
+    def counted(x_1I: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rows.append(len(x_1I))
+        return normed_logits_row(x_1I, *given)
+
+    monkeypatch.setattr(f"{router}.normed_logits_row", counted)
+    ids = [3, 9, 27, 20, 60, 58, 52, 34]
+    given, right = ([driver.step({"a": ids})["a"], driver.step({}, {"a": 5})["a"]] for driver in (together, apart))
+    assert rows == [1] * sum(isinstance(block.mlp, SparseMlp) for block in together.model.blocks)
+    assert rows
+    torch.testing.assert_close(torch.cat(given), torch.cat(right), atol=0, rtol=0)

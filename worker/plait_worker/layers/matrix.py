@@ -54,17 +54,19 @@ def exact_matrix(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
     """``x @ weight^T`` in float32 of a float32 matrix and ``x`` of any type."""
     rounded_OI = weight_OI.bfloat16()
     if weight_OI.is_cuda and torch.equal(rounded_OI.float(), weight_OI):
-        return _ExactOnGpu(weight_OI, rounded_OI)
+        return ExactOnGpu(weight_OI, rounded_OI)
     return lambda x_NI: F.linear(x_NI.float(), weight_OI)
 
 
-class _ExactOnGpu:
+class ExactOnGpu:
     """Numbers that bfloat16 holds need not be widened: products of two are exact in float32."""
 
     def __init__(self, weight_OI: Tensor, rounded_OI: Tensor) -> None:
+        """The same numbers in float32 and in bfloat16."""
         self.weight_OI, self.rounded_OI = weight_OI, rounded_OI
 
     def __call__(self, x_NI: Tensor) -> Tensor:
+        """float32 ``[N, O]``."""
         if x_NI.dtype != torch.bfloat16:
             return F.linear(x_NI.float(), self.weight_OI)
         return torch.mm(x_NI, self.rounded_OI.T, out_dtype=torch.float32)

@@ -15,7 +15,8 @@ from plait_kernels.moe import hold_experts
 from torch import Tensor
 
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
-from plait_worker.layers.router import read_router
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
@@ -34,6 +35,11 @@ class GatedMlp:
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
         return self.down(silu_mul(self.gate_up(x_TD)))
+
+    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+        """The same for ``norm(x + residual)``, and that sum."""
+        x_TD, residual_TD = norm.add(x_TD, residual_TD)
+        return self(x_TD), residual_TD
 
     def partial(self, x_TD: Tensor) -> Tensor:
         """This rank's summand of the result."""
@@ -82,8 +88,15 @@ class SparseMlp:
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
-        weights_TK, experts_TK = self.router(x_TD)
-        out_TD = self.experts(x_TD, weights_TK, experts_TK)
+        return self._mixed(x_TD, self.router(x_TD))
+
+    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+        """The same for ``norm(x + residual)``, and that sum."""
+        chosen, x_TD, residual_TD = self.router.behind(x_TD, residual_TD, norm)
+        return self._mixed(x_TD, chosen), residual_TD
+
+    def _mixed(self, x_TD: Tensor, chosen: Chosen) -> Tensor:
+        out_TD = self.experts(x_TD, *chosen)
         if self.shared is not None:
             out_TD = out_TD + self.shared.partial(x_TD)
         return self.parallel.all_reduce(out_TD)

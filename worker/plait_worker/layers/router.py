@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.linear import RowNorm, normed_logits_row
 from plait_kernels.moe import Routing, route, softmax_top_k
 from torch import Tensor
 
-from plait_worker.layers.matrix import exact_matrix
+from plait_worker.layers.matrix import ExactOnGpu, exact_matrix
+from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import GroupRouting, MoeConfig
 from plait_worker.weights.reader import Weights
 
-Router = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""``x_TD`` -> the experts' weights, float32 ``[T, K]``, and their ids, int64 ``[T, K]``; whole on every rank."""
+Chosen = tuple[Tensor, Tensor]
+"""The experts' weights, float32 ``[T, K]``, and their ids, int64 ``[T, K]``; whole on every rank."""
+
+
+class Router(ABC):
+    """Chooses the experts of each token."""
+
+    @abstractmethod
+    def __call__(self, x_TD: Tensor) -> Chosen:
+        """For tokens as the experts get them."""
+
+    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+        """For ``norm(x + residual)``; that norm, and the sum."""
+        normed_TD, residual_TD = norm.add(x_TD, residual_TD)
+        return self(normed_TD), normed_TD, residual_TD
 
 
 def read_router(moe: MoeConfig, hidden_size: int, weights: Weights, bias_name: str, num_shared: int = 0) -> Router:
@@ -27,17 +42,17 @@ def read_router(moe: MoeConfig, hidden_size: int, weights: Weights, bias_name: s
     return _Grouped(moe, moe.groups, hidden_size, weights, bias_name, num_shared)
 
 
-class _Softmax:
+class _Softmax(Router):
     def __init__(self, moe: MoeConfig, hidden_size: int, weights: Weights) -> None:
         self.moe = moe
         self.gate_ED = weights.take("gate.weight", (moe.num_experts, hidden_size))
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_TD: Tensor) -> Chosen:
         logits_TE = F.linear(x_TD, self.gate_ED)
         return softmax_top_k(logits_TE, self.moe.num_experts_per_token, self.moe.normalise_top_k)
 
 
-class _Grouped:
+class _Grouped(Router):
     """DeepSeek's and MiniMax's routers, in float32 whatever the model's type: their experts lie close together."""
 
     def __init__(
@@ -55,5 +70,14 @@ class _Grouped:
         top_k, normalise = moe.num_experts_per_token, moe.normalise_top_k
         self.routing = Routing(groups.scoring, top_k, groups.limit, groups.scale, normalise, num_shared)
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_TD: Tensor) -> Chosen:
         return route(self.multiply(x_TD), self.bias_E, self.routing)
+
+    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+        """See ``Router``; for one row of bfloat16 on a GPU the norm is part of the product."""
+        multiply = self.multiply
+        if len(x_TD) != 1 or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
+            return super().behind(x_TD, residual_TD, norm)
+        row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
+        logits_TE, normed_TD, residual_TD = normed_logits_row(x_TD, row_norm, multiply.rounded_OI)
+        return route(logits_TE, self.bias_E, self.routing), normed_TD, residual_TD

@@ -167,7 +167,7 @@ def _places(attention: LatentStep, pages: Tensor) -> Places:
 
 
 class LatentBlock(Block[LatentStep]):
-    """A block whose first norm is made together with the product behind it."""
+    """A block whose norms are made together with the products behind them."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, attention: LatentAttention, mlp: GatedMlp | SparseMlp
@@ -175,6 +175,7 @@ class LatentBlock(Block[LatentStep]):
         """Read the two norms."""
         super().__init__(config, weights, attention, mlp)
         self.latent_attention = attention
+        self.normed_mlp = mlp.behind
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor, step: Step[LatentStep], pages: Tensor
@@ -182,8 +183,7 @@ class LatentBlock(Block[LatentStep]):
         """See ``Block``."""
         first = self.latent_attention.inputs.first.multiply
         product_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, first)
-        x_TD, residual_TD = self.mlp_norm.add(self.latent_attention.behind(product_TO, step, pages), residual_TD)
-        return self.mlp(x_TD), residual_TD
+        return self.normed_mlp(self.latent_attention.behind(product_TO, step, pages), residual_TD, self.mlp_norm)
 
 
 class MtpLayer:
