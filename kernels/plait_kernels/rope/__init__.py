@@ -21,7 +21,7 @@ def rotate_heads(
     """
     solution = solution_for(qk_THD.shape[2], is_cuda=qk_THD.is_cuda)
     q_THD, k_TGD = solution.rotate_heads(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
-    return _together(q_THD), k_TGD
+    return _together(q_THD), _together(k_TGD)
 
 
 def rotate_and_store(
@@ -43,9 +43,9 @@ def rotate_and_store(
     return _together(q_THD)
 
 
-def _together(q_THD: Tensor) -> Tensor:
-    """The queries as a GPU's attention reads them."""
-    return q_THD.contiguous() if q_THD.is_cuda else q_THD
+def _together(heads_THD: Tensor) -> Tensor:
+    """Queries or keys as a GPU's attention reads them."""
+    return heads_THD.contiguous() if heads_THD.is_cuda else heads_THD
 
 
 def solution_for(head_dim: int, *, is_cuda: bool) -> ModuleType:

@@ -96,7 +96,7 @@ def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_shape_that_a_kernel_lacks_is_refused_with_its_rule(name: str, changes: dict[str, Any], rule: str) -> None:
     shape = dataclasses.replace(latent(16), **changes)
-    assert rule in str(try_backend(name, Need(shape, PAGE_SIZE, 4096, MAX_TOKENS, GPU)))
+    assert rule in str(try_backend(name, Need(shape, PAGE_SIZE, 4096, MAX_TOKENS, GPU), may_compile=True))
 
 
 def test_a_page_size_that_flashmla_lacks_is_refused_with_its_rule() -> None:
