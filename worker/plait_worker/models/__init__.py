@@ -5,6 +5,7 @@ Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabul
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -24,7 +25,15 @@ from plait_worker.models.decoder import BlockReader, HeadsDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import DummyWeights, Held, Weights, open_checkpoint, open_config, rows_in_halves
+from plait_worker.weights import (
+    DummyWeights,
+    Held,
+    LoadingProgress,
+    Weights,
+    open_checkpoint,
+    open_config,
+    rows_in_halves,
+)
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
@@ -166,10 +175,14 @@ def _passing_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
 
 
 def _held(parallel: Parallel, free_bytes: int | None) -> Held:
-    """What a rank will hold, refused where all ranks together would not have the room."""
+    """What a rank will hold, refused where all ranks together have no room; the first one shows how far it is.
+
+    Its standard output is the terminal, if the engine's side has one; its standard error goes to that by lines.
+    """
+    progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
     if free_bytes is None:
-        return Held()
-    return Held(lambda own, to_come: refuse_too_large(own * parallel.world + to_come, free_bytes))
+        return Held(progress=progress)
+    return Held(lambda own, to_come: refuse_too_large(own * parallel.world + to_come, free_bytes), progress)
 
 
 def _read_model(

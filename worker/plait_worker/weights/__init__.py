@@ -11,6 +11,7 @@ from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile
 from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.json_config import read_config
+from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.reader import Held, Weights
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Folder",
     "GgufFile",
     "Held",
+    "LoadingProgress",
     "ModelFilesError",
     "Weights",
     "open_checkpoint",

@@ -46,8 +46,13 @@ class TensorSource(Protocol):
 class Held:
     """What a rank holds of its model so far."""
 
-    def __init__(self, check: Callable[[int, int], None] | None = None) -> None:
-        """``check`` is told the bytes held and those to come as they change, and raises where there is no room."""
+    def __init__(
+        self, check: Callable[[int, int], None] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """``check`` is told the bytes held and those to come as they change, and raises where there is no room.
+
+        ``progress`` is told how many of the expected bytes are still to come, and how many were.
+        """
         self.taken: dict[str, int] = {}
         """Bytes that each tensor takes on this rank."""
         self.kinds: set[str] = set()
@@ -55,13 +60,15 @@ class Held:
         self.num_bytes = 0
         self._to_come: dict[str, int] = {}
         self._num_to_come = 0
+        self._num_expected = 0
         self._num_passing = 0
         self._check = check
+        self._progress = progress
 
     def expect(self, least_bytes: Mapping[str, int], num_passing: int = 0) -> None:
         """What each tensor will take at least, on all ranks together, and what reading takes more while it lasts."""
         self._to_come = dict(least_bytes)
-        self._num_to_come = sum(least_bytes.values())
+        self._num_to_come = self._num_expected = sum(least_bytes.values())
         self._num_passing = num_passing
         self._refuse_too_many()
 
@@ -71,6 +78,8 @@ class Held:
         self.num_bytes += num_bytes
         self._num_to_come -= self._to_come.pop(name, 0)
         self._refuse_too_many()
+        if self._progress is not None and self._num_expected:
+            self._progress(self._num_to_come, self._num_expected)
 
     def _refuse_too_many(self) -> None:
         if self._check is not None:
