@@ -191,23 +191,8 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         _wait(OVERLAP)
         token = first + program - num_absorbing
         if token < num_rows:
-            _store_token(
-                token.to(tl.int64),
-                cached_ptr,
-                weight_ptr,
-                cos_ptr,
-                sin_ptr,
-                pages_ptr,
-                index_ptr,
-                cached_ptr,
-                eps,
-                factor,
-                cached_stride,
-                WIDTH,
-                BLOCK,
-                HALF,
-                False,
-            )
+            source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, cached_ptr)
+            _store_token(token.to(tl.int64), source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, False)
 
 
 @triton.jit
@@ -228,61 +213,42 @@ def _store_latents(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     _wait(OVERLAP)
-    _store_token(
-        tl.program_id(0).to(tl.int64),
-        cached_ptr,
-        weight_ptr,
-        cos_ptr,
-        sin_ptr,
-        pages_ptr,
-        index_ptr,
-        copy_ptr,
-        eps,
-        factor,
-        cached_stride,
-        WIDTH,
-        BLOCK,
-        HALF,
-        True,
-    )
+    source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, copy_ptr)
+    _store_token(tl.program_id(0).to(tl.int64), source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)
 
 
 @triton.jit
 def _store_token(  # type: ignore[no-untyped-def]
     token,
-    cached_ptr,
-    weight_ptr,
+    source,
     cos_ptr,
     sin_ptr,
-    pages_ptr,
-    index_ptr,
-    copy_ptr,
-    eps,
-    factor,
-    cached_stride,
+    target,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HAS_COPY: tl.constexpr,
 ):
+    cached_ptr, cached_stride, weight_ptr, eps = source
+    pages_ptr, index_ptr, factor, copy_ptr = target
     kind = cached_ptr.dtype.element_ty
     IS_FP8: tl.constexpr = pages_ptr.dtype.element_ty == tl.float8e4nv
     number = tl.arange(0, BLOCK)
     is_there = number < WIDTH
-    source = cached_ptr + token * cached_stride
-    latent = tl.load(source + number, mask=is_there, other=0.0).to(tl.float32)
+    cached_at = cached_ptr + token * cached_stride
+    latent = tl.load(cached_at + number, mask=is_there, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + number, mask=is_there, other=0.0).to(tl.float32)
     normed = (latent * tl.rsqrt(tl.sum(latent * latent, axis=0) / WIDTH + eps) * weight).to(kind)
     half = tl.arange(0, HALF)
-    a = tl.load(source + WIDTH + half).to(tl.float32)
-    b = tl.load(source + WIDTH + HALF + half).to(tl.float32)
+    a = tl.load(cached_at + WIDTH + half).to(tl.float32)
+    b = tl.load(cached_at + WIDTH + HALF + half).to(tl.float32)
     cosine = tl.load(cos_ptr + token * (2 * HALF) + half)
     sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + half)
     first, second = (a * cosine - b * sine).to(kind), (b * cosine + a * sine).to(kind)
-    target = pages_ptr + tl.load(index_ptr + token) * (WIDTH + 2 * HALF)
-    tl.store(target + number, rounded(normed, factor, IS_FP8), mask=is_there)
-    tl.store(target + WIDTH + half, rounded(first, factor, IS_FP8))
-    tl.store(target + WIDTH + HALF + half, rounded(second, factor, IS_FP8))
+    page_at = pages_ptr + tl.load(index_ptr + token) * (WIDTH + 2 * HALF)
+    tl.store(page_at + number, rounded(normed, factor, IS_FP8), mask=is_there)
+    tl.store(page_at + WIDTH + half, rounded(first, factor, IS_FP8))
+    tl.store(page_at + WIDTH + HALF + half, rounded(second, factor, IS_FP8))
     if HAS_COPY:
         copy = copy_ptr + token * (WIDTH + 2 * HALF)
         tl.store(copy + number, normed, mask=is_there)

@@ -121,6 +121,23 @@ def _list(  # type: ignore[no-untyped-def]
     tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 
+@triton.jit
+def _own_tile(counts_ptr, num_tokens, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program's expert, the first of its rows in the expert's list, and how long that is."""
+    tiles = (num_tokens + ROWS - 1) // ROWS
+    expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
+    return expert, first, tl.load(counts_ptr + expert)
+
+
+@triton.jit
+def _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The pairs of those rows, and which of them there are."""
+    member = first + tl.arange(0, ROWS)
+    is_member = member < count
+    pair = tl.load(lists_ptr + expert * num_tokens + member, mask=is_member, other=0)
+    return pair.to(tl.int64), is_member
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gate_up_listed(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -138,13 +155,9 @@ def _gate_up_listed(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start(OVERLAP)
-    tiles = (num_tokens + ROWS - 1) // ROWS
-    expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
-    count = tl.load(counts_ptr + expert)
+    expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        member = first + tl.arange(0, ROWS)
-        is_member = member < count
-        pair = tl.load(lists_ptr + expert * num_tokens + member, mask=is_member, other=0).to(tl.int64)
+        pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         output, place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < WIDTH
         x_at = x_ptr + (pair // TOP_K)[:, None] * HIDDEN + place[None, :]
@@ -178,13 +191,9 @@ def _down_listed(  # type: ignore[no-untyped-def]
     OVERLAP: tl.constexpr,
 ):
     start(OVERLAP)
-    tiles = (num_tokens + ROWS - 1) // ROWS
-    expert, first = tl.program_id(1) // tiles, tl.program_id(1) % tiles * ROWS
-    count = tl.load(counts_ptr + expert)
+    expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        member = first + tl.arange(0, ROWS)
-        is_member = member < count
-        pair = tl.load(lists_ptr + expert * num_tokens + member, mask=is_member, other=0).to(tl.int64)
+        pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
         output, place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < HIDDEN
         product_at = product_ptr + pair[:, None] * WIDTH + place[None, :]
