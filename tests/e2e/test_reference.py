@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Event
 
@@ -41,7 +42,8 @@ def test_greedy_tokens_are_the_references(
     for place, asked in questions.items():
         num_others = 0 if place == "alone" else sized(5, 15)
         with others(running.url, num_others), httpx.Client(base_url=running.url, timeout=600) as client:
-            judged = [greedy(client, reference, question, output_len) for question in asked]
+            answers = [greedy(client, question, output_len) for question in asked]
+        judged = [judge(reference, question, *answer) for question, answer in zip(asked, answers, strict=True)]
         keep(record, f"SmolLM2 float32 {variant} {place}", judged)
         assert max(judgement.worst_gap for judgement in judged) <= NEGLIGIBLE_GAP, place
 
@@ -53,7 +55,8 @@ def keep(record: Record, case: str, judged: list[Judgement]) -> None:
     record(case, "worst_logit_gap", "logits", max(judgement.worst_gap for judgement in judged), NEGLIGIBLE_GAP)
 
 
-def greedy(client: httpx.Client, reference: Reference, question: str, output_len: int) -> Judgement:
+def greedy(client: httpx.Client, question: str, output_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids of the question, as the server writes the chat, and of its answer."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "model": client.get("/v1/models").json()["data"][0]["id"],
@@ -63,10 +66,16 @@ def greedy(client: httpx.Client, reference: Reference, question: str, output_len
         "return_token_ids": True,
     }
     answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-    assert answer["prompt_token_ids"] == reference.chat_ids(question)
     ids = answer["choices"][0]["token_ids"]
     assert len(ids) == output_len
-    return reference.judge(answer["prompt_token_ids"], ids)
+    return tuple(answer["prompt_token_ids"]), tuple(ids)
+
+
+@cache
+def judge(reference: Reference, question: str, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Judgement:
+    """Once for all variants that give the same answer."""
+    assert list(prompt) == reference.chat_ids(question)
+    return reference.judge(list(prompt), list(answer))
 
 
 @contextmanager

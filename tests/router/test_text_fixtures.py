@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import text_fixtures
 from recording import Record
+from reference import load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,7 @@ DATA = ROOT.parent / "shared" / "data"
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_gguf: Path) -> PreTrainedTokenizerBase:
-    return text_fixtures.demo_tokenizer(demo_gguf.parent)
+    return load_tokenizer(demo_gguf)
 
 
 def test_the_committed_renders_are_what_jinja2_writes() -> None:

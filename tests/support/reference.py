@@ -25,7 +25,7 @@ class Reference:
     """De-quantised weights of one GGUF file in float32."""
 
     def __init__(self, gguf: Path) -> None:
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        self.tokenizer = load_tokenizer(gguf)
         self.model = read_llama(gguf)
 
     def chat_ids(self, text: str) -> list[int]:
@@ -66,6 +66,13 @@ def read_llama(gguf: Path) -> LlamaForCausalLM:
     assert not unexpected
     model.tie_weights()
     return model
+
+
+@cache
+def load_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer as transformers builds it from a file; once a session."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    return tokenizer
 
 
 @cache

@@ -6,6 +6,7 @@ Its two best tokens often lie under 0.1 nat apart, so text is not compared: log-
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,16 @@ def test_bfloat16_differs_from_float32_by_rounding_only(
 
 def compare(reference: Reference, driver: Any, question: str, output_len: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities ``[output_len, V]`` of both over the reference's own greedy answer."""
+    ids, expected_TV = expect(reference, question, output_len)
+    given_TV = driver.step({question: ids})[question]
+    return expected_TV, given_TV[-1 - output_len : -1]
+
+
+@cache
+def expect(reference: Reference, question: str, output_len: int) -> tuple[list[int], Tensor]:
+    """The question with the reference's greedy answer, and its log-probabilities over that: the same for each type."""
     prompt = reference.chat_ids(question)
     ids = prompt + reference.greedy(prompt, output_len)
     with torch.inference_mode():
-        expected = reference.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    given = driver.step({question: ids})[question]
-    answer = slice(len(prompt) - 1, -1)
-    return expected[answer], given[answer]
+        logprobs_TV = reference.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return ids, logprobs_TV[-1 - output_len : -1]
