@@ -12,7 +12,7 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, as_bytes, stored
 from plait_kernels.latent import Places, keep_latents
-from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
+from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
 from plait_worker.rows import Rows
 from torch import Tensor
 
@@ -144,9 +144,14 @@ class LatentWorld:
     def error(self, backend: AttentionBackend[Any]) -> float:
         """Largest difference from float64 over the largest value, of a layer between its projections."""
         step = backend.prepare(self.tables.rows)
-        q, latent_TC, right = self.q, self.tables.new(self.contexts), self._right()
+        given, right = self.attended(step), self._right()
+        return difference(given, right if step.order_T is None else right[step.order_T])
+
+    def attended(self, step: LatentStep) -> Tensor:
+        """That layer's result, in the step's order."""
+        q, latent_TC = self.q, self.tables.new(self.contexts)
         if step.order_T is not None:
-            q, latent_TC, right = (given[step.order_T] for given in (q, latent_TC, right))
+            q, latent_TC = q[step.order_T], latent_TC[step.order_T]
         num = step.num_prefill_tokens
         keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
         out = [step.prefill(q[:num], latent_TC[:num], self.pages, self._expand)] if num else []
@@ -154,7 +159,7 @@ class LatentWorld:
             absorbed = torch.einsum("tho,hol->thl", q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
             queries = torch.cat((absorbed, q[num:, :, self.key_HOL.shape[1] :]), dim=2)
             out.append(torch.einsum("thl,hvl->thv", step.decode(queries, self.pages), self.value_HVL))
-        return difference(torch.cat(out), right)
+        return torch.cat(out)
 
     def _right(self) -> Tensor:
         seen = torch.cat(self.contexts)

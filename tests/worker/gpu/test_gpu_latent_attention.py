@@ -48,6 +48,22 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, conte
         assert world(shape, prefill, decode).error(backend) <= TOLERANCE
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@torch.inference_mode()
+def test_steps_that_are_planned_far_ahead_of_the_device_stay_apart(name: str) -> None:
+    backend = backend_for(name, latent(16), 256)
+    worlds = [world(latent(16), [(0, 200 * size), (300, 64 * size)], DECODE[:size]) for size in range(1, 9)]
+    steps = [(each, each.tables.rows) for each in worlds]
+    right = []
+    for each, rows in steps:
+        right.append(each.attended(backend.prepare(rows)))
+        torch.cuda.synchronize()
+    torch.cuda._sleep(1 << 31)  # a second, in which the host plans all of them
+    given = [each.attended(backend.prepare(rows)) for each, rows in steps]
+    for one, other in zip(given, right, strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
 # What a step of drafts asks for: as many tokens of every request, over all that each has cached.
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("num_heads", [16, 128])

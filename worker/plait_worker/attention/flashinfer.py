@@ -9,7 +9,6 @@ Shapes: T tokens of the step, H query heads and G key-value heads, E a head's wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import device_lengths, places
-from plait_worker.attention.packed_pages import NUM_PLANS, ends, packed_pages
+from plait_worker.attention.packed_pages import ends, packed_pages
+from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.ranges import named
 from plait_worker.rows import Rows
 
@@ -87,11 +87,9 @@ class Flashinfer:
         self.shape = shape
         self.page_size = page_size
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._prefill = cycle(
-            [BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3") for _ in range(NUM_PLANS)]
-        )
-        self._decode = cycle(
-            [BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True) for _ in range(NUM_PLANS)]
+        self._prefill = PlanRing(lambda: BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3"), device)
+        self._decode = PlanRing(
+            lambda: BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True), device
         )
 
     def prepare(self, rows: Rows) -> FlashinferStep:
@@ -106,36 +104,36 @@ class Flashinfer:
 
     def _plan_prefill(self, rows: Rows, part: slice) -> BatchPrefillWithPagedKVCacheWrapper:
         lists = self._page_lists(rows, part)
-        wrapper = next(self._prefill)
-        wrapper.plan(
-            ends(np.array(rows.lengths[part])),
-            lists.ends,
-            lists.pages_I,
-            lists.last_length_R,
-            self.shape.num_heads,
-            self.shape.num_kv_heads,
-            self.shape.head_dim,
-            self.page_size,
-            causal=True,
-            sm_scale=self.shape.scale,
-            q_data_type=self.shape.dtype,
-        )
+        with self._prefill.take() as wrapper:
+            wrapper.plan(
+                ends(np.array(rows.lengths[part])),
+                lists.ends,
+                lists.pages_I,
+                lists.last_length_R,
+                self.shape.num_heads,
+                self.shape.num_kv_heads,
+                self.shape.head_dim,
+                self.page_size,
+                causal=True,
+                sm_scale=self.shape.scale,
+                q_data_type=self.shape.dtype,
+            )
         return wrapper
 
     def _plan_decode(self, rows: Rows, part: slice) -> BatchDecodeWithPagedKVCacheWrapper:
         lists = self._page_lists(rows, part)
-        wrapper = next(self._decode)
-        wrapper.plan(
-            lists.ends,
-            lists.pages_I,
-            lists.last_length_R,
-            self.shape.num_heads,
-            self.shape.num_kv_heads,
-            self.shape.head_dim,
-            self.page_size,
-            sm_scale=self.shape.scale,
-            q_data_type=self.shape.dtype,
-        )
+        with self._decode.take() as wrapper:
+            wrapper.plan(
+                lists.ends,
+                lists.pages_I,
+                lists.last_length_R,
+                self.shape.num_heads,
+                self.shape.num_kv_heads,
+                self.shape.head_dim,
+                self.page_size,
+                sm_scale=self.shape.scale,
+                q_data_type=self.shape.dtype,
+            )
         return wrapper
 
     def _page_lists(self, rows: Rows, part: slice) -> _PageLists:

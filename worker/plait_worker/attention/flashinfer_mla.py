@@ -9,7 +9,6 @@ Shapes: A absorbed tokens in R rows, J pages of them all, H heads, C cached of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from plait_worker.attention import LatentShape
 from plait_worker.attention.latent_kernels import LatentKernels
-from plait_worker.attention.packed_pages import NUM_PLANS, ends, packed_pages
+from plait_worker.attention.packed_pages import ends, packed_pages
+from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.rows import DeviceLengths, Rows
 
 _WORKSPACE_BYTES = 128 << 20
@@ -70,7 +70,7 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = cycle([_plan_buffers(device) for _ in range(NUM_PLANS)])
+        self._ring = PlanRing(lambda: _plan_buffers(device), device)
 
     def plan(self, rows: Rows, _lengths: DeviceLengths | None, first: int) -> FlashinferMlaRows:
         """The kernel's list of work for rows of these lengths."""
@@ -78,18 +78,18 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
         lengths_R = np.array(rows.lengths[part])
         seen_R = np.array(rows.starts[part]) + lengths_R
         num_R = -(-seen_R // self.page_size)
-        buffers = next(self._ring)
-        plan = self._module.plan(
-            self._workspace,
-            buffers.on_device,
-            buffers.on_host,
-            ends(lengths_R),
-            ends(num_R),
-            torch.from_numpy(seen_R.astype(np.int32)),
-            self.shape.num_heads,
-            self.shape.latent_dim,
-            True,
-        )
+        with self._ring.take() as buffers:
+            plan = self._module.plan(
+                self._workspace,
+                buffers.on_device,
+                buffers.on_host,
+                ends(lengths_R),
+                ends(num_R),
+                torch.from_numpy(seen_R.astype(np.int32)),
+                self.shape.num_heads,
+                self.shape.latent_dim,
+                True,
+            )
         return FlashinferMlaRows(packed_pages(rows.page_table_RW[part], num_R), buffers, plan)
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashinferMlaRows) -> Tensor:

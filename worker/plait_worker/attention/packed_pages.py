@@ -12,9 +12,6 @@ from torch import Tensor
 from plait_worker.attention.context_pieces import Ints
 from plait_worker.transfer import upload
 
-NUM_PLANS = 3
-"""Plans kept apart: the engine has two steps on the wire at most, so when a third is prepared, the first is over."""
-
 
 def packed_pages(table_RW: Tensor, num_R: Ints) -> Tensor:
     """int32 ``[J]``, on the table's device: the first ``num_R`` pages of each row, row after row."""

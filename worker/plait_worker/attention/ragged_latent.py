@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from torch import Tensor
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.context_pieces import ContextPiece, Ints, context_pieces
 from plait_worker.attention.latent_pages import load_latents
-from plait_worker.attention.packed_pages import NUM_PLANS, ends
+from plait_worker.attention.packed_pages import ends
+from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.rows import Rows
 
 _WORKSPACE_BYTES = 128 << 20
@@ -82,18 +82,18 @@ class RaggedPrefill:
             )
         self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = cycle([list[BatchPrefillWithRaggedKVCacheWrapper]() for _ in range(NUM_PLANS)])
+        self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
 
     def plan(self, rows: Rows, num: int) -> RaggedStep:
         """The host's work for the first ``num`` rows of a step, at least one."""
-        wrappers = next(self._ring)
         lengths_P = np.array(rows.lengths[:num])
         first_P = np.concatenate(([0], lengths_P.cumsum()))
-        new = self._plan(self._wrapper(wrappers, 0), lengths_P, lengths_P, is_causal=True)
-        pieces = [
-            self._piece(piece, rows, first_P, self._wrapper(wrappers, 1 + number))
-            for number, piece in enumerate(context_pieces(rows.starts[:num], self.context_chunk))
-        ]
+        with self._ring.take() as wrappers:
+            new = self._plan(self._wrapper(wrappers, 0), lengths_P, lengths_P, is_causal=True)
+            pieces = [
+                self._piece(piece, rows, first_P, self._wrapper(wrappers, 1 + number))
+                for number, piece in enumerate(context_pieces(rows.starts[:num], self.context_chunk))
+            ]
         return RaggedStep(self.shape, new, pieces)
 
     def _piece(
