@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,17 +136,28 @@ def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
         (512, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 512"),
     ],
 )
-def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(
-    head_dim: int, page_size: int, rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("plait_worker.attention.choice.backend_modules", lambda *_: [])
+def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, page_size: int, rule: str) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
     assert try_backend("trtllm_mha", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
 
 
 @pytest.mark.usefixtures("flashinfer_there")
-def test_flashinfers_planned_kernels_refuse_float8_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait_worker.attention.choice.backend_modules", lambda *_: [])
-    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: Path("nvcc"))
+def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
     need = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
     assert "--kv-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", need))
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"latent_dim": 256, "cached_dim": 320}, "it takes latents of 512 numbers with a shared key of 64, not of 256"),
+        ({"value_dim": 64}, "its prefill takes bfloat16 queries of 192 and values of 128 numbers, not bfloat16 of 192"),
+        ({"num_heads": 12}, "do not divide 128; take flashmla, or another --tp"),
+    ],
+    ids=["latents", "values", "heads"],
+)
+def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes: dict[str, Any], rule: str) -> None:
+    shape = LatentShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+    need = Need(dataclasses.replace(shape, **changes), 64, 4096, 8192, NEED.device)
+    assert rule in str(try_backend("flashinfer_mla", need))

@@ -120,6 +120,7 @@ def try_backend(name: str, need: Need, *, may_compile: bool = False) -> Attentio
     if need.shape.dtype not in _DTYPES:
         return f"it computes in bfloat16 or float16, not {str(need.shape.dtype).removeprefix('torch.')}"
     try:
+        found.refuse(need)
         if reason := _unbuilt(found, need, may_compile):
             return reason
         backend = _make(found, need)

@@ -52,7 +52,7 @@ class CutlassMla(TrtllmMla):
 
     @staticmethod
     def refuse(shape: LatentShape, page_size: int) -> None:
-        """Raise ``ValueError`` with the rule that the kernel for decode rows would break."""
+        """Raise ``ValueError`` with the rule that the kernels would break."""
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernel takes pages of 32, 64 or 128 tokens, not {page_size}; set --page-size 128")
         if shape.num_heads != NUM_HEADS:
@@ -61,3 +61,4 @@ class CutlassMla(TrtllmMla):
             raise ValueError("its kernel takes latents of 512 numbers with a shared key of 64")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype is not torch.bfloat16:
             raise ValueError("it takes bfloat16 over a cache of bfloat16; set --dtype bfloat16")
+        TrtllmMla.refuse_expanded(shape)

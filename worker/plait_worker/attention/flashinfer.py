@@ -79,11 +79,8 @@ class Flashinfer:
     captures_prompts = False
 
     def __init__(self, shape: AttentionShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
-        """``page_size`` in tokens; allocates the wrappers."""
-        if shape.fp8 is not None:
-            raise ValueError(
-                "its kernels for float8 pages are not built; --kv-dtype fp8 runs with triton or trtllm_mha"
-            )
+        """``page_size`` in tokens; allocates the wrappers. Raises ``ValueError`` with the kernels' rule."""
+        self.refuse(shape, page_size)
         self.shape = shape
         self.page_size = page_size
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -91,6 +88,14 @@ class Flashinfer:
         self._decode = PlanRing(
             lambda: BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True), device
         )
+
+    @staticmethod
+    def refuse(shape: AttentionShape, _page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if shape.fp8 is not None:
+            raise ValueError(
+                "its kernels for float8 pages are not built; --kv-dtype fp8 runs with triton or trtllm_mha"
+            )
 
     def prepare(self, rows: Rows) -> FlashinferStep:
         """Plan both halves from the host's lengths."""

@@ -61,16 +61,21 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
     ) -> None:
         """See ``LatentKernels``; allocates the workspaces."""
         super().__init__(shape, page_size, context_chunk, max_tokens, device)
-        if _TILE_QUERIES % shape.num_heads:
-            raise ValueError(
-                f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "
-                f"do not divide {_TILE_QUERIES}; take flashmla, or another --tp"
-            )
         shared = shape.cached_dim - shape.latent_dim
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = PlanRing(lambda: _plan_buffers(device), device)
+
+    @staticmethod
+    def refuse(shape: LatentShape, page_size: int) -> None:
+        """See ``LatentKernels``."""
+        LatentKernels.refuse(shape, page_size)
+        if _TILE_QUERIES % shape.num_heads:
+            raise ValueError(
+                f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "
+                f"do not divide {_TILE_QUERIES}; take flashmla, or another --tp"
+            )
 
     def plan(self, rows: Rows, _lengths: DeviceLengths | None, first: int) -> FlashinferMlaRows:
         """The kernel's list of work for rows of these lengths."""

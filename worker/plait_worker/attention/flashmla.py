@@ -51,14 +51,19 @@ class FlashMla(LatentKernels[FlashMlaRows]):
         self, shape: LatentShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
     ) -> None:
         """See ``LatentKernels``."""
-        if page_size != _PAGE_SIZE:
-            raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
         super().__init__(shape, page_size, context_chunk, max_tokens, device)
         self._is_fp8 = shape.cached_dtype == FP8
         scales = torch.tensor([1.0, shape.cached_scale], device=device)
         self._float8 = (
             {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
         )
+
+    @staticmethod
+    def refuse(shape: LatentShape, page_size: int) -> None:
+        """See ``LatentKernels``."""
+        if page_size != _PAGE_SIZE:
+            raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
+        LatentKernels.refuse(shape, page_size)
 
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
         """Table and length of each absorbed token."""

@@ -1,7 +1,7 @@
 """The kernels that there are: where each backend lies, what attends by it, and on which GPUs.
 
-A backend's class is made from a ``Need``'s parts, and refuses what its kernels do not take by ``ValueError`` with
-their rule.
+A backend's class is made from a ``Need``'s parts. What its kernels do not take its ``refuse`` raises ``ValueError``
+for, with their rule, before any of them is looked for.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class Kernels:
     def kind(self) -> Any:
         """The backend's class; raises ``ImportError``."""
         return getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
+
+    def refuse(self, need: Need) -> None:
+        """Raise ``ValueError`` with the rule of its kernels that the need breaks; raises ``ImportError`` too."""
+        self.kind().refuse(need.shape, need.page_size)
 
     def make(self, need: Need, max_tokens: int) -> AttentionBackend[Any]:
         """The backend for steps of up to ``max_tokens``; raises ``ImportError``, and ``ValueError`` with its rule."""

@@ -71,6 +71,13 @@ class LatentKernels(ABC, Generic[PlannedT]):
         self, shape: LatentShape, page_size: int, context_chunk: int, _max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` with the rule that is broken."""
+        self.refuse(shape, page_size)
+        self.shape, self.page_size = shape, page_size
+        self._ragged = RaggedPrefill(shape, page_size, context_chunk, device)
+
+    @staticmethod
+    def refuse(shape: LatentShape, _page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
         dims = (shape.latent_dim, shape.cached_dim)
         if dims != LATENT_DIMS:
             latent, shared = LATENT_DIMS[0], LATENT_DIMS[1] - LATENT_DIMS[0]
@@ -78,8 +85,7 @@ class LatentKernels(ABC, Generic[PlannedT]):
                 f"it takes latents of {latent} numbers with a shared key of {shared}, not of {dims[0]} with one of "
                 f"{dims[1] - dims[0]}"
             )
-        self.shape, self.page_size = shape, page_size
-        self._ragged = RaggedPrefill(shape, page_size, context_chunk, device)
+        RaggedPrefill.refuse(shape)
 
     @abstractmethod
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> PlannedT:

@@ -75,14 +75,19 @@ class RaggedPrefill:
 
     def __init__(self, shape: LatentShape, page_size: int, context_chunk: int, device: torch.device) -> None:
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
+        self.refuse(shape)
+        self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
+
+    @staticmethod
+    def refuse(shape: LatentShape) -> None:
+        """Raise ``ValueError`` with the rule that the kernel would break."""
         if (shape.query_dim, shape.value_dim) != _DIMS or shape.dtype != torch.bfloat16:
             raise ValueError(
                 f"its prefill takes bfloat16 queries of {_DIMS[0]} and values of {_DIMS[1]} numbers, not "
                 f"{str(shape.dtype).removeprefix('torch.')} of {shape.query_dim} and {shape.value_dim}"
             )
-        self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
-        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
 
     def plan(self, rows: Rows, num: int) -> RaggedStep:
         """The host's work for the first ``num`` rows of a step, at least one."""

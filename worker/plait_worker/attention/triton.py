@@ -31,13 +31,18 @@ class TritonDecode(SplitAttention):
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """See ``SplitAttention``. Raises ``ValueError`` with the rule that is broken."""
+        self.refuse(shape, page_size)
+        super().__init__(shape, page_size, max_tokens, device)
+        self._fmha_v2 = _fmha_v2(shape, device)
+        self.widens_float8 = shape.fp8 is not None and self._fmha_v2 is not None
+
+    @staticmethod
+    def refuse(shape: AttentionShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
         if not _is_tile(shape.head_dim):
             raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
         if not _is_tile(page_size):
             raise ValueError(f"it takes pages of 16, 32, 64 or more tokens, not of {page_size}; set --page-size 64")
-        super().__init__(shape, page_size, max_tokens, device)
-        self._fmha_v2 = _fmha_v2(shape, device)
-        self.widens_float8 = shape.fp8 is not None and self._fmha_v2 is not None
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
         """By FMHAv2 where it is there and reads such pages."""

@@ -69,7 +69,7 @@ class TrtllmGenMha:
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        refuse(shape, page_size)
+        self.refuse(shape, page_size)
         self.shape = shape
         self.page_size = page_size
         self.scratch = Scratch.of(shape.num_heads, shape.head_dim, max_tokens, device)
@@ -124,12 +124,12 @@ class TrtllmGenMha:
             multi_ctas_kv_counter_buffer=self.scratch.counters,
         )
 
-
-def refuse(shape: AttentionShape, page_size: int) -> None:
-    """Raise ``ValueError`` with the rule that the kernels would break."""
-    if shape.fp8 is not None:
-        raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")
-    if page_size not in PAGE_SIZES:
-        raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
-    if shape.head_dim not in HEAD_DIMS:
-        raise ValueError(f"its kernels take heads of 64, 128 or 256 numbers, not {shape.head_dim}")
+    @staticmethod
+    def refuse(shape: AttentionShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if shape.fp8 is not None:
+            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
+        if shape.head_dim not in HEAD_DIMS:
+            raise ValueError(f"its kernels take heads of 64, 128 or 256 numbers, not {shape.head_dim}")

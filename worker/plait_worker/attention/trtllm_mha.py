@@ -27,14 +27,19 @@ class TrtllmMha(SplitAttention):
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """See ``SplitAttention``; allocates the kernels' workspaces too. Raises ``ValueError`` with their rule."""
-        if page_size not in _PAGE_SIZES:
-            raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
-        if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
-            raise ValueError(f"its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not {shape.head_dim}")
+        self.refuse(shape, page_size)
         super().__init__(shape, page_size, max_tokens, device)
         self.widens_float8 = shape.fp8 is not None
         self._fmha_v2 = FmhaV2(shape, device)
         self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    @staticmethod
+    def refuse(shape: AttentionShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if page_size not in _PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
+        if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
+            raise ValueError(f"its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not {shape.head_dim}")
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
         """FMHAv2; our own kernel where float8 pages are too many to copy."""

@@ -133,7 +133,6 @@ class TrtllmMla:
     ) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
         self.refuse(shape, page_size)
-        refuse_expanded(shape)
         self.shape = shape
         self.page_size = page_size
         self.context_chunk = context_chunk
@@ -235,7 +234,7 @@ class TrtllmMla:
 
     @staticmethod
     def refuse(shape: LatentShape, page_size: int) -> None:
-        """Raise ``ValueError`` with the rule that the kernels for absorbed rows would break."""
+        """Raise ``ValueError`` with the rule that the kernels would break."""
         latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
@@ -248,12 +247,13 @@ class TrtllmMla:
             raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FP8):
             raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
+        TrtllmMla.refuse_expanded(shape)
 
-
-def refuse_expanded(shape: LatentShape) -> None:
-    """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
-    if (shape.query_dim, shape.value_dim) not in HEADS:
-        raise ValueError(
-            "its kernels take heads of 192 numbers in a query and 128 in a value, or 128 and 128, or 256 and 256, "
-            f"not {shape.query_dim} and {shape.value_dim}"
-        )
+    @staticmethod
+    def refuse_expanded(shape: LatentShape) -> None:
+        """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
+        if (shape.query_dim, shape.value_dim) not in HEADS:
+            raise ValueError(
+                "its kernels take heads of 192 numbers in a query and 128 in a value, or 128 and 128, or 256 and 256, "
+                f"not {shape.query_dim} and {shape.value_dim}"
+            )
