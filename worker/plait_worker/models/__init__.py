@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights import (
     DummyWeights,
+    Folder,
     Held,
     LoadingProgress,
     Weights,
@@ -34,6 +36,7 @@ from plait_worker.weights import (
     open_config,
     rows_in_halves,
 )
+from plait_worker.weights.read_ahead import read_ahead
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
@@ -126,7 +129,9 @@ def load_model(
     not_loaded = NOT_LOADED + _stored_twice(config)
     least_bytes = weights.least_bytes(not_loaded)
     weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
-    with torch.inference_mode():
+    # On a CPU the tensors' copies are what takes the time.
+    ahead = read_ahead(checkpoint) if isinstance(checkpoint, Folder) and device.type == "cuda" else nullcontext()
+    with torch.inference_mode(), ahead:
         model = _read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(not_loaded)
     return model

@@ -45,7 +45,8 @@ class Folder:
         fields = read_json(path / "config.json")
         self.config: ModelConfig = read_config(fields)
         self._block: BlockSize | None = read_block_size(fields)
-        self._files = [_open_shard(file) for file in _shards(path)]
+        self._paths = _shards(path)
+        self._files = [_open_shard(file) for file in self._paths]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
         self._by_name = dict(named)
         if len(self._by_name) < len(named):
@@ -60,6 +61,14 @@ class Folder:
     def shape(self, name: str) -> tuple[int, ...]:
         """From the header."""
         return tuple(self._by_name[name].get_slice(name).get_shape())
+
+    def mapped(self, name: str) -> Tensor:
+        """A tensor of any type over the mapped file, as it is stored."""
+        return self._by_name[name].get_tensor(name)
+
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(path.stat().st_size for path in self._paths)
 
     def read(self, name: str) -> Tensor:
         """A tensor over the mapped file, in the file's own type; de-quantised, in float32."""
@@ -82,7 +91,7 @@ class Folder:
                 f"tensor {name} is {dtype}, which is not supported there; {', '.join(types)} are: use the unquantised "
                 "model or a GGUF"
             )
-        return self._by_name[name].get_tensor(name)
+        return self.mapped(name)
 
     def blocks(self, name: str) -> None:
         """What is quantised in safetensors is read as numbers."""
