@@ -2,18 +2,21 @@
 
     python tests/bench/gpu/mla/decode_layers.py --out FILE
 
-Random weights of DeepSeek-V2-Lite (16 heads, hidden 2048) and V3 (128 heads, hidden 7168, queries by a latent); each
-part is captured by itself and replayed, so no launch is counted twice and none is hidden.
+Random weights of DeepSeek-V2-Lite (16 heads, hidden 2048) and V3 (128 heads, hidden 7168, queries by a latent), over
+latents in bfloat16 and, at one depth, in float8; each part is captured by itself and replayed, so no launch is counted
+twice and none is hidden.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from plait_kernels.kv_cache import FP8, stored
 from plait_kernels.latent import AbsorbedQueries, Places, Tables, absorb_and_store
 from plait_worker.attention import AttentionBackend, LatentShape, LatentStep
 from plait_worker.attention.choice import try_backend
@@ -28,8 +31,9 @@ from plait_worker.weights import DummyWeights
 GPU = torch.device("cuda")
 PAGE_SIZE = 64
 ROWS, DEPTHS = (1, 32, 128, 512), (1024, 4096, 16_384)
+KINDS = ((torch.bfloat16, DEPTHS), (FP8, (4096,)))
 FLOOR_PS = {16: 272.0, 128: 364.0}
-"""Of a token of context, by heads: 1,152 bytes at 4.24 TB/s, 2,176 operations a head at 765 TFLOP/s."""
+"""Of a token of context in bfloat16, by heads: 1,152 bytes at 4.24 TB/s, 2,176 operations a head at 765 TFLOP/s."""
 
 
 def config(num_heads: int) -> ModelConfig:
@@ -97,8 +101,10 @@ def parts(
     q_THE = queries.unflatten(1, (heads, -1))
     q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
     latents, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
-    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, Places(pages, attention.place_T))
-    return {
+    places = Places(pages, attention.place_T, attention.cached_scale)
+    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, places)
+    quantised = {"queries to float8": microseconds(lambda: stored(q_THC, FP8, 1.0))} if pages.dtype == FP8 else {}
+    return quantised | {
         "layer": microseconds(lambda: layer(x, step, pages)),
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
         "projections in": microseconds(lambda: layer.inputs.rest(layer.inputs.first(x))),
@@ -109,34 +115,35 @@ def parts(
 
 
 @torch.inference_mode()
-def measure(num_heads: int, out: list[dict[str, object]]) -> None:
+def measure(num_heads: int, kind: torch.dtype, depths: Sequence[int], out: list[dict[str, object]]) -> None:
     model = config(num_heads)
     assert model.mla is not None
     layer = LatentAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
-    num_pages = max(ROWS) * max(DEPTHS) // PAGE_SIZE
-    pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU)
-    shape = latent_shape(num_heads)
+    num_pages = max(ROWS) * max(depths) // PAGE_SIZE
+    pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU).to(kind)
+    shape = latent_shape(num_heads, kind)
     for name in names(LatentShape, (9, 0)):
         backend = try_backend(name, Need(shape, PAGE_SIZE, 4096, 8192, GPU))
         if isinstance(backend, str):
             print(name, backend)
             continue
         for num_rows in ROWS:
-            for depth in DEPTHS:
+            for depth in depths:
                 figures = parts(layer, backend, rows_of(num_rows, depth, num_pages), pages, model.hidden_size)
-                note(out, f"{name} {num_heads} heads {num_rows} rows at {depth}", figures, num_heads, num_rows * depth)
+                case = f"{name}{' float8' if kind == FP8 else ''} {num_heads} heads {num_rows} rows at {depth}"
+                note(out, case, figures, shape, num_rows * depth)
 
 
-def latent_shape(num_heads: int) -> LatentShape:
-    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+def latent_shape(num_heads: int, kind: torch.dtype) -> LatentShape:
+    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, kind)
 
 
-def note(out: list[dict[str, object]], case: str, figures: dict[str, float], num_heads: int, tokens: int) -> None:
-    """The figures in microseconds, with the kernel's rates and its floor."""
-    seconds = figures["kernel"] * 1e-6
-    rates = {
-        "kernel floor": (FLOOR_PS[num_heads] * tokens * 1e-6, "us"),
-        "kernel bandwidth": (1152 * tokens / seconds / 1e12, "TB/s"),
+def note(out: list[dict[str, object]], case: str, figures: dict[str, float], shape: LatentShape, tokens: int) -> None:
+    """The figures in microseconds, with the kernel's rates and, in bfloat16, its floor."""
+    seconds, num_heads = figures["kernel"] * 1e-6, shape.num_heads
+    floor = {"kernel floor": (FLOOR_PS[num_heads] * tokens * 1e-6, "us")} if shape.cached_dtype != FP8 else {}
+    rates = floor | {
+        "kernel bandwidth": (576 * shape.cached_dtype.itemsize * tokens / seconds / 1e12, "TB/s"),
         "kernel rate": (2176 * num_heads * tokens / seconds / 1e12, "TFLOP/s"),
     }
     print(case, {name: round(value, 1) for name, value in figures.items()}, flush=True)
@@ -149,8 +156,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for num_heads in (16, 128):
-        measure(num_heads, rows)
+    for num_heads, (kind, depths) in itertools.product((16, 128), KINDS):
+        measure(num_heads, kind, depths, rows)
     if options.out:
         command = "tests/bench/gpu/mla/decode_layers.py"
         options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
