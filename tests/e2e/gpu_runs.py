@@ -61,7 +61,7 @@ class GpuRuns:
             *("--device", "cuda", "--attention-backend", backend, "--num-pages", str(num_pages)),
             *flags,
         )
-        assert running.url, running.errors[-2000:]
+        assert running.url, running.errors[-8000:]
         return running
 
     def judge(self, asked: list[recall.Problem], wrong: list[recall.Wrong]) -> list[recall.Wrong]:
