@@ -69,14 +69,12 @@ class Bench:
     """None on a CPU."""
     logs: Path
     serve_flags: Sequence[str]
-    keeps_steps: bool = False
-    """Whether each loaded server writes its steps into the folder of logs."""
     runs: list[Ran] = field(default_factory=list)
 
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
-            records = ("--step-records", str(self.logs / f"steps-{number}.jsonl")) if self.keeps_steps else ()
+            records = ("--step-records", str(self.logs / f"steps-{number}.jsonl"))
             with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))
@@ -237,9 +235,7 @@ def main() -> None:
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         cost = model_cost(SHAPES[loaded.shape])
-        bench = Bench(
-            folder / loaded.shape, cost, measure_ceilings(folder), logs, options.serve_flags, options.logs is not None
-        )
+        bench = Bench(folder / loaded.shape, cost, measure_ceilings(folder), logs, options.serve_flags)
         print(f"ceilings: {bench.ceilings}", flush=True)
         chosen = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
         for ran in bench.run_all([case.shortened(options.share) for case in chosen]):
