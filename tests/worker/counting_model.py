@@ -32,7 +32,7 @@ class Unplanned:
 
     name: str = "unplanned"
     is_capturable: bool = False
-    captures_prompts: bool = False
+    captured_prompts: None = None
 
     def prepare(self, rows: Rows) -> StepAttention:
         return Seen(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,10 @@ from plait_worker.attention import StepAttention
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import places
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta
-from plait_worker.graphs import GraphInputs, Size, StepGraphs, sizes
+from plait_worker.delta import Delta, read_plan
+from plait_worker.graph_inputs import GraphInputs
+from plait_worker.graph_sizes import Size, needed_size, sizes
+from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
@@ -143,3 +146,32 @@ def test_steps_with_prompts_fill_whole_tiles_of_a_product() -> None:
 
 def test_no_graph_is_larger_than_a_step_may_be() -> None:
     assert max(size.num_tokens for size in sizes(8, 300)) == 256
+
+
+def test_cached_tokens_of_prompts_are_listed_where_there_is_room_for_them(model: Model[Any]) -> None:
+    rank = make_rank(model, StepGraphs())
+    stepper = Stepper(rank.step, PAGE, NUM_PAGES)
+    slots = [stepper.admit(list(range(length))) for length in (40, 20, 30)]
+    stepper.step(prefill={slots[0]: 25, slots[2]: 3})
+    plan = stepper.step(prefill={slots[0]: 5, slots[1]: 7, slots[2]: 1})
+    size = Size(prompt_tokens=16, prompt_rows=4, decode_rows=2, context_tokens=30)
+    inputs, delta = GraphInputs(size, rank.slots), read_plan(plan)
+    inputs.fill(delta)
+    lengths = inputs.rows(rank.slots).device_lengths
+    assert lengths is not None
+    assert lengths.context is not None
+    assert lengths.context.row_I.tolist() == [0] * 25 + [2] * 3 + [3, 3]
+    assert lengths.context.position_I.tolist() == [*range(25), *range(3), 0, 0]
+    assert size.fits(needed_size(delta))
+    assert not dataclasses.replace(size, context_tokens=27).fits(needed_size(delta))
+
+
+def test_steps_without_prompts_are_planned_by_nobody(model: Model[Any]) -> None:
+    stepper = Stepper(make_rank(model, StepGraphs()).step, PAGE, NUM_PAGES)
+    first, second = stepper.admit(list(range(9))), stepper.admit(list(range(9)))
+    prompts = needed_size(read_plan(stepper.step(prefill={first: 9, second: 4})))
+    decode = needed_size(read_plan(stepper.step(decode=[first])))
+    planned = [size for size in sizes(256, 8192, (0, 4096)) if size.context_tokens is not None]
+    assert {size.context_tokens for size in planned} == {0, 4096}
+    assert all(size.fits(prompts) for size in planned)
+    assert not any(size.fits(decode) for size in planned)

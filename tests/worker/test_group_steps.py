@@ -17,7 +17,8 @@ from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta
 from plait_worker.failure import Failure
-from plait_worker.graphs import Size, StepGraphs
+from plait_worker.graph_sizes import Size
+from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_worker.attention.context_pieces import context_pieces
-from plait_worker.attention.short_appends import fits_graph, is_short
+from plait_worker.attention.context_pieces import context_pieces, even_pieces
+from plait_worker.attention.short_appends import best_captured, is_short
+from plait_worker.graph_sizes import Size
 
 PAGE_SIZE, WIDTH = 4, 100
 
@@ -56,8 +57,44 @@ def test_short_appends_are_absorbed(starts: list[int], lengths: list[int], short
     assert is_short(starts, lengths) == short
 
 
+ABSORBING, PLANNED = Size(1000, 17, 24), Size(1000, 17, 24, 8192)
+
+
 @pytest.mark.parametrize(
-    ("starts", "lengths", "fits"), [([0], [1024], True), ([8000], [64], True), ([8000], [512], False)]
+    ("starts", "lengths", "best"),
+    [
+        ([0], [128], ABSORBING),
+        ([8000], [16], ABSORBING),
+        ([0], [1000], PLANNED),
+        ([8000], [32], ABSORBING),
+        ([8000], [512], PLANNED),
+    ],
 )
-def test_a_captured_step_takes_more_of_them(starts: list[int], lengths: list[int], fits: bool) -> None:
-    assert fits_graph(starts, lengths) == fits
+def test_captured_prompts_are_absorbed_where_that_is_less_work(
+    starts: list[int], lengths: list[int], best: Size
+) -> None:
+    assert best_captured([ABSORBING, PLANNED], starts, lengths) == best
+    assert best_captured([PLANNED], starts, lengths) == PLANNED
+
+
+@pytest.mark.parametrize(("starts", "lengths", "best"), [([0], [1000], ABSORBING), ([8000], [512], None)])
+def test_prompts_that_no_planned_step_has_room_for_are_absorbed_up_to_some_length(
+    starts: list[int], lengths: list[int], best: Size | None
+) -> None:
+    assert best_captured([ABSORBING], starts, lengths) == best
+    assert best_captured([], starts, lengths) is None
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    contexts=st.lists(st.integers(0, 300), min_size=1, max_size=8), limit=st.integers(1, 200), free=st.integers(0, 300)
+)
+def test_pieces_of_a_captured_step_hold_what_other_pieces_do(contexts: list[int], limit: int, free: int) -> None:
+    room = sum(contexts) + free
+    given_R = list(even_pieces(np.array(contexts), room, limit))
+    assert len(given_R) == -(-room // limit)
+    for piece, cached_R in zip(context_pieces(contexts, limit), given_R, strict=False):
+        right_R = np.zeros(len(contexts), dtype=np.int64)
+        right_R[piece.rows] = piece.lengths
+        assert cached_R.tolist() == right_R.tolist()
+    assert sum(int(cached_R.sum()) for cached_R in given_R) == sum(contexts)

@@ -1,6 +1,7 @@
 """The rows of one step, as the models and the attention backends see them.
 
-Shapes: T tokens of the step, R rows, P prefill rows, S rows that sample, W pages in the widest row's table.
+Shapes: T tokens of the step, R rows, P prefill rows, S rows that sample, I cached tokens, W pages in the widest
+row's table.
 """
 
 from __future__ import annotations
@@ -8,6 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceContext:
+    """The tokens that a captured step's prefill rows have cached, row after row, on the device."""
+
+    row_I: Tensor
+    """int64: behind the last token the row that is never used."""
+    position_I: Tensor
+    """int64, in the row's request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class DeviceLengths:
     """No row has more new tokens."""
     max_kv: int
     """No row has more positions."""
+    context: DeviceContext | None = None
+    """Set where prefill rows are attended to by kernels that are planned before each replay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention import AttentionBackend, LatentShape
+from plait_worker.attention import AttentionBackend
+from plait_worker.attention.captured import UnplannedPrompts
 from plait_worker.attention.choice import choose_attention
 from plait_worker.attention.found import Need
-from plait_worker.attention.short_appends import fits_graph
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
 from plait_worker.cache import KVCache, bytes_per_page
@@ -28,7 +28,8 @@ from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.cpu_working_space import cpu_working_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.failure import Failure
-from plait_worker.graphs import StepGraphs, all_fit, capture, sizes
+from plait_worker.graph_sizes import sizes
+from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
@@ -216,9 +217,10 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
         model.rounded_logits(hidden_TD[rows.sample_index_S], logits_RV)
 
-    max_rows = min(settings.max_graph_batch, slots.num_slots)
-    max_tokens = loaded.config.max_batch_tokens if attention.captures_prompts else 0
-    fits = fits_graph if isinstance(model.attention_shape, LatentShape) else all_fit
-    wanted = sizes(max_rows, max_tokens)
+    prompts = attention.captured_prompts
+    max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
+    prompts = prompts or UnplannedPrompts()
+    wanted = sizes(min(settings.max_graph_batch, slots.num_slots), max_tokens, prompts.contexts)
     shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
-    return capture(wanted, slots, compute, torch.empty(shape, dtype=model.dtype, device=slots.device), fits)
+    logits_RV = torch.empty(shape, dtype=model.dtype, device=slots.device)
+    return capture(wanted, Captured(slots, compute, logits_RV, prompts))

@@ -15,6 +15,7 @@ import torch
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales
 from torch import Tensor
 
+from plait_worker.attention.captured import CapturedPrompts
 from plait_worker.rows import Rows
 
 
@@ -156,8 +157,8 @@ class AttentionBackend(Protocol[PreparedT_co]):
         ...
 
     @property
-    def captures_prompts(self) -> bool:
-        """Whether a step of rows with ``device_lengths`` does too."""
+    def captured_prompts(self) -> CapturedPrompts | None:
+        """What captures steps of rows with ``device_lengths`` too; None where only decode rows are captured."""
         ...
 
     def prepare(self, rows: Rows) -> PreparedT_co:

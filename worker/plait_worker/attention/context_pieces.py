@@ -59,3 +59,14 @@ def context_pieces(contexts: Sequence[int], limit: int) -> Iterator[ContextPiece
         starts = ends[first:last] - np.array(contexts[first:last])
         begins = np.maximum(begin - starts, 0)
         yield ContextPiece(first, begins, np.minimum(ends[first:last], end) - starts - begins)
+
+
+def even_pieces(contexts_R: Ints, room: int, limit: int) -> Iterator[Ints]:
+    """How much of each row's context each piece of a captured step holds: all of the rows, ``limit`` tokens a piece.
+
+    There are as many pieces as ``room`` tokens need; the last may hold nothing of anybody.
+    """
+    ends_R = contexts_R.cumsum()
+    for begin in range(0, room, limit):
+        end = min(begin + limit, room)
+        yield np.clip(ends_R, begin, end) - np.clip(ends_R - contexts_R, begin, end)

@@ -76,7 +76,7 @@ class Flashinfer:
 
     name = "flashinfer"
     is_capturable = False
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(self, shape: AttentionShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; allocates the wrappers. Raises ``ValueError`` with the kernels' rule."""

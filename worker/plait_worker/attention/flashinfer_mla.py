@@ -54,7 +54,7 @@ class FlashinferMla(LatentKernels[FlashinferMlaRows]):
 
     name = "flashinfer_mla"
     is_capturable = False
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(
         self, shape: LatentShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device

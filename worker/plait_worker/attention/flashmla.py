@@ -13,6 +13,7 @@ Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
@@ -20,6 +21,7 @@ from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
+from plait_worker.attention.captured_ragged import LatentPrompts
 from plait_worker.attention.latent_kernels import LatentKernels
 from plait_worker.rows import DeviceLengths, Rows
 
@@ -45,7 +47,6 @@ class FlashMla(LatentKernels[FlashMlaRows]):
 
     name = "flashmla"
     is_capturable = True
-    captures_prompts = True
 
     def __init__(
         self, shape: LatentShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
@@ -57,6 +58,11 @@ class FlashMla(LatentKernels[FlashMlaRows]):
         self._float8 = (
             {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
         )
+
+    @cached_property
+    def captured_prompts(self) -> LatentPrompts:
+        """Made when steps are to be captured."""
+        return LatentPrompts(self.shape, self.page_size, self.ragged.context_chunk, self.ragged.workspace)
 
     @staticmethod
     def refuse(shape: LatentShape, page_size: int) -> None:

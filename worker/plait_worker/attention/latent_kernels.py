@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
+from plait_worker.attention.captured_ragged import LatentPrompts
 from plait_worker.attention.lengths import device_lengths, places
 from plait_worker.attention.ragged_latent import RaggedPrefill, RaggedStep
 from plait_worker.attention.row_order import OrderedRows, short_last
@@ -65,7 +66,11 @@ class LatentKernels(ABC, Generic[PlannedT]):
 
     name: str
     is_capturable: bool
-    captures_prompts: bool
+
+    @property
+    @abstractmethod
+    def captured_prompts(self) -> LatentPrompts | None:
+        """See ``AttentionBackend``."""
 
     def __init__(
         self, shape: LatentShape, page_size: int, context_chunk: int, _max_tokens: int, device: torch.device
@@ -73,7 +78,7 @@ class LatentKernels(ABC, Generic[PlannedT]):
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` with the rule that is broken."""
         self.refuse(shape, page_size)
         self.shape, self.page_size = shape, page_size
-        self._ragged = RaggedPrefill(shape, page_size, context_chunk, device)
+        self.ragged = RaggedPrefill(shape, page_size, context_chunk, device)
 
     @staticmethod
     def refuse(shape: LatentShape, _page_size: int) -> None:
@@ -108,12 +113,21 @@ class LatentKernels(ABC, Generic[PlannedT]):
             num_prefill_tokens=ordered.num_long_tokens,
             place_T=places(rows, lengths, self.page_size),
             order_T=ordered.order_T,
-            ragged=self._ragged.plan(rows, first) if first else None,
+            ragged=self._ragged_step(rows, first) if first else None,
             absorbed=self.plan(rows, lengths, first) if first < rows.num_rows else None,
         )
 
+    def _ragged_step(self, rows: Rows, num_long: int) -> RaggedStep:
+        """The first rows', planned now, or before the step is replayed."""
+        captured, prompts = rows.device_lengths, self.captured_prompts
+        if captured is None or captured.context is None or prompts is None:
+            return self.ragged.plan(rows, num_long)
+        return prompts.step(rows, captured.context)
+
     def _order(self, rows: Rows) -> OrderedRows:
         num = rows.num_prefill
+        if rows.device_lengths is not None and rows.device_lengths.context is not None:
+            return OrderedRows(rows, num, None)
         if rows.device_lengths is not None or is_short(rows.starts[:num], rows.lengths[:num]):
             return OrderedRows(rows, 0, None)
         return short_last(rows, is_short_beside_others)

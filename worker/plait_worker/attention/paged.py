@@ -32,7 +32,7 @@ class PagedAttention:
 
     name = "cpu"
     is_capturable = False
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(self, shape: AttentionShape, page_size: int) -> None:
         """``page_size`` in tokens."""

@@ -69,7 +69,7 @@ class PagedLatentAttention:
 
     name = "cpu"
     is_capturable = False
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(self, shape: LatentShape, page_size: int, context_chunk: int) -> None:
         """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""

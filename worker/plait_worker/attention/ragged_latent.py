@@ -35,7 +35,7 @@ come up, whose kernels were all used before."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Cached tokens that some of the prefill tokens see."""
 
     tokens: slice
@@ -51,7 +51,7 @@ class RaggedStep:
 
     shape: LatentShape
     new: BatchPrefillWithRaggedKVCacheWrapper
-    pieces: Sequence[_Piece]
+    pieces: Sequence[Piece]
 
     def attend(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
         """See ``LatentStep.prefill``."""
@@ -77,7 +77,7 @@ class RaggedPrefill:
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
         self.refuse(shape)
         self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
-        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
 
     @staticmethod
@@ -94,7 +94,7 @@ class RaggedPrefill:
         lengths_P = np.array(rows.lengths[:num])
         first_P = np.concatenate(([0], lengths_P.cumsum()))
         with self._ring.take() as wrappers:
-            new = self._plan(self._wrapper(wrappers, 0), lengths_P, lengths_P, is_causal=True)
+            new = plan_ragged(self._wrapper(wrappers, 0), self.shape, lengths_P, lengths_P, is_causal=True)
             pieces = [
                 self._piece(piece, rows, first_P, self._wrapper(wrappers, 1 + number))
                 for number, piece in enumerate(context_pieces(rows.starts[:num], self.context_chunk))
@@ -103,32 +103,39 @@ class RaggedPrefill:
 
     def _piece(
         self, piece: ContextPiece, rows: Rows, first_P: Ints, wrapper: BatchPrefillWithRaggedKVCacheWrapper
-    ) -> _Piece:
+    ) -> Piece:
         index_I = piece.places(rows.page_table_RW, self.page_size, _TILE)
         lengths = np.array(rows.lengths[piece.rows])
         tokens = slice(int(first_P[piece.rows.start]), int(first_P[piece.rows.stop]))
-        return _Piece(tokens, index_I, self._plan(wrapper, lengths, piece.lengths, is_causal=False))
-
-    def _plan(
-        self, wrapper: BatchPrefillWithRaggedKVCacheWrapper, lengths_q: Ints, lengths_kv: Ints, *, is_causal: bool
-    ) -> BatchPrefillWithRaggedKVCacheWrapper:
-        wrapper.plan(
-            ends(lengths_q),
-            ends(lengths_kv),
-            self.shape.num_heads,
-            self.shape.num_heads,
-            self.shape.query_dim,
-            self.shape.value_dim,
-            causal=is_causal,
-            sm_scale=self.shape.scale,
-            q_data_type=self.shape.dtype,
-        )
-        return wrapper
+        return Piece(tokens, index_I, plan_ragged(wrapper, self.shape, lengths, piece.lengths, is_causal=False))
 
     def _wrapper(
         self, wrappers: list[BatchPrefillWithRaggedKVCacheWrapper], number: int
     ) -> BatchPrefillWithRaggedKVCacheWrapper:
         """The slot's wrapper of this number, made when first asked for."""
         if number == len(wrappers):
-            wrappers.append(BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend="fa3"))
+            wrappers.append(BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend="fa3"))
         return wrappers[number]
+
+
+def plan_ragged(
+    wrapper: BatchPrefillWithRaggedKVCacheWrapper,
+    shape: LatentShape,
+    lengths_q: Ints,
+    lengths_kv: Ints,
+    *,
+    is_causal: bool,
+) -> BatchPrefillWithRaggedKVCacheWrapper:
+    """The wrapper, planned for rows with so many queries and keys each."""
+    wrapper.plan(
+        ends(lengths_q),
+        ends(lengths_kv),
+        shape.num_heads,
+        shape.num_heads,
+        shape.query_dim,
+        shape.value_dim,
+        causal=is_causal,
+        sm_scale=shape.scale,
+        q_data_type=shape.dtype,
+    )
+    return wrapper

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait_worker.graph_sizes import Size
+
 _FREE_PAIRS = 1 << 16
 """What the launches of the other way cost beside their work."""
 _PAIRS_PER_CACHED_TOKEN = 32
@@ -26,9 +28,17 @@ def is_short_beside_others(start: int, length: int) -> bool:
     return _pairs([start], [length]) <= _PAIRS_PER_CACHED_TOKEN * start
 
 
-def fits_graph(starts: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether absorbing prefill rows, which a captured step must, is better than launching one operation by one."""
-    return _pairs(starts, lengths) <= _CAPTURED_PAIRS
+def best_captured(roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    """Of captured steps with room, smallest first, the best for these prefill rows; None where none of them is good.
+
+    Those whose prompts are not planned absorb them: where no other has room, still better than to launch a step
+    operation by operation.
+    """
+    absorbed = next((size for size in roomy if size.context_tokens is None), None)
+    planned = next((size for size in roomy if size.context_tokens is not None), None)
+    if planned is None:
+        return absorbed if _pairs(starts, lengths) <= _CAPTURED_PAIRS else None
+    return absorbed if absorbed is not None and is_short(starts, lengths) else planned
 
 
 def _pairs(starts: Sequence[int], lengths: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
+from plait_worker.attention.captured import CapturedPrompts, UnplannedPrompts
 from plait_worker.attention.lengths import decode_lengths, device_lengths, places
 from plait_worker.attention.widened import Widened, widen
 from plait_worker.failure import ensure
@@ -80,7 +81,7 @@ class SplitAttention(ABC):
 
     name: str
     is_capturable = True
-    captures_prompts = True
+    captured_prompts: CapturedPrompts = UnplannedPrompts()
     widens_float8: bool
     """Whether prefill rows get a copy of float8 pages in the queries' type."""
 

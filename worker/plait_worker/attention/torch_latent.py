@@ -155,7 +155,7 @@ class TorchLatentAttention:
 
     name = "torch"
     is_capturable = False
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(self, shape: LatentShape, page_size: int, context_chunk: int, device: torch.device = _CPU) -> None:
         """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""

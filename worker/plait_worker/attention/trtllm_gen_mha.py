@@ -65,7 +65,7 @@ class TrtllmGenMha:
     name = "trtllm_mha"
     is_capturable = True
     # Steps of a graph hold prefill rows without tokens, which these kernels are not known to take.
-    captures_prompts = False
+    captured_prompts = None
 
     def __init__(self, shape: AttentionShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""

@@ -125,7 +125,7 @@ class TrtllmMla:
 
     name = "trtllm_mla"
     is_capturable = True
-    captures_prompts = False
+    captured_prompts = None
     short_append = SHORT_APPEND
 
     def __init__(

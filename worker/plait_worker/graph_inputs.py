@@ -1,0 +1,109 @@
+"""What a captured step reads of the host: one array of integers; tables and last tokens are the device's own.
+
+Shapes: as in ``plait_worker.graph_sizes``; I tokens that the prefill rows have cached. Small letters are what a step
+has of each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait_worker.batch import positions, without_lookaheads
+from plait_worker.delta import Delta, Ints
+from plait_worker.graph_sizes import Size
+from plait_worker.rows import DeviceContext, DeviceLengths, Rows
+from plait_worker.slots import Slots
+from plait_worker.transfer import upload
+
+
+class GraphInputs:
+    """The integers that a replay reads, side by side in one tensor."""
+
+    def __init__(self, size: Size, slots: Slots) -> None:
+        prompt, rows = size.prompt_tokens, size.num_rows
+        ends = size.prompt_rows + 1
+        of_tokens, of_rows = [prompt, size.num_tokens, size.num_tokens], [rows, rows, rows]
+        context = size.context_tokens or 0
+        self.widths = [*of_tokens, *of_rows, ends, ends, size.prompt_rows, context, context]
+        self.size = size
+        self.dummy_slot = slots.dummy_slot
+        self.values = torch.zeros(sum(self.widths), dtype=torch.int64, device=slots.device)
+        self.fill(None)
+
+    def fill(self, delta: Delta | None) -> None:
+        """Write a step's integers; without one all rows are the dummy slot's."""
+        values = np.zeros(self.values.shape[0], dtype=np.int64)
+        tokens, places, row_of, slots, sampling, picked, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
+            values, np.cumsum(self.widths[:-1])
+        )
+        size = self.size
+        cached_row[:] = max(size.prompt_rows - 1, 0)
+        row_of[: size.prompt_tokens] = max(size.prompt_rows - 1, 0)
+        row_of[size.prompt_tokens :] = np.arange(size.prompt_rows, size.num_rows)
+        slots[:] = picked[:] = self.dummy_slot
+        if delta is not None:
+            num_prefill, num_decode = delta.num_prefill, len(delta.slots_R) - delta.num_prefill
+            num_prompt = delta.num_tokens - num_decode
+            ends_R = delta.lengths_R.cumsum()
+            at_R = _spread(num_prefill, num_decode, size.prompt_rows)
+            at_t = _spread(num_prompt, num_decode, size.prompt_tokens)
+            tokens[:num_prompt] = without_lookaheads(delta)
+            places[at_t] = positions(delta, ends_R)
+            row_of[:num_prompt] = np.arange(num_prefill).repeat(delta.lengths_R[:num_prefill])
+            slots[at_R] = delta.slots_R
+            last_s = at_t[ends_R[delta.samples_R] - 1]
+            sampling[: len(last_s)] = last_s
+            picked[: len(last_s)] = delta.slots_R[delta.samples_R]
+            kv[:num_prefill] = (delta.starts_R + delta.lengths_R)[:num_prefill]
+            ends_q[1:] = num_prompt
+            ends_q[1 : num_prefill + 1] = ends_R[:num_prefill]
+            ends_kv[1:] = kv.cumsum()
+            if size.context_tokens is not None:
+                _cached(delta.starts_R[:num_prefill], cached_row, cached_at)
+        self.values.copy_(upload(values, self.values.device))
+
+    @property
+    def picked_slots(self) -> Tensor:
+        """int64 ``[R]``: slots of the rows that sample, in the order of their logits; then the dummy slot."""
+        picked: Tensor = self.values.split(self.widths)[5]
+        return picked
+
+    def rows(self, slots: Slots) -> Rows:
+        """The step over these integers, as the model sees it."""
+        size = self.size
+        tokens, places, row_of, of_rows, sampling, _, ends_q, ends_kv, kv, *cached = self.values.split(self.widths)
+        last = slots.last_tokens(of_rows[size.prompt_rows :])
+        lengths = DeviceLengths(
+            ends_q.to(torch.int32),
+            ends_kv.to(torch.int32),
+            kv.to(torch.int32),
+            row_of,
+            size.prompt_tokens,
+            slots.max_tokens,
+            None if size.context_tokens is None else DeviceContext(*cached),
+        )
+        return Rows(
+            num_prefill=size.prompt_rows,
+            slots=[],
+            starts=[],
+            lengths=[size.prompt_tokens, *[0] * (size.prompt_rows - 1)][: size.prompt_rows] + [1] * size.decode_rows,
+            token_ids_T=torch.cat((tokens, last)),
+            positions_T=places,
+            page_table_RW=slots.page_table(of_rows, slots.max_tokens),
+            sample_index_S=sampling,
+            device_lengths=lengths if size.prompt_rows else None,
+        )
+
+
+def _spread(num_first: int, num_second: int, begin_second: int) -> Ints:
+    """Where the first and the second kind lie when the second begins at a fixed place."""
+    return np.concatenate((np.arange(num_first), begin_second + np.arange(num_second)))
+
+
+def _cached(contexts_p: Ints, row_I: Ints, position_I: Ints) -> None:
+    """Write row and position of each cached token, row after row; behind them all stays as it is."""
+    total = int(contexts_p.sum())
+    row_I[:total] = np.arange(len(contexts_p)).repeat(contexts_p)
+    position_I[:total] = np.arange(total) - (contexts_p.cumsum() - contexts_p).repeat(contexts_p)

@@ -1,0 +1,98 @@
+"""How large the steps are that are captured.
+
+Shapes: of a graph, T = C + D tokens: C prompt tokens in P rows, the last of which is never used, then D decode rows;
+R = P + D rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from plait_worker.delta import Delta
+
+DECODE_ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
+"""Rows of steps that only decode: padding costs at most a quarter, and little where a row costs much."""
+MIXED_DECODE_ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
+TILE, TILES = 128, (*range(1, 9), *range(10, 17, 2))
+"""Tokens of steps with prompts, of both kinds together: a product takes as long for a part of a tile as for all of it.
+
+Above these the device takes longer than the host needs to launch one operation after the other.
+"""
+PLANNED_DECODE_ROWS, PLANNED_TILES = (32, 256, 512), (4, 8, 12, 16, 24, 32)
+"""Of steps whose prompts are planned: fewer, since there is one of each for every room for context.
+
+Such a step has more operations than another; the device takes longer than their launches from 4,096 tokens on.
+"""
+LEAST_PROMPT = 64
+"""Prompt tokens of a mixed step that are worth a graph of their own."""
+PROMPT_ROWS = 17
+"""Prefill rows of a step with prompts, the unused one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a graph has room for."""
+
+    prompt_tokens: int
+    """C."""
+    prompt_rows: int
+    """P."""
+    decode_rows: int
+    """D."""
+    context_tokens: int | None = None
+    """What the prefill rows have cached, all together, where their attention is planned before each replay; else None.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.prompt_tokens + self.decode_rows
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.prompt_rows + self.decode_rows
+
+    def fits(self, needed: Size) -> bool:
+        """Whether a step that needs so much has room in it."""
+        return (
+            needed.decode_rows <= self.decode_rows
+            and needed.prompt_tokens <= self.prompt_tokens
+            and needed.prompt_rows < max(self.prompt_rows, 1)
+            and (self.context_tokens is None or (needed.context_tokens or 0) <= self.context_tokens)
+            and (self.context_tokens is None or needed.prompt_rows > 0)
+        )
+
+
+def needed_size(delta: Delta) -> Size:
+    """What a step needs of each."""
+    num_prefill, num_decode = delta.num_prefill, len(delta.slots_R) - delta.num_prefill
+    return Size(delta.num_tokens - num_decode, num_prefill, num_decode, int(delta.starts_R[:num_prefill].sum()))
+
+
+def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[Size]:
+    """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first.
+
+    Those whose prompts are planned have room for one of ``contexts``, in tokens.
+    """
+    decode = [Size(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
+    mixed = [_mixed(tiles, rows) for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))]
+    planned = [
+        _mixed(tiles, rows, context)
+        for tiles, rows, context in itertools.product(PLANNED_TILES, _up_to(PLANNED_DECODE_ROWS, max_rows), contexts)
+    ]
+    wanted = [size for size in mixed + planned if size.prompt_tokens >= LEAST_PROMPT and size.num_tokens <= max_tokens]
+    return sorted(decode + wanted, key=lambda size: (size.num_tokens, size.context_tokens or 0))
+
+
+def _mixed(tiles: int, decode_rows: int, context_tokens: int | None = None) -> Size:
+    return Size(tiles * TILE - decode_rows, PROMPT_ROWS, decode_rows, context_tokens)
+
+
+def _up_to(steps: Sequence[int], largest: int) -> Iterator[int]:
+    """The steps below ``largest``, then it, where they reach so far."""
+    yield from (step for step in steps if step < largest)
+    if largest <= steps[-1]:
+        yield largest
