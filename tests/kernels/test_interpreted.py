@@ -25,7 +25,7 @@ from plait_kernels.linear import few_triton as few_rows
 from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
 from plait_kernels.moe import reference as moe_reference
-from plait_kernels.rope import rope_tables
+from plait_kernels.rope import rope_tables, tables_triton
 
 
 @pytest.fixture(autouse=True)
@@ -149,4 +149,14 @@ def test_a_router_multiplies_the_norm_that_it_makes(num_outputs: int, num_inputs
     norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs) + 0.5, 1e-6)
     given = logits_triton.normed_logits_row(x, norm, weight)
     for part, right in zip(given, linear_reference.normed_logits_row(x, norm, weight), strict=True):
+        assert_close(part, right)
+
+
+@pytest.mark.parametrize("num", [8, 24])
+@pytest.mark.parametrize("scale", [1.0, 0.7, None], ids=["one", "scaled", "a scale each"])
+def test_tables_of_far_positions_are_those_of_torch(num: int, scale: float | None) -> None:
+    positions, frequencies = torch.tensor([0, 1, 37, 163_839]), 1e4 ** (-torch.arange(num) / num)
+    factor = torch.rand(num) if scale is None else scale
+    given = tables_triton.rope_tables(positions, frequencies, factor)
+    for part, right in zip(given, rope_tables(positions, frequencies, factor), strict=True):
         assert_close(part, right)

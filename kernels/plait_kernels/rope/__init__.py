@@ -8,8 +8,18 @@ from torch import Tensor
 
 from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.rope import reference
-from plait_kernels.rope.reference import HeadNorm, apply_rope, rope_tables
+from plait_kernels.rope.reference import HeadNorm, apply_rope
 from plait_kernels.solutions import triton_solution
+
+
+def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+    """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), made once a step.
+
+    Both are multiplied by ``scale``, one number or one a frequency.
+    """
+    solution = triton_solution(__name__, "tables_triton") if positions_T.is_cuda else reference
+    cos_T1D, sin_T1D = solution.rope_tables(positions_T, frequencies_F, scale)
+    return cos_T1D, sin_T1D
 
 
 def rotate_heads(

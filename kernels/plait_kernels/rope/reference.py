@@ -27,10 +27,7 @@ class HeadNorm(NamedTuple):
 
 
 def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-    """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), made once a step.
-
-    Both are multiplied by ``scale``, one number or one a frequency.
-    """
+    """See ``plait_kernels.rope.rope_tables``."""
     angles_TF = positions_T[:, None].float() * frequencies_F
     cos_TF, sin_TF = angles_TF.cos() * scale, angles_TF.sin() * scale
     return torch.cat((cos_TF, cos_TF), dim=-1)[:, None], torch.cat((-sin_TF, sin_TF), dim=-1)[:, None]

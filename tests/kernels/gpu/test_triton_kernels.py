@@ -142,6 +142,17 @@ def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs
     torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num", [16, 32, 50, 64])
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bool) -> None:
+    positions = torch.tensor([0, 1, 4095, 163_839] * 500, device="cuda")
+    frequencies = 1e4 ** (-torch.arange(num, device="cuda") / num)
+    scale = torch.rand(num, device="cuda") if is_scaled else 1.0
+    right = rope_reference.rope_tables(positions, frequencies, scale)
+    for part, expected in zip(rope_tables(positions, frequencies, scale), right, strict=True):
+        torch.testing.assert_close(part, expected, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize(("width", "num_inputs"), [(12_288, 4096), (192, 384), (33, 1030)])
 def test_rows_are_gated_behind_their_product(width: int, num_inputs: int) -> None:
     x, gate_up = normal(1, num_inputs), normal(2 * width, num_inputs) * 0.03
