@@ -16,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Trito
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.attention import merge, merge_triton
-from plait_kernels.kv_cache import FP8
+from plait_kernels.kv_cache import FP8, places, places_triton
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
@@ -160,3 +160,14 @@ def test_tables_of_far_positions_are_those_of_torch(num: int, scale: float | Non
     given = tables_triton.rope_tables(positions, frequencies, factor)
     for part, right in zip(given, rope_tables(positions, frequencies, factor), strict=True):
         assert_close(part, right)
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_tokens_are_kept_where_their_rows_tables_say(has_rows: bool) -> None:
+    table = torch.randint(2**20, (150, 12), dtype=torch.int32)[:, :8]
+    positions = torch.randint(8 * 64, (150,))
+    row = torch.randint(150, (150,)) if has_rows else None
+    right = places(table, row, positions, 64)
+    rows = torch.arange(150) if row is None else row
+    assert torch.equal(right, table[rows, positions // 64] * 64 + positions % 64)
+    assert torch.equal(places_triton.places(table, row, positions, 64), right)

@@ -18,4 +18,15 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: 
     solution.store(k_TGD, v_TGD, pages, place_T, scales)
 
 
-__all__ = ["FP8", "UNSCALED", "PageScales", "as_bytes", "store", "stored"]
+def places(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
+    """int64 ``[T]``: page times page size plus offset, where each token is kept.
+
+    Position ``positions_T[t]`` (int64) of row ``row_T[t]`` (int64; of row t where that is None), whose pages
+    ``table_RW`` (int32) names.
+    """
+    solution = triton_solution(__name__, "places_triton") if positions_T.is_cuda else reference
+    place_T: Tensor = solution.places(table_RW, row_T, positions_T, page_size)
+    return place_T
+
+
+__all__ = ["FP8", "UNSCALED", "PageScales", "as_bytes", "places", "store", "stored"]

@@ -1,4 +1,7 @@
-"""Writing to pages in torch. Shapes: T tokens, G key-value heads, D numbers in a head, N pages of P tokens."""
+"""Writing to pages in torch.
+
+Shapes: T tokens, R rows, W pages in the widest table, G key-value heads, D numbers in a head, N pages of P tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,12 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: 
     numbers = as_bytes(pages)
     numbers[page_T, 0, :, offset_T] = as_bytes(stored(k_TGD, pages.dtype, scales.k))
     numbers[page_T, 1, :, offset_T] = as_bytes(stored(v_TGD, pages.dtype, scales.v))
+
+
+def places(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
+    """See ``plait_kernels.kv_cache.places``."""
+    row_T = torch.arange(len(table_RW), device=positions_T.device) if row_T is None else row_T
+    return table_RW[row_T, positions_T // page_size].long() * page_size + positions_T % page_size
 
 
 def stored(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:

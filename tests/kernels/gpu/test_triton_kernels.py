@@ -6,7 +6,7 @@ import pytest
 import torch
 from plait_kernels.activation import reference as activation_reference
 from plait_kernels.activation import silu_mul
-from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, store
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, places, store
 from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.linear import (
     TABLE,
@@ -140,6 +140,16 @@ def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs
     assert_close(normed, right_normed)
     right = normed.double() @ weight.double().T
     torch.testing.assert_close(logits.double(), right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 150, 8192])
+def test_tokens_are_kept_where_their_rows_tables_say(num_tokens: int, has_rows: bool) -> None:
+    table = torch.randint(2**26, (num_tokens, 12), dtype=torch.int32, device="cuda")[:, :8]
+    positions = torch.randint(8 * 64, (num_tokens,), device="cuda")
+    row = torch.randint(num_tokens, (num_tokens,), device="cuda") if has_rows else None
+    right = cache_reference.places(table, row, positions, 64)  # beyond 2**31 where a page is far
+    assert torch.equal(places(table, row, positions, 64), right)
 
 
 @pytest.mark.parametrize("num", [16, 32, 50, 64])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from plait_kernels import kv_cache
 from torch import Tensor
 
 from plait_worker.rows import DeviceLengths, Rows
@@ -35,9 +36,8 @@ def device_lengths(rows: Rows) -> DeviceLengths | None:
 
 def places(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
     """int64 ``[T]``: page times page size plus offset, where each token's key and value are kept."""
-    row_T = torch.arange(rows.num_rows, device=rows.positions_T.device) if lengths is None else lengths.row_T
-    page_T = rows.page_table_RW[row_T, rows.positions_T // page_size]
-    return page_T.long() * page_size + rows.positions_T % page_size
+    row_T = None if lengths is None else lengths.row_T
+    return kv_cache.places(rows.page_table_RW, row_T, rows.positions_T, page_size)
 
 
 def token_places(rows: Rows, page_size: int) -> Tensor:
@@ -48,8 +48,7 @@ def token_places(rows: Rows, page_size: int) -> Tensor:
         row_T = one_R.repeat_interleave(rows.lengths[0], output_size=rows.num_tokens)
     else:
         row_T = upload(np.arange(rows.num_rows).repeat(rows.lengths), device)
-    page_T = rows.page_table_RW[row_T, rows.positions_T // page_size]
-    return page_T.long() * page_size + rows.positions_T % page_size
+    return kv_cache.places(rows.page_table_RW, row_T, rows.positions_T, page_size)
 
 
 def decode_lengths(rows: Rows) -> Tensor:
