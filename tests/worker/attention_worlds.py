@@ -174,12 +174,14 @@ class LatentWorld:
         return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
     def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """Parts of one tensor, as one product gives them."""
         latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]
         key_NHO, value_NHV = (
             torch.einsum("nl,hxl->nhx", latent_NL, up.to(latent_NL.dtype)) for up in (self.key_HOL, self.value_HVL)
         )
         shared_NHR = key_NR[:, None].expand(-1, self.shape.num_heads, -1)
-        return torch.cat((key_NHO, shared_NHR), dim=2), value_NHV
+        both = torch.cat((key_NHO, shared_NHR, value_NHV), dim=2)
+        return both[..., : self.shape.query_dim], both[..., self.shape.query_dim :]
 
 
 def difference(given: Tensor, right: Tensor) -> float:

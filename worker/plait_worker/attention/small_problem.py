@@ -145,10 +145,12 @@ class LatentProblem(SmallProblem):
         return torch.cat(out)
 
     def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """Parts of one tensor, as the models' one product gives them."""
         latent_NL, key_NR = latent_NC.split([self.shape.latent_dim, latent_NC.shape[1] - self.shape.latent_dim], dim=1)
         key_NHO = torch.einsum("nl,hol->nho", latent_NL, self.key_HOL)
         shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
-        return torch.cat((key_NHO, shared_NHR), dim=2), torch.einsum("nl,hvl->nhv", latent_NL, self.value_HVL)
+        both = torch.cat((key_NHO, shared_NHR, torch.einsum("nl,hvl->nhv", latent_NL, self.value_HVL)), dim=2)
+        return both[..., : self.shape.query_dim], both[..., self.shape.query_dim :]
 
     def _absorb(self, q_BHE: Tensor) -> Tensor:
         still_BHO, turned_BHR = q_BHE.split([self.still_dim, q_BHE.shape[2] - self.still_dim], dim=2)

@@ -68,7 +68,7 @@ class VocabHead:
             weight_UD = tied.weight_UD if tied else _vocab_share(weights, f"{name}.weight", shape, parallel)
             multiply = matrix(weight_UD)
             if tied and is_copy(multiply):
-                weights.hold_copy(f"{name}.weight", weight_UD)
+                weights.hold_more(f"{name}.weight", weight_UD.nbytes)
         return cls(multiply, shape[0], parallel)
 
     def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from plait_worker.attention import LatentShape, LatentStep
 from plait_worker.cache import LatentCacheSpec
+from plait_worker.layers.expansion import expansion
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
-from plait_worker.layers.matrix import is_copy, matrix
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
@@ -103,11 +103,9 @@ class LatentAttention:
         self._norm = LatentNorm(norm_L, _LATENT_EPS)
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
         up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
-        self._up = matrix(up_weight)
-        if is_copy(self._up):
-            weights.hold_copy("kv_b_proj.weight", up_weight)
-        up_HXL = up_weight.unflatten(0, (-1, up.unit_size))
-        self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
+        self._expand = expansion(up_weight.unflatten(0, (-1, up.unit_size)), mla)
+        weights.hold_more("kv_b_proj.weight", self._expand.num_more_bytes)
+        self.key_HOL, self.value_HVL = self._expand.key_HOL, self._expand.value_HVL
         values = Part("o_proj", config.num_heads, mla.value_dim)
         self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
 
@@ -148,17 +146,6 @@ class LatentAttention:
     def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
         """From sums of latents to sums of each head's values, which are written."""
         torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
-
-    def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """Each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
-        mla = self.mla
-        latent_NL, key_NR = torch.split(latent_NC, [mla.latent_dim, mla.rope_dim], dim=1)
-        kv_NHX = self._up(latent_NL).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
-        key_NHO, value_NHV = torch.split(kv_NHX, [mla.nope_dim, mla.value_dim], dim=2)
-        key_NHE = key_NHO.new_empty(*key_NHO.shape[:2], mla.query_dim)
-        key_NHE[..., : mla.nope_dim] = key_NHO  # two copies take two thirds of what ``torch.cat`` takes on a GPU
-        key_NHE[..., mla.nope_dim :] = key_NR[:, None]
-        return key_NHE, value_NHV
 
 
 def _places(attention: LatentStep, pages: Tensor) -> Places:

@@ -56,6 +56,6 @@ class DummyWeights(Weights):
     ) -> None:
         """Every matrix is drawn as numbers."""
 
-    def hold_copy(self, name: str, copied: Tensor) -> None:
+    def hold_more(self, name: str, num_bytes: int) -> None:
         """See ``Weights``."""
-        self.held.add(f"{len(self.held.taken)} {name}", copied.nbytes)
+        self.held.add(f"{len(self.held.taken)} {name}", num_bytes)

@@ -164,9 +164,9 @@ class Weights:
         """
         return {name: self._least_bytes(name) for name in self.source.names if not name.endswith(not_loaded)}
 
-    def hold_copy(self, name: str, copied: Tensor) -> None:
-        """Count a second form of a tensor that was taken, which stays beside it."""
-        self.held.add(self.prefix + name, copied.nbytes)
+    def hold_more(self, name: str, num_bytes: int) -> None:
+        """Count what a tensor that was taken takes beyond its numbers: a second form of it, or a wider one."""
+        self.held.add(self.prefix + name, num_bytes)
 
     def _least_bytes(self, name: str) -> int:
         numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
