@@ -15,7 +15,7 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import merge, merge_triton
+from plait_kernels.attention import merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8, places, places_triton
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
@@ -101,6 +101,26 @@ def test_parts_of_a_context_are_joined_and_what_an_empty_one_holds_is_not_read(e
     for joined in (merge_triton.merge, merge):
         for given, expected in zip(joined(a, lse_a, b, lse_b), right, strict=True):
             assert_close(given, expected)
+    for join in (merge_triton.merge_into, merge_into):
+        both = a.clone(), lse_a.clone()
+        join(*both, b, lse_b)
+        for given, expected in zip(both, right, strict=True):
+            assert_close(given, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7])
+def test_a_part_is_joined_in_place_to_some_of_the_tokens_and_rounded_as_they_are(num_tokens: int) -> None:
+    joined, lse = torch.randn(9, 3, 24).bfloat16(), torch.randn(9, 3)
+    part, part_lse = torch.randn(num_tokens, 3, 24).bfloat16(), torch.randn(num_tokens, 3)
+    own = slice(1, 1 + num_tokens)
+    right, right_lse = joined.clone(), lse.clone()
+    right_own, right_lse[own] = merge(joined[own], lse[own], part, part_lse)
+    right[own] = right_own.bfloat16()
+    for join in (merge_triton.merge_into, merge_into):
+        given, given_lse = joined.clone(), lse.clone()
+        join(given[own], given_lse[own], part, part_lse)
+        torch.testing.assert_close(given, right, atol=2**-8, rtol=2**-7)  # the interpreter rounds bfloat16 otherwise
+        assert_close(given_lse, right_lse)
 
 
 ROUTINGS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.attention import reference
-from plait_kernels.attention.merge import merge
+from plait_kernels.attention.merge import merge, merge_into
 from plait_kernels.attention.reference import PagedPrefill, attend
 from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.solutions import triton_solution
@@ -44,4 +44,4 @@ def prefill_paged(
     solution.prefill_paged(q_THD, pages, rows, scale, out_THD, scales)
 
 
-__all__ = ["PagedPrefill", "attend", "decode_paged", "merge", "prefill_paged"]
+__all__ = ["PagedPrefill", "attend", "decode_paged", "merge", "merge_into", "prefill_paged"]

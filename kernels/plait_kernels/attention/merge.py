@@ -28,6 +28,20 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     return sum_THD / total_TH.masked_fill(total_TH == 0, 1.0)[..., None], shift_TH + total_TH.log2()
 
 
+def merge_into(joined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, part_TH: Tensor) -> None:
+    """``merge`` of what is joined so far with one more part: both are written, ``joined`` in its own dtype.
+
+    Sums are float32; ``joined`` is so too where more parts follow, so that it is rounded once.
+    """
+    if joined_THD.is_cuda:
+        solution = triton_solution("plait_kernels.attention", "merge_triton")
+        solution.merge_into(joined_THD, lse_TH, part_THD, part_TH)
+        return
+    sum_THD, sum_TH = merge(joined_THD, lse_TH, part_THD, part_TH)
+    joined_THD.copy_(sum_THD)
+    lse_TH.copy_(sum_TH)
+
+
 def _weighted(part_THD: Tensor, weight_TH: Tensor) -> Tensor:
     """0 where the weight is, even times what is no number."""
     weight_TH1 = weight_TH[..., None]

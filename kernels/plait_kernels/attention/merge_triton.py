@@ -1,4 +1,4 @@
-"""Joining attention over parts of a context in Triton: one head of one token a program.
+"""Joining attention over parts of a context in Triton: some heads of some tokens a program.
 
 Shapes: T tokens, H heads, D numbers in a value.
 """
@@ -10,20 +10,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_PAIRS = 8
+"""Of a token and a head: in a program of one warp, four numbers a load of each thread."""
+
 
 def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.attention.merge``; contiguous."""
-    num_tokens, num_heads, width = a_THD.shape
     out_THD = torch.empty(a_THD.shape, dtype=torch.float32, device=a_THD.device)
     lse_TH = torch.empty_like(lse_a_TH)
-    if num_tokens:
-        block = triton.next_power_of_2(width)
-        pairs = (a_THD, lse_a_TH, b_THD, lse_b_TH, out_THD, lse_TH)
-        _merge_pairs[(num_tokens * num_heads,)](*pairs, WIDTH=width, BLOCK=block, num_warps=1)
+    _launch((a_THD, lse_a_TH), (b_THD, lse_b_TH), (out_THD, lse_TH))
     return out_THD, lse_TH
 
 
-@triton.jit
+def merge_into(joined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, part_TH: Tensor) -> None:
+    """See ``plait_kernels.attention.merge_into``; contiguous."""
+    _launch((joined_THD, lse_TH), (part_THD, part_TH), (joined_THD, lse_TH))
+
+
+def _launch(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: tuple[Tensor, Tensor]) -> None:
+    num_tokens, num_heads, width = a[0].shape
+    num_pairs = num_tokens * num_heads
+    if num_pairs:
+        _merge_pairs[(triton.cdiv(num_pairs, _PAIRS),)](
+            *a, *b, *out, num_pairs, WIDTH=width, BLOCK=triton.next_power_of_2(width), PAIRS=_PAIRS, num_warps=1
+        )
+
+
+@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["lse_a_ptr", "lse_b_ptr", "lse_ptr"])
 def _merge_pairs(  # type: ignore[no-untyped-def]
     a_ptr,
     lse_a_ptr,
@@ -31,20 +44,27 @@ def _merge_pairs(  # type: ignore[no-untyped-def]
     lse_b_ptr,
     out_ptr,
     lse_ptr,
+    num_pairs,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64)
-    number = tl.arange(0, BLOCK)
-    lse_a, lse_b = tl.load(lse_a_ptr + at), tl.load(lse_b_ptr + at)
+    pair = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    is_pair = pair < num_pairs
+    lse_a = tl.load(lse_a_ptr + pair, mask=is_pair, other=0.0)
+    lse_b = tl.load(lse_b_ptr + pair, mask=is_pair, other=0.0)
     top = tl.maximum(lse_a, lse_b)
     # Of two empty parts the difference would be inf - inf.
     shift = tl.where(top == -float("inf"), 0.0, top)
     weight_a, weight_b = tl.exp2(lse_a - shift), tl.exp2(lse_b - shift)
     total = weight_a + weight_b
-    is_there = number < WIDTH
-    a = tl.load(a_ptr + at * WIDTH + number, mask=number < tl.where(weight_a > 0, WIDTH, 0), other=0.0).to(tl.float32)
-    b = tl.load(b_ptr + at * WIDTH + number, mask=number < tl.where(weight_b > 0, WIDTH, 0), other=0.0).to(tl.float32)
-    out = (a * weight_a + b * weight_b) / tl.where(total == 0, 1.0, total)
-    tl.store(out_ptr + at * WIDTH + number, out, mask=is_there)
-    tl.store(lse_ptr + at, shift + tl.log2(total))
+    number = tl.arange(0, BLOCK)[None, :]
+    at = pair[:, None] * WIDTH + number
+    is_there = is_pair[:, None] & (number < WIDTH)
+    # What an empty part holds may be no number, and is not read.
+    a = tl.load(a_ptr + at, mask=is_there & (weight_a > 0)[:, None], other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + at, mask=is_there & (weight_b > 0)[:, None], other=0.0).to(tl.float32)
+    out = (a * weight_a[:, None] + b * weight_b[:, None]) / tl.where(total == 0, 1.0, total)[:, None]
+    tl.debug_barrier()  # a sum may be written over the one that other threads read
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=is_there)
+    tl.store(lse_ptr + pair, shift + tl.log2(total), mask=is_pair)

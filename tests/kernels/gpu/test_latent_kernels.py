@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import merge, merge_triton
+from plait_kernels.attention import merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
@@ -86,6 +86,23 @@ def test_parts_of_a_context_are_joined() -> None:
     b[5:7] = torch.nan
     for given, expected in zip(merge_triton.merge(a, lse_a, b, lse_b), right, strict=True):
         torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 700, 8000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_parts_are_joined_in_place(dtype: torch.dtype, num_tokens: int) -> None:
+    joined, lse = normal(8192, 16, 128).to(dtype), torch.randn(8192, 16, device="cuda") * 9
+    part, part_lse = normal(num_tokens, 16, 128), torch.randn(num_tokens, 16, device="cuda") * 9
+    lse[100], part_lse[0] = -torch.inf, -torch.inf  # the first of these tokens sees nothing of either
+    joined[100], part[0] = torch.nan, torch.nan
+    own = slice(100, 100 + num_tokens)
+    right, right_lse = joined.cpu(), lse.cpu()
+    merge_into(right[own], right_lse[own], part.cpu(), part_lse.cpu())
+    merge_into(joined[own], lse[own], part, part_lse)
+    rounding = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(joined.cpu(), right, atol=1e-5, rtol=rounding)
+    torch.testing.assert_close(lse.cpu(), right_lse)
+    assert not joined.isnan().any()
 
 
 ROUTINGS = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.attention import merge
+from plait_kernels.attention import merge_into
 from plait_kernels.attention.rows import HeadSizes
 from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents, can_attend_latents
 from torch import Tensor
@@ -56,7 +56,7 @@ class PagedLatentStep:
         for context in self.contexts:
             own = context.tokens
             part = context.rows.attend(q_PHE[own], *expand(cached.index_select(0, context.index_I)))
-            out_PHV[own], lse_PH[own] = merge(out_PHV[own], lse_PH[own], *part)
+            merge_into(out_PHV[own], lse_PH[own], *part)
         return out_PHV.to(new_PHV.dtype)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:

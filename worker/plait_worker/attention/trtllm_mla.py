@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
-from plait_kernels.attention import merge
+from plait_kernels.attention import merge_into
 from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
@@ -106,7 +106,7 @@ class TrtllmMlaStep:
             k_IHE, v_IHV = expand(load_latents(pages, chunk.place_I, self.backend.shape))
             part, part_lse = self.backend.ragged(chunk, q_PHE[chunk.run.tokens], k_IHE, v_IHV, is_causal=False)
             own = slice(chunk.run.tokens.start - first, chunk.run.tokens.stop - first)
-            out[own], lse[own] = merge(out[own], lse[own], part, part_lse)
+            merge_into(out[own], lse[own], part, part_lse)
         return out
 
     def decode(self, q_AHC: Tensor, pages: Tensor) -> Tensor:
