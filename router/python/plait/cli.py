@@ -12,7 +12,7 @@ from typing import NoReturn
 from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
-from plait.kernels import ACTIONS, KernelsSettings, run_kernels
+from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
 from plait.output import drop_output
 from plait.settings import ServeSettings
 from plait.simulate.settings import SimulateSettings
@@ -34,7 +34,15 @@ def main() -> NoReturn:
     """Run the command line of this process; exits with `ExitCode`."""
     os.environ.setdefault("GOMP_SPINCOUNT", _OPENMP_SPINS)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _GLOO_INTERFACE)
+    for variable, folders in compiler_folders().items():
+        _append_folders(variable, folders)
     sys.exit(run(sys.argv[1:]))
+
+
+def _append_folders(variable: str, folders: list[Path]) -> None:
+    known = [folder for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
+    if more := [str(folder) for folder in folders if str(folder) not in known]:
+        os.environ[variable] = os.pathsep.join(known + more)
 
 
 def run(words: list[str]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -44,6 +46,19 @@ class KernelsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `plait kernels` is told."""
 
     need: NeedSettings = NeedSettings()
+
+
+def compiler_folders() -> dict[str, list[Path]]:
+    """What pip installed of that flashinfer compiles and loads modules with, by the variable that finds it.
+
+    Ninja lies beside Python. A small CUDA toolkit has no curand, whose header CUTLASS includes: torch's packages have
+    it. It goes by a variable of the host compiler, who looks there last. A flag would be part of every command, and
+    what was compiled by another command is compiled again.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    packages = (nvidia.submodule_search_locations if nvidia else None) or []
+    headers = [found.parent for package in packages for found in Path(package).glob("*/include/curand_kernel.h")]
+    return {"PATH": [Path(sysconfig.get_path("scripts"))], "CPLUS_INCLUDE_PATH": headers}
 
 
 def run_kernels(action: str, model: str | None, need: NeedSettings) -> int:
