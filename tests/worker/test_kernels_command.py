@@ -63,30 +63,12 @@ def test_a_machine_without_a_gpu_is_told_how_to_build_for_one(model: Path) -> No
     assert "--arch 9.0" in last
 
 
-@pytest.fixture
-def for_hopper(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What flashinfer is told by the command line of the GPU to compile for, where the machine has none."""
-    from flashinfer.jit.core import current_compilation_context
-
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
-    monkeypatch.setattr(current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
-
-
 def test_without_flashinfer_it_says_what_to_install(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kernels_command, "has_flashinfer", lambda: False)
     assert run(monkeypatch, model, "--arch", "9.0") == ExitCode.SETTINGS
     assert "flashinfer is not installed" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("for_hopper")
-def test_without_a_compiler_nothing_is_built(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(kernels_command, "find_nvcc", lambda: None)
-    assert run(monkeypatch, model, "--arch", "9.0") == ExitCode.SETTINGS
-    assert "there is no nvcc: install NVIDIA's CUDA toolkit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -144,14 +126,14 @@ def test_a_module_is_looked_for_where_flashinfer_loads_it_from(tmp_path: Path, m
     monkeypatch.setattr(env, "FLASHINFER_AOT_DIR", tmp_path / "aot")
     monkeypatch.setattr(env, "FLASHINFER_JIT_DIR", tmp_path / "jit")
     assert not has_fmha_v2(GQA)
-    for folder, state in (("jit", "built"), ("aot", "prebuilt")):
+    for folder, state in (("jit", "outdated"), ("aot", "prebuilt")):  # ninja has no rules for the former
         for module in modules_for(GQA, 64, CAPABILITY):
             assert module.state != state
             library = tmp_path / folder / module.name / f"{module.name}.so"
             library.parent.mkdir(parents=True)
             library.touch()
             assert module.state == state
-        assert has_fmha_v2(GQA)
+        assert has_fmha_v2(GQA) == (state == "prebuilt")
 
 
 def told(name: str) -> str:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-import time
 from pathlib import Path
 
 import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 
+from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention.compilers import cuda_version, find_nvcc, what_is_missing
 from plait_worker.attention.found import BLACKWELL, HOPPER, Capability
-from plait_worker.attention.modules import GpuModule, find_nvcc, has_flashinfer, model_shape, modules_for
+from plait_worker.attention.modules import GpuModule, has_flashinfer, model_shape, modules_for, prebuilt_folder
+from plait_worker.compile_modules import compile_modules
 from plait_worker.device import compute_capability
 from plait_worker.division import refuse_uneven
 from plait_worker.failure import Failure
@@ -38,6 +40,8 @@ def main() -> int:
         kind = failure.code.name.lower().replace("_", " ")
         print(f"plait: {kind} error (exit code {failure.code}): {failure.reason}", file=sys.stderr)
         return failure.code
+    except KeyboardInterrupt:  # of which the command line, whom it reached as well, tells
+        return 1
     return 0
 
 
@@ -52,11 +56,26 @@ def _run(arguments: argparse.Namespace) -> None:
             f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
             "prompts go by a kernel of ours, slower, and latent attention by torch",
         )
-    modules = modules_for(shape, arguments.page_size, capability)
+    modules = _modules(shape, arguments.page_size, capability)
     print(_machine(capability), flush=True)
-    if arguments.action == "build":
-        _build(modules)
+    num_failed = _build(modules) if arguments.action == "build" else 0
     _print(modules)
+    if num_failed:
+        raise Failure(
+            ExitCode.SETTINGS,
+            f"{num_failed} of {len(modules)} modules could not be compiled; why, and what to do, is said above",
+        )
+
+
+def _modules(shape: AttentionShape | LatentShape, page_size: int, capability: Capability) -> list[GpuModule]:
+    try:
+        return modules_for(shape, page_size, capability)
+    except ImportError as error:
+        raise Failure(ExitCode.SETTINGS, f"flashinfer is not whole: {error}; run {INSTALL}") from error
+    except OSError as error:
+        raise Failure(
+            ExitCode.SETTINGS, f"flashinfer cannot keep its cache: {error}; name a folder in FLASHINFER_WORKSPACE_BASE"
+        ) from error
 
 
 def _capability(typed: str | None) -> Capability:
@@ -101,34 +120,24 @@ def _dtype(name: str) -> torch.dtype:
 def _machine(capability: Capability) -> str:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU here"
     nvcc = find_nvcc()
+    compiler = f"{nvcc} of CUDA {cuda_version(nvcc)}" if nvcc else "none, so that nothing can be built here"
     return (
-        f"for compute capability {capability[0]}.{capability[1]} ({gpu}); flashinfer "
-        f"{importlib.metadata.version('flashinfer-python')}; nvcc: {nvcc or 'none, so that nothing can be built here'}"
+        f"for compute capability {capability[0]}.{capability[1]} ({gpu}); torch {torch.__version__}; flashinfer "
+        f"{importlib.metadata.version('flashinfer-python')}; nvcc: {compiler}"
     )
 
 
-def _build(modules: list[GpuModule]) -> None:
-    missing = [module for module in modules if module.state == "missing"]
-    if missing and find_nvcc() is None:
+def _build(modules: list[GpuModule]) -> int:
+    """How many of those that were not there could not be compiled."""
+    wanted = [module for module in modules if not module.is_ready]
+    if wanted and (reason := what_is_missing()):
         raise Failure(
             ExitCode.SETTINGS,
-            f"{len(missing)} modules are to be compiled, and there is no nvcc: install NVIDIA's CUDA toolkit, or build "
-            "where it is and copy flashinfer's cache. Without them plait serve takes backends that need none, and says "
-            "what is slower",
+            f"{len(wanted)} modules are to be compiled, but {reason}. Or compile elsewhere with this flashinfer, and "
+            f"put each NAME.so of its cache at {prebuilt_folder()}/NAME/. Without them plait serve takes backends that "
+            "need none, and says what is slower",
         )
-    for number, module in enumerate(missing, 1):
-        print(f"[{number}/{len(missing)}] compiling {module.name} for {', '.join(module.backends)}", flush=True)
-        began = time.perf_counter()
-        try:
-            module.build()
-        except (RuntimeError, OSError) as error:
-            raise Failure(ExitCode.SETTINGS, f"{module.name} cannot be compiled: {_last_line(error)}") from error
-        print(f"[{number}/{len(missing)}] done in {time.perf_counter() - began:.0f} s", flush=True)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return compile_modules(wanted) if wanted else 0
 
 
 def _print(modules: list[GpuModule]) -> None:

@@ -11,9 +11,10 @@ import torch
 from plait_proto import ExitCode
 
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape
+from plait_worker.attention.compilers import find_nvcc
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.found import Kernels, Need, find, names
-from plait_worker.attention.modules import backend_modules, find_nvcc
+from plait_worker.attention.modules import backend_modules
 from plait_worker.attention.small_problem import SmallProblem, small_problem
 from plait_worker.attention.torch import TorchAttention
 from plait_worker.attention.torch_latent import TorchLatentAttention
@@ -39,8 +40,8 @@ def _kernel_failures() -> tuple[type[Exception], ...]:
     try:
         from triton.errors import TritonError
     except ImportError:
-        return RuntimeError, ValueError, AssertionError
-    return RuntimeError, ValueError, AssertionError, TritonError
+        return RuntimeError, OSError, ValueError, AssertionError
+    return RuntimeError, OSError, ValueError, AssertionError, TritonError
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def try_backend(name: str, need: Need, *, may_compile: bool = False) -> Attentio
 def _unbuilt(found: Kernels, need: Need, may_compile: bool) -> str | None:
     """Why it cannot start, where its modules are neither there nor to be compiled now; compiling is announced."""
     modules = backend_modules(found, need.shape, need.page_size) if found.needs_modules else []
-    missing = [module.name for module in modules if module.state == "missing"]
+    missing = [module.name for module in modules if not module.is_ready]
     if not missing:
         return None
     if find_nvcc() is None:

@@ -1,13 +1,13 @@
 """The modules that flashinfer compiles for attention: which of them a model needs, and which are there.
 
-Beside a prebuilt module flashinfer's own cache is looked at; where a module is in neither, it has to be compiled, which
-takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's own calls, so that the names agree.
+Beside a prebuilt module flashinfer's own cache is looked at. A module that is in neither, or that the cache has for
+another toolkit, has to be compiled, which takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's
+own calls, so that the names agree.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ import torch
 from plait_kernels.kv_cache import FP8, PageScales
 
 from plait_worker.attention import AttentionShape, LatentShape
+from plait_worker.attention.compilers import is_up_to_date
 from plait_worker.attention.found import KERNELS, Capability, Kernels
 from plait_worker.model_config import ModelConfig
 
-State = Literal["prebuilt", "built", "missing"]
+State = Literal["prebuilt", "built", "outdated", "missing"]
 _INDEX = torch.int32
 
 
@@ -53,10 +54,33 @@ class GpuModule:
 
     @property
     def state(self) -> State:
-        """Whether it came with flashinfer, lies in its cache, or has to be compiled."""
+        """Whether it came with flashinfer, lies in its cache (``outdated``: for another toolkit), or is nowhere."""
         if self.spec.is_aot:
             return "prebuilt"
-        return "built" if self.spec.is_compiled else "missing"
+        if not self.spec.is_compiled:
+            return "missing"
+        return "built" if is_up_to_date(self.folder) else "outdated"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be loaded without compiling."""
+        return self.state in ("prebuilt", "built")
+
+    @property
+    def folder(self) -> Path:
+        """Where flashinfer compiles it."""
+        from flashinfer.jit import env
+
+        return Path(env.FLASHINFER_JIT_DIR) / self.name
+
+    def num_files(self) -> tuple[int, int]:
+        """How many of its files are compiled, and of how many; of 0 before ninja has its rules."""
+        try:
+            rules = (self.folder / "build.ninja").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return 0, 0
+        num_rules = sum(rule.startswith("build ") for rule in rules)
+        return sum(1 for _ in self.folder.glob("*.o")), num_rules - 1  # the last one links
 
     def build(self) -> None:
         """Compile it into flashinfer's cache; raises ``RuntimeError`` with the compiler's words."""
@@ -129,18 +153,19 @@ def backend_modules(found: Kernels, shape: AttentionShape | LatentShape, page_si
 
 def has_fmha_v2(shape: AttentionShape) -> bool:
     """Whether FMHAv2 is there; to compile it takes six minutes."""
-    return has_flashinfer() and GpuModule(_fmha_v2(shape, 0), ()).state != "missing"
+    return has_flashinfer() and GpuModule(_fmha_v2(shape, 0), ()).is_ready
+
+
+def prebuilt_folder() -> Path:
+    """Where flashinfer looks for modules that it loads as they are."""
+    from flashinfer.jit import env
+
+    return Path(env.FLASHINFER_AOT_DIR)
 
 
 def has_flashinfer() -> bool:
     """Whether the package is installed."""
     return importlib.util.find_spec("flashinfer") is not None
-
-
-def find_nvcc() -> Path | None:
-    """The compiler that flashinfer would take: of the search path, else of the usual folder."""
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return Path(found) if found else None
 
 
 def _fmha_v2(shape: AttentionShape, _page_size: int) -> _Spec:

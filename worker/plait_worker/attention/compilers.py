@@ -1,0 +1,76 @@
+"""The programs that flashinfer compiles with: where it looks for them, and whether it would run them again.
+
+What lies in its cache flashinfer loads through ninja, which first compiles whatever changed: the toolkit's folder, a
+header that is gone, flashinfer itself in another place. Its rules are those of flashinfer 0.7.2.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+_USUAL_HOME = "/usr/local/cuda"
+_SECONDS_FOR_AN_ANSWER = 60
+
+
+def find_nvcc() -> Path | None:
+    """The compiler that flashinfer would take: of ``CUDA_HOME``, else of the search path, else of the usual folder."""
+    found = shutil.which(f"{_cuda_home()}/bin/nvcc")
+    return Path(found) if found else None
+
+
+def _cuda_home() -> str:
+    from flashinfer.jit.cpp_ext import get_cuda_path
+
+    try:
+        return str(get_cuda_path())
+    except (OSError, RuntimeError):  # it has looked into the usual folder too
+        return _USUAL_HOME
+
+
+def cuda_version(nvcc: Path) -> str | None:
+    """The release that ``nvcc`` belongs to, such as 13.0; None where it does not say one."""
+    try:
+        told = subprocess.run(
+            [nvcc, "--version"], capture_output=True, text=True, check=True, timeout=_SECONDS_FOR_AN_ANSWER
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    release = re.search(r"release (\d+\.\d+)", told.stdout)
+    return release[1] if release else None
+
+
+def toolkit_advice() -> str:
+    """Which toolkit to install."""
+    release = torch.version.cuda
+    return f"NVIDIA's CUDA toolkit {release}, which torch {torch.__version__} is for" if release else "a CUDA toolkit"
+
+
+def what_is_missing() -> str | None:
+    """Why nothing can be compiled here, with what to do; None where the programs are there."""
+    if find_nvcc() is None:
+        return f"there is no nvcc in {_cuda_home()}/bin: install {toolkit_advice()}, or name its folder in CUDA_HOME"
+    if shutil.which("ninja") is None:
+        return "there is no ninja: pip install ninja"
+    return None
+
+
+def is_up_to_date(folder: Path) -> bool:
+    """Whether flashinfer would load the module of this folder of its cache as it is."""
+    from flashinfer.jit.cpp_ext import build_common_cflags, get_cuda_path
+
+    try:
+        home, rules = get_cuda_path(), (folder / "build.ninja").read_text(encoding="utf-8")
+        same = f"cuda_home = {home}\n" in rules and all(flag in rules for flag in build_common_cflags(home))
+        return same and "no work to do" in _dry_run(folder)
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return False
+
+
+def _dry_run(folder: Path) -> str:
+    command = ["ninja", "-n", "-C", str(folder), "-f", "build.ninja"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS_FOR_AN_ANSWER).stdout

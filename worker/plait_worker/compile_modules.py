@@ -1,0 +1,122 @@
+"""Compiling flashinfer's modules ahead: several at once, with progress; where one fails, the others go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from plait_worker.attention.compilers import cuda_version, find_nvcc, toolkit_advice
+from plait_worker.attention.modules import GpuModule
+from plait_worker.machine import free_memory_bytes, num_usable_cores
+
+_SECONDS_BETWEEN_WORDS = 20.0
+# A compiler was seen to hold up to 3.5 GiB (fa3's prefill for heads of 128, nvcc 13.0); few do so at the same time.
+_COMPILER_BYTES = 3 << 30
+# With less than this on a disk, that is why a file could not be written.
+_ROOM_BYTES = 16 << 20
+_TELLS_WHY = re.compile(r"\b(error|fatal|not found|died|killed)\b", re.IGNORECASE)
+_ADVICE = {
+    "signal 9": "memory ran out: free some, or set MAX_JOBS, by which ninja is told how many files to compile at once",
+    "FLASHINFER_DISABLE_JIT": "unset FLASHINFER_DISABLE_JIT",
+    ": not found": "install that program (g++ brings c++ and gcc)",
+}
+_IS_COMMAND = re.compile(r"^\[\d+/\d+\]|^FAILED:|\s-c\s.*\s-o\s|\s-shared\s")
+
+
+def how_many_at_once(num_modules: int, num_cores: int, free_bytes: int) -> int:
+    """As many modules as memory allows, each of which ninja compiles with two compilers more than there are cores.
+
+    Some modules have few files, which take minutes: one alone leaves cores idle.
+    """
+    return max(1, min(num_modules, free_bytes // ((num_cores + 2) * _COMPILER_BYTES)))
+
+
+def compile_modules(modules: Sequence[GpuModule]) -> int:
+    """Compile each, at least one, into flashinfer's cache and print how it goes; how many failed."""
+    at_once = how_many_at_once(len(modules), num_usable_cores(), free_memory_bytes())
+    print(f"{len(modules)} modules to compile, {at_once} at once", flush=True)
+    jobs = [_Job(f"[{number}/{len(modules)}]", module) for number, module in enumerate(modules, 1)]
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        return _watch(jobs, {pool.submit(job.run) for job in jobs})
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _watch(jobs: Sequence[_Job], pending: set[Future[bool]]) -> int:
+    """Say now and then how far they are; how many failed."""
+    began, num_failed = time.perf_counter(), 0
+    while pending:
+        done, pending = wait(pending, timeout=_SECONDS_BETWEEN_WORDS, return_when=FIRST_COMPLETED)
+        num_failed += sum(not future.result() for future in done)
+        if not done:
+            files = ", ".join(f"{job.label} {job.files()}" for job in jobs)
+            print(f"{time.perf_counter() - began:.0f} s: files compiled: {files}", flush=True)
+    return num_failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    label: str
+    module: GpuModule
+
+    def run(self) -> bool:
+        """Whether it is compiled now."""
+        print(f"{self.label} compiling {self.module.name} for {', '.join(self.module.backends)}", flush=True)
+        began = time.perf_counter()
+        try:
+            self.module.build()
+        except (RuntimeError, OSError) as error:
+            why = _why(error)
+            seconds, advice = time.perf_counter() - began, _advice(why, self.module.folder)
+            print(f"{self.label} failed after {seconds:.0f} s: {why}; {advice}", flush=True)
+            return False
+        print(f"{self.label} done in {time.perf_counter() - began:.0f} s", flush=True)
+        return True
+
+    def files(self) -> str:
+        num_compiled, num_files = self.module.num_files()
+        return f"{num_compiled} of {num_files}"
+
+
+def _why(error: Exception) -> str:
+    """The line of a compiler, or of ninja, that tells most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLS_WHY.search(line) and not _IS_COMMAND.search(line)]
+    return telling[0] if telling else lines[-1] if lines else type(error).__name__
+
+
+def _advice(why: str, folder: Path) -> str:
+    for full in (folder, Path(tempfile.gettempdir())):
+        if _free_bytes(full) < _ROOM_BYTES:
+            return f"the disk of {full} is full: make room, or name another folder in {_variable_of(full)}"
+    for words, advice in _ADVICE.items():
+        if words in why:
+            return advice
+    nvcc, wanted = find_nvcc(), torch.version.cuda
+    release = cuda_version(nvcc) if nvcc else None
+    if wanted and (release is None or _numbers(release) < _numbers(wanted)):
+        return f"{nvcc} is of CUDA {release}: install {toolkit_advice()}"
+    return "FLASHINFER_JIT_VERBOSE=1 shows all that the compilers say"
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]
+
+
+def _free_bytes(folder: Path) -> int:
+    """Of the disk where it lies, or would."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _variable_of(folder: Path) -> str:
+    return "TMPDIR" if folder == Path(tempfile.gettempdir()) else "FLASHINFER_WORKSPACE_BASE"
