@@ -26,6 +26,7 @@ _TELLS_WHY = re.compile(r"\b(error|fatal|not found|died|killed)\b", re.IGNORECAS
 _ADVICE = {
     "signal 9": "memory ran out: free some, or set MAX_JOBS, by which ninja is told how many files to compile at once",
     "FLASHINFER_DISABLE_JIT": "unset FLASHINFER_DISABLE_JIT",
+    "interrupted": "the next build goes on from here",
     ": not found": "install that program (g++ brings c++ and gcc)",
 }
 _IS_COMMAND = re.compile(r"^\[\d+/\d+\]|^FAILED:|\s-c\s.*\s-o\s|\s-shared\s")
