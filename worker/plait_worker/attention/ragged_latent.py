@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
-from plait_kernels.attention import merge
+from plait_kernels.attention import merge_into
 from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
@@ -60,13 +60,13 @@ class RaggedStep:
             out_PHV: Tensor = self.new.run(q_PHE, k_PHE, v_PHV)
             return out_PHV
         out_PHV, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, return_lse=True)
-        # Joined in float32 however many pieces there are; rounded once.
-        joined_PHV = out_PHV.float()
+        # Rounded once, however many pieces there are: more than one are joined in float32.
+        joined_PHV = out_PHV if len(self.pieces) == 1 else out_PHV.float()
         for piece in self.pieces:
             seen = piece.tokens
             k_IHE, v_IHV = expand(load_latents(pages, piece.index_I, self.shape))
             part_NHV, part_NH = piece.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
-            joined_PHV[seen], lse_PH[seen] = merge(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
+            merge_into(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
         return joined_PHV.to(q_PHE.dtype)
 
 
