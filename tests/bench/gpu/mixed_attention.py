@@ -29,7 +29,7 @@ from plait_worker.attention.flashinfer import Flashinfer
 from plait_worker.attention.split_rows import PrefillRows, SplitStep
 from plait_worker.attention.triton import TritonDecode
 from plait_worker.attention.trtllm_mha import TrtllmMha
-from plait_worker.graphs import PROMPT_ROWS, TILE, TILES
+from plait_worker.graph_sizes import PROMPT_ROWS, TILE, TILES
 from plait_worker.rows import DeviceLengths, Rows
 from torch import Tensor
 from triton.errors import TritonError
@@ -178,7 +178,7 @@ class Way:
     def rows(self, lengths: Lengths, table_RW: Tensor) -> Rows:
         """As the backend gets them."""
         rows, whole = host_rows(lengths, table_RW), self.form == "whole"
-        if lengths.is_captured and self.backend.captures_prompts:
+        if lengths.is_captured and self.backend.captured_prompts is not None:
             return graph_rows(lengths, rows, whole)
         return dataclasses.replace(rows, num_prefill=rows.num_rows) if whole else rows
 
