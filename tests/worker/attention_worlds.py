@@ -154,12 +154,14 @@ class LatentWorld:
             q, latent_TC = q[step.order_T], latent_TC[step.order_T]
         num = step.num_prefill_tokens
         keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
-        out = [step.prefill(q[:num], latent_TC[:num], self.pages, self._expand)] if num else []
+        out_THV: Tensor = q.new_empty(*q.shape[:2], self.shape.value_dim)
+        if num:
+            step.prefill(q[:num], latent_TC[:num], self.pages, self._expand, out_THV[:num])
         if num < len(q):
             absorbed = torch.einsum("tho,hol->thl", q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
             queries = torch.cat((absorbed, q[num:, :, self.key_HOL.shape[1] :]), dim=2)
-            out.append(torch.einsum("thl,hvl->thv", step.decode(queries, self.pages), self.value_HVL))
-        return torch.cat(out)
+            out_THV[num:] = torch.einsum("thl,hvl->thv", step.decode(queries, self.pages), self.value_HVL)
+        return out_THV
 
     def _right(self) -> Tensor:
         seen = torch.cat(self.contexts)

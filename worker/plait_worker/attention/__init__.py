@@ -131,8 +131,11 @@ class LatentStep(Protocol):
         """
         ...
 
-    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
-        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
+        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached.
+
+        ``out_PHV``, contiguous, is written.
+        """
         ...
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:

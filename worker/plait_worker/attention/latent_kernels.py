@@ -46,12 +46,12 @@ class LatentKernelStep(Generic[PlannedT]):
         """See ``LatentShape``."""
         return self.backend.shape.cached_scale
 
-    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
         """See ``LatentStep``."""
         if self.ragged is None:
             raise AssertionError("a step without prefill tokens")
         with named("attention: prefill"):
-            return self.ragged.attend(q_PHE, latent_PC, pages, expand)
+            self.ragged.attend(q_PHE, latent_PC, pages, expand, out_PHV)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """See ``LatentStep``."""

@@ -47,17 +47,15 @@ class PagedLatentStep:
     contexts: list[_Context]
     absorbed: LatentRows
 
-    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
-        """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached: ``out_PHV``."""
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
+        """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached."""
         new_PHV, lse_PH = self.new.attend(q_PHE, *expand(latent_PC))
-        if not self.contexts:
-            return new_PHV
-        out_PHV, cached = new_PHV.float(), pages.view(-1, pages.shape[-1])
+        joined_PHV, cached = new_PHV.float() if self.contexts else new_PHV, pages.view(-1, pages.shape[-1])
         for context in self.contexts:
             own = context.tokens
             part = context.rows.attend(q_PHE[own], *expand(cached.index_select(0, context.index_I)))
-            merge_into(out_PHV[own], lse_PH[own], *part)
-        return out_PHV.to(new_PHV.dtype)
+            merge_into(joined_PHV[own], lse_PH[own], *part)
+        out_PHV.copy_(joined_PHV)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""

@@ -53,13 +53,13 @@ class RaggedStep:
     new: BatchPrefillWithRaggedKVCacheWrapper
     pieces: Sequence[Piece]
 
-    def attend(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
+    def attend(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
         """See ``LatentStep.prefill``."""
         k_PHE, v_PHV = expand(latent_PC)
         if not self.pieces:
-            out_PHV: Tensor = self.new.run(q_PHE, k_PHE, v_PHV)
-            return out_PHV
-        out_PHV, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, return_lse=True)
+            self.new.run(q_PHE, k_PHE, v_PHV, out=out_PHV)
+            return
+        _, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, out=out_PHV, return_lse=True)
         # Rounded once, however many pieces there are: more than one are joined in float32.
         joined_PHV = out_PHV if len(self.pieces) == 1 else out_PHV.float()
         for piece in self.pieces:
@@ -67,7 +67,8 @@ class RaggedStep:
             k_IHE, v_IHV = expand(load_latents(pages, piece.index_I, self.shape))
             part_NHV, part_NH = piece.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
             merge_into(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
-        return joined_PHV.to(q_PHE.dtype)
+        if joined_PHV is not out_PHV:
+            out_PHV.copy_(joined_PHV)
 
 
 class RaggedPrefill:

@@ -135,14 +135,15 @@ class LatentProblem(SmallProblem):
 
     def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
         """``[T, H, V]``, in the step's own order."""
-        num, out = step.num_prefill_tokens, []
+        num = step.num_prefill_tokens
+        out_THV = q_THE.new_empty(*q_THE.shape[:2], self.shape.value_dim)
         keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
         if num > 0:
-            out.append(step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand))
+            step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand, out_THV[:num])
         if num < len(q_THE):
             out_BHL = step.decode(self._absorb(q_THE[num:]), self.pages)
-            out.append(torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL))
-        return torch.cat(out)
+            out_THV[num:] = torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL)
+        return out_THV
 
     def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of one tensor, as the models' one product gives them."""

@@ -76,10 +76,9 @@ class TorchLatentStep:
         """The plan's."""
         return None
 
-    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
-        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
+        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
         k_PHE, v_PHV = expand(latent_PC)
-        out_PHV = torch.empty_like(v_PHV, memory_format=torch.contiguous_format)
         for row in self.prefill_rows:
             new = row.tokens
             out_NHV, lse_NH = attend(q_PHE[new], k_PHE[new], v_PHV[new], self.shape.scale, is_causal=True)
@@ -87,7 +86,6 @@ class TorchLatentStep:
                 part_NHV, part_NH = attend(q_PHE[new], *expand(latent_IC), self.shape.scale, is_causal=False)
                 out_NHV, lse_NH = merge(out_NHV, lse_NH, part_NHV, part_NH)
             out_PHV[new] = out_NHV
-        return out_PHV
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""

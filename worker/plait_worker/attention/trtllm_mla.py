@@ -84,17 +84,15 @@ class TrtllmMlaStep:
         """See ``LatentShape``."""
         return self.backend.shape.cached_scale
 
-    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand) -> Tensor:
-        """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached: ``out_PHV``."""
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, expand: Expand, out_PHV: Tensor) -> None:
+        """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
         k_PHE, v_PHV = expand(latent_PC)
-        out_PHV = torch.empty_like(v_PHV, memory_format=torch.contiguous_format)
         for group in self.groups:
             own = group.new.run.tokens
             out, lse = self.backend.ragged(group.new, q_PHE[own], k_PHE[own], v_PHV[own], is_causal=True)
             if group.chunks:
                 out = self._with_context(group, q_PHE, out.float(), lse, pages, expand)
             out_PHV[own] = out
-        return out_PHV
 
     def _with_context(
         self, group: Group, q_PHE: Tensor, out: Tensor, lse: Tensor, pages: Tensor, expand: Expand

@@ -137,7 +137,7 @@ class LatentAttention:
         latent_TC = store_latents(raw.cached_TC, self._norm, raw.tables, _places(attention, pages))
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         q_PHE = turn_queries(raw.q_THE[prefill], raw.tables.part(prefill))
-        out_THV[prefill] = attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand)
+        attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
             self._values(attention.decode(q_BHC, pages), out_THV[decode])
