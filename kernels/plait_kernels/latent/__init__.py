@@ -1,8 +1,8 @@
 """Around latent attention (arXiv 2405.04434): what is cached of a token, and queries that attend to it.
 
-Shapes: T tokens of a step, B of them that attend to latents as they are, H heads; numbers: E in a head's query (O that
-rope does not turn, then R that it turns), L in a latent, C = L + R cached of a token; N pages of P tokens. Tables are
-those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
+Shapes: T tokens of a step, the first P of them prefill tokens, B that attend to latents as they are, H heads; numbers:
+E in a head's query (O that rope does not turn, then R that it turns), L in a latent, C = L + R cached of a token; pages
+``[N, page size, C]``. Tables are those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Places, 
 from plait_kernels.solutions import triton_solution
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
+def store_and_turn(
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+) -> tuple[Tensor, Tensor]:
     """What is cached of each token, ``[T, C]``, its latent normalised, its key turned; written into the pages too.
 
-    ``cached_TC`` may be a part of wider rows.
+    And the queries of the first tokens with their last R numbers turned; a GPU turns them where they lie. Both may be
+    parts of wider rows.
     """
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    latent_TC: Tensor = solution.store_latents(cached_TC, norm, tables, places)
-    return latent_TC
+    latent_TC, turned_PHE = solution.store_and_turn(cached_TC, q_PHE, norm, tables, places)
+    return latent_TC, turned_PHE
 
 
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
@@ -34,17 +37,10 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 def absorb_and_store(
     queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
 ) -> Tensor:
-    """``absorb(*queries, tables)`` and ``store_latents`` in one, for steps of nothing but decode rows: ``q_THC``."""
+    """``absorb(*queries, tables)`` of steps of nothing but decode rows; the pages get each token's latent too."""
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
     q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, places)
     return q_THC
-
-
-def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
-    """The queries with their last R numbers turned; a GPU turns them where they lie."""
-    solution = triton_solution(__name__) if q_THE.is_cuda else reference
-    turned_THE: Tensor = solution.turn_queries(q_THE, tables)
-    return turned_THE
 
 
 __all__ = [
@@ -55,6 +51,5 @@ __all__ = [
     "absorb",
     "absorb_and_store",
     "keep_latents",
-    "store_latents",
-    "turn_queries",
+    "store_and_turn",
 ]

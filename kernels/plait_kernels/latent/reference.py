@@ -30,9 +30,9 @@ class Places(NamedTuple):
     """Where the latents of some tokens are kept."""
 
     pages: Tensor
-    """``[N, P, C]``, contiguous, in the dtype of the latents or float8_e4m3fn."""
+    """``[N, page size, C]``, contiguous, in the dtype of the latents or float8_e4m3fn."""
     index_T: Tensor
-    """int64: where in the flat pages ``[N P, C]`` each token's goes."""
+    """int64: where in the flat pages ``[N * page size, C]`` each token's goes."""
     scale: float = 1.0
     """What a number in the pages stands for, over the number itself; other than 1 only in float8."""
 
@@ -66,11 +66,13 @@ def keep_latents(latent_TC: Tensor, places: Places) -> None:
     pages.index_copy_(0, places.index_T, as_bytes(stored(latent_TC, places.pages.dtype, places.scale)))
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
-    """See ``plait_kernels.latent.store_latents``."""
+def store_and_turn(
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.latent.store_and_turn``."""
     latent_TC = make_latents(cached_TC, norm, tables)
     keep_latents(latent_TC, places)
-    return latent_TC
+    return latent_TC, turn_queries(q_PHE, tables.part(slice(len(q_PHE))))
 
 
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
@@ -84,11 +86,11 @@ def absorb_and_store(
     queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
 ) -> Tensor:
     """See ``plait_kernels.latent.absorb_and_store``."""
-    store_latents(cached_TC, norm, tables, places)
+    keep_latents(make_latents(cached_TC, norm, tables), places)
     return absorb(*queries, tables)
 
 
 def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
-    """See ``plait_kernels.latent.turn_queries``."""
+    """The queries with their last R numbers turned."""
     still_THO, turning_THR = torch.split(q_THE, [q_THE.shape[2] - tables.width, tables.width], dim=2)
     return torch.cat((still_THO, apply_rope(turning_THR, *tables)), dim=2)

@@ -1,7 +1,8 @@
 """Latents in Triton: queries absorb their matrix, and what is cached reaches its page, in one launch.
 
-Programs of the first kind take some rows of one head and a share of the latent's numbers; those of the second kind
-one token's latent. Shapes as in ``plait_kernels.latent``.
+Of ``absorb_and_store``, programs of the first kind take some rows of one head and a share of the latent's numbers;
+those of the second kind one token's latent, as in ``store_and_turn``, where others turn some heads of one token. Shapes
+as in ``plait_kernels.latent``.
 """
 
 from __future__ import annotations
@@ -20,28 +21,37 @@ _LATENT_SHARE = 128
 _HEADS = 16
 
 
-def store_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places) -> Tensor:
-    """See ``plait_kernels.latent.store_latents``."""
+def store_and_turn(
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.latent.store_and_turn``."""
     latent_TC = cached_TC.new_empty(cached_TC.shape)
-    width = norm.weight_L.shape[0]
+    width, (num_turned, num_heads, query_dim) = norm.weight_L.shape[0], q_PHE.shape
     if len(cached_TC):
-        _store_latents[(len(cached_TC),)](
+        _store_and_turn[(len(cached_TC), 1 + triton.cdiv(num_heads, _HEADS))](
             cached_TC,
             norm.weight_L,
             *tables,
             places.pages,
             places.index_T,
             latent_TC,
+            q_PHE,
             norm.eps,
             1 / places.scale,
             cached_TC.stride(0),
+            q_PHE.stride(0),
+            q_PHE.stride(1),
+            num_turned,
+            num_heads,
+            query_dim - tables.width,
             WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
             HALF=tables.width // 2,
+            HEADS=_HEADS,
             num_warps=4,
             **overlap(cached_TC),
         )
-    return latent_TC
+    return latent_TC, q_PHE
 
 
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
@@ -111,25 +121,6 @@ def _enter(
     return q_BHC
 
 
-def turn_queries(q_THE: Tensor, tables: Tables) -> Tensor:
-    """See ``plait_kernels.latent.turn_queries``."""
-    num_tokens, num_heads, query_dim = q_THE.shape
-    if num_tokens:
-        _turn_queries[(num_tokens, triton.cdiv(num_heads, _HEADS))](
-            q_THE,
-            *tables,
-            q_THE.stride(0),
-            q_THE.stride(1),
-            num_heads,
-            query_dim - tables.width,
-            HEADS=_HEADS,
-            HALF=tables.width // 2,
-            num_warps=2,
-            **overlap(q_THE),
-        )
-    return q_THE
-
-
 @triton.jit
 def _wait(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
     """For the kernel before this one. The next is not let in early: FlashMLA's would not wait for what it reads."""
@@ -195,8 +186,8 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
             _store_token(token.to(tl.int64), source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, False)
 
 
-@triton.jit
-def _store_latents(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["num_turned"])
+def _store_and_turn(  # type: ignore[no-untyped-def]
     cached_ptr,
     weight_ptr,
     cos_ptr,
@@ -204,17 +195,30 @@ def _store_latents(  # type: ignore[no-untyped-def]
     pages_ptr,
     index_ptr,
     copy_ptr,
+    q_ptr,
     eps,
     factor,
     cached_stride,
+    q_token_stride,
+    q_head_stride,
+    num_turned,
+    num_heads,
+    num_still,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
+    HEADS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    token, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _wait(OVERLAP)
-    source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, copy_ptr)
-    _store_token(tl.program_id(0).to(tl.int64), source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)
+    if share == 0:
+        source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, copy_ptr)
+        _store_token(token, source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)
+    elif token < num_turned:
+        head = ((share - 1) * HEADS + tl.arange(0, HEADS))[:, None]
+        q_at = q_ptr + token * q_token_stride + head * q_head_stride + num_still
+        _turn_rows(q_at, cos_ptr, sin_ptr, q_at, token, head < num_heads, HALF)
 
 
 @triton.jit
@@ -254,26 +258,6 @@ def _store_token(  # type: ignore[no-untyped-def]
         tl.store(copy + number, normed, mask=is_there)
         tl.store(copy + WIDTH + half, first)
         tl.store(copy + WIDTH + HALF + half, second)
-
-
-@triton.jit
-def _turn_queries(  # type: ignore[no-untyped-def]
-    q_ptr,
-    cos_ptr,
-    sin_ptr,
-    token_stride,
-    head_stride,
-    num_heads,
-    num_still,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    _wait(OVERLAP)
-    token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
-    target = q_ptr + token * token_stride + head * head_stride + num_still
-    _turn_rows(target, cos_ptr, sin_ptr, target, token, head < num_heads, HALF)
 
 
 @triton.jit

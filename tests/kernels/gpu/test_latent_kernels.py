@@ -15,8 +15,7 @@ from plait_kernels.latent import (
     Tables,
     absorb,
     absorb_and_store,
-    store_latents,
-    turn_queries,
+    store_and_turn,
 )
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, route, sorted_triton
@@ -56,10 +55,14 @@ def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(n
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
-    assert_close(store_latents(cached, norm, tables, places), latents)
-    assert_close(pages.view(-1, 576)[index], latents)
+    num_turned = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(q_THE, tables)
-    assert_close(turn_queries(q_THE, tables), turned)
+    right = torch.cat((turned[:num_turned], q_THE[num_turned:]))
+    stored, given = store_and_turn(cached, q_THE[:num_turned], norm, tables, places)
+    assert_close(stored, latents)
+    assert_close(pages.view(-1, 576)[index], latents)
+    assert_close(given, right[:num_turned])
+    assert_close(q_THE, right)  # where they lie, and no others
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
@@ -70,8 +73,9 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(num_tokens: int, s
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, 1e4 ** (-torch.arange(32).cuda() / 32)))
     pages, other, right = (torch.zeros(600, 64, 576, device="cuda").to(FP8) for _ in range(3))
     index = torch.randperm(600 * 64, device="cuda")[:num_tokens]
-    latents = latent_reference.store_latents(cached, norm, tables, Places(right, index, scale))
-    assert_close(store_latents(cached, norm, tables, Places(pages, index, scale)), latents)
+    latents, _ = latent_reference.store_and_turn(cached, q, norm, tables, Places(right, index, scale))
+    stored, _ = store_and_turn(cached, q.clone(), norm, tables, Places(pages, index, scale))
+    assert_close(stored, latents)
     absorb_and_store(AbsorbedQueries(q, key), cached, norm, tables, Places(other, index, scale))
     for given in (pages, other):
         torch.testing.assert_close(given.float(), right.float(), rtol=2**-3, atol=2**-9)

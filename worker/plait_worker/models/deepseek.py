@@ -18,8 +18,7 @@ from plait_kernels.latent import (
     Tables,
     absorb,
     absorb_and_store,
-    store_latents,
-    turn_queries,
+    store_and_turn,
 )
 from torch import Tensor
 
@@ -134,9 +133,9 @@ class LatentAttention:
     def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
-        latent_TC = store_latents(raw.cached_TC, self._norm, raw.tables, _places(attention, pages))
+        places = _places(attention, pages)
+        latent_TC, q_PHE = store_and_turn(raw.cached_TC, raw.q_THE[prefill], self._norm, raw.tables, places)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
-        q_PHE = turn_queries(raw.q_THE[prefill], raw.tables.part(prefill))
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
