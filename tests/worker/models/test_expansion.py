@@ -11,7 +11,7 @@ DIMS = {"recall": (3, 64, 32, 16, 48), "odd": (2, 10, 6, 4, 5)}
 
 
 @pytest.mark.parametrize("dims", DIMS.values(), ids=DIMS)
-@pytest.mark.parametrize("num_tokens", [1, 37])
+@pytest.mark.parametrize("num_tokens", [0, 1, 37])
 def test_one_product_makes_keys_and_values_and_brings_the_shared_key_to_each_head(
     num_tokens: int, dims: tuple[int, int, int, int, int]
 ) -> None:

@@ -74,9 +74,9 @@ class WholeExpansion:
         whole_HXC[:, mla.nope_dim : mla.query_dim, mla.latent_dim :] = torch.eye(mla.rope_dim)
         self.up: Matrix = matrix(whole_HXC.flatten(0, 1))
         self.num_more_bytes = whole_HXC.nbytes - up_HXL.nbytes
-        self._shape = (-1, num_heads, whole)
+        self._heads = (num_heads, whole)
 
     def __call__(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Expansion``."""
-        key_NHE, value_NHV = self.up(latent_NC).view(self._shape).split(self.sizes, dim=2)
+        key_NHE, value_NHV = self.up(latent_NC).view(len(latent_NC), *self._heads).split(self.sizes, dim=2)
         return key_NHE, value_NHV
