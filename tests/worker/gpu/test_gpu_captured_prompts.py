@@ -116,7 +116,8 @@ def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
     both = BothWays(model, attention)
     serve_prompts(Stepper(both.step, PAGE_SIZE, NUM_PAGES), random.Random(num_heads + context_chunk), 150)
     planned = {size: errors for size, errors in both.errors.items() if size.context_tokens is not None}
-    assert sum(map(len, planned.values())) > 20, (planned, both.num_eager)
+    # Two pieces of 256 tokens are room for few steps' context.
+    assert sum(map(len, planned.values())) > (0 if context_chunk < 4096 else 20), (planned, both.num_eager)
     assert context_chunk < 4096 or len({size.context_tokens for size in planned}) > 2
     tolerance = TOLERANCE if fp8 is None else TOLERANCE_FP8
     wrong = {size: max(errors) for size, errors in both.errors.items() if max(errors) > tolerance}
