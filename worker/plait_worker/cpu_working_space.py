@@ -66,7 +66,7 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
         return 0
     each = 2 * mla.query_dim + mla.value_dim
     tokens = config.max_batch_tokens + config.context_chunk
-    merged = 4 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
+    merged = 2 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
     return model.num_heads * (tokens * each * itemsize + merged)
 
 
