@@ -274,13 +274,14 @@ class Bench:
         self._note(lengths, way, "error over the largest value", "share", error)
 
     def measure(self, way: Way, lengths: Lengths) -> float:
-        """Microseconds of one call, median of the replays; the host's for its plan are noted beside it."""
+        """Microseconds of one call, median of the replays; beside it the host's for its plan, where there is one."""
         rows = way.rows(lengths, scattered_table(lengths, self.num_pages))
         attend = way.attend(rows)
         bytes_read = sum(lengths.seen) * 4 * self.shape.num_kv_heads * HEAD_DIM
         us = self._replayed_us(attend, sum(lengths.new), 2 if bytes_read > MANY_BYTES else NUM_VIEWS)
         self._note(lengths, way, way.name, "us", us)
-        self._note(lengths, way, f"{way.name}, on the host", "us", prepared_us(way, rows))
+        if not way.backend.is_capturable:
+            self._note(lengths, way, f"{way.name}, on the host", "us", prepared_us(way, rows))
         return us
 
     def _replayed_us(self, attend: Attend, num_tokens: int, num_calls: int) -> float:
@@ -329,8 +330,8 @@ def prepared_us(way: Way, rows: Rows) -> float:
     return statistics.median(times)
 
 
-def run(bench: Bench, deadline: float, keep: Callable[[], object]) -> None:
-    """Checks, then skewed depths, then the grid, kept after each; what the time does not reach is said and recorded."""
+def run(bench: Bench, cases: Sequence[Lengths], deadline: float, keep: Callable[[], object]) -> None:
+    """Checks, then the cases, kept after each; what the time does not reach is said and recorded."""
     of_mixed, of_decode = ways(bench.shape)
     small = [mixed(5, 300, (70, 1, 33), 100), mixed(5, 300, (2000, 7), 65)]
     few = [
@@ -339,7 +340,8 @@ def run(bench: Bench, deadline: float, keep: Callable[[], object]) -> None:
     ]
     right_mixed = [way for way in of_mixed if all([attempt(bench, way, each, bench.check) for each in small])]
     right_decode = [way for way in of_decode if all([attempt(bench, way, each, bench.check) for each in few])]
-    for lengths, tried in [*((each, right_decode) for each in skewed()), *((each, right_mixed) for each in grid())]:
+    for lengths in cases:
+        tried = right_mixed if lengths.num_prompts else right_decode
         if time.perf_counter() > deadline:
             print(f"{lengths.name}: out of time", flush=True)
             for way in tried:
@@ -368,6 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", default="32/8", help="query heads/key-value heads, several by commas")
     parser.add_argument("--seconds", type=float, default=80, help="no case of a shape starts later, after its share")
+    parser.add_argument("--decode-only", action="store_true", help="leave steps with prompts out")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     shapes = [tuple(map(int, pair.split("/"))) for pair in options.heads.split(",")]
@@ -382,7 +385,8 @@ def main() -> None:
     for number, (num_heads, num_kv_heads) in enumerate(shapes, 1):
         bench = Bench(AttentionShape(num_heads, num_kv_heads, HEAD_DIM, HEAD_DIM**-0.5, torch.bfloat16), found)
         deadline = began + options.seconds * number / len(shapes)
-        run(bench, deadline, lambda: options.out.write_text(json.dumps(result, indent=1) + "\n"))
+        cases = [*skewed(), *(() if options.decode_only else grid())]
+        run(bench, cases, deadline, lambda: options.out.write_text(json.dumps(result, indent=1) + "\n"))
         del bench
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_driver import GPU, PAGE_SIZE, make_rows
-from plait_kernels.attention import attend
+from plait_kernels.attention import attend, reference
 from plait_kernels.kv_cache import PageScales, as_bytes, stored
 from plait_worker.attention import AttentionBackend, AttentionShape
 from plait_worker.attention.choice import try_backend
@@ -89,6 +89,48 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_k
     for rows, num_prefill in ((mixed, len(prefill)), (mixed[len(prefill) :], 0), (prefill, len(prefill))):
         starts, lengths = [start for start, _ in rows], [length for _, length in rows]
         assert error_of(backend, shape, starts, lengths, num_prefill, num_pages=400) <= TOLERANCE
+
+
+@pytest.mark.parametrize("num_short", [3, 70, 300])
+@pytest.mark.parametrize("name", GPU_BACKENDS)
+def test_a_deep_row_among_short_ones_is_read_whole(name: str, num_short: int) -> None:
+    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    starts = [63 + row % 7 for row in range(num_short)] + [9000, 700]
+    backend = backend_for(name, shape)
+    assert error_of(backend, shape, starts, [1] * len(starts), 0, num_pages=900) <= TOLERANCE
+    assert error_of(backend, shape, [30, *starts], [200, *[1] * len(starts)], 1, num_pages=900) <= TOLERANCE
+
+
+@torch.inference_mode()
+def test_few_shallow_rows_beside_a_prompt_go_by_one_call() -> None:
+    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    backend = backend_for("flashinfer", shape)
+    starts, lengths = [70, 0, 64, 127, 20], [200, 33, 1, 1, 1]
+    step = backend.prepare(make_rows([[0, 1, 2, 3, 4]] * 5, 5, starts, [[0] * length for length in lengths], 2))
+    assert step.prefill is not None
+    assert step.decode is None
+    assert error_of(backend, shape, starts, lengths, 2, num_pages=40) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["triton", "trtllm_mha"])
+@torch.inference_mode()
+def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
+    shape, depths = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16), [[60] * 69 + [3900], [2000] + [130] * 69]
+    backend = backend_for(name, shape)
+    pages = torch.randn(4480, 2, 8, PAGE_SIZE, 128, dtype=torch.bfloat16, device=GPU)
+    tables = torch.randperm(4480).view(70, 64).tolist()
+    q = torch.randn(70, 32, 128, dtype=torch.bfloat16, device=GPU)
+    replayed = make_rows(tables, 0, [0] * 70, [[0]] * 70, 0)
+    backend.prepare(replayed).attend(q, pages)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = backend.prepare(replayed).attend(q, pages)
+    for starts in depths:
+        replayed.positions_T.copy_(torch.tensor(starts))
+        graph.replay()
+        lengths, right = replayed.positions_T + 1, torch.empty_like(q, dtype=torch.float64)
+        reference.decode_paged(q.double(), pages, replayed.page_table_RW, lengths, shape.scale, right, shape.scales)
+        assert float((out - right).abs().max() / right.abs().max()) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
