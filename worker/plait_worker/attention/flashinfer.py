@@ -3,12 +3,14 @@
 Both plan on the host from host lengths, into pinned memory that a copy then reads; a ring of wrappers keeps a
 plan from being written while an earlier step's copy is still to come.
 
+Few shallow decode rows beside a prompt go by the prefill kernel too: that is a plan and a launch less.
+
 Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; R rows, I pages of them all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from plait_worker.attention import AttentionShape
 from plait_worker.attention.lengths import device_lengths, places
 from plait_worker.attention.packed_pages import ends, packed_pages
 from plait_worker.attention.plan_ring import PlanRing
+from plait_worker.attention.whole_steps import goes_whole
 from plait_worker.ranges import named
 from plait_worker.rows import Rows
 
@@ -98,7 +101,9 @@ class Flashinfer:
             )
 
     def prepare(self, rows: Rows) -> FlashinferStep:
-        """Plan both halves from the host's lengths."""
+        """Plan both halves from the host's lengths, or all rows as one half."""
+        if goes_whole(self.name, self.shape, rows):
+            rows = replace(rows, num_prefill=rows.num_rows)
         split = rows.num_prefill
         return FlashinferStep(
             place_T=places(rows, device_lengths(rows), self.page_size),
