@@ -188,21 +188,25 @@ class Way:
 
     def attend(self, rows: Rows) -> Attend:
         step = self.backend.prepare(rows)
-        if isinstance(step, SplitStep) and step.prefill is not None and self.form == "split":
-            return one_after_the_other(step)
-        attend: Attend = step.attend
-        return attend
+        if self.form != "two streams":
+            attend: Attend = step.attend
+            return attend
+        return side_by_side(step)
 
 
-def one_after_the_other(step: SplitStep) -> Attend:
-    """Both calls on one stream, which the server puts on two."""
+def side_by_side(step: SplitStep) -> Attend:
+    """Both calls at once, each on a stream."""
+    side = torch.cuda.Stream()
 
     def attend(q_THE: Tensor, pages: Tensor) -> Tensor:
-        backend, num = step.backend, step.num_prefill_tokens
+        backend, num, main = step.backend, step.num_prefill_tokens, torch.cuda.current_stream()
         out_THE = backend.output_THE[: q_THE.shape[0]]
         assert step.prefill is not None
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            backend.decode(q_THE[num:], pages, step.decode, out_THE[num:])
         backend.prefill(q_THE[:num], pages, step.prefill, out_THE[:num])
-        backend.decode(q_THE[num:], pages, step.decode, out_THE[num:])
+        main.wait_stream(side)
         return out_THE
 
     return attend

@@ -1,8 +1,8 @@
 """Steps whose prefill and decode rows go by two calls, from lengths and tables on the device: nothing is planned.
 
-The calls run side by side: a decode call reads memory while a prefill call multiplies, and each fills what the other
-leaves idle. On an H200 that took 6% less time than one after the other, in the mean of 150 kinds of steps; one prefill
-call over all rows took twice as long (tests/bench/results/gpu-mixed-attention.json).
+They run one after the other. Side by side on two streams attention takes 6% less of an H200's time, and whole servers
+nothing that shows; one prefill call over all rows takes several times as long from 16 decode rows on
+(tests/bench/results/gpu-mixed-attention.json).
 
 Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; P prefill and D decode rows.
 """
@@ -20,7 +20,6 @@ from torch import Tensor
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.captured import CapturedPrompts, UnplannedPrompts
 from plait_worker.attention.lengths import decode_lengths, device_lengths, places
-from plait_worker.attention.side_stream import SideStream
 from plait_worker.attention.widened import Widened, widen
 from plait_worker.failure import ensure
 from plait_worker.ranges import named
@@ -72,22 +71,13 @@ class SplitStep:
         """Attend over pages that hold the step's keys and values: ``out_THE``."""
         out_THE = self.backend.output_THE[: q_THE.shape[0]]
         num = self.num_prefill_tokens
-        if self.prefill is None:
-            self._attend_decode(q_THE, pages, out_THE)
-        elif num == q_THE.shape[0]:
-            self._attend_prefill(self.prefill, q_THE, pages, out_THE)
-        else:
-            with self.backend.side_stream.beside(lambda: self._attend_decode(q_THE[num:], pages, out_THE[num:])):
-                self._attend_prefill(self.prefill, q_THE[:num], pages, out_THE[:num])
+        if self.prefill is not None:
+            with named("attention: prefill"):
+                self.backend.prefill(q_THE[:num], pages, self.prefill, out_THE[:num])
+        if num < q_THE.shape[0]:
+            with named("attention: decode"):
+                self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
         return out_THE
-
-    def _attend_prefill(self, rows: PrefillRows, q_THE: Tensor, pages: Tensor, out_THE: Tensor) -> None:
-        with named("attention: prefill"):
-            self.backend.prefill(q_THE, pages, rows, out_THE)
-
-    def _attend_decode(self, q_DHE: Tensor, pages: Tensor, out_DHE: Tensor) -> None:
-        with named("attention: decode"):
-            self.backend.decode(q_DHE, pages, self.decode, out_DHE)
 
 
 class SplitAttention(ABC):
@@ -103,7 +93,6 @@ class SplitAttention(ABC):
         """``page_size`` in tokens; allocates the output of ``max_tokens`` tokens."""
         self.shape = shape
         self.page_size = page_size
-        self.side_stream = SideStream(device)
         self.output_THE = torch.zeros(max_tokens, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
         """Of every layer in turn.
 
