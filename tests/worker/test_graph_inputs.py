@@ -144,6 +144,14 @@ def test_steps_with_prompts_fill_whole_tiles_of_a_product() -> None:
     assert {size.prompt_tokens for size in with_prompts} >= {128, 1024, 2048}  # a prompt alone
 
 
+@pytest.mark.parametrize(("num_prompt", "num_decode"), [(2048, 0), (2040, 8), (1024, 0), (512, 0), (65, 256)])
+def test_planned_steps_have_room_for_whole_budgets(num_prompt: int, num_decode: int) -> None:
+    needed = Size(num_prompt, 1, num_decode, 100)
+    roomy = [size for size in sizes(256, 2048, (0, 1024)) if size.context_tokens is not None and size.fits(needed)]
+    assert roomy[0].prompt_tokens - num_prompt < 512
+    assert roomy[0].context_tokens == 1024
+
+
 def test_no_graph_is_larger_than_a_step_may_be() -> None:
     assert max(size.num_tokens for size in sizes(8, 300)) == 256
 

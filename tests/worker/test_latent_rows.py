@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_worker.attention.context_pieces import context_pieces, even_pieces
+from plait_worker.attention.context_pieces import context_pieces, even_pieces, filled
 from plait_worker.attention.short_appends import best_captured, is_short
 from plait_worker.graph_sizes import Size
 
@@ -98,3 +98,13 @@ def test_pieces_of_a_captured_step_hold_what_other_pieces_do(contexts: list[int]
         right_R[piece.rows] = piece.lengths
         assert cached_R.tolist() == right_R.tolist()
     assert sum(int(cached_R.sum()) for cached_R in given_R) == sum(contexts)
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=st.lists(st.integers(1, 300), max_size=16), rest=st.integers(0, 300))
+def test_rows_that_a_captured_step_lacks_share_the_tokens_that_fill_it_up(lengths: list[int], rest: int) -> None:
+    length_R = filled(sum(lengths) + rest, 17, lengths).tolist()
+    assert length_R[: len(lengths)] == lengths
+    assert sum(length_R) == sum(lengths) + rest
+    share = rest / (17 - len(lengths))
+    assert all(abs(length - share) <= 1 for length in length_R[len(lengths) :])

@@ -1,4 +1,4 @@
-"""What a captured step reads of the host: one array of integers; tables and last tokens are the device's own.
+"""The integers that a captured step reads of the host, in one array; tables and last tokens are the device's own.
 
 Shapes: as in ``plait_worker.graph_sizes``; I tokens that the prefill rows have cached. Small letters are what a step
 has of each.

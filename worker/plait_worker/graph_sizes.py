@@ -21,7 +21,8 @@ TILE, TILES = 128, (*range(1, 9), *range(10, 17, 2))
 Above these the device takes longer than the host needs to launch one operation after the other.
 """
 PLANNED_DECODE_ROWS, PLANNED_TILES = (32, 256, 512), (4, 8, 12, 16, 24)
-"""Of steps whose prompts are planned: fewer, since there is one of each for every room for context.
+"""Of steps whose prompts are planned, tiles of prompt tokens alone: fewer, since there is one of each for every room
+for context.
 
 Such a step has more operations than another; on an H200 the device takes as long as their launches at some 3,500 tokens
 (16 heads, 27 layers: 38 ms).
@@ -79,17 +80,17 @@ def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[
     Those whose prompts are planned have room for one of ``contexts``, in tokens.
     """
     decode = [Size(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
-    mixed = [_mixed(tiles, rows) for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))]
-    planned = [
-        _mixed(tiles, rows, context)
-        for tiles, rows, context in itertools.product(PLANNED_TILES, _up_to(PLANNED_DECODE_ROWS, max_rows), contexts)
+    mixed = [
+        Size(tiles * TILE - rows, PROMPT_ROWS, rows)
+        for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
+        if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
-    wanted = [size for size in mixed + planned if size.prompt_tokens >= LEAST_PROMPT and size.num_tokens <= max_tokens]
-    return sorted(decode + wanted, key=lambda size: (size.num_tokens, size.context_tokens or 0))
-
-
-def _mixed(tiles: int, decode_rows: int, context_tokens: int | None = None) -> Size:
-    return Size(tiles * TILE - decode_rows, PROMPT_ROWS, decode_rows, context_tokens)
+    planned = [
+        Size(tiles * TILE, PROMPT_ROWS, rows, context)
+        for tiles, rows, context in itertools.product(PLANNED_TILES, _up_to(PLANNED_DECODE_ROWS, max_rows), contexts)
+        if tiles * TILE <= max_tokens
+    ]
+    return sorted(decode + mixed + planned, key=lambda size: (size.num_tokens, size.context_tokens or 0))
 
 
 def _up_to(steps: Sequence[int], largest: int) -> Iterator[int]:

@@ -1,8 +1,9 @@
 """Whole steps captured as CUDA graphs: forward and head for so many prompt tokens and so many decode rows.
 
-A graph's only input is one array of integers; tables and last tokens it reads from the device's own. What fills
-a step up belongs to the dummy slot. Where every row takes its best token, a second small graph picks them and keeps
-them as the slots' last. Larger steps are launched operation by operation, hidden behind the device.
+A graph's input is one array of integers, and what attention plans before a replay; tables and last tokens it reads from
+the device's own. What fills a step up belongs to the dummy slot. Where every row takes its best token, a second small
+graph picks them and keeps them as the slots' last. Larger steps are launched operation by operation, hidden behind the
+device.
 
 Shapes: as in ``plait_worker.graph_sizes``; V vocabulary. Small letters are what a step has of each.
 """

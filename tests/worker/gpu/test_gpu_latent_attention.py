@@ -97,6 +97,14 @@ def test_short_appends_are_absorbed_alone_and_beside_long_prompts(name: str) -> 
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_no_more_tokens_are_absorbed_than_a_schedule_takes(name: str) -> None:
+    backend = backend_for(name, latent(16), 256)
+    for num_rows, num_long in ((200, 0), (210, 210 * 20)):
+        rows = world(latent(16), [(2000, 20)] * num_rows, [(9, 1)]).tables.rows
+        assert backend.prepare(rows).num_prefill_tokens == num_long
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 @torch.inference_mode()
 def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> None:
     backend = backend_for(name, latent(16), 256)

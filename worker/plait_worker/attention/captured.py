@@ -20,7 +20,10 @@ class CapturedPrompts(Protocol):
         ...
 
     def choose(self, roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
-        """One of the sizes with room, smallest first; None where the step is better launched kernel by kernel."""
+        """One of the sizes with room; None where the step is better launched kernel by kernel.
+
+        The fewest tokens come first, and of as many the least context.
+        """
         ...
 
     def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
-from plait_worker.attention.context_pieces import Ints, even_pieces
+from plait_worker.attention.context_pieces import even_pieces, filled
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.ragged_latent import Piece, RaggedStep, plan_ragged
 from plait_worker.attention.short_appends import best_captured
@@ -27,8 +27,8 @@ from plait_worker.rows import DeviceContext, Rows
 _PIECE, _SHORT_CONTEXT = 4096, 1024
 """Cached tokens that get keys and values at a time, as many as there is room for even where there are fewer."""
 _MOST_PIECES = 2
-_PLAN_BYTES = 4 << 20
-"""Of one piece's lists: 28 for each head of each 128 tokens."""
+_PLAN_BYTES = 1 << 20
+"""Of one piece's lists: 28 for each head and tile of each row, at most 40 tiles, so that 936 heads have room."""
 
 
 class LatentPrompts:
@@ -53,7 +53,8 @@ class LatentPrompts:
         """Write the lists of new tokens and of each piece of context; nothing for a step that absorbs."""
         if size.context_tokens is None:
             return
-        lengths_P, context_P = _filled(size, lengths), np.zeros(size.prompt_rows, dtype=np.int64)
+        lengths_P = filled(size.prompt_tokens, size.prompt_rows, lengths)
+        context_P = np.zeros(size.prompt_rows, dtype=np.int64)
         context_P[: len(starts)] = starts
         with self._ring.take() as wrappers:
             plan_ragged(wrappers[0], self.shape, lengths_P, lengths_P, is_causal=True)
@@ -96,12 +97,5 @@ class _Lists:
             backend="fa3",
         )
         wrapper.reset_workspace_buffer(self._workspace, self._lists)
-        most_P = _filled(Size(PLANNED_TILES[-1] * TILE, PROMPT_ROWS, 0), [])
+        most_P = filled(PLANNED_TILES[-1] * TILE, PROMPT_ROWS, [])
         return plan_ragged(wrapper, shape, most_P, most_P, is_causal=True)
-
-
-def _filled(size: Size, lengths: Sequence[int]) -> Ints:
-    """Tokens of each row; those that fill the step up are divided among the rows that it lacks."""
-    num, rest = len(lengths), size.prompt_tokens - sum(lengths)
-    ends_of_rest = np.linspace(0, rest, size.prompt_rows - num + 1).astype(np.int64)
-    return np.concatenate((np.array(lengths, dtype=np.int64), np.diff(ends_of_rest)))

@@ -70,3 +70,10 @@ def even_pieces(contexts_R: Ints, room: int, limit: int) -> Iterator[Ints]:
     for begin in range(0, room, limit):
         end = min(begin + limit, room)
         yield np.clip(ends_R, begin, end) - np.clip(ends_R - contexts_R, begin, end)
+
+
+def filled(num_tokens: int, num_rows: int, lengths: Sequence[int]) -> Ints:
+    """New tokens of each row of a captured step: what fills it up is divided among the rows that it lacks."""
+    num, rest = len(lengths), num_tokens - sum(lengths)
+    ends_of_rest = np.linspace(0, rest, num_rows - num + 1).astype(np.int64)
+    return np.concatenate((np.array(lengths, dtype=np.int64), np.diff(ends_of_rest)))

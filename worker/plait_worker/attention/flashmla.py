@@ -1,4 +1,4 @@
-"""FlashMLA's dense kernel (wheel sgl-flash-mla): lengths and tables are read on the device, nothing is planned there.
+"""FlashMLA's dense kernel (wheel sgl-flash-mla): it reads lengths and tables on the device, and plans nothing there.
 
 One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
 of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.

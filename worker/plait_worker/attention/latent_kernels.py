@@ -2,7 +2,7 @@
 
 Where a step's prefill rows are short appends, every token of the step attends to the cached latents as decode rows do.
 Otherwise its long prefill rows get keys and values of every head (``ragged_latent``), and decode rows and single short
-appends are absorbed.
+appends are absorbed. A captured step does one or the other with all of its prefill rows.
 
 Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C cached of a token, L of it the latent.
 """
@@ -27,6 +27,8 @@ from plait_worker.rows import DeviceLengths, Rows
 
 LATENT_DIMS = (512, 576)
 """Numbers of a latent, and of it with the shared key, that the kernels were built for."""
+_MOST_ABSORBED = 4095
+"""Tokens of a step: FlashMLA's schedule over float8 takes no more rows."""
 PlannedT = TypeVar("PlannedT")
 
 
@@ -119,15 +121,16 @@ class LatentKernels(ABC, Generic[PlannedT]):
 
     def _ragged_step(self, rows: Rows, num_long: int) -> RaggedStep:
         """The first rows', planned now, or before the step is replayed."""
-        captured, prompts = rows.device_lengths, self.captured_prompts
-        if captured is None or captured.context is None or prompts is None:
+        context = None if rows.device_lengths is None else rows.device_lengths.context
+        if context is None or (prompts := self.captured_prompts) is None:
             return self.ragged.plan(rows, num_long)
-        return prompts.step(rows, captured.context)
+        return prompts.step(rows, context)
 
     def _order(self, rows: Rows) -> OrderedRows:
+        all_long = OrderedRows(rows, rows.num_prefill, None)
+        if rows.device_lengths is not None:
+            return OrderedRows(rows, 0, None) if rows.device_lengths.context is None else all_long
         num = rows.num_prefill
-        if rows.device_lengths is not None and rows.device_lengths.context is not None:
-            return OrderedRows(rows, num, None)
-        if rows.device_lengths is not None or is_short(rows.starts[:num], rows.lengths[:num]):
-            return OrderedRows(rows, 0, None)
-        return short_last(rows, is_short_beside_others)
+        is_absorbed = is_short(rows.starts[:num], rows.lengths[:num])
+        ordered = OrderedRows(rows, 0, None) if is_absorbed else short_last(rows, is_short_beside_others)
+        return ordered if rows.num_tokens - ordered.num_long_tokens <= _MOST_ABSORBED else all_long
