@@ -62,8 +62,10 @@ impl Shared {
 pub struct Patience {
     /// A step without a result is stuck after this long,
     pub step: Duration,
-    /// and this much for each of its tokens.
+    /// and this much for each of its tokens;
     pub step_token: Duration,
+    /// so much later it is given up.
+    pub stuck: Duration,
     /// A rank that was silent this long is late.
     pub beat: Duration,
     /// For the ranks' Byes.
@@ -79,6 +81,7 @@ impl Default for Patience {
         Self {
             step: Duration::from_secs(60),
             step_token: Duration::from_millis(100),
+            stuck: Duration::from_secs(60),
             beat: Duration::from_millis(1500),
             bye: Duration::from_secs(5),
             last_words: Duration::from_millis(200),

@@ -24,13 +24,15 @@ impl Wheel {
         stage.into_iter().chain(lost).chain(group).min()
     }
 
-    /// When a step is overdue or a beat late, unless that is known already.
+    /// When a step is overdue, or given up, or a beat late, unless that is known already.
     fn next_complaint(&self, serving: &Serving) -> Option<Micros> {
         let now = self.now();
         let stuck = serving.oldest_deadline();
+        let given_up = stuck.map(|deadline| self.given_up(deadline));
         let late = self.beat_deadline();
         stuck
             .into_iter()
+            .chain(given_up)
             .chain(late)
             .filter(|deadline| *deadline > now)
             .min()
@@ -42,6 +44,11 @@ impl Wheel {
         serving
             .next_decision()
             .filter(|time| is_alone && *time > self.now())
+    }
+
+    /// When a step that was due at `deadline` is waited for no longer.
+    fn given_up(&self, deadline: Micros) -> Micros {
+        Micros(deadline.0 + micros(self.patience.stuck))
     }
 
     fn beat_deadline(&self) -> Option<Micros> {
@@ -72,6 +79,17 @@ impl Wheel {
                 self.fail(
                     ExitCode::RankLost,
                     "a step has had no result in time: its ranks hang, or those of another engine that they wait for",
+                );
+            }
+            Stage::Serving(serving)
+                if serving
+                    .oldest_deadline()
+                    .is_some_and(|deadline| self.given_up(deadline) <= now) =>
+            {
+                self.fail(
+                    ExitCode::RankLost,
+                    "a step has had no result in time: its device hangs, or the rank does; start the server anew, and if \
+                     it comes again, with --no-cuda-graphs or another --attention-backend",
                 );
             }
             Stage::Serving(serving) => self.complain(serving, now),

@@ -258,6 +258,23 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
 }
 
 #[test]
+fn a_step_that_never_ends_ends_the_engine() {
+    let patience = Patience {
+        step: Duration::from_millis(50),
+        step_token: Duration::ZERO,
+        stuck: Duration::from_millis(100),
+        ..Patience::default()
+    };
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+    rig.misbehave(Misdeed::Silence);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    rig.submit(2, "abc", &json!({"max_tokens": 5}));
+    all_ends(rig, 5, "no result in time");
+}
+
+#[test]
 fn a_rank_without_beats_is_late_but_not_lost() {
     let patience = Patience {
         beat: Duration::from_millis(100),
