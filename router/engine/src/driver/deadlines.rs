@@ -88,8 +88,8 @@ impl Wheel {
             {
                 self.fail(
                     ExitCode::RankLost,
-                    "a step has had no result in time: its device hangs, or the rank does; start the server anew, and if \
-                     it comes again, with --no-cuda-graphs or another --attention-backend",
+                    "a step has had no result in time: its device hangs, or the rank does; if that comes again, serve with \
+                     --no-cuda-graphs or another --attention-backend",
                 );
             }
             Stage::Serving(serving) => self.complain(serving, now),
