@@ -64,7 +64,7 @@ pub struct Patience {
     pub step: Duration,
     /// and this much for each of its tokens;
     pub step_token: Duration,
-    /// so much later it is given up.
+    /// so much later it is given up, in a group at once.
     pub stuck: Duration,
     /// A rank that was silent this long is late.
     pub beat: Duration,

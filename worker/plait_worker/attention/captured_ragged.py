@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
+from plait_kernels.kv_cache import places
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
@@ -66,8 +67,7 @@ class LatentPrompts:
 
     def step(self, rows: Rows, context: DeviceContext) -> RaggedStep:
         """The prefill rows of the captured step that was planned last."""
-        page_I = rows.page_table_RW[context.row_I, context.position_I // self.page_size].long()
-        index_I = page_I * self.page_size + context.position_I % self.page_size
+        index_I = places(rows.page_table_RW, context.row_I, context.position_I, self.page_size)
         tokens = slice(0, rows.num_prefill_tokens)
         pieces = [
             Piece(tokens, index, wrapper)

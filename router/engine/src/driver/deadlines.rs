@@ -48,7 +48,23 @@ impl Wheel {
 
     /// When a step that was due at `deadline` is waited for no longer.
     fn given_up(&self, deadline: Micros) -> Micros {
-        Micros(deadline.0 + micros(self.patience.stuck))
+        // Who hangs in a group keeps all others in the same step, where no deadline of a vote runs.
+        let is_alone = self.driver.group.is_none();
+        let more = if is_alone {
+            micros(self.patience.stuck)
+        } else {
+            0
+        };
+        Micros(deadline.0 + more)
+    }
+
+    fn why_given_up(&self) -> &'static str {
+        if self.driver.group.is_some() {
+            "a step has had no result in time: its ranks hang, or those of another engine that they wait for"
+        } else {
+            "a step has had no result in time: its device hangs, or the rank does; if that comes again, serve with \
+             --no-cuda-graphs or another --attention-backend"
+        }
     }
 
     fn beat_deadline(&self) -> Option<Micros> {
@@ -74,23 +90,12 @@ impl Wheel {
                 self.shared().status.enter(Phase::Stopped);
                 self.stage = Stage::Over;
             }
-            // Who hangs keeps all others in the same step, where no deadline of a vote runs.
-            Stage::Serving(serving) if self.driver.group.is_some() && is_overdue(serving, now) => {
-                self.fail(
-                    ExitCode::RankLost,
-                    "a step has had no result in time: its ranks hang, or those of another engine that they wait for",
-                );
-            }
             Stage::Serving(serving)
                 if serving
                     .oldest_deadline()
                     .is_some_and(|deadline| self.given_up(deadline) <= now) =>
             {
-                self.fail(
-                    ExitCode::RankLost,
-                    "a step has had no result in time: its device hangs, or the rank does; if that comes again, serve with \
-                     --no-cuda-graphs or another --attention-backend",
-                );
+                self.fail(ExitCode::RankLost, self.why_given_up());
             }
             Stage::Serving(serving) => self.complain(serving, now),
             _ => {}
