@@ -1,0 +1,60 @@
+"""The worker's end of the wire, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from engine_side import EngineSide, engine_side
+from plait_proto import Bye, Plan, encode
+from plait_worker import link as worker_link
+from plait_worker.link import Link
+from stepper import words
+
+NUM_PLANS = 3000
+LOOKS_BETWEEN = 3
+# So short that it is often over before the wait has begun, as 50 us are where others want the processor too.
+POLL_SECONDS = 1e-7
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineSide]:
+    with engine_side() as side:
+        yield side
+
+
+class Busy:
+    """A step under way whose plan's successor comes after a few looks at the step's end."""
+
+    def __init__(self, engine: EngineSide) -> None:
+        self._engine = engine
+        self._looks = 0
+        self.num_sent = 0
+
+    def is_busy(self) -> bool:
+        self._looks += 1
+        if self._looks == LOOKS_BETWEEN:
+            self.num_sent += 1
+            self._engine.send(Plan(self.num_sent, 0, 1, (), None, words([0, 0]), b"", b"", b""))
+        return True
+
+    def took(self, plan: Plan) -> None:
+        assert plan.step == self.num_sent
+        self._looks = 0
+
+
+@pytest.mark.timeout(30)
+def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(
+    engine: EngineSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "_POLL_SECONDS", POLL_SECONDS)
+    link, busy = Link(engine.endpoint, rank=0), Busy(engine)
+    try:
+        link.send(encode(Bye(rank=0, num_steps=0)))
+        engine.expect(Bye)
+        plans = link.plans(busy.is_busy)
+        for _ in range(NUM_PLANS):
+            busy.took(next(plans))
+    finally:
+        link.close()
+    assert busy.num_sent == NUM_PLANS
