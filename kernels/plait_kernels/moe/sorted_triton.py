@@ -31,38 +31,52 @@ class Tile:
     num_stages: int
 
 
-def tile_for(num_pairs_per_expert: float) -> Tile:
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of the two products."""
+
+    gate_up: Tile
+    down: Tile
+
+
+def tiles_for(num_pairs_per_expert: float) -> Tiles:
     """By how full an expert's list is, measured on an H200: weights are read once where its rows fit one tile."""
     if num_pairs_per_expert <= 12:
-        return Tile(16, 64, 128, 4, 4)
+        return Tiles(Tile(16, 128, 128, 4, 2), Tile(16, 128, 128, 4, 3))
     if num_pairs_per_expert <= 24:
-        return Tile(32, 64, 128, 4, 3)
+        return Tiles(Tile(32, 64, 128, 4, 2), Tile(32, 64, 128, 4, 2))
     if num_pairs_per_expert <= 90:
-        return Tile(64, 128, 64, 8, 4)
-    return Tile(128, 128, 64, 8, 3)
+        return Tiles(Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3))
+    return Tiles(Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; all contiguous, sums float32, an expert's result rounded once."""
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
-    tile = tile_for(num_tokens * top_k / num_experts)
-    lists_ET, counts_E = _list_pairs(experts_TK, num_experts)
+    tiles = tiles_for(num_tokens * top_k / num_experts)
+    lists = (*_list_pairs(experts_TK, num_experts), num_tokens)
     product_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
-    tiles = num_experts * triton.cdiv(num_tokens, tile.rows)
-    shared = {"HIDDEN": hidden_size, "WIDTH": width, "ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
-    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **overlap(x_TH)}
-    lists = (lists_ET, counts_E, num_tokens)
-    _gate_up_listed[(triton.cdiv(width, tile.outputs), tiles)](
-        x_TH, gate_up_EJH, product_NI, *lists, TOP_K=top_k, **shared, **launch
+    sizes = {"HIDDEN": hidden_size, "WIDTH": width}
+    _gate_up_listed[_grid(tiles.gate_up, width, num_experts, num_tokens)](
+        x_TH, gate_up_EJH, product_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
     )
-    _down_listed[(triton.cdiv(hidden_size, tile.outputs), tiles)](
-        product_NI, down_EHI, parts_NH, *lists, **shared, **launch
+    _down_listed[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
+        product_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
     )
     combine(parts_NH, weights_TK, out_TH)
     return out_TH
+
+
+def _grid(tile: Tile, num_outputs: int, num_experts: int, num_tokens: int) -> tuple[int, int]:
+    return triton.cdiv(num_outputs, tile.outputs), num_experts * triton.cdiv(num_tokens, tile.rows)
+
+
+def _launch(tile: Tile, like: Tensor) -> dict[str, int | bool]:
+    cut = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
+    return {**cut, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **overlap(like)}
 
 
 def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tensor | None = None) -> None:

@@ -12,17 +12,20 @@ from pathlib import Path
 import torch
 from decode_layers import microseconds  # type: ignore[import-not-found]
 from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, route, sorted_triton
-from plait_kernels.moe.sorted_triton import Tile
+from plait_kernels.moe.sorted_triton import Tile, Tiles
 
 NUM_EXPERTS, NUM_SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 TILES = (
     Tile(16, 64, 128, 4, 4),
+    Tile(16, 128, 128, 4, 2),
     Tile(16, 128, 128, 4, 3),
     Tile(16, 128, 64, 4, 4),
     Tile(16, 32, 256, 4, 3),
+    Tile(32, 64, 128, 4, 2),
     Tile(32, 64, 128, 4, 3),
     Tile(32, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 3),
     Tile(64, 64, 64, 4, 4),
     Tile(64, 128, 64, 4, 3),
     Tile(64, 128, 64, 8, 4),
@@ -69,12 +72,15 @@ def main() -> None:
 
 
 def tiles(given: tuple[torch.Tensor, ...]) -> dict[str, float]:
-    """The listed way with every tile."""
-    usual, figures = sorted_triton.tile_for, {}
+    """The listed way with every tile, first of the one product and then of the other."""
+    num_pairs, num_experts = given[4].numel(), given[1].shape[0]
+    choose, figures = sorted_triton.tiles_for, {}
+    usual = choose(num_pairs / num_experts)
     for tile in TILES:
-        sorted_triton.tile_for = lambda *_, tile=tile: tile
-        figures[str(tile)] = microseconds(lambda: sorted_triton.expert_mlps(*given), 10)
-    sorted_triton.tile_for = usual
+        for name, changed in (("gate and up", Tiles(tile, usual.down)), ("down", Tiles(usual.gate_up, tile))):
+            sorted_triton.tiles_for = lambda *_, changed=changed: changed
+            figures[f"{name} {tile}"] = microseconds(lambda: sorted_triton.expert_mlps(*given), 10)
+    sorted_triton.tiles_for = choose
     return figures
 
 
