@@ -4,13 +4,15 @@ import pytest
 import torch
 from plait_kernels.sampling import Filters, pick_filtered, pick_random, uniform
 from plait_kernels.sampling import reference as plain
+from plait_kernels.sampling.order import best_tokens
 from plait_kernels.sampling.philox import uniform as plain_uniform
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
 NUM_ROWS = 300
-# Exponentials differ in their last bits: a draw may lie between two accounts' ends of a token, above all the last one.
-MOST_OTHERS = 2 / NUM_ROWS
+# Exponentials differ in their last bits, and with them the ends of tokens and of what a filter keeps.
+NEAR = 1e-6
+LARGEST_DRAW = 1 - 2**-53
 VOCABS = [7, 264, 4097, 151_936]
 FILTERS = [(0, 1.0, 0.0), (1, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1e-6, 0.0), (40, 0.8, 0.1), (0, 0.999, 0.0)]
 
@@ -25,12 +27,25 @@ def some_logits(vocab: int, spread: float, num_rows: int = NUM_ROWS) -> Tensor:
 
 def draws(num_rows: int = NUM_ROWS) -> Tensor:
     values = torch.rand(num_rows, dtype=torch.float64, device="cuda")
-    values[:2] = torch.tensor([0.0, 1 - 2**-53])
+    values[:2] = torch.tensor([0.0, LARGEST_DRAW])
     return values
 
 
-def share_of_others(given: Tensor, right: Tensor) -> float:
-    return float((given.cpu() != right.cpu()).float().mean())
+def moved(uniform_S: Tensor, by: float) -> Tensor:
+    return (uniform_S + by).clamp(0, LARGEST_DRAW)
+
+
+def or_any_last(high_S: Tensor, uniform_S: Tensor, order_SV: Tensor) -> Tensor:
+    """Where a draw is all but 1: the last token of all, since behind the others lies less than sums are exact to."""
+    return torch.where(uniform_S + NEAR >= 1, order_SV[:, -1], high_S)
+
+
+def assert_between(low_S: Tensor, given_S: Tensor, high_S: Tensor, order_SV: Tensor) -> None:
+    """Each token stands where two others do, or between them, in an order of the vocabulary."""
+    place_SV = order_SV.argsort(dim=1)
+    low, given, high = (place_SV.gather(1, ids_S[:, None]) for ids_S in (low_S, given_S, high_S))
+    assert bool((low <= given).all())
+    assert bool((given <= high).all())
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -39,14 +54,23 @@ def share_of_others(given: Tensor, right: Tensor) -> float:
 def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
     logits, uniform_S = some_logits(vocab, spread), draws()
     temperature = torch.full((NUM_ROWS,), 0.7, device="cuda")
-    filters = Filters(
-        torch.full((NUM_ROWS,), top_k, device="cuda"),
-        torch.full((NUM_ROWS,), top_p, device="cuda"),
-        torch.full((NUM_ROWS,), min_p, device="cuda"),
+
+    def keeping(more: float) -> Filters:
+        return Filters(
+            torch.full((NUM_ROWS,), top_k, device="cuda"),
+            torch.full((NUM_ROWS,), top_p + more if top_p < 1 else top_p, device="cuda"),
+            torch.full((NUM_ROWS,), min_p - more if min_p > 0 else min_p, device="cuda"),
+        )
+
+    given = pick_filtered(logits, temperature, keeping(0), uniform_S)
+    low, high = (
+        plain.pick_filtered(logits.float(), temperature, keeping(by), moved(uniform_S, by)) for by in (-NEAR, NEAR)
     )
-    given = pick_filtered(logits, temperature, filters, uniform_S)
-    right = plain.pick_filtered(logits.float(), temperature, filters, uniform_S)
-    assert share_of_others(given, right) <= MOST_OTHERS
+    order = best_tokens(logits.float(), vocab)
+    if (top_k, top_p, min_p) == (0, 1.0, 0.0):
+        high = or_any_last(high, uniform_S, order)
+    assert_between(low, given, high, order)
+    assert bool(logits.gather(1, given[:, None]).isfinite().all())
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -56,8 +80,10 @@ def test_random_picks_are_the_plain_ones(vocab: int, spread: float, min_p: float
     logits, uniform_S = some_logits(vocab, spread), draws()
     temperature, min_ps = (torch.full((NUM_ROWS,), value, device="cuda") for value in (0.7, min_p))
     given = pick_random(logits, temperature, min_ps, uniform_S)
-    right = plain.pick_random(logits.float(), temperature, min_ps, uniform_S)
-    assert share_of_others(given, right) <= MOST_OTHERS
+    low, high = (plain.pick_random(logits.float(), temperature, min_ps, moved(uniform_S, by)) for by in (-NEAR, NEAR))
+    order = torch.arange(vocab, device="cuda").expand(NUM_ROWS, vocab)
+    assert_between(low, given, or_any_last(high, uniform_S, order), order)
+    assert bool(logits.gather(1, given[:, None]).isfinite().all())
 
 
 def test_uniform_numbers_are_the_cpus() -> None:
