@@ -23,7 +23,7 @@ from plait_kernels.latent import triton as latent_triton
 from plait_kernels.linear import RowNorm, Tile, logits_triton
 from plait_kernels.linear import few_triton as few_rows
 from plait_kernels.linear import reference as linear_reference
-from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, routing_triton, sorted_triton
+from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, groups, routing_triton, sorted_triton
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables, tables_triton
 
@@ -159,6 +159,22 @@ def test_experts_multiply_alike(solution: object, num_tokens: int, hidden: int, 
     right = moe_reference.expert_mlps(x, gate_up, down, weights, experts)
     given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
     torch.testing.assert_close(given, right, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_experts", [8, 64, 256, 257])
+@pytest.mark.parametrize("routing", ["spread", "the same experts", "every other expert empty"])
+def test_experts_of_many_tokens_are_multiplied_in_groups(num_experts: int, routing: str) -> None:
+    x = torch.randn(150, 64).bfloat16()
+    gate_up, down = torch.randn(num_experts, 64, 64).bfloat16() / 8, torch.randn(num_experts, 64, 32).bfloat16() / 6
+    logits = torch.randn(150, num_experts)
+    if routing == "the same experts":
+        logits += 9 * torch.arange(num_experts)
+    elif routing == "every other expert empty":
+        logits[:, 1::2] -= 99
+    weights, experts = moe_reference.softmax_top_k(logits, 4, True)
+    right = moe_reference.expert_mlps(x.double(), gate_up.double(), down.double(), weights, experts)
+    given = grouped.expert_mlps(x, gate_up, down, weights, experts)
+    torch.testing.assert_close(given.double(), right, atol=float(right.abs().max()) / 64, rtol=0)
 
 
 @pytest.mark.parametrize(("num_rows", "splits"), [(2, 1), (17, 4), (64, 2)])

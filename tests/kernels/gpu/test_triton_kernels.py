@@ -32,15 +32,17 @@ from torch import Tensor
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
 # Each result is rounded once more or once less than the reference's: two steps of bfloat16 in the largest value.
 TOLERANCE = 2**-7
+# Of experts' sums: each expert's result is rounded by itself, and may be larger than the sum.
+EXPERTS_TOLERANCE = 2**-6
 
 
 def normal(*size: int) -> Tensor:
     return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
 
 
-def assert_close(given: Tensor, right: Tensor) -> None:
+def assert_close(given: Tensor, right: Tensor, tolerance: float = TOLERANCE) -> None:
     error = (given.float() - right.float()).abs().max() / right.float().abs().max()
-    assert float(error) <= TOLERANCE
+    assert float(error) <= tolerance
 
 
 @pytest.mark.parametrize("width", [384, 576, 4096, 5120])
@@ -95,8 +97,11 @@ def test_pick_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int)
     assert torch.equal(pick_greedy(logits), first)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024])
-@pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (128, 8, 2048, 768)])
+@pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024, 8192])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "hidden", "width"),
+    [(8, 2, 384, 192), (64, 6, 2048, 1408), (128, 8, 2048, 768), (257, 9, 1024, 512)],
+)
 @pytest.mark.parametrize("routing", ["spread", "the same experts", "every other expert empty"])
 def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str) -> None:
     x = normal(num_tokens, hidden)
@@ -109,7 +114,7 @@ def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int,
     weights, experts = moe_reference.softmax_top_k(logits, top_k, True)
     given = expert_mlps(x, gate_up, down, weights, experts)
     exact = (x.double(), gate_up.double(), down.double())
-    assert_close(given, moe_reference.expert_mlps(*exact, weights, experts))
+    assert_close(given, moe_reference.expert_mlps(*exact, weights, experts), EXPERTS_TOLERANCE)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
