@@ -102,6 +102,7 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
         with _phase("usual steps"):
             for delta in usual_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(delta)
+        _log.info("memory left: %.1f GB", free_device_bytes(loaded.device) / 1e9)
     # What lives now lives until the end: the collector need never look at it again.
     gc.collect()
     gc.freeze()

@@ -5,6 +5,8 @@
 First the machine's ceilings (`ceilings.py`), then each load by `plait bench` against one server process with random
 weights and without a prefix cache, at last the streams that it kept, by a plain server (`rescoring`). A run counts
 where no request failed, the client was never late and the streams were right. `--shape tiny` is a dry run on a CPU.
+The weights are drawn by the server, or read from a checkpoint that is written to `--checkpoint`, on a file system in
+memory. How long each server took to be ready, and what it spent that on, is among the rows.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,8 +34,10 @@ from model_shapes import SHAPES, write_shape
 from plait.bench.record import commit, machine, versions
 from rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
 from running_server import Server, start_server
+from seeded_checkpoint import write_checkpoint
+from server_starts import Start
 
-BASE_FLAGS = ("--load-format", "dummy", "--no-prefix-cache")
+BASE_FLAGS = ("--no-prefix-cache",)
 LOADED_FLAGS = ("--max-seqs", "256", "--max-batch-tokens", "8192")
 NUM_STREAMS = 16
 """Kept and scored again, of each load."""
@@ -69,6 +74,7 @@ class Bench:
     """None on a CPU."""
     logs: Path
     serve_flags: Sequence[str]
+    starts: list[Start] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
 
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
@@ -107,13 +113,19 @@ class Bench:
     @contextmanager
     def serving(self, name: str, *flags: str) -> Iterator[Server]:
         """A server of the model that ends with the block."""
-        server = start_server(self.logs / f"{name}.log", self.model, *BASE_FLAGS, *flags)
+        began = time.perf_counter()
+        server = start_server(self.logs / f"{name}.log", self.model, *BASE_FLAGS, *self._load_flags(), *flags)
         try:
             if not server.url:
                 raise SystemExit(f"no server: {server.last_line}")
+            self.starts.append(Start(name, time.perf_counter() - began, server.errors))
             yield server
         finally:
             server.stop()
+
+    def _load_flags(self) -> Sequence[str]:
+        has_files = any(self.model.glob("*.safetensors"))
+        return () if has_files else ("--load-format", "dummy")
 
     def share(self, case: LoadCase) -> float:
         """This machine's floor over the nominal one's, as rates; of an open loop, which prompts bound, the products."""
@@ -188,7 +200,11 @@ def write(bench: Bench, out: Path, words: Sequence[str]) -> None:
         "command": " ".join(["tests/bench/gpu/serve_load.py", *words]),
         "machine": device | machine(),
         "versions": versions(LIBRARIES),
-        "rows": measured + [row for ran in bench.runs for row in rows(bench, ran)],
+        "rows": [
+            *measured,
+            *(row for ran in bench.runs for row in rows(bench, ran)),
+            *(row for start in bench.starts for row in start.rows()),
+        ],
         "verdicts": [verdict(ran) for ran in bench.runs],
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
@@ -225,17 +241,23 @@ def main() -> None:
         "--share", type=float, default=1.0, help="of each load's requests; for whether streams are right"
     )
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--checkpoint", type=Path, help="folder in memory for a checkpoint to serve; one that lies there is taken"
+    )
     parser.add_argument("--logs", type=Path, help="folder for the servers' lines and steps and each request's times")
     parser.add_argument("serve_flags", nargs="*", help="further flags of plait serve, behind --")
     options = parser.parse_args()
     loaded = LOADED[options.shape]
     with TemporaryDirectory() as kept:
         folder = Path(kept)
-        write_shape(loaded.shape, folder / loaded.shape)
+        model = (options.checkpoint or folder) / loaded.shape
+        write_shape(loaded.shape, model)
+        if options.checkpoint and not any(model.glob("*.index.json")):
+            write_checkpoint(model)
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         cost = model_cost(SHAPES[loaded.shape])
-        bench = Bench(folder / loaded.shape, cost, measure_ceilings(folder), logs, options.serve_flags)
+        bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags)
         print(f"ceilings: {bench.ceilings}", flush=True)
         chosen = loaded.chosen(lambda case: re.search(options.only, case.name) is not None)
         for ran in bench.run_all([case.shortened(options.share) for case in chosen]):

@@ -132,7 +132,7 @@ def load_model(
     # On a CPU the tensors' copies are what takes the time.
     ahead = read_ahead(checkpoint) if isinstance(checkpoint, Folder) and device.type == "cuda" else nullcontext()
     with torch.inference_mode(), ahead:
-        model = _read_model(config, weights, parallel, fp8)
+        model = read_model(config, weights, parallel, fp8)
     weights.refuse_leftovers(not_loaded)
     return model
 
@@ -156,7 +156,7 @@ def dummy_model(
         if free_bytes is not None:
             least_bytes = _drawn_bytes(config, weights.dtype, parallel, free_bytes)
             refuse_too_large(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
-        return _read_model(config, weights, parallel, fp8)
+        return read_model(config, weights, parallel, fp8)
 
 
 def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
@@ -170,7 +170,7 @@ def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, fr
             refuse_too_large(own * parallel.world, free_bytes)
 
     sizes = DummyWeights(dtype, torch.device("meta"), Held(end_what_has_no_end))
-    _read_model(config, sizes, parallel, None)
+    read_model(config, sizes, parallel, None)
     return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
 
 
@@ -190,9 +190,10 @@ def _held(parallel: Parallel, free_bytes: int | None) -> Held:
     return Held(lambda own, to_come: refuse_too_large(own * parallel.world + to_come, free_bytes), progress)
 
 
-def _read_model(
+def read_model(
     config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None
 ) -> HeadsDecoder | DeepseekDecoder:
+    """The model over these weights; raises as what gives them does."""
     if config.mla is not None:
         return DeepseekDecoder(config, weights, parallel, None if fp8 is None else _latent_scale(fp8))
     return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
