@@ -47,8 +47,8 @@ class Link:
 
         Raises ``zmq.ZMQError`` where the address is none.
         """
-        # Not a SimpleQueue: in CPython 3.11 and 3.12 its ``get`` waits for ever, with whatever timeout, where the time
-        # is over before its wait has begun, which among busy processes 50 us often are.
+        # Not a SimpleQueue: before CPython 3.13 its ``get`` waits for ever where the timeout ends between taking the
+        # queue's free lock and waiting for it, which among busy processes 50 us sometimes do.
         self._inbox: Queue[FromEngine | Failure] = Queue()
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PAIR)

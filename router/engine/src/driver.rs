@@ -67,6 +67,8 @@ impl Driver {
         let wheel = Wheel {
             heard: vec![Micros(0); num_ranks as usize],
             lost: None,
+            looked: Micros(0),
+            resumed: Micros(0),
             is_draining: false,
             is_closed: false,
             stage: Stage::Mustering(Muster::new(num_ranks)),
@@ -117,6 +119,10 @@ struct Wheel {
     /// When each rank was last heard.
     heard: Vec<Micros>,
     lost: Option<LostRank>,
+    /// When this turn decided what is late.
+    looked: Micros,
+    /// When it last came back much later than it had meant to: the machine was paused, or this process stopped.
+    resumed: Micros,
     is_draining: bool,
     is_closed: bool,
 }
@@ -124,20 +130,21 @@ struct Wheel {
 impl Wheel {
     fn turn_until_closed(mut self) {
         while !self.is_closed {
-            let timeout = self
-                .next_deadline()
-                .map(|deadline| since(self.now(), deadline));
+            let deadline = self.next_deadline();
+            let timeout = deadline.map(|deadline| since(self.now(), deadline));
             let group = self.driver.group.as_ref();
             let others = group.map_or_else(Vec::new, Grouped::poll_items);
             self.driver
                 .link
                 .wait(self.shared().mailbox.wakeup(), others, timeout);
+            self.notice_a_pause(deadline);
             self.hear_ranks();
             self.hear_group();
             self.take_admissions();
             self.take_mail();
-            self.send_steps();
-            self.check_deadlines();
+            self.looked = self.now();
+            self.send_steps(self.looked);
+            self.check_deadlines(self.looked);
             self.leave_if_drained();
             self.flush();
         }
@@ -241,11 +248,10 @@ impl Wheel {
         });
     }
 
-    fn send_steps(&mut self) {
+    fn send_steps(&mut self, now: Micros) {
         if self.driver.group.is_some() {
             return self.vote();
         }
-        let now = self.now();
         let Stage::Serving(serving) = &mut self.stage else {
             return;
         };

@@ -25,6 +25,7 @@ mod serving;
 mod settings;
 mod shared;
 mod status;
+mod stderr;
 mod step;
 mod step_records;
 mod text_pool;

@@ -1,8 +1,10 @@
-"""Standard output whose reader is gone."""
+"""Standard output and standard error whose reader is gone, or reads no more."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 
 
@@ -11,3 +13,17 @@ def drop_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def pass_on(text: bytes) -> None:
+    """Write to standard error what its reader takes at once, and drop the rest: a server waits for nobody's log."""
+    stderr = sys.stderr.fileno()
+    writable = select.poll()
+    writable.register(stderr, select.POLLOUT)
+    # A pipe that poll calls writable takes that much without waiting.
+    pieces = (text[begin : begin + select.PIPE_BUF] for begin in range(0, len(text), select.PIPE_BUF))
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            if writable.poll(0) != [(stderr, select.POLLOUT)]:
+                return
+            os.write(stderr, piece)

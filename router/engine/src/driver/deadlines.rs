@@ -4,7 +4,7 @@ use plait_core::Micros;
 use plait_proto::ExitCode;
 
 use super::{Grouped, Stage, Wheel};
-use crate::clock::micros;
+use crate::clock::{micros, since};
 use crate::serving::Serving;
 use crate::status::Phase;
 
@@ -26,7 +26,6 @@ impl Wheel {
 
     /// When a step is overdue, or given up, or a beat late, unless that is known already.
     fn next_complaint(&self, serving: &Serving) -> Option<Micros> {
-        let now = self.now();
         let stuck = serving.oldest_deadline();
         let given_up = stuck.map(|deadline| self.given_up(deadline));
         let late = self.beat_deadline();
@@ -34,7 +33,7 @@ impl Wheel {
             .into_iter()
             .chain(given_up)
             .chain(late)
-            .filter(|deadline| *deadline > now)
+            .filter(|deadline| *deadline > self.looked)
             .min()
     }
 
@@ -43,19 +42,25 @@ impl Wheel {
         let is_alone = self.driver.group.is_none();
         serving
             .next_decision()
-            .filter(|time| is_alone && *time > self.now())
+            .filter(|time| is_alone && *time > self.looked)
     }
 
     /// When a step that was due at `deadline` is waited for no longer.
     fn given_up(&self, deadline: Micros) -> Micros {
         // Who hangs in a group keeps all others in the same step, where no deadline of a vote runs.
-        let is_alone = self.driver.group.is_none();
-        let more = if is_alone {
-            micros(self.patience.stuck)
-        } else {
-            0
-        };
-        Micros(deadline.0 + more)
+        if self.driver.group.is_some() {
+            return deadline;
+        }
+        // What stopped this process has stopped its ranks too: their time begins anew.
+        Micros(deadline.max(self.resumed).0 + micros(self.patience.stuck))
+    }
+
+    /// Behind a wait that was to end at `deadline`.
+    pub(super) fn notice_a_pause(&mut self, deadline: Option<Micros>) {
+        let now = self.now();
+        if deadline.is_some_and(|deadline| since(deadline, now) > self.patience.beat) {
+            self.resumed = now;
+        }
     }
 
     fn why_given_up(&self) -> &'static str {
@@ -72,8 +77,7 @@ impl Wheel {
         Some(Micros(earliest.0 + micros(self.patience.beat)))
     }
 
-    pub(super) fn check_deadlines(&mut self) {
-        let now = self.now();
+    pub(super) fn check_deadlines(&mut self, now: Micros) {
         if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
             self.fail(ExitCode::RankLost, &lost.reason);
         }

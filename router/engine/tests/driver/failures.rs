@@ -1,9 +1,13 @@
 //! Ranks that die, lie or fall silent, and strangers.
 
+use std::io::{BufRead, BufReader, Write, stdout};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 
 use plait_engine::Patience;
 use plait_proto::{Bye, ExitCode, Fail};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::rig::Rig;
@@ -272,6 +276,49 @@ fn a_step_that_never_ends_ends_the_engine() {
     rig.submit(1, "abc", &json!({"max_tokens": 5}));
     rig.submit(2, "abc", &json!({"max_tokens": 5}));
     all_ends(rig, 5, "no result in time");
+}
+
+#[test]
+fn an_engine_that_was_stopped_gives_its_ranks_their_time_anew() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "failures::the_stopped_engine"])
+        .args(["--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = said.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains(UNDER_WAY)));
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::STOP).unwrap();
+    sleep(Duration::from_secs(2));
+    kill_process(pid, Signal::CONT).unwrap();
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
+}
+
+const UNDER_WAY: &str = "a step is overdue";
+
+#[test]
+#[ignore = "the test above runs it, in a process that it stops"]
+fn the_stopped_engine() {
+    let patience = Patience {
+        step: Duration::from_millis(50),
+        step_token: Duration::ZERO,
+        stuck: Duration::from_secs(1),
+        beat: Duration::from_millis(300),
+        ..Patience::default()
+    };
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+    rig.misbehave(Misdeed::Silence);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
+    writeln!(stdout(), "{UNDER_WAY}").unwrap();
+    sleep(Duration::from_millis(100));
+    rig.behave();
+    assert_eq!(rig.answer(1).text(), "defgh");
 }
 
 #[test]

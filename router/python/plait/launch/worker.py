@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.output import pass_on
+
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 _MAX_LINE_BYTES = 4096
@@ -90,7 +92,7 @@ class Worker:
             text = os.read(self._stderr, 65_536)
         except BlockingIOError:
             return True
-        os.write(sys.stderr.fileno(), text)
+        pass_on(text)
         lines = [line for line in text.split(b"\n") if line.strip()]
         self._last_line = lines[-1][:_MAX_LINE_BYTES] if lines else self._last_line
         return bool(text)

@@ -1,0 +1,33 @@
+//! Standard error, for lines that may be lost and must hold nobody up.
+
+use std::io::{self, Write};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// As much as a pipe that poll calls writable takes without waiting (PIPE_BUF).
+const PIECE: usize = 4096;
+
+/// Drops what its reader does not take: one that is gone, or whose pipe is full.
+pub struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        for piece in line.chunks(PIECE) {
+            if !is_writable() || io::stderr().write_all(piece).is_err() {
+                break;
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn is_writable() -> bool {
+    let stderr = rustix::stdio::stderr();
+    let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+        && polled[0].revents().contains(PollFlags::OUT)
+}
