@@ -73,3 +73,10 @@ def test_a_server_whose_log_is_full_goes_on_and_drains(piped: Piped) -> None:
     assert piped.answer().status_code == 200
     assert piped.server.stop(signal.SIGINT) == 0
     os.close(piped.reader)
+
+
+def test_a_server_whose_log_has_no_reader_still_ends_with_the_code_of_what_was_wrong(piped: Piped) -> None:
+    piped.hang_up()
+    (worker,) = piped.server.workers()
+    worker.kill()
+    assert piped.server.wait() == 5

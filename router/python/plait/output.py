@@ -6,13 +6,25 @@ import contextlib
 import os
 import select
 import sys
+from typing import TextIO
 
 
-def drop_output() -> None:
-    """Nobody reads any more (`| head`): what is still printed, and what is flushed at the exit, goes nowhere."""
+def drop_output(stream: TextIO | None = None) -> None:
+    """Nobody reads any more (`| head`): what is still printed, and what is flushed at the exit, goes nowhere.
+
+    ``stream`` is standard output by default.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
     os.close(nowhere)
+
+
+def say_last(line: str) -> None:
+    """Write a line to standard error, whether or not anybody reads it."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        drop_output(sys.stderr)
 
 
 def pass_on(text: bytes) -> None:
