@@ -143,8 +143,8 @@ impl Wheel {
             self.take_admissions();
             self.take_mail();
             self.looked = self.now();
-            self.send_steps(self.looked);
-            self.check_deadlines(self.looked);
+            self.send_steps();
+            self.check_deadlines();
             self.leave_if_drained();
             self.flush();
         }
@@ -248,10 +248,11 @@ impl Wheel {
         });
     }
 
-    fn send_steps(&mut self, now: Micros) {
+    fn send_steps(&mut self) {
         if self.driver.group.is_some() {
             return self.vote();
         }
+        let now = self.looked;
         let Stage::Serving(serving) = &mut self.stage else {
             return;
         };

@@ -13,7 +13,7 @@ from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, refuse_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
-from plait.output import drop_output, say_last
+from plait.output import drop_output, say
 from plait.settings import ServeSettings
 from plait.simulate.settings import SimulateSettings
 
@@ -50,10 +50,10 @@ def run(words: list[str]) -> int:
     try:
         return _run(words)
     except StartError as error:
-        say_last(_last_line(error))
+        say(_last_line(error), sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # before the server watches for signals itself
-        say_last("Stopped")
+        say("Stopped", sys.stderr)
         return DONE
     except BrokenPipeError:
         drop_output()

@@ -19,12 +19,12 @@ def drop_output(stream: TextIO | None = None) -> None:
     os.close(nowhere)
 
 
-def say_last(line: str) -> None:
-    """Write a line to standard error, whether or not anybody reads it."""
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Write a line at once, to standard output by default. All goes on when whoever read it is gone."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=stream, flush=True)
     except BrokenPipeError:
-        drop_output(sys.stderr)
+        drop_output(stream)
 
 
 def pass_on(text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint of a shape's own size, drawn at random: normal matrices, norms of one, the same every time.
+"""A checkpoint of a shape's own size, of the numbers that `--load-format dummy` draws.
 
     python tests/bench/gpu/seeded_checkpoint.py FOLDER
 
@@ -18,11 +18,9 @@ import torch
 from plait_worker.models import read_model
 from plait_worker.parallel import Parallel
 from plait_worker.weights import DummyWeights, open_config
-from plait_worker.weights.dummy import SPREAD
 from safetensors.torch import save_file
 from torch import Tensor
 
-SEED = 0
 SHARD_BYTES = 4 << 30
 DTYPE = torch.bfloat16
 Shapes = dict[str, tuple[int, ...]]
@@ -56,11 +54,11 @@ def write_checkpoint(folder: Path) -> None:
     with torch.inference_mode():
         read_model(open_config(folder), NamedWeights(shapes), Parallel(0, 1), None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device).manual_seed(SEED)
+    weights = DummyWeights(DTYPE, device)
     places: dict[str, str] = {}
     for number, shard in enumerate(shards(shapes)):
         file = f"model-{number:05d}.safetensors"
-        save_file({name: drawn(shape, generator).cpu() for name, shape in shard.items()}, folder / file)
+        save_file({name: weights.take(name, shape).cpu() for name, shape in shard.items()}, folder / file)
         places |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": sum(map(num_bytes, shapes.values()))}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -79,11 +77,6 @@ def shards(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Shapes]:
 
 def num_bytes(shape: tuple[int, ...]) -> int:
     return math.prod(shape) * DTYPE.itemsize
-
-
-def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    tensor = torch.ones(shape, dtype=DTYPE, device=generator.device)
-    return tensor.normal_(0, SPREAD, generator=generator) if len(shape) > 1 else tensor
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from plait_worker.attention import AttentionBackend
 from plait_worker.cache import KVCache
 from plait_worker.models import Model
@@ -18,6 +20,28 @@ NUM_TOKENS, CHUNK = 4096, 1500
 """Of the prompt that a model is held against float32 with."""
 NUM_ROWS, NUM_DECODED = 15, 100
 """Rows that decode beside it, and how long."""
+RANDOM: dict[str, Any] = {
+    "vocab_size": 2048,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.08,
+    "tie_word_embeddings": False,
+}
+"""What random models have in common."""
+
+
+def save_random(path: Path, config: transformers.PretrainedConfig, seed: int) -> None:
+    """Weights are exact in bfloat16; norms and biases are random too, for ones and zeros hide mistakes."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.uniform_(buffer, -0.5, 0.5)
+    model.to(torch.bfloat16).save_pretrained(path)
 
 
 def make_rows(tables: list[list[int]], dummy: int, starts: list[int], ids: list[list[int]], num_prefill: int) -> Rows:

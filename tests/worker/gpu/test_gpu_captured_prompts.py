@@ -26,7 +26,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from stepper import Stepper
-from test_gpu_latent_models import save_random
+from test_gpu_latent_models import save_deepseek
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
@@ -109,7 +109,7 @@ def serve_prompts(stepper: Stepper, choose: random.Random, num_steps: int) -> No
 def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
     num_heads: int, context_chunk: int, fp8: PageScales | None, tmp_path: Path
 ) -> None:
-    save_random(tmp_path, num_heads, None)
+    save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)
     attention = try_backend("flashmla", Need(model.attention_shape, PAGE_SIZE, context_chunk, 4096, GPU))
     assert not isinstance(attention, str), attention

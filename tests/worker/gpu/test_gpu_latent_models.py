@@ -11,7 +11,7 @@ import pytest
 import recall
 import torch
 import transformers
-from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, divergence, logprobs
+from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, divergence, logprobs, save_random
 from plait_kernels.kv_cache import PageScales
 from plait_worker.attention import AttentionBackend, LatentShape
 from plait_worker.attention.choice import try_backend
@@ -33,14 +33,10 @@ STATISTICS = {"median": 0.5, "p99": 0.99, "mean": None}
 """By the quantile that each is; None of the mean."""
 
 
-def save_random(path: Path, num_heads: int, q_rank: int | None) -> None:
+def save_deepseek(path: Path, num_heads: int, q_rank: int | None) -> None:
     """Two dense layers: an expert that rounding turns to would hide what attention does."""
-    torch.manual_seed(num_heads)
     config = transformers.DeepseekV3Config(
-        vocab_size=2048,
         hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=2,
         first_k_dense_replace=2,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
@@ -49,15 +45,9 @@ def save_random(path: Path, num_heads: int, q_rank: int | None) -> None:
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-        max_position_embeddings=8192,
-        initializer_range=0.08,
-        tie_word_embeddings=False,
+        **RANDOM,
     )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.to(torch.bfloat16).save_pretrained(path)
+    save_random(path, config, seed=num_heads)
 
 
 def torch_attention(model: Model[Any]) -> TorchLatentAttention:
@@ -68,7 +58,7 @@ def torch_attention(model: Model[Any]) -> TorchLatentAttention:
 @pytest.mark.acceptance("gpu-mla")
 @pytest.mark.parametrize(("num_heads", "q_rank"), [(16, None), (128, 256)])
 def test_backends_round_no_worse_than_torch(num_heads: int, q_rank: int | None, tmp_path: Path, record: Record) -> None:
-    save_random(tmp_path, num_heads, q_rank)
+    save_deepseek(tmp_path, num_heads, q_rank)
     ids = torch.randint(2048, (NUM_TOKENS,), generator=torch.Generator().manual_seed(num_heads)).tolist()
     exact = load_model(tmp_path, "float32", GPU, Parallel())
     right = logprobs(exact, torch_attention(exact), ids)

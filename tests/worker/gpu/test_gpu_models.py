@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, GpuDriver, divergence, logprobs
+from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
@@ -24,14 +24,6 @@ GROUPS = (1, 2, 4, 5, 6, 8)
 LIMIT = 1.5
 # A token that rounding turns to another expert is far off, whoever computes attention: there are few, so of the tail.
 LIMIT_OF_EXPERTS = 4.0
-SIZES: dict[str, Any] = {
-    "vocab_size": 2048,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 8192,
-    "initializer_range": 0.08,
-    "tie_word_embeddings": False,
-}
 FAMILIES: dict[str, tuple[type[transformers.PretrainedConfig], dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {}),
@@ -42,23 +34,10 @@ FAMILIES: dict[str, tuple[type[transformers.PretrainedConfig], dict[str, Any]]] 
 }
 
 
-def save_random(path: Path, group: int) -> None:
-    """A Qwen3 of two key-value heads, each with so many query heads."""
+def save_qwen3(path: Path, group: int) -> None:
+    """Of two key-value heads, each with so many query heads."""
     heads = {"num_attention_heads": 2 * group, "num_key_value_heads": 2, "head_dim": 128}
-    save(path, transformers.Qwen3Config(hidden_size=512, **heads, **SIZES), seed=group)
-
-
-def save(path: Path, config: transformers.PretrainedConfig, seed: int) -> None:
-    """Weights are exact in bfloat16; norms and biases are random too, for ones and zeros hide mistakes."""
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            torch.nn.init.uniform_(buffer, -0.5, 0.5)
-    model.to(torch.bfloat16).save_pretrained(path)
+    save_random(path, transformers.Qwen3Config(hidden_size=512, **heads, **RANDOM), seed=group)
 
 
 def torch_attention(model: Model[Any]) -> TorchAttention:
@@ -69,7 +48,7 @@ def torch_attention(model: Model[Any]) -> TorchAttention:
 @pytest.mark.acceptance("gpu")
 @pytest.mark.parametrize("group", GROUPS)
 def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: Record) -> None:
-    save_random(tmp_path, group)
+    save_qwen3(tmp_path, group)
     assert_backends_round_no_worse(tmp_path, f"group {group}", {"median": LIMIT, "p99": LIMIT}, record)
 
 
@@ -78,14 +57,14 @@ def test_backends_round_no_worse_than_torch(group: int, tmp_path: Path, record: 
 def test_every_family_is_rounded_no_worse_than_by_torch(family: str, tmp_path: Path, record: Record) -> None:
     kind, own = FAMILIES[family]
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    save(tmp_path, kind(hidden_size=1024, **heads, **SIZES, **own), seed=1)
+    save_random(tmp_path, kind(hidden_size=1024, **heads, **RANDOM, **own), seed=1)
     of_tail = LIMIT_OF_EXPERTS if "num_local_experts" in own else LIMIT
     assert_backends_round_no_worse(tmp_path, family, {"median": LIMIT, "p99": of_tail}, record)
 
 
 def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, float], record: Record) -> None:
     """By each statistic of the divergence from float32, times its limit."""
-    ids = torch.randint(2048, (NUM_TOKENS,), generator=torch.Generator().manual_seed(len(label))).tolist()
+    ids = torch.randint(2048, (NUM_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
     exact = load_model(path, "float32", GPU, Parallel())
     right = logprobs(exact, torch_attention(exact), ids)
     model = load_model(path, "bfloat16", GPU, Parallel())
@@ -107,7 +86,7 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
 @pytest.mark.parametrize("backend", names(AttentionShape, (9, 0)))
 def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Path) -> None:
     """Alone its norms and gate are part of its products; both ways round the same values."""
-    save_random(tmp_path, 4)
+    save_qwen3(tmp_path, 4)
     ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
     model = load_model(tmp_path, "bfloat16", GPU, Parallel())
     exact = load_model(tmp_path, "float32", GPU, Parallel())

@@ -77,7 +77,8 @@ impl Wheel {
         Some(Micros(earliest.0 + micros(self.patience.beat)))
     }
 
-    pub(super) fn check_deadlines(&mut self, now: Micros) {
+    pub(super) fn check_deadlines(&mut self) {
+        let now = self.looked;
         if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
             self.fail(ExitCode::RankLost, &lost.reason);
         }

@@ -25,6 +25,16 @@ fn two_streams_and(misdeed: Misdeed) -> Rig {
     rig
 }
 
+/// A rig whose rank never answers the step of stream 1.
+fn waiting_for_a_silent_rank(patience: Patience) -> Rig {
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+    rig.misbehave(Misdeed::Silence);
+    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    rig
+}
+
 /// Both streams end with an error that says `reason`, and so does the engine with `exit_code`.
 fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
     for stream in [1, 2] {
@@ -250,11 +260,7 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
         step_token: Duration::ZERO,
         ..Patience::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
-    rig.misbehave(Misdeed::Silence);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    let mut rig = waiting_for_a_silent_rank(patience);
     rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
     rig.behave();
     assert_eq!(rig.answer(1).text(), "defgh");
@@ -269,11 +275,7 @@ fn a_step_that_never_ends_ends_the_engine() {
         stuck: Duration::from_millis(100),
         ..Patience::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
-    rig.misbehave(Misdeed::Silence);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    let rig = waiting_for_a_silent_rank(patience);
     rig.submit(2, "abc", &json!({"max_tokens": 5}));
     all_ends(rig, 5, "no result in time");
 }
@@ -309,11 +311,7 @@ fn the_stopped_engine() {
         beat: Duration::from_millis(300),
         ..Patience::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
-    rig.misbehave(Misdeed::Silence);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
+    let mut rig = waiting_for_a_silent_rank(patience);
     rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
     writeln!(stdout(), "{UNDER_WAY}").unwrap();
     sleep(Duration::from_millis(100));

@@ -9,19 +9,11 @@ import msgspec
 
 from plait.http.engine import Description, Status
 from plait.launch.unused import unused
-from plait.output import drop_output
+from plait.output import say
 from plait.settings import ServeSettings
 
 READY = "Plait is ready: "
 """Scripts read the URL after it."""
-
-
-def say(line: str) -> None:
-    """Write a line at once. A server goes on, and still drains, when whoever read its output is gone."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        drop_output()
 
 
 def announce(description: Description, status: Status, settings: ServeSettings, url: str) -> None:

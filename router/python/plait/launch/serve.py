@@ -22,12 +22,13 @@ from plait.http.engine import Description, Phase, Status, read_description, read
 from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.announce import announce, say
+from plait.launch.announce import announce
 from plait.launch.grouped import seated
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
+from plait.output import say
 from plait.settings import GroupPlace, ServeSettings, batch_tokens, engine_settings
 
 POLL_SECONDS = 0.1
