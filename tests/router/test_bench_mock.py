@@ -172,6 +172,18 @@ def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
     assert seen.figures.num_completed == 9
 
 
+def test_requests_ask_to_be_drawn_as_the_settings_say(mock: Mock) -> None:
+    def asked(server: ServerSettings) -> dict[str, object]:
+        settings = BenchSettings(server=server, load=LOAD, pace=STREAMS)
+        body: dict[str, object] = json.loads(Bench(settings, [mock.url]).servers[0].body(b"[1000]", 4))
+        return body
+
+    drawn = asked(ServerSettings(temperature=0.7, top_p=0.9))
+    assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
+    greedy = asked(ServerSettings())
+    assert (greedy["temperature"], "top_p" in greedy) == (0.0, False)
+
+
 def test_an_answer_that_never_ends_holds_its_stream_until_the_timeout() -> None:
     with running_mock(Timing(ttft=0.004, itl=0.002, fail_every=4, failure="hang")) as mock:
         load = LoadSettings(num_prompts=8, output_len="4")

@@ -26,12 +26,16 @@ class Goal:
         return value >= self.scaled(share) if self.metric == RATE else value <= self.scaled(share)
 
 
+PROFILE_SCALE = 0.25
+"""At which a profile's prompts fit into 40,960 tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadCase:
     """One load: so many streams in a closed loop, or requests that come at a rate."""
 
-    input_len: int
-    output_len: int
+    lengths: tuple[int, int] | str
+    """Tokens of each prompt and answer; or a profile of `plait bench`, at `PROFILE_SCALE`."""
     num_prompts: int
     streams: int | None = None
     rate: float | None = None
@@ -41,11 +45,21 @@ class LoadCase:
     goals: Sequence[Goal] = ()
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether its tokens are drawn, so that they need not be the best."""
+        return "--temperature" in self.bench_flags
+
+    @property
     def name(self) -> str:
         """As the results name it."""
         pace = f"{self.rate:g}/s" if self.rate is not None else f"{self.streams}"
         flags = " ".join((*self.serve_flags, *self.bench_flags))
-        return f"{self.input_len}/{self.output_len} @ {pace}" + (f", {flags}" if flags else "")
+        match self.lengths:
+            case str(profile):
+                shape = f"{profile} x {PROFILE_SCALE:g}"
+            case (prompt, answer):
+                shape = f"{prompt}/{answer}"
+        return f"{shape} @ {pace}" + (f", {flags}" if flags else "")
 
     def shortened(self, share: float) -> LoadCase:
         """With so many of its requests; what is asked of them is asked of whole loads alone."""
@@ -57,60 +71,80 @@ class LoadCase:
     def bench_words(self) -> list[str]:
         """What `plait bench serve` is told of it."""
         pace = ["--rate", f"{self.rate}"] if self.rate is not None else ["--concurrency", f"{self.streams}"]
-        lengths = ["--input-len", f"{self.input_len}", "--output-len", f"{self.output_len}"]
+        match self.lengths:
+            case str(profile):
+                lengths = ["--profile", profile, "--scale", f"{PROFILE_SCALE}"]
+            case (prompt, answer):
+                lengths = ["--input-len", f"{prompt}", "--output-len", f"{answer}"]
         return [*pace, *lengths, "--num-prompts", f"{self.num_prompts}", *self.bench_flags]
 
 
 def closed(streams: int, lengths: tuple[int, int], num_prompts: int, rate: float, *goals: Goal) -> LoadCase:
     """A closed loop of which so many tokens a second are asked."""
-    return LoadCase(*lengths, num_prompts, streams=streams, goals=(Goal(RATE, rate), *goals))
+    return LoadCase(lengths, num_prompts, streams=streams, goals=(Goal(RATE, rate), *goals))
 
 
 TARGET = ("--itl-target-ms", "30")
 
 
-def heavy(*serve_flags: str) -> tuple[LoadCase, LoadCase]:
-    """Loads whose work is mostly prompts, and mostly answers."""
+def drawn(case: LoadCase) -> LoadCase:
+    """The same load with tokens that are drawn; what is asked of it is a share of the greedy rate."""
+    return dataclasses.replace(case, bench_flags=("--temperature", "0.7", "--top-p", "0.9"), goals=())
+
+
+def mixing(*serve_flags: str) -> tuple[LoadCase, ...]:
+    """Loads whose work is mostly prompts, and mostly answers, at rates that rise to what a GPU can do."""
+    sweeps = {"prefill-heavy": (3, 6, 9, 12), "decode-heavy": (8, 16, 24)}
     return (
-        LoadCase(*(2048, 64, 112), streams=56, serve_flags=serve_flags),
-        LoadCase(*(256, 512, 192), streams=96, serve_flags=serve_flags),
+        LoadCase((2048, 64), 224, streams=56, serve_flags=serve_flags),
+        LoadCase((256, 512), 288, streams=96, serve_flags=serve_flags),
+        *(
+            LoadCase(profile, 10 * rate, rate=rate, serve_flags=serve_flags)
+            for profile, rates in sweeps.items()
+            for rate in rates
+        ),
     )
 
 
+MOST_STREAMS = closed(256, (128, 128), 1024, 17_000)
 QWEN3_8B = (
     closed(1, (128, 128), 16, 230),
     closed(64, (128, 128), 384, 9_500),
-    closed(256, (128, 128), 1024, 17_000),
+    MOST_STREAMS,
+    drawn(MOST_STREAMS),
     closed(256, (1024, 128), 512, 4_000, Goal("itl_max", 0.3)),
     closed(32, (8192, 256), 64, 785),
-    LoadCase(*(1024, 128, 300), rate=20, serve_flags=TARGET, goals=(Goal("ttft_p50", 0.055), Goal("itl_p99", 0.04))),
+    LoadCase((1024, 128), 300, rate=20, serve_flags=TARGET, goals=(Goal("ttft_p50", 0.055), Goal("itl_p99", 0.04))),
     LoadCase(
-        *(1024, 128, 300),
+        (1024, 128),
+        300,
         rate=20,
         serve_flags=("--itl-target-ms", "40"),
         goals=(Goal("ttft_p50", 0.055), Goal("itl_p99", 0.04)),
     ),
     LoadCase(
-        *(8192, 256, 40),
+        (8192, 256),
+        40,
         rate=1.9,
         serve_flags=TARGET,
         goals=(Goal("itl_p99", 0.035), Goal("itl_max", 0.06), Goal("ttft_p50", 0.38)),
     ),
-    *heavy(),
-    *heavy("--no-mixed"),
 )
+QWEN3_8B_MIXING = (*mixing(), *mixing("--no-mixed"))
 V2_LITE = (
     closed(1, (128, 128), 16, 450),
     closed(64, (128, 128), 384, 1.15 * 5_559),
     closed(256, (128, 128), 1024, 20_000),
     closed(256, (1024, 128), 768, 7_600),
     closed(32, (8192, 256), 64, 1_410),
-    LoadCase(*(1024, 128, 512), streams=256, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
-    LoadCase(*(8192, 256, 64), streams=32, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
+    LoadCase((1024, 128), 512, streams=256, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
+    LoadCase((8192, 256), 64, streams=32, serve_flags=TARGET, goals=(Goal("itl_max", 0.06),)),
 )
+FEW_STREAMS = LoadCase((16, 8), 6, streams=2)
 TINY = (
-    LoadCase(*(16, 8, 6), streams=2),
-    LoadCase(*(16, 8, 6), rate=20, serve_flags=TARGET, goals=(Goal("ttft_p50", 60.0),)),
+    FEW_STREAMS,
+    drawn(FEW_STREAMS),
+    LoadCase((16, 8), 6, rate=20, serve_flags=TARGET, goals=(Goal("ttft_p50", 60.0),)),
 )
 
 
@@ -134,6 +168,7 @@ class Loaded:
 
 LOADED = {
     "qwen3-8b": Loaded("qwen3-8b", QWEN3_8B),
+    "qwen3-8b-mixing": Loaded("qwen3-8b", QWEN3_8B_MIXING),
     "v2-lite": Loaded("deepseek-v2-lite", V2_LITE),
     "tiny": Loaded("tiny", TINY),
 }

@@ -12,6 +12,7 @@ memory. How long each server took to be ready, and what it spent that on, is amo
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import re
@@ -49,6 +50,8 @@ METRICS = {
     **{f"{name}_{part}": "seconds" for name in ("ttft", "itl", "e2e") for part in ("p50", "p99", "max")},
 }
 """Of what `plait bench` tells, what is kept."""
+SHARE_OF_GREEDY = 0.97
+"""That a load keeps whose tokens are drawn."""
 LIBRARIES = ("plait", "torch", "triton", "flashinfer-python")
 
 
@@ -106,7 +109,7 @@ class Bench:
         limits = ("--max-seqs", f"{MAX_SEQS}", "--max-batch-tokens", f"{MAX_BATCH_TOKENS}")
         with self.serving("rescore", *limits, *SERVE_FLAGS) as server:
             for ran in self.runs:
-                if ran.streams:
+                if ran.streams and not ran.case.is_drawn:
                     ran.gaps = rescore(server.url, self.model.name, ran.streams)
                 yield ran
 
@@ -131,13 +134,19 @@ class Bench:
         """This machine's floor over the nominal one's, as rates; of an open loop, which prompts bound, the products."""
         if self.ceilings is None:
             return 1.0
-        if case.streams is None:
-            return self.ceilings.product / NOMINAL.product
-        return self.floor(case, self.ceilings) / self.floor(case, NOMINAL)
+        here, nominal = self.floor(case, self.ceilings), self.floor(case, NOMINAL)
+        return here / nominal if here and nominal else self.ceilings.product / NOMINAL.product
 
-    def floor(self, case: LoadCase, ceilings: Ceilings) -> float:
-        """Tokens a second that a closed loop cannot pass."""
-        return most_tokens_per_second(self.cost, case.streams or 1, case.input_len, case.output_len, ceilings)
+    def floor(self, case: LoadCase, ceilings: Ceilings) -> float | None:
+        """Tokens a second that a closed loop of fixed lengths cannot pass."""
+        if case.streams is None or isinstance(case.lengths, str):
+            return None
+        return most_tokens_per_second(self.cost, case.streams, *case.lengths, ceilings)
+
+    def greedy_rate(self, case: LoadCase) -> float | None:
+        """Of the load whose tokens are drawn here and were the best there, tokens a second."""
+        greedy = dataclasses.replace(case, bench_flags=())
+        return next((ran.figures.get(RATE) for ran in self.runs if ran.case.name == greedy.name), None)
 
 
 def _read(case: LoadCase, result: dict[str, Any]) -> Ran:
@@ -159,9 +168,10 @@ def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
             row |= {"goal": goal.value, "is_met": goal.is_met(value), **scaled}
         made.append(row)
     found: list[tuple[str, str, float, float | None]] = []
-    if bench.ceilings is not None and case.streams is not None and RATE in ran.figures:
-        reached = ran.figures[RATE] / bench.floor(case, bench.ceilings)
-        found.append(("share_of_roofline", "share", reached, None))
+    if RATE in ran.figures and bench.ceilings is not None and (floor := bench.floor(case, bench.ceilings)):
+        found.append(("share_of_roofline", "share", ran.figures[RATE] / floor, None))
+    if RATE in ran.figures and case.is_drawn and (greedy := bench.greedy_rate(case)):
+        found.append(("share_of_greedy", "share", ran.figures[RATE] / greedy, SHARE_OF_GREEDY))
     if ran.gaps is not None and ran.gaps.values:
         found += [
             ("rescored_tokens", "tokens", len(ran.gaps.values), None),
@@ -177,7 +187,9 @@ def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
 def verdict(ran: Ran) -> dict[str, object]:
     """Whether the figures count, and why not."""
     reasons = list(ran.reasons)
-    if ran.gaps is None:
+    if ran.case.is_drawn:
+        reasons.append("tokens that are drawn need not be the best: no stream was scored again")
+    elif ran.gaps is None:
         reasons.append("no stream was scored again")
     elif ran.gaps.num_streams < min(NUM_STREAMS, ran.case.num_prompts):
         reasons.append(f"only {ran.gaps.num_streams} streams were scored again")

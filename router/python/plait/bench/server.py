@@ -129,6 +129,8 @@ class Server:
             "max_tokens": output_len,
             "temperature": settings.temperature,
         }
+        if settings.top_p < 1:
+            fields["top_p"] = settings.top_p
         if settings.ignore_eos:
             fields["ignore_eos"] = True
         if settings.stream:

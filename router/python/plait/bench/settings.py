@@ -30,6 +30,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "completions"
     stream: Annotated[bool, Setting("ask for streamed answers; whole ones have no first token")] = True
     temperature: Annotated[Annotated[float, Meta(ge=0, le=2)], Setting("of every request")] = 0.0
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)], Setting("of every request that is drawn; 1 takes every token")
+    ] = 1.0
     ignore_eos: Annotated[bool, Setting("answers run to their full length")] = True
     count_by: Annotated[
         Literal["auto", "running-usage", "token-ids", "usage", "chunks"],
