@@ -15,7 +15,7 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import merge, merge_into, merge_triton
+from plait_kernels.attention import divided_triton, merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8, places, places_triton
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
@@ -127,6 +127,35 @@ def test_a_part_is_joined_in_place_to_some_of_the_tokens_and_rounded_as_they_are
         join(given[own], given_lse[own], part, part_lse)
         torch.testing.assert_close(given, right, atol=2**-8, rtol=2**-7)  # the interpreter rounds bfloat16 otherwise
         assert_close(given_lse, right_lse)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
+@pytest.mark.parametrize(
+    ("depths", "most"),
+    [
+        ([900] * 9, 1),
+        ([1] * 70, 1),
+        ([40] * 12 + [9000], 7),
+        ([300, 64, 65, 1] * 3 + [2500], 5),
+        ([10**5, *[1] * 40], 8),
+    ],
+)
+def test_deep_rows_are_divided_and_each_page_is_in_one_share(
+    depths: list[int], most: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divided_triton, "fixed_shares", lambda _programs, _device: 1)
+    monkeypatch.setattr(divided_triton, "num_sms", lambda _device: 2 * num_kv_heads)
+    lengths = torch.tensor(depths, dtype=torch.int32)
+    shares = divided_triton.divide_rows(lengths, 64, 4 * num_kv_heads, num_kv_heads, 32)
+    assert shares is not None
+    found = [entry for entry in shares.of_J4.tolist() if entry[0] >= 0]
+    counts = [sum(row == each for row, *_ in found) for each in range(len(depths))]
+    assert found == [
+        [row, share, counts[row], depths[row]] for row in range(len(depths)) for share in range(counts[row])
+    ]
+    assert shares.of_J4[len(found) :, 0].eq(-1).all()
+    assert shares.arrived_JG.eq(0).all()
+    assert (min(counts), max(counts)) == (1, most)
 
 
 ROUTINGS = {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from plait_kernels.attention import reference
 from plait_kernels.attention.merge import merge, merge_into
-from plait_kernels.attention.reference import PagedPrefill, attend
+from plait_kernels.attention.reference import PagedPrefill, RowShares, attend
 from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.solutions import triton_solution
 
@@ -21,15 +21,35 @@ def decode_paged(
     scale: float,
     out_BHD: Tensor,
     scales: PageScales = UNSCALED,
+    divided: RowShares | None = None,
 ) -> None:
     """One query token a row over the row's pages: ``out_BHD`` is written.
 
     ``pages`` is ``[N, 2, G, P, D]``, of the queries' dtype or float8_e4m3fn; ``table_BW`` int32 names each row's
     pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
-    head ``h // (H / G)``.
+    head ``h // (H / G)``. ``divided`` is what ``divide_rows`` made of these lengths.
     """
-    solution = triton_solution(__name__) if q_BHD.is_cuda else reference
-    solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
+    if divided is not None:
+        by_depth = triton_solution(__name__, "divided_triton")
+        by_depth.decode_divided(q_BHD, pages, table_BW, divided, scale, out_BHD, scales)
+    else:
+        solution = triton_solution(__name__) if q_BHD.is_cuda else reference
+        solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
+
+
+def divide_rows(
+    lengths_B: Tensor, page_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> RowShares | None:
+    """How ``decode_paged`` divides such rows by their depth, for every layer of a step.
+
+    Without a wait: the lengths, int32, are read on the device. None for rows so few that each is divided alike, and on
+    a CPU.
+    """
+    if not lengths_B.is_cuda:
+        return None
+    by_depth = triton_solution(__name__, "divided_triton")
+    shares: RowShares | None = by_depth.divide_rows(lengths_B, page_size, num_heads, num_kv_heads, head_dim)
+    return shares
 
 
 def prefill_paged(
@@ -44,4 +64,13 @@ def prefill_paged(
     solution.prefill_paged(q_THD, pages, rows, scale, out_THD, scales)
 
 
-__all__ = ["PagedPrefill", "attend", "decode_paged", "merge", "merge_into", "prefill_paged"]
+__all__ = [
+    "PagedPrefill",
+    "RowShares",
+    "attend",
+    "decode_paged",
+    "divide_rows",
+    "merge",
+    "merge_into",
+    "prefill_paged",
+]

@@ -25,6 +25,22 @@ class PagedPrefill(NamedTuple):
     """int32: each row's pages."""
 
 
+class RowShares(NamedTuple):
+    """Decode rows divided by their depth, as the device knows it, and room for what their shares find.
+
+    J slots, G key-value heads, H query heads, D numbers in a head.
+    """
+
+    of_J4: Tensor
+    """int32: a row, which of its shares this is, how many it has, and its length; -1 in front where there is none."""
+    arrived_JG: Tensor
+    """int32: of the row whose first share this is, how many are done; 0 between calls."""
+    parts_JHD: Tensor
+    """float32: what a share's values come to."""
+    sums_JH: Tensor
+    """float32: the sum of its weights, as a power of two."""
+
+
 def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
     """Each of the last T tokens attends to itself and all before it: ``out_THD`` in the dtype of the input.
 

@@ -1,8 +1,9 @@
 """Decode rows over pages in Triton: a program takes one row, one key-value head and a share of the row's pages.
 
-The queries of a group fill one tile, so that keys and values are read once. A row is divided among several
-programs where rows and heads alone leave the device idle; how many is fixed by their number, never by the
-lengths, which are read on the device: a captured step replays at any depth.
+The queries of a group fill one tile, so that keys and values are read once. A few rows are all divided among as many
+programs, where rows and heads alone leave the device idle; how many is fixed by their number, never by the
+lengths, which are read on the device: a captured step replays at any depth. Many are divided by their depth
+(``divided_triton``).
 
 Shapes: B rows, H query heads, G key-value heads, M = H / G, D numbers in a head, P tokens in a page, S shares of a row.
 """
@@ -19,12 +20,12 @@ from torch import Tensor
 from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
 
-_PROGRAMS_PER_SM = 4
+PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
 _MAX_SHARES = 64
 _MIN_TILE = 16
 """Rows of the smallest tile that the matrix units take."""
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def decode_paged(
@@ -40,7 +41,7 @@ def decode_paged(
     num_rows, num_heads, head_dim = q_BHD.shape
     num_kv_heads, page_size = pages.shape[2], pages.shape[3]
     group = num_heads // num_kv_heads
-    shares = _num_shares(num_rows * num_kv_heads, q_BHD.device)
+    shares = fixed_shares(num_rows * num_kv_heads, q_BHD.device)
     parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
     sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
     _decode[(num_rows, num_kv_heads, shares)](
@@ -50,12 +51,12 @@ def decode_paged(
         lengths_B,
         parts,
         sums,
-        scale * scales.k * _LOG2_E,
+        scale * scales.k * LOG2_E,
         scales.v,
         table_BW.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        TILE=max(_MIN_TILE, triton.next_power_of_2(group)),
+        TILE=query_tile(group),
         HEAD_DIM=head_dim,
         PAGE=page_size,
         SHARES=shares,
@@ -69,16 +70,64 @@ def decode_paged(
         )
 
 
-def _num_shares(num_programs: int, device: torch.device) -> int:
+def fixed_shares(num_programs: int, device: torch.device) -> int:
     """A power of two that fills the device; few values, since each is compiled by itself."""
-    wanted = _PROGRAMS_PER_SM * _num_sms(device) // num_programs
+    wanted = PROGRAMS_PER_SM * num_sms(device) // num_programs
     most = min(max(wanted, 1), _MAX_SHARES)
     return 1 << (most.bit_length() - 1)
 
 
+def query_tile(group: int) -> int:
+    """Rows of the tile that a group's queries fill."""
+    tile: int = triton.next_power_of_2(group)
+    return max(_MIN_TILE, tile)
+
+
 @functools.cache
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
+    """Of a GPU, as many programs at least as run at once."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@triton.jit
+def attend_pages(  # type: ignore[no-untyped-def]
+    q,
+    pages_ptr,
+    table_ptr,
+    first,
+    last,
+    length,
+    kv_head,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """A tile of queries over some of a row's pages: the largest score, the sum of weights, and weighted values."""
+    number, token = tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    out = tl.zeros([TILE, HEAD_DIM], tl.float32)
+    inside = token[:, None] * HEAD_DIM + number[None, :]
+    for page in range(first, last):
+        number_of_page = tl.load(table_ptr + page).to(tl.int64)
+        begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
+        # What lies behind the row's end is not read: of a short row that is a good part.
+        is_seen = page * PAGE + token < length
+        k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0).to(q.dtype)
+        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0).to(
+            q.dtype
+        )
+        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_best[:, None])
+        fade = tl.exp2(best - new_best)
+        total = total * fade + tl.sum(weights, axis=1)
+        out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+        best = new_best
+    return best, total, out
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -106,32 +155,15 @@ def _decode(  # type: ignore[no-untyped-def]
     num_pages = (length + PAGE - 1) // PAGE
     per_share = (num_pages + SHARES - 1) // SHARES
     first, last = share * per_share, tl.minimum((share + 1) * per_share, num_pages)
-    member, number, token = tl.arange(0, TILE), tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
+    member, number = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
     head = kv_head * GROUP + member
     is_head = member < GROUP
     q_at = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + number[None, :]
     q = tl.load(q_ptr + q_at, mask=is_head[:, None], other=0.0)
-    best = tl.full([TILE], -float("inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    out = tl.zeros([TILE, HEAD_DIM], tl.float32)
-    inside = token[:, None] * HEAD_DIM + number[None, :]
-    for page in range(first, last):
-        number_of_page = tl.load(table_ptr + row * table_stride + page).to(tl.int64)
-        begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
-        # What lies behind the row's end is not read: of a short row that is a good part.
-        is_seen = page * PAGE + token < length
-        k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0).to(q.dtype)
-        v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0).to(
-            q.dtype
-        )
-        scores = tl.dot(q, tl.trans(k)) * scale
-        scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        total = total * fade + tl.sum(weights, axis=1)
-        out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
-        best = new_best
+    table_ptr += row * table_stride
+    best, total, out = attend_pages(
+        q, pages_ptr, table_ptr, first, last, length, kv_head, scale, NUM_KV_HEADS, TILE, HEAD_DIM, PAGE
+    )
     out *= v_scale
     if SHARES == 1:
         tl.store(parts_ptr + q_at, (out / total[:, None]).to(parts_ptr.dtype.element_ty), mask=is_head[:, None])

@@ -43,6 +43,16 @@ def assert_close(given: Tensor, right: Tensor) -> None:
     assert float(error) <= TOLERANCE
 
 
+def assert_rounded(given: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """Little further from float64 than the plain account in bfloat16 is, in the mean, and nowhere far.
+
+    Several roundings add up: of millions of values one lies more than two steps off in the plain account as well.
+    """
+    given_error, plain_error = (each.double() - exact for each in (given, plain))
+    assert float(given_error.square().mean().sqrt()) <= 1.25 * float(plain_error.square().mean().sqrt())
+    assert float(given_error.abs().max()) <= 2 * TOLERANCE * float(exact.abs().max())
+
+
 @pytest.mark.parametrize("width", [384, 576, 4096, 5120])
 @pytest.mark.parametrize("num_rows", [1, 3, 513])
 def test_add_rms_norm(num_rows: int, width: int) -> None:
@@ -111,8 +121,8 @@ def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int,
         logits[:, 1::2] -= 99
     weights, experts = moe_reference.softmax_top_k(logits, top_k, True)
     given = expert_mlps(x, gate_up, down, weights, experts)
-    exact = (x.double(), gate_up.double(), down.double())
-    assert_close(given, moe_reference.expert_mlps(*exact, weights, experts))
+    exact = moe_reference.expert_mlps(x.double(), gate_up.double(), down.double(), weights, experts)
+    assert_rounded(given, moe_reference.expert_mlps(x, gate_up, down, weights, experts), exact)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])

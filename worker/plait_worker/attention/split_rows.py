@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.attention import PagedPrefill, prefill_paged
+from plait_kernels.attention import PagedPrefill, RowShares, prefill_paged
 from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
@@ -34,6 +34,8 @@ class DecodeRows:
     """int32, contiguous."""
     lengths_D: Tensor
     """int32: positions that each row sees."""
+    divided: RowShares | None = None
+    """By their depth, for a kernel that takes them so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +126,9 @@ class SplitAttention(ABC):
             place_T=places(rows, lengths, self.page_size),
             num_prefill_tokens=rows.num_prefill_tokens,
             prefill=None if lengths is None else PrefillRows(lengths, table_PW, widened),
-            decode=DecodeRows(rows.page_table_RW[rows.num_prefill :], decode_lengths(rows)),
+            decode=self.decode_rows(rows.page_table_RW[rows.num_prefill :], decode_lengths(rows)),
         )
+
+    def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
+        """What ``decode`` is told of a step's rows, of which there may be none."""
+        return DecodeRows(table_DW, lengths_D)

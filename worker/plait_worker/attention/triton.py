@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
-from plait_kernels.attention import decode_paged
+from plait_kernels.attention import decode_paged, divide_rows
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
@@ -53,7 +53,18 @@ class TritonDecode(SplitAttention):
 
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """Read at the speed of memory from the first page on."""
-        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, self.shape.scale, out_DHE, self.shape.scales)
+        shape = self.shape
+        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.divided)
+
+    def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
+        """Many of them divided by their depth."""
+        shape = self.shape
+        divided = (
+            divide_rows(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+            if len(lengths_D)
+            else None
+        )
+        return DecodeRows(table_DW, lengths_D, divided)
 
 
 def _is_tile(size: int) -> bool:
