@@ -16,12 +16,16 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.attention.reference import RowShares
-from plait_kernels.attention.triton import LOG2_E, PROGRAMS_PER_SM, attend_pages, fixed_shares, num_sms, query_tile
+from plait_kernels.attention.triton import LOG2_E, attend_pages, fixed_shares, num_sms, query_tile
 from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
 
+_SPARE_PER_SM = 4
+"""Programs for what deep rows are divided into, beyond one for each row and key-value head."""
 _LEAST_PAGES = 4
 """Of a share: what joining it costs is as much as reading two."""
+_MOST_FIXED = 1
+"""Shares of each row, where all are divided alike: fewer programs than so many times more are not worth a plan."""
 _PAIRS = 8192
 """Of a slot and a row that a program of ``_divide`` compares."""
 _STAGES = 3
@@ -34,9 +38,9 @@ def divide_rows(
 ) -> RowShares | None:
     """See ``plait_kernels.attention.divide_rows``."""
     num_rows, device = len(lengths_B), lengths_B.device
-    if fixed_shares(num_rows * num_kv_heads, device) > 1:
+    if fixed_shares(num_rows * num_kv_heads, device) > _MOST_FIXED:
         return None
-    spare = max(PROGRAMS_PER_SM * num_sms(device) // num_kv_heads, 1)
+    spare = max(_SPARE_PER_SM * num_sms(device) // num_kv_heads, 1)
     num_slots = num_rows + spare
     shares_J4 = torch.empty(num_slots, 4, dtype=torch.int32, device=device)
     arrived_JG = torch.empty(num_slots, num_kv_heads, dtype=torch.int32, device=device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
 
-PROGRAMS_PER_SM = 4
+_PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
 _MAX_SHARES = 64
 _MIN_TILE = 16
@@ -72,7 +72,7 @@ def decode_paged(
 
 def fixed_shares(num_programs: int, device: torch.device) -> int:
     """A power of two that fills the device; few values, since each is compiled by itself."""
-    wanted = PROGRAMS_PER_SM * num_sms(device) // num_programs
+    wanted = _PROGRAMS_PER_SM * num_sms(device) // num_programs
     most = min(max(wanted, 1), _MAX_SHARES)
     return 1 << (most.bit_length() - 1)
 
