@@ -24,7 +24,7 @@ _SPARE_PER_SM = 4
 """Programs for what deep rows are divided into, beyond one for each row and key-value head."""
 _LEAST_PAGES = 4
 """Of a share: what joining it costs is as much as reading two."""
-_MOST_FIXED = 1
+_MOST_FIXED = 4
 """Shares of each row, where all are divided alike: fewer programs than so many times more are not worth a plan."""
 _PAIRS = 8192
 """Of a slot and a row that a program of ``_divide`` compares."""
