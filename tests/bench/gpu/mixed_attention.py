@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from plait_kernels.attention import PagedPrefill, reference
 from plait_kernels.kv_cache import UNSCALED
 from plait_worker.attention import AttentionBackend, AttentionShape
 from plait_worker.attention.flashinfer import Flashinfer
-from plait_worker.attention.split_rows import PrefillRows, SplitStep
+from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitStep
 from plait_worker.attention.triton import TritonDecode
 from plait_worker.attention.trtllm_mha import TrtllmMha
 from plait_worker.graph_sizes import PROMPT_ROWS, TILE, TILES
@@ -42,6 +43,10 @@ SKEWED = ((15, 512, 100_000), (63, 512, 100_000), (255, 512, 100_000), (63, 512,
 """Rows beside the deep one, their depth and its."""
 EVEN = ((1, 512), (1, 8192), (4, 2048), (16, 1024), (32, 1024), (64, 192), (64, 1024), (128, 1024), (256, 192))
 """Rows of equal depth."""
+DRAWN = ((64, 64), (40, 64), (40, 256), (20, 32))
+"""Rows whose depths are drawn, and how many the graph has room for."""
+LOG_DEPTH, SPREAD = 6.94, 0.678
+"""Of the normal distribution of depths' logarithms: a mean of 1,300 and one in a hundred beyond 5,000."""
 MAX_TOKENS, TABLE_WIDTH = 8192, 2048
 MAX_POSITIONS = TABLE_WIDTH * PAGE_SIZE
 """Of a request: the bound that a graph knows."""
@@ -99,13 +104,17 @@ def grid() -> Iterator[Lengths]:
 
 
 def skewed() -> Iterator[Lengths]:
-    """One deep row among short ones, and as many rows with the mean of their depths; then other even ones."""
+    """One deep row among short ones, and as many rows with the mean of their depths; other even ones; drawn ones."""
     for num, depth, deep in SKEWED:
         mean = (num * depth + deep) // (num + 1)
         yield decoding(f"{num} at {depth} and one at {deep}", [depth] * num + [deep])
         yield decoding(f"{num + 1} at {mean}", [mean] * (num + 1))
     for num, depth in EVEN:
         yield decoding(f"{num} at {depth}", [depth] * num)
+    for num, room in DRAWN:
+        drawn = random.Random(num)
+        depths = [int(drawn.lognormvariate(LOG_DEPTH, SPREAD)) + 1 for _ in range(num)]
+        yield decoding(f"{num} drawn, room for {room}", depths + [1] * (room - num))
 
 
 def decoding(name: str, depths: list[int]) -> Lengths:
@@ -171,6 +180,13 @@ class OwnKernels(TritonDecode):
         self.prefill_by_triton(q_THE, pages, rows, out_THE)
 
 
+class DividedAlike(TritonDecode):
+    """Ours without a look at depths."""
+
+    def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
+        return DecodeRows(table_DW, lengths_D)
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to attend."""
@@ -220,6 +236,7 @@ def ways(shape: AttentionShape) -> tuple[list[Way], list[Way]]:
         ("trtllm_mha", TrtllmMha),
         ("flashinfer", Flashinfer),
         ("own", OwnKernels),
+        ("alike", DividedAlike),
     ):
         try:
             made[name] = kind(shape, PAGE_SIZE, MAX_TOKENS, GPU)
@@ -236,7 +253,12 @@ def ways(shape: AttentionShape) -> tuple[list[Way], list[Way]]:
         ("whole: our prefill", "own", "whole"),
         ("whole: fa3", "flashinfer", "whole"),
     ]
-    decode = [("our decode", "triton"), ("XQA", "trtllm_mha"), ("planned fa2", "flashinfer")]
+    decode = [
+        ("our decode", "triton"),
+        ("our decode, rows divided alike", "alike"),
+        ("XQA", "trtllm_mha"),
+        ("planned fa2", "flashinfer"),
+    ]
     of_mixed = [Way(title, made[name], form) for title, name, form in every if name in made]  # type: ignore[arg-type]
     return of_mixed, [Way(title, made[name]) for title, name in decode if name in made]
 
