@@ -5,6 +5,7 @@ tries the compiled kernels instead.
 """
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Trito
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.attention import divided_triton, merge, merge_into, merge_triton
-from plait_kernels.kv_cache import FP8, places, places_triton
+from plait_kernels.attention import reference as attention_reference
+from plait_kernels.attention import triton as decode_triton
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, places, places_triton
 from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
@@ -26,6 +29,7 @@ from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, groups, routing_triton, sorted_triton
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.rope import rope_tables, tables_triton
+from triton.runtime import interpreter
 
 
 @pytest.fixture(autouse=True)
@@ -129,12 +133,25 @@ def test_a_part_is_joined_in_place_to_some_of_the_tokens_and_rounded_as_they_are
         assert_close(given_lse, right_lse)
 
 
+@pytest.fixture
+def loops_over_loaded_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes loop bounds of arrays with one element, of which numpy 2.4 makes no int."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: object, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+@pytest.mark.usefixtures("loops_over_loaded_bounds")
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
 @pytest.mark.parametrize(
     ("depths", "most"),
     [
         ([900] * 9, 1),
-        ([1] * 70, 1),
+        ([1] * 600 + [20_000], 3),
         ([40] * 12 + [9000], 7),
         ([300, 64, 65, 1] * 3 + [2500], 5),
         ([10**5, *[1] * 40], 8),
@@ -156,6 +173,50 @@ def test_deep_rows_are_divided_and_each_page_is_in_one_share(
     assert shares.of_J4[len(found) :, 0].eq(-1).all()
     assert shares.arrived_JG.eq(0).all()
     assert (min(counts), max(counts)) == (1, most)
+
+
+DEPTHS = {
+    "even": [33] * 9,
+    "page edges": [1, 15, 16, 17, 31, 32, 33, 1, 300],
+    "one deep": [1, 20, 1400, 5, 16],
+    "drawn": [20, 30, 140, 10, 50, 35, 1],
+}
+DIVIDED = [
+    *((num_sms, depths, (8, 2), UNSCALED) for num_sms in (2, 40) for depths in DEPTHS),
+    *((40, "drawn", heads, UNSCALED) for heads in ((3, 1), (4, 4))),
+    (40, "drawn", (8, 2), PageScales(0.37, 2.3)),
+]
+"""Processors, depths, heads and scales."""
+
+
+@pytest.mark.usefixtures("loops_over_loaded_bounds")
+@pytest.mark.parametrize(("num_sms", "name", "heads", "scales"), DIVIDED)
+def test_decode_rows_see_their_own_pages_however_they_are_divided(
+    num_sms: int, name: str, heads: tuple[int, int], scales: PageScales, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (decode_triton, divided_triton):
+        monkeypatch.setattr(module, "num_sms", lambda _device: num_sms)
+    monkeypatch.setattr(divided_triton, "_MOST_FIXED", 64)
+    depths, width, (num_heads, num_kv_heads) = DEPTHS[name], 32, heads
+    lengths = torch.tensor(depths, dtype=torch.int32)
+    pages = torch.randn(sum(-(-depth // 16) for depth in depths), 2, num_kv_heads, 16, width)
+    table = torch.zeros(len(depths), max(-(-depth // 16) for depth in depths), dtype=torch.int32)
+    table[torch.arange(table.shape[1]) < (lengths[:, None] + 15) // 16] = torch.randperm(len(pages)).int()
+    for row, depth in enumerate(depths):  # what no row may see
+        pages[table[row, (depth - 1) // 16].long(), :, :, (depth - 1) % 16 + 1 :] = 400.0
+    pages = pages if scales == UNSCALED else pages.to(FP8)
+    divided = divided_triton.divide_rows(lengths, 16, num_heads, num_kv_heads, width)
+    assert divided is not None
+    for _layer in range(2):
+        q = torch.randn(len(depths), num_heads, width)
+        right, alike, by_depth = (torch.full_like(q, torch.nan) for _ in range(3))
+        attention_reference.decode_paged(q, pages, table, lengths, 0.2, right, scales)
+        decode_triton.decode_paged(q, pages, table, lengths, 0.2, alike, scales)
+        divided.parts_JHD.fill_(torch.nan)
+        divided_triton.decode_divided(q, pages, table, divided, 0.2, by_depth, scales)
+        assert_close(alike, right)
+        assert_close(by_depth, right)
+        assert divided.arrived_JG.eq(0).all()
 
 
 ROUTINGS = {

@@ -322,6 +322,13 @@ def test_limits_on_tokens_need_streamed_answers(slo: str, is_fine: bool) -> None
         cases(settings)
 
 
+@pytest.mark.parametrize(("temperature", "is_fine"), [(0.0, False), (0.7, True)])
+def test_a_share_of_the_tokens_needs_tokens_that_are_drawn(temperature: float, is_fine: bool) -> None:
+    settings = BenchSettings(server=ServerSettings(top_p=0.9, temperature=temperature))
+    with nullcontext() if is_fine else pytest.raises(SettingsError, match="give --temperature too"):
+        cases(settings)
+
+
 @pytest.mark.parametrize(("num_prompts", "num_due"), [(None, 500), (200, 200)])
 def test_a_rate_lasts_for_its_duration(num_prompts: int | None, num_due: int) -> None:
     load = LoadSettings(duration=50.0, num_prompts=num_prompts)

@@ -27,7 +27,8 @@ def decode_paged(
 
     ``pages`` is ``[N, 2, G, P, D]``, of the queries' dtype or float8_e4m3fn; ``table_BW`` int32 names each row's
     pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
-    head ``h // (H / G)``. ``divided`` is what ``divide_rows`` made of these lengths.
+    head ``h // (H / G)``. With ``divided``, what
+    ``divide_rows`` made of these lengths, they are not read again.
     """
     if divided is not None:
         by_depth = triton_solution(__name__, "divided_triton")

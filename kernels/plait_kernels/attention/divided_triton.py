@@ -4,8 +4,7 @@ A launch of one kernel, once a step, divides the rows on the device, where a cap
 serves every layer. As many programs as there are rows, and some to spare, then take a share each, those that find none
 behind all others. A row in one share is written at once. Of the others the program that is done last joins the parts.
 
-Shapes: B rows, H query heads, G key-value heads, M = H / G, D numbers in a head, P tokens in a page, J slots: rows and
-spare ones.
+Shapes: B rows, H query heads, G key-value heads, D numbers in a head, P tokens in a page, J slots: rows and spare ones.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _SPARE_PER_SM = 4
 _LEAST_PAGES = 4
 """Of a share: what joining it costs is as much as reading two."""
 _MOST_FIXED = 4
-"""Shares of each row, where all are divided alike: fewer programs than so many times more are not worth a plan."""
-_PAIRS = 8192
-"""Of a slot and a row that a program of ``_divide`` compares."""
+"""Where all rows are divided alike into more shares than this, they are so few that depths need no look."""
+_PAIRS, _MOST_SLOTS = 8192, 512
+"""Of a slot and a row that a program of ``_divide`` compares, and slots of one."""
 _STAGES = 3
 _PARTS = 16
 """Joined at once."""
@@ -47,7 +46,7 @@ def divide_rows(
     parts_JHD = torch.empty(num_slots, num_heads, head_dim, dtype=torch.float32, device=device)
     sums_JH = torch.empty(num_slots, num_heads, dtype=torch.float32, device=device)
     block = triton.next_power_of_2(num_rows)
-    slots = max(_PAIRS // block, 1)
+    slots = min(max(_PAIRS // block, 1), _MOST_SLOTS)
     _divide[(triton.cdiv(num_slots, slots),)](
         lengths_B,
         shares_J4,
@@ -194,17 +193,10 @@ def _decode_share(  # type: ignore[no-untyped-def]
             counter = arrived_ptr + first_slot * NUM_KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 tl.store(counter, 0)
+                out_ptr += row * NUM_KV_HEADS * GROUP * HEAD_DIM
+                first_head, num_heads = kv_head * GROUP, NUM_KV_HEADS * GROUP
                 _join(
-                    parts_ptr,
-                    sums_ptr,
-                    out_ptr + row * NUM_KV_HEADS * GROUP * HEAD_DIM,
-                    first_slot,
-                    num_shares,
-                    kv_head * GROUP,
-                    NUM_KV_HEADS * GROUP,
-                    GROUP,
-                    HEAD_DIM,
-                    PARTS,
+                    parts_ptr, sums_ptr, out_ptr, first_slot, num_shares, first_head, num_heads, GROUP, HEAD_DIM, PARTS
                 )
 
 
@@ -221,7 +213,10 @@ def _join(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Other programs' parts are read past the first cache, which knows nothing of them."""
+    """Write a group's output from the parts of its row, in their order whoever joins them.
+
+    Other programs' parts are read past the first cache, which knows nothing of them.
+    """
     number, part = tl.arange(0, HEAD_DIM), tl.arange(0, PARTS)
     for member in tl.static_range(GROUP):
         head = first_head + member

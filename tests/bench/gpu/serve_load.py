@@ -256,7 +256,9 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", type=Path, help="folder in memory for a checkpoint to serve; one that lies there is taken"
     )
-    parser.add_argument("--logs", type=Path, help="folder for the servers' lines and steps and each request's times")
+    parser.add_argument(
+        "--logs", type=Path, help="new folder for the servers' lines and steps and each request's times"
+    )
     parser.add_argument("serve_flags", nargs="*", help="further flags of plait serve, behind --")
     options = parser.parse_args()
     loaded = LOADED[options.shape]
@@ -266,8 +268,8 @@ def main() -> None:
         write_shape(loaded.shape, model)
         if options.checkpoint and not any(model.glob("*.index.json")):
             write_checkpoint(model)
-        logs = options.logs or folder
-        logs.mkdir(parents=True, exist_ok=True)
+        logs = options.logs or folder / "logs"
+        logs.mkdir(parents=True)
         cost = model_cost(SHAPES[loaded.shape])
         bench = Bench(model, cost, measure_ceilings(folder), logs, options.serve_flags)
         print(f"ceilings: {bench.ceilings}", flush=True)

@@ -119,22 +119,29 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
     backend = backend_for(name, shape)
     pages = torch.randn(4480, 2, 8, PAGE_SIZE, 128, dtype=torch.bfloat16, device=GPU)
     tables = torch.randperm(4480).view(70, 64).tolist()
-    q = torch.randn(70, 32, 128, dtype=torch.bfloat16, device=GPU)
+    layers = torch.randn(2, 70, 32, 128, dtype=torch.bfloat16, device=GPU)
     replayed = make_rows(tables, 0, [0] * 70, [[0]] * 70, 0)
-    backend.prepare(replayed).attend(q, pages)
+    backend.prepare(replayed).attend(layers[0], pages)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = backend.prepare(replayed).attend(q, pages)
+        step = backend.prepare(replayed)
+        outs = torch.stack([step.attend(q, pages).clone() for q in layers])  # one output serves all layers
+    first: list[torch.Tensor] = []
     for starts in depths:
         replayed.positions_T.copy_(torch.tensor(starts))
         graph.replay()
-        lengths, right = replayed.positions_T + 1, torch.empty_like(q, dtype=torch.float64)
-        reference.decode_paged(q.double(), pages, replayed.page_table_RW, lengths, shape.scale, right, shape.scales)
-        assert float((out - right).abs().max() / right.abs().max()) <= TOLERANCE
-        first = out.clone()
-        for _ in range(100):  # who joins a row's parts differs, what it makes of them does not
+        lengths = replayed.positions_T + 1
+        for q, out in zip(layers, outs, strict=True):
+            right = torch.empty_like(q, dtype=torch.float64)
+            reference.decode_paged(q.double(), pages, replayed.page_table_RW, lengths, shape.scale, right, shape.scales)
+            assert float((out - right).abs().max() / right.abs().max()) <= TOLERANCE
+        first.append(outs.clone())
+    # Who joins a row's parts differs, what it makes of them does not; a part of the other layer or depths would show.
+    for _ in range(50):
+        for starts, right in zip(depths, first, strict=True):
+            replayed.positions_T.copy_(torch.tensor(starts))
             graph.replay()
-            assert torch.equal(out, first)
+            assert torch.equal(outs, right)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)

@@ -113,7 +113,7 @@ def _source(settings: BenchSettings, profile: Profile) -> Source:
 
 def _check(settings: BenchSettings) -> None:
     """Raise `SettingsError` for settings of which one would be ignored."""
-    for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings), *_wrong_limits(settings)):
+    for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings), *_wrong_answers(settings)):
         if is_wrong:
             raise SettingsError(message)
 
@@ -164,11 +164,15 @@ def _wrong_loads(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
     yield load.token_range is not None and has_text, "--token-range is of prompts of token ids; texts have none"
 
 
-def _wrong_limits(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
+def _wrong_answers(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
     words = settings.measure.slo
     yield (
         words is not None and not settings.server.stream and read_slo(words).needs_stream,
         f"--slo is {words!r}, and whole answers show no tokens; leave --no-stream out, or limit e2e alone",
+    )
+    yield (
+        settings.server.top_p < 1 and settings.server.temperature == 0,
+        f"--top-p {settings.server.top_p:g} is of drawn tokens, and temperature 0 draws none; give --temperature too",
     )
 
 
