@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.attention.reference import RowShares
-from plait_kernels.attention.triton import LOG2_E, attend_pages, fixed_shares, num_sms, query_tile
+from plait_kernels.attention.triton import LOG2_E, attend_pages, fixed_shares, num_sms, tiling
 from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
 
@@ -27,7 +27,6 @@ _MOST_FIXED = 4
 """Where all rows are divided alike into more shares than this, they are so few that depths need no look."""
 _PAIRS, _MOST_SLOTS = 8192, 512
 """Of a slot and a row that a program of ``_divide`` compares, and slots of one."""
-_STAGES = 3
 _PARTS = 16
 """Joined at once."""
 
@@ -75,10 +74,7 @@ def decode_divided(
     scales: PageScales,
 ) -> None:
     """``plait_kernels.attention.decode_paged`` of rows that are divided; D and P are powers of two, all contiguous."""
-    num_heads, head_dim = q_BHD.shape[1:]
-    num_kv_heads, page_size = pages.shape[2], pages.shape[3]
-    group = num_heads // num_kv_heads
-    _decode_share[(num_kv_heads, len(shares.of_J4))](
+    _decode_share[(pages.shape[2], len(shares.of_J4))](
         q_BHD,
         pages,
         table_BW,
@@ -87,14 +83,8 @@ def decode_divided(
         scale * scales.k * LOG2_E,
         scales.v,
         table_BW.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        TILE=query_tile(group),
-        HEAD_DIM=head_dim,
-        PAGE=page_size,
         PARTS=_PARTS,
-        num_warps=2,
-        num_stages=_STAGES,
+        **tiling(q_BHD, pages),
         **overlap(q_BHD),
     )
 

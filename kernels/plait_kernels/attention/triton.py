@@ -39,8 +39,7 @@ def decode_paged(
 ) -> None:
     """See ``plait_kernels.attention.decode_paged``; D and P are powers of two, all tensors contiguous."""
     num_rows, num_heads, head_dim = q_BHD.shape
-    num_kv_heads, page_size = pages.shape[2], pages.shape[3]
-    group = num_heads // num_kv_heads
+    num_kv_heads = pages.shape[2]
     shares = fixed_shares(num_rows * num_kv_heads, q_BHD.device)
     parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
     sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
@@ -54,14 +53,8 @@ def decode_paged(
         scale * scales.k * LOG2_E,
         scales.v,
         table_BW.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        TILE=query_tile(group),
-        HEAD_DIM=head_dim,
-        PAGE=page_size,
         SHARES=shares,
-        num_warps=2,
-        num_stages=3,
+        **tiling(q_BHD, pages),
         **overlap(q_BHD),
     )
     if shares > 1:
@@ -77,10 +70,14 @@ def fixed_shares(num_programs: int, device: torch.device) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def query_tile(group: int) -> int:
-    """Rows of the tile that a group's queries fill."""
-    tile: int = triton.next_power_of_2(group)
-    return max(_MIN_TILE, tile)
+def tiling(q_BHD: Tensor, pages: Tensor) -> dict[str, int]:
+    """What kernels over decode rows are compiled for; their queries of a group fill one tile."""
+    num_heads, head_dim = q_BHD.shape[1:]
+    num_kv_heads, page_size = pages.shape[2:4]
+    group = num_heads // num_kv_heads
+    tile = max(_MIN_TILE, triton.next_power_of_2(group))
+    sizes = {"NUM_KV_HEADS": num_kv_heads, "GROUP": group, "TILE": tile, "HEAD_DIM": head_dim, "PAGE": page_size}
+    return sizes | {"num_warps": 2, "num_stages": 3}
 
 
 @functools.cache
