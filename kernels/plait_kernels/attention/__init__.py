@@ -27,8 +27,7 @@ def decode_paged(
 
     ``pages`` is ``[N, 2, G, P, D]``, of the queries' dtype or float8_e4m3fn; ``table_BW`` int32 names each row's
     pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
-    head ``h // (H / G)``. With ``divided``, what
-    ``divide_rows`` made of these lengths, they are not read again.
+    head ``h // (H / G)``. With ``divided``, what ``divide_rows`` made of these lengths, they are not read again.
     """
     if divided is not None:
         by_depth = triton_solution(__name__, "divided_triton")
@@ -43,10 +42,10 @@ def divide_rows(
 ) -> RowShares | None:
     """How ``decode_paged`` divides such rows by their depth, for every layer of a step.
 
-    Without a wait: the lengths, int32, are read on the device. None for rows so few that each is divided alike, and on
-    a CPU.
+    Without a wait: the lengths, int32, are read on the device. None for no rows or so few that each is divided alike,
+    and on a CPU.
     """
-    if not lengths_B.is_cuda:
+    if not lengths_B.is_cuda or not len(lengths_B):
         return None
     by_depth = triton_solution(__name__, "divided_triton")
     shares: RowShares | None = by_depth.divide_rows(lengths_B, page_size, num_heads, num_kv_heads, head_dim)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.attention.reference import PagedPrefill
+from plait_kernels.attention.triton import online_softmax
 from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
 
@@ -120,12 +121,7 @@ def _prefill(  # type: ignore[no-untyped-def]
         is_seen = position[None, :] <= (context + token)[:, None]
         scores = tl.where(is_seen, scores, -float("inf"))
         # The first page has a position that every query sees, so that no difference of two infinities comes up.
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        total = total * fade + tl.sum(weights, axis=1)
-        out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
-        best = new_best
+        best, total, out = online_softmax(scores, v, best, total, out)
     out_at = (at * out_stride + head * HEAD_DIM)[:, None] + number[None, :]
     out = out * (v_scale / total)[:, None]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=is_query[:, None])

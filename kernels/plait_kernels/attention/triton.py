@@ -87,6 +87,17 @@ def num_sms(device: torch.device) -> int:
 
 
 @triton.jit
+def online_softmax(scores, v, best, total, out):  # type: ignore[no-untyped-def]
+    """More keys and values: the largest score so far, the sum of weights, and weighted values."""
+    new_best = tl.maximum(best, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_best[:, None])
+    fade = tl.exp2(best - new_best)
+    total = total * fade + tl.sum(weights, axis=1)
+    out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+    return new_best, total, out
+
+
+@triton.jit
 def attend_pages(  # type: ignore[no-untyped-def]
     q,
     pages_ptr,
@@ -118,12 +129,7 @@ def attend_pages(  # type: ignore[no-untyped-def]
         )
         scores = tl.dot(q, tl.trans(k)) * scale
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        fade = tl.exp2(best - new_best)
-        total = total * fade + tl.sum(weights, axis=1)
-        out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v)
-        best = new_best
+        best, total, out = online_softmax(scores, v, best, total, out)
     return best, total, out
 
 

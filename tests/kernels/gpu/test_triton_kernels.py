@@ -32,6 +32,7 @@ from torch import Tensor
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
 # Each result is rounded once more or once less than the reference's: two steps of bfloat16 in the largest value.
 TOLERANCE = 2**-7
+MANY = 1024 * 2048  # results, up to which the largest error keeps to that though four roundings add up
 
 
 def normal(*size: int) -> Tensor:
@@ -44,15 +45,14 @@ def assert_close(given: Tensor, right: Tensor) -> None:
 
 
 def assert_rounded(given: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """Little further from float64 than the plain account in bfloat16 is, all in all and in each row; nowhere far.
-
-    Several roundings add up: of millions of values one lies more than two steps off in the plain account as well.
-    """
+    """Little further from float64 than the plain account in bfloat16 is, all in all and in each row; nowhere far."""
     given_error, plain_error = (each.double() - exact for each in (given, plain))
     of_rows, of_plain = (error.square().mean(dim=1) for error in (given_error, plain_error))
     assert float(of_rows.mean().sqrt()) <= 1.25 * float(of_plain.mean().sqrt())
     assert float((of_rows / of_plain).max().sqrt()) <= 2
-    assert float(given_error.abs().max()) <= 2 * TOLERANCE * float(exact.abs().max())
+    # Roundings add up: of millions of values one lies more than two steps off in the plain account as well.
+    tolerance = TOLERANCE if exact.numel() <= MANY else 2 * TOLERANCE
+    assert float(given_error.abs().max()) <= tolerance * float(exact.abs().max())
 
 
 @pytest.mark.parametrize("width", [384, 576, 4096, 5120])

@@ -13,6 +13,7 @@ from plait_worker.cache import KVCache
 from plait_worker.models import Model, dummy_model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
+from random_models import random_model
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -78,19 +79,11 @@ class Saved:
 
 @pytest.fixture
 def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
-    """Make and save a random model; norms and biases are random too, for ones and zeros hide mistakes."""
+    """Make and save a random model."""
 
     def save(family: str, seed: int = 0, shard_size: str = "1GB", **changes: Any) -> Saved:
-        torch.manual_seed(seed)
         kind, own = FAMILIES[family]
-        config = kind(**{**TINY, **own, **changes})
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                torch.nn.init.uniform_(buffer, -0.5, 0.5)
+        model = random_model(kind(**{**TINY, **own, **changes}), seed)
         path = tmp_path / f"{family}-{seed}"
         model.save_pretrained(path, max_shard_size=shard_size)
         return Saved(path, model)

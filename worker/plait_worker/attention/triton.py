@@ -59,11 +59,7 @@ class TritonDecode(SplitAttention):
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
         """Many of them divided by their depth."""
         shape = self.shape
-        divided = (
-            divide_rows(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-            if len(lengths_D)
-            else None
-        )
+        divided = divide_rows(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
         return DecodeRows(table_DW, lengths_D, divided)
 
 
