@@ -29,6 +29,7 @@ class InMemoryEngine:
         self.phase = "ready"
         self.stuck = False
         self.late = False
+        self.hung = False
         self.num_takes = 0
         self._outbox = b""
 
@@ -52,8 +53,8 @@ class InMemoryEngine:
         return taken
 
     def status(self) -> bytes:
-        report = {"phase": self.phase, "reason": "", "exit_code": 0, "stuck": self.stuck, "late": self.late, "step": 9}
-        return msgspec.json.encode(report)
+        alarms = {"stuck": self.stuck, "late": self.late, "hung": self.hung}
+        return msgspec.json.encode({"phase": self.phase, "reason": "", "exit_code": 0, "step": 9} | alarms)
 
     def describe(self) -> bytes:
         return msgspec.json.encode({"model_id": "tiny", "architecture": "llama", "max_model_len": 64})

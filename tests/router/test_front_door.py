@@ -203,6 +203,8 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     stuck = httpx.get(door.url + "/health")
     assert stuck.status_code == 503
     assert error_of(stuck)["message"] == "step 9 is overdue"
+    door.engine.stuck, door.engine.late, door.engine.hung = False, False, True
+    assert door.probes() == (503, 503)
 
 
 def test_metrics_are_the_engines(door: Door) -> None:

@@ -34,7 +34,7 @@ def test_the_first_lines_name_what_has_no_effect(
     settings: ServeSettings, architecture: str, device: str, said: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     description = Description(model_id="m", architecture=architecture, max_model_len=512)
-    status = Status(phase="ready", reason="", exit_code=0, step=0, stuck=False, late=False, device=device)
+    status = Status(phase="ready", reason="", exit_code=0, step=0, stuck=False, late=False, hung=False, device=device)
     announce(description, status, settings, "http://localhost:1")
     lines = [line for line in capsys.readouterr().out.splitlines() if "unused" in line]
     assert lines == ([] if said is None else [f"  unused   {said}"])

@@ -132,11 +132,13 @@ impl Wheel {
         while !self.is_closed {
             let deadline = self.next_deadline();
             let timeout = deadline.map(|deadline| since(self.now(), deadline));
+            self.promise_a_turn(deadline);
             let group = self.driver.group.as_ref();
             let others = group.map_or_else(Vec::new, Grouped::poll_items);
             self.driver
                 .link
                 .wait(self.shared().mailbox.wakeup(), others, timeout);
+            self.promise_a_turn(Some(self.now()));
             self.notice_a_pause(deadline);
             self.hear_ranks();
             self.hear_group();
@@ -152,6 +154,7 @@ impl Wheel {
         self.flush();
         self.leave_group("it was stopped");
         self.let_ranks_go();
+        self.promise_a_turn(None);
     }
 
     fn shared(&self) -> &Shared {

@@ -220,7 +220,7 @@ impl Engine {
 
     /// Where the engine stands, in JSON.
     pub fn status(&self) -> Vec<u8> {
-        self.shared.status.report()
+        self.shared.status.report(self.shared.clock.now())
     }
 
     /// Prometheus text.

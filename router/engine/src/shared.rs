@@ -68,6 +68,8 @@ pub struct Patience {
     pub stuck: Duration,
     /// A rank that was silent this long is late.
     pub beat: Duration,
+    /// A driver that is so much longer in a turn, or past the end of its wait, hangs.
+    pub turn: Duration,
     /// For the ranks' Byes.
     pub bye: Duration,
     /// For the Fail of a rank whose process has ended, which may still be on its way.
@@ -83,6 +85,7 @@ impl Default for Patience {
             step_token: Duration::from_millis(100),
             stuck: Duration::from_secs(60),
             beat: Duration::from_millis(1500),
+            turn: Duration::from_secs(60),
             bye: Duration::from_secs(5),
             last_words: Duration::from_millis(200),
             group: GroupPatience::default(),

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use plait_core::Micros;
 use plait_proto::{ExitCode, Hello};
 use serde::Serialize;
 
@@ -71,6 +72,8 @@ pub struct StatusBoard {
     idle: AtomicBool,
     stuck: AtomicBool,
     late: AtomicBool,
+    /// By when the driver, unless it hangs, begins to wait, or comes back from waiting.
+    turn_by: AtomicU64,
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +95,7 @@ struct Report {
     idle: bool,
     stuck: bool,
     late: bool,
+    hung: bool,
     ranks: u32,
     #[serde(flatten)]
     device: DeviceReport,
@@ -114,6 +118,7 @@ impl StatusBoard {
             idle: AtomicBool::new(true),
             stuck: AtomicBool::new(false),
             late: AtomicBool::new(false),
+            turn_by: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -197,8 +202,14 @@ impl StatusBoard {
         self.late.swap(late, Ordering::Relaxed) != late
     }
 
-    /// JSON of everything here.
-    pub fn report(&self) -> Vec<u8> {
+    /// By when the driver says so again; without a time, it waits for others alone.
+    pub fn set_turn_by(&self, time: Option<Micros>) {
+        let time = time.map_or(u64::MAX, |time| time.0);
+        self.turn_by.store(time, Ordering::Relaxed);
+    }
+
+    /// JSON of everything here, as it is `now`.
+    pub fn report(&self, now: Micros) -> Vec<u8> {
         let standing = self.lock().clone();
         let report = Report {
             phase: standing.phase,
@@ -208,6 +219,7 @@ impl StatusBoard {
             idle: self.idle.load(Ordering::Relaxed),
             stuck: self.stuck.load(Ordering::Relaxed),
             late: self.late.load(Ordering::Relaxed),
+            hung: self.turn_by.load(Ordering::Relaxed) < now.0,
             ranks: standing.num_ranks_ready,
             device: standing.device,
         };
@@ -230,7 +242,7 @@ mod tests {
         board.fail(ExitCode::Bug, "a consequence");
         board.enter(Phase::Stopped);
         board.stop();
-        let report: serde_json::Value = serde_json::from_slice(&board.report()).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&board.report(Micros(0))).unwrap();
         assert_eq!(report["phase"], "failed");
         assert_eq!(report["exit_code"], 3);
         assert_eq!(report["reason"], "out of memory");

@@ -53,13 +53,13 @@ class Engine:
         """JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids, generation_defaults}`."""
 
     def status(self) -> bytes:
-        """JSON: `{phase, reason, exit_code, step, idle, stuck, late, ranks, num_pages, page_bytes, ...}`.
+        """JSON: `{phase, reason, exit_code, step, idle, stuck, late, hung, ranks, num_pages, ...}`.
 
-        Also `weight_bytes`, `device` and `dtype`. `phase` is `loading`, `ready`, `draining`, `stopped`
-        or `failed`; `event_fd` becomes readable when it changes. `stuck` tells whether a step is overdue
-        (not healthy), `late` whether a rank's beat is (not ready). `ranks` counts those that have warmed
-        up; `num_pages` is the least over the ranks, the bytes are their sum. With `failed`, `reason` is a
-        sentence and `exit_code` the code that fits it.
+        Also `page_bytes`, `weight_bytes`, `device` and `dtype`. `phase` is `loading`, `ready`, `draining`,
+        `stopped` or `failed`; `event_fd` becomes readable when it changes. `stuck` tells whether a step is
+        overdue and `hung` whether the driver thread is (not healthy), `late` whether a rank's beat is (not
+        ready). `ranks` counts those that have warmed up; `num_pages` is the least over the ranks, the bytes
+        are their sum. With `failed`, `reason` is a sentence and `exit_code` the code that fits it.
         """
 
     def metrics(self) -> bytes:

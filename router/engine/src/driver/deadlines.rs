@@ -55,6 +55,13 @@ impl Wheel {
         Micros(deadline.max(self.resumed).0 + micros(self.patience.stuck))
     }
 
+    /// Says by when the driver turns again that waits until `deadline`, or works since then: whoever asks for
+    /// its state can tell a driver that hangs.
+    pub(super) fn promise_a_turn(&self, deadline: Option<Micros>) {
+        let latest = deadline.map(|deadline| Micros(deadline.0 + micros(self.patience.turn)));
+        self.shared().status.set_turn_by(latest);
+    }
+
     /// Behind a wait that was to end at `deadline`.
     pub(super) fn notice_a_pause(&mut self, deadline: Option<Micros>) {
         let now = self.now();

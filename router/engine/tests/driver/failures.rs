@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write, stdout};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plait_engine::Patience;
 use plait_proto::{Bye, ExitCode, Fail};
@@ -317,6 +317,33 @@ fn the_stopped_engine() {
     sleep(Duration::from_millis(100));
     rig.behave();
     assert_eq!(rig.answer(1).text(), "defgh");
+}
+
+#[test]
+fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
+    let patience = Patience {
+        turn: Duration::from_millis(200),
+        ..Patience::default()
+    };
+    let mut rig = Rig::alone(&json!({}), patience);
+    rig.dial(|_| {});
+    rig.wait_for_phase("ready");
+    rig.submit(0, "abc", &json!({"max_tokens": 500, "ignore_eos": true}));
+    let whole = rig.answer(0).text();
+    // Every token's chunk carries the id: 32 streams soon have 64 MiB.
+    let request = json!({"max_tokens": 500, "ignore_eos": true, "id": "x".repeat(8192)});
+    for stream in 1..=32 {
+        rig.submit(stream, "abc", &request);
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while rig.status()["hung"] == false {
+        assert!(Instant::now() < deadline, "it goes on: {}", rig.status());
+        sleep(Duration::from_millis(10));
+    }
+    for stream in 1..=32 {
+        assert_eq!(rig.answer(stream).text(), whole);
+    }
+    rig.wait_until("it turns again", |rig| rig.status()["hung"] == false);
 }
 
 #[test]

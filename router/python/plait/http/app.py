@@ -84,6 +84,8 @@ def _add_state_routes(app: FastAPI, engine: EngineDoor) -> None:
 
 def sickness(status: Status) -> str | None:
     """Why `/health` is red, or None."""
+    if status.hung:
+        return "the engine's driver hangs, or waits for the server to take its tokens"
     if status.stuck:
         return f"step {status.step} is overdue"
     if status.phase in ("ready", "draining"):

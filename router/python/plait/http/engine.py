@@ -48,6 +48,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A step is overdue."""
     late: bool
     """A rank's beat is."""
+    hung: bool
+    """The driver has not turned for a minute."""
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0
