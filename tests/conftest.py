@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import sysconfig
 from collections import Counter
 from collections.abc import Generator
@@ -30,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[skipped] = Counter()
+    # Servers under test answer on loopback, whatever proxy the machine has for others.
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+    # A shell that starts the tests behind itself has them, and all that they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

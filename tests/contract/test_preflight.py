@@ -1,10 +1,8 @@
 """The preflight names each thing that a machine lacks, and the command that brings it."""
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import measure
@@ -28,11 +26,11 @@ def command(machine: Path, name: str, script: str) -> None:
     (machine / name).chmod(0o755)
 
 
-def preflight(machine: Path, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+def preflight(machine: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["tools/preflight.sh"],
         cwd=measure.ROOT,
-        env={"PATH": str(machine), "PYTHON": environment.get("PYTHON", sys.executable)},
+        env={"PATH": str(machine), "PYTHON": python},
         capture_output=True,
         text=True,
         check=False,
@@ -66,7 +64,7 @@ def test_a_new_cargo_passes(machine: Path) -> None:
 def test_all_that_is_missing_is_named_at_once(machine: Path) -> None:
     (machine / "c++").unlink()
     command(machine, "old-python", "exit 1")
-    result = preflight(machine, {"PYTHON": "old-python"})
+    result = preflight(machine, "old-python")
     assert result.returncode == 1
     assert "sudo apt install build-essential" in result.stderr
     assert "Python 3.11 or newer" in result.stderr
@@ -74,6 +72,6 @@ def test_all_that_is_missing_is_named_at_once(machine: Path) -> None:
 
 def test_a_python_without_venv_is_named_with_its_package(machine: Path) -> None:
     command(machine, "bare-python", f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"')
-    result = preflight(machine, {"PYTHON": "bare-python"})
+    result = preflight(machine, "bare-python")
     assert result.returncode == 1
     assert f"python3.{sys.version_info.minor}-venv" in result.stderr

@@ -40,7 +40,7 @@ def test_prompts_and_answers_have_exactly_the_lengths_asked_for(
 
 
 def test_a_chat_is_sized_by_what_the_server_says(recall_server: Server, tmp_path: Path) -> None:
-    words = ("--api", "chat", "--num-prompts", "2", "--input-len", "300", "--output-len", "3")
+    words = ("--api", "chat", "--num-prompts", "2", "--input-len", "300", "--output-len", "3", "--salt", "sized")
     (run,) = bench(recall_server, tmp_path, *words)
     requests = run["requests"]
     assert isinstance(requests, list)

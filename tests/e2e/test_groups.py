@@ -18,7 +18,7 @@ from plait.settings import GroupPlace
 from running_server import Server, spawn_server, wait_until_ready
 
 ENGINE = Path(__file__).with_name("grouped_engine.py")
-LONG = {"prompt": "count 1 9", "max_tokens": 60, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "count 1 9", "max_tokens": 300, "ignore_eos": True, "stream": True}
 StartGroup = Callable[[int], list[Server]]
 
 

@@ -41,7 +41,7 @@ def problems(check_models: Path, seed: int, num: int, budget: int) -> list[dict[
 
 def metric(server: Server, name: str) -> float:
     """The value of one sample of `/metrics`."""
-    text = httpx.get(server.url + "/metrics").text
+    text = httpx.get(server.url + "/metrics", timeout=60).text
     match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert match is not None, text
     return float(match[1])
@@ -168,13 +168,15 @@ def test_a_prompt_longer_than_the_context_is_a_400_that_says_so(recall_server: S
     ],
 )
 def test_bad_bodies_are_400s_that_name_the_fault(recall_server: Server, body: bytes, words: str) -> None:
-    refused = httpx.post(recall_server.url + CHAT, content=body, headers={"content-type": "application/json"})
+    refused = httpx.post(
+        recall_server.url + CHAT, content=body, headers={"content-type": "application/json"}, timeout=60
+    )
     assert refused.status_code == 400
     assert words in error_of(refused)["message"]
 
 
 def test_token_ids_outside_the_vocabulary_are_a_400(recall_server: Server) -> None:
-    refused = httpx.post(recall_server.url + "/v1/completions", json={"prompt": [1, 999_999]})
+    refused = httpx.post(recall_server.url + "/v1/completions", json={"prompt": [1, 999_999]}, timeout=60)
     assert refused.status_code == 400
     assert "999999" in error_of(refused)["message"]
 
@@ -229,8 +231,8 @@ def test_keys_from_a_file_lock_the_server(server: StartServer, check_models: Pat
     keys.write_text("first-key\nsecond-key\n")
     keys.chmod(0o600)
     locked = server(check_models / "recall-gqa", "--api-key-file", str(keys), "--host", "0.0.0.0")
-    assert httpx.get(locked.url + "/v1/models").status_code == 401
-    assert httpx.get(locked.url + "/health").status_code == 200
+    assert httpx.get(locked.url + "/v1/models", timeout=60).status_code == 401
+    assert httpx.get(locked.url + "/health", timeout=60).status_code == 200
     client = openai.OpenAI(base_url=locked.url + "/v1", api_key="second-key", max_retries=0)
     answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
     assert answer.choices[0].message.content == "kilo"

@@ -40,10 +40,24 @@ class Streaming(threading.Thread):
 
 def orphans(pids: list[int]) -> list[int]:
     """Those of `pids` that still run after the time that workers have to end."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and any(runs(pid) for pid in pids):
         time.sleep(0.1)
-    return [pid for pid in pids if psutil.pid_exists(pid)]
+    return [pid for pid in pids if runs(pid)]
+
+
+def runs(pid: int) -> bool:
+    """A process that nobody has reaped yet runs no more."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_unready(server: Server) -> None:
+    deadline = time.monotonic() + 60
+    while httpx.get(server.url + "/ready", timeout=60).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_what_a_ready_server_says_works(server: StartServer, check_models: Path) -> None:
@@ -61,7 +75,7 @@ def test_what_a_ready_server_says_works(server: StartServer, check_models: Path)
 def test_ctrl_c_drains_and_ends_with_0(server: StartServer, check_models: Path) -> None:
     running = server(check_models / "recall-gqa")
     workers = [process.pid for process in running.workers()]
-    streaming = Streaming(running, max_tokens=60).begun()
+    streaming = Streaming(running, max_tokens=1000).begun()
     assert running.stop(signal.SIGINT) == 0
     streaming.join()
     assert streaming.events[-1] == "[DONE]"
@@ -79,7 +93,7 @@ def test_a_server_whose_output_nobody_reads_any_more_still_drains(server: StartS
     running = server(check_models / "recall-gqa")
     assert running.process.stdout is not None
     running.process.stdout.close()
-    assert httpx.get(running.url + "/ready").status_code == 200
+    assert httpx.get(running.url + "/ready", timeout=60).status_code == 200
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(timeout=30) == 0
 
@@ -88,12 +102,10 @@ def test_a_draining_server_takes_no_new_request(server: StartServer, check_model
     running = server(check_models / "recall-gqa")
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while httpx.get(running.url + "/ready").status_code == 200 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until_unready(running)
     refused = httpx.post(running.url + "/v1/chat/completions", json=BUSY, timeout=30)
     assert refused.status_code == 503
-    assert httpx.get(running.url + "/health").status_code == 200
+    assert httpx.get(running.url + "/health", timeout=60).status_code == 200
     assert running.stop(signal.SIGTERM) == 0
     streaming.join()
 
@@ -103,7 +115,7 @@ def test_a_second_ctrl_c_stops_at_once_and_tells_the_clients(server: StartServer
     workers = [process.pid for process in running.workers()]
     streaming = Streaming(running).begun()
     running.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    wait_until_unready(running)
     assert running.stop(signal.SIGINT) == 0
     streaming.join()
     assert "error" in json.loads(streaming.events[-1])

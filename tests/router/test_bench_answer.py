@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait.bench.answer import Answer
 from plait.bench.connection import Connection, Exchange
@@ -33,6 +33,7 @@ def read(*pieces: bytes, counting: Counting = "usage", streamed: bool = True, st
     return answer
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_cuts_anywhere_change_nothing(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]

@@ -132,14 +132,14 @@ def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:
 
 
 def test_the_queue_of_a_stalled_server_is_not_hidden() -> None:
-    """Ten requests a tenth of a second each, all due within a hundredth, served one by one."""
-    with running_mock(Timing(ttft=0.1, itl=0.0, slots=1)) as mock:
-        load = LoadSettings(num_prompts=10, output_len="1")
+    """Four requests of half a second each, all due within a hundredth, served one by one."""
+    with running_mock(Timing(ttft=0.5, itl=0.0, slots=1)) as mock:
+        load = LoadSettings(num_prompts=4, output_len="1")
         seen = measured(mock, PaceSettings(rate=1000.0, arrivals="fixed"), load)
     ttft = seen.figures.latencies["ttft"]
     assert ttft is not None
-    assert ttft.max >= 10 * 0.1 - 0.01
-    assert seen.figures.peak_concurrency == 10
+    assert ttft.max >= 4 * 0.5 - 0.01
+    assert seen.figures.peak_concurrency == 4
 
 
 def test_waiting_for_the_cap_of_an_open_loop_counts_as_latency() -> None:
@@ -167,7 +167,7 @@ def test_waiting_for_the_cap_of_an_open_loop_counts_as_latency() -> None:
 def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
     timing = Timing(ttft=0.004, itl=0.002, fail_every=4, failure=failure)  # type: ignore[arg-type]
     with running_mock(timing) as mock:
-        seen = measured(mock, measure=MeasureSettings(warmup=0, timeout=1.0))
+        seen = measured(mock, measure=MeasureSettings(warmup=0, timeout=5.0))
     assert seen.figures.failures == {kind: 3}
     assert seen.figures.num_completed == 9
 
@@ -187,10 +187,10 @@ def test_requests_ask_to_be_drawn_as_the_settings_say(mock: Mock) -> None:
 def test_an_answer_that_never_ends_holds_its_stream_until_the_timeout() -> None:
     with running_mock(Timing(ttft=0.004, itl=0.002, fail_every=4, failure="hang")) as mock:
         load = LoadSettings(num_prompts=8, output_len="4")
-        measure = MeasureSettings(warmup=0, timeout=0.4, max_lag_ms=200)
+        measure = MeasureSettings(warmup=0, timeout=3.0, max_lag_ms=2000)
         seen = measured(mock, PaceSettings(concurrency=1), load, measure=measure)
     assert seen.figures.failures == {"timed out": 2}
-    assert seen.figures.duration >= 2 * 0.4
+    assert seen.figures.duration >= 2 * 3.0
     assert seen.lateness.reasons == ()
 
 
@@ -222,10 +222,10 @@ def test_sockets_that_the_client_lacks_are_no_failures_of_the_server(limit: str,
 
 def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
     def interrupt(num_ended: int, num_in_flight: int) -> None:
-        if num_ended == 1:
+        if num_ended >= 1:
             raise KeyboardInterrupt
 
-    with running_mock(Timing(ttft=0.004, itl=0.05)) as mock, Clients(1) as clients:
+    with running_mock(Timing(ttft=0.5, itl=0.2)) as mock, Clients(1) as clients:
         load = LoadSettings(num_prompts=2, input_len="2", output_len="1")
         settings = BenchSettings(load=load, pace=PaceSettings(concurrency=2), measure=MeasureSettings(warmup=0))
         server = Bench(settings, [mock.url]).servers[0]
@@ -258,7 +258,7 @@ def test_ctrl_c_prints_what_there_is_as_partial(tmp_path: Path) -> None:
 
 def test_runs_that_finished_outlive_a_ctrl_c_between_runs(tmp_path: Path) -> None:
     with running_mock(FAST) as mock:
-        words = ("--num-prompts", "1", "--output-len", "4", "--repeats", "2", "--warmup", "50", "--no-plots")
+        words = ("--num-prompts", "1", "--output-len", "4", "--repeats", "2", "--warmup", "300", "--no-plots")
         process = bench_command("--url", mock.url, *words, "--out", str(tmp_path))
         assert process.stdout is not None
         while "E2E" not in process.stdout.readline():  # the last line of the first run's table
@@ -367,7 +367,7 @@ def test_a_port_that_never_speaks_is_given_up_like_one_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr("plait.bench.server.CONNECT_SECONDS", 0.1)
     silent = socket.create_server(("127.0.0.1", 0))
-    hang_up = threading.Timer(2.0, silent.close)  # so that waiting for longer has another end
+    hang_up = threading.Timer(30.0, silent.close)  # so that waiting for longer has another end
     hang_up.start()
     code = cli.run(["bench", "serve", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"])
     hang_up.cancel()

@@ -50,7 +50,7 @@ class Door:
 
     def probes(self) -> tuple[int, int]:
         """What `/health` and `/ready` say."""
-        health, ready = (httpx.get(self.url + path).status_code for path in ("/health", "/ready"))
+        health, ready = (httpx.get(self.url + path, timeout=60).status_code for path in ("/health", "/ready"))
         return health, ready
 
     def connect(self) -> socket.socket:
@@ -91,7 +91,7 @@ class Asking(threading.Thread):
 
     def __init__(self, door: Door, path: str = CHAT, client: httpx.Client | None = None, **fields: object) -> None:
         super().__init__()
-        self._url, self._client, self._body = door.url + path, client or httpx.Client(), BODY | fields
+        self._url, self._client, self._body = door.url + path, client or httpx.Client(timeout=60), BODY | fields
         self.start()
 
     def run(self) -> None:
@@ -183,12 +183,12 @@ def test_a_client_that_never_reads_is_cut_off(door: Door, monkeypatch: pytest.Mo
 
 
 def test_models_are_listed_and_described(door: Door) -> None:
-    listed = httpx.get(door.url + "/v1/models").json()
+    listed = httpx.get(door.url + "/v1/models", timeout=60).json()
     assert [card["id"] for card in listed["data"]] == ["tiny"]
-    card = httpx.get(door.url + "/v1/models/tiny").json()
+    card = httpx.get(door.url + "/v1/models/tiny", timeout=60).json()
     assert card == listed["data"][0]
     assert (card["object"], card["max_model_len"]) == ("model", 64)
-    unknown = httpx.get(door.url + "/v1/models/some/other")
+    unknown = httpx.get(door.url + "/v1/models/some/other", timeout=60)
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
 
 
@@ -200,7 +200,7 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     door.engine.phase, door.engine.late = "ready", True
     assert door.probes() == (200, 503)
     door.engine.stuck = True
-    stuck = httpx.get(door.url + "/health")
+    stuck = httpx.get(door.url + "/health", timeout=60)
     assert stuck.status_code == 503
     assert error_of(stuck)["message"] == "step 9 is overdue"
     door.engine.stuck, door.engine.late, door.engine.hung = False, False, True
@@ -208,18 +208,18 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
 
 
 def test_metrics_are_the_engines(door: Door) -> None:
-    assert httpx.get(door.url + "/metrics").content == b"# EOF\n"
+    assert httpx.get(door.url + "/metrics", timeout=60).content == b"# EOF\n"
 
 
 def test_a_path_that_is_not_there_is_a_404_in_openais_shape(door: Door) -> None:
-    missing = httpx.get(door.url + "/v1/nowhere")
+    missing = httpx.get(door.url + "/v1/nowhere", timeout=60)
     assert missing.status_code == 404
     assert "'/v1/nowhere'" in error_of(missing)["message"]
 
 
 def test_a_method_that_is_not_taken_is_a_405(door: Door) -> None:
     for method, path in (("GET", CHAT), ("DELETE", "/v1/models")):
-        refused = httpx.request(method, door.url + path)
+        refused = httpx.request(method, door.url + path, timeout=60)
         assert refused.status_code == 405
         assert method in error_of(refused)["message"]
         assert f"send {refused.headers['allow']}" in error_of(refused)["message"]
@@ -227,12 +227,12 @@ def test_a_method_that_is_not_taken_is_a_405(door: Door) -> None:
 
 def test_probes_may_ask_for_the_head_alone(door: Door) -> None:
     for path in ("/health", "/ready"):
-        answer = httpx.head(door.url + path)
+        answer = httpx.head(door.url + path, timeout=60)
         assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_a_refused_body_keeps_the_connection(door: Door) -> None:
-    with httpx.Client(base_url=door.url) as client:
+    with httpx.Client(base_url=door.url, timeout=60) as client:
         refused = client.post(CHAT, json=BODY | {"temperature": 9})
         assert refused.status_code == 400
         assert error_of(refused)["param"] == "temperature"
@@ -242,23 +242,23 @@ def test_a_refused_body_keeps_the_connection(door: Door) -> None:
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_a_body_that_a_web_page_could_send_unasked_is_refused(door: Door, content_type: str) -> None:
-    refused = httpx.post(door.url + CHAT, content=json.dumps(BODY), headers={"content-type": content_type})
+    refused = httpx.post(door.url + CHAT, content=json.dumps(BODY), headers={"content-type": content_type}, timeout=60)
     assert refused.status_code == 400
     assert "application/json" in error_of(refused)["message"]
 
 
 def test_a_packed_body_is_refused_by_the_name_of_its_packing(door: Door) -> None:
-    refused = httpx.post(door.url + CHAT, json=BODY, headers={"content-encoding": "gzip"})
+    refused = httpx.post(door.url + CHAT, json=BODY, headers={"content-encoding": "gzip"}, timeout=60)
     assert refused.status_code == 400
     assert "gzip" in error_of(refused)["message"]
 
 
 def test_a_body_over_the_limit_is_a_413_whether_announced_or_not(door: Door) -> None:
     head = {"content-type": "application/json"}
-    announced = httpx.post(door.url + CHAT, content=b" " * (limits.MAX_BODY_BYTES + 1), headers=head)
+    announced = httpx.post(door.url + CHAT, content=b" " * (limits.MAX_BODY_BYTES + 1), headers=head, timeout=60)
     assert announced.status_code == 413
     pieces = (b" " * 65_536 for _ in range(limits.MAX_BODY_BYTES // 65_536 + 2))
-    chunked = httpx.post(door.url + CHAT, content=pieces, headers=head)
+    chunked = httpx.post(door.url + CHAT, content=pieces, headers=head, timeout=60)
     assert chunked.status_code == 413
 
 
@@ -303,7 +303,7 @@ def test_a_half_sent_body_is_closed_in_time(door: Door, monkeypatch: pytest.Monk
 
 def test_an_answer_longer_than_the_header_limit_is_not_disturbed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.2)
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         for num in (1, 2):
             asking = Asking(door, client=client, stream=True)
             stream = door.wait_for(num)
@@ -316,7 +316,7 @@ def test_rubbish_on_the_socket_is_a_400_that_writes_no_log(door: Door, caplog: p
     with door.connect() as client:
         client.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
         assert b" 400 " in client.recv(4096)
-    assert httpx.get(door.url + "/health").status_code == 200
+    assert httpx.get(door.url + "/health", timeout=60).status_code == 200
     assert "uvicorn.error" not in [line.name for line in caplog.records]
 
 
@@ -338,18 +338,18 @@ def test_too_many_connections_are_told_so(door: Door, monkeypatch: pytest.Monkey
 
 
 def test_a_locked_door_asks_for_a_key_before_it_reads(locked_door: Door) -> None:
-    refused = httpx.post(locked_door.url + CHAT, content=b"rubbish")
+    refused = httpx.post(locked_door.url + CHAT, content=b"rubbish", timeout=60)
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"] == "Bearer"
     assert error_of(refused)["code"] == "invalid_api_key"
-    assert httpx.get(locked_door.url + "/metrics").status_code == 401
-    assert httpx.get(locked_door.url + "/health").status_code == 200
-    with_key = httpx.get(locked_door.url + "/v1/models", headers={"authorization": "Bearer secret"})
+    assert httpx.get(locked_door.url + "/metrics", timeout=60).status_code == 401
+    assert httpx.get(locked_door.url + "/health", timeout=60).status_code == 200
+    with_key = httpx.get(locked_door.url + "/v1/models", headers={"authorization": "Bearer secret"}, timeout=60)
     assert with_key.status_code == 200
 
 
 def test_the_openapi_document_has_every_route_and_the_bodies_fields(door: Door) -> None:
-    document = httpx.get(door.url + "/openapi.json").json()
+    document = httpx.get(door.url + "/openapi.json", timeout=60).json()
     assert {CHAT, "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"} <= set(
         document["paths"]
     )

@@ -236,7 +236,7 @@ def test_loopback_needs_no_key(host: str) -> None:
     from plait.launch.listen import listen, url
 
     with listen(host, 0, has_keys=False) as listener:
-        assert url(listener).startswith("http://127.0.0.")
+        assert url(listener).startswith(("http://127.0.0.", "http://[::1]:"))
 
 
 def test_a_host_that_does_not_exist_is_refused() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory_engine import LAST, InMemoryEngine, failure, record
 from plait.http.streams import MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
@@ -19,6 +19,7 @@ def engine() -> Iterator[InMemoryEngine]:
     made.close()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40), st.booleans()), max_size=10))
 def test_packed_records_come_apart_as_they_were_put_together(records: list[tuple[int, bytes, bool]]) -> None:
     packed = b"".join(record(stream, payload, LAST * last) for stream, payload, last in records)

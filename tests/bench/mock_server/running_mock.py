@@ -25,7 +25,7 @@ class Mock:
 
     def truth(self) -> list[Told]:
         """What it sent since the last time it was asked."""
-        return msgspec.json.decode(httpx.get(f"{self.url}/truth").content, type=list[Told])
+        return msgspec.json.decode(httpx.get(f"{self.url}/truth", timeout=60).content, type=list[Told])
 
 
 @contextmanager
