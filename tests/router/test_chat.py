@@ -72,6 +72,18 @@ def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_i
     assert "[the answer failed: the server's answer is not one of an OpenAI server" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_on_this_machine_is_asked_past_its_proxy(
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    server.RequestHandlerClass = OneModel
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(["chat", "--url", f"http://{host}:{server.server_port}"]) == 0
+
+
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "2.1"])
 def test_a_temperature_out_of_range_is_refused_at_once(temperature: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", f"--temperature={temperature}"]) == ExitCode.SETTINGS

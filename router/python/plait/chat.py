@@ -14,6 +14,8 @@ from plait.errors import DONE, StartError
 Message = dict[str, str]
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 """An answer may wait its turn in the server's queue."""
+PAST_PROXIES = dict.fromkeys(("all://127.0.0.1", "all://localhost", "all://[::1]"))
+"""The proxy that this machine is told to use does not reach the machine's own servers."""
 _NOT_OPENAI = "the server's answer is not one of an OpenAI server; check --url"
 
 
@@ -54,7 +56,8 @@ class Server:
     def __init__(self, url: str, key: str | None, temperature: float | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self._temperature = temperature
-        self._client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT)
+        base_url = url.rstrip("/").removesuffix("/v1")
+        self._client = httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT, mounts=PAST_PROXIES)
 
     def model(self) -> str:
         """The id of the model that it serves; raises `AnswerError` or `httpx.HTTPError`."""
