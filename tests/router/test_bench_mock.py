@@ -223,7 +223,7 @@ def test_sockets_that_the_client_lacks_are_no_failures_of_the_server(limit: str,
 def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
     def interrupt(num_ended: int, num_in_flight: int) -> None:
         if num_ended >= 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     with running_mock(Timing(ttft=0.5, itl=0.2)) as mock, Clients(1) as clients:
         load = LoadSettings(num_prompts=2, input_len="2", output_len="1")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
 from time import monotonic
 
 import msgspec
@@ -68,9 +71,9 @@ class Sending:
         self._stop_at = self.begun + duration if duration is not None and self._closed else float("inf")
         self.outcomes: list[Outcome] = []
 
-    def run(self, watch: Watch) -> None:
-        """Send everything and wait for every end; KeyboardInterrupt stops in the midst of it."""
-        while not self._is_over():
+    def run(self, watch: Watch, stopped: Event) -> None:
+        """Send everything and wait for every end, or until `stopped` is set."""
+        while not self._is_over() and not stopped.is_set():
             self._release()
             for message in self._clients.poll(min(GLANCE_SECONDS, max(0.0, self._next_due() - monotonic()))):
                 self._take(message)
@@ -116,14 +119,22 @@ class Sending:
                 self._freed.append(message.freed)
 
 
+@contextmanager
+def interruption() -> Iterator[Event]:
+    """Ctrl-C as something to look for: an exception could come between an answer and its being counted."""
+    stopped = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def send(clients: Clients, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
     """Run `load`, which the clients hold, to its end or until Ctrl-C."""
     sending = Sending(clients, load, duration)
-    is_partial = False
-    try:
-        sending.run(watch)
-    except KeyboardInterrupt:
-        is_partial = True
+    with interruption() as stopped:
+        sending.run(watch, stopped)
     ended = monotonic()
     unfinished = sending.num_unfinished
     reports, late = clients.finish()
@@ -139,6 +150,6 @@ def send(clients: Clients, load: Load, server: Server, seed: int, duration: floa
         ended=ended,
         outcomes=sending.outcomes + late,
         reports=reports,
-        is_partial=is_partial,
+        is_partial=stopped.is_set(),
         num_unfinished=unfinished - len(late),
     )
