@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import msgspec
@@ -244,19 +243,6 @@ def test_a_host_that_does_not_exist_is_refused() -> None:
 
     with pytest.raises(SettingsError, match="not an address of this machine"):
         listen("no.such.host.invalid", 0, has_keys=False)
-
-
-def test_the_run_directory_is_private_short_and_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.launch.run_dir import MAX_DIR_BYTES, run_directory
-
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with run_directory() as path:
-        assert path.stat().st_mode & 0o777 == 0o700
-        assert len(os.fsencode(path)) <= MAX_DIR_BYTES
-        (path / "link").touch()
-    assert not path.exists()
 
 
 def test_namespace_words_that_are_not_settings_are_left_alone() -> None:
