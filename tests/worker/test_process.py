@@ -63,9 +63,10 @@ def test_a_worker_says_hello_serves_survives_noise_and_drains(engine: EngineSide
     stepper.step(prefill={other: 70}, decode=[slot])
     assert len(stepper.requests[slot].output) == 2
 
-    with pytest.raises(TimeoutError):
-        engine.receive(seconds=1.2)
-    assert engine.num_beats >= 2
+    enough = engine.num_beats + 2
+    while engine.num_beats < enough:
+        with pytest.raises(TimeoutError):  # nothing comes but beats
+            engine.receive(seconds=0.6)
     engine.send(Drain())
     assert engine.expect(Bye) == Bye(rank=0, num_steps=4)
     code, errors = engine.ending()

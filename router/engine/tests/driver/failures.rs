@@ -15,7 +15,7 @@ use crate::worker::{Misdeed, dial};
 
 /// A rig whose rank misbehaves while two streams decode.
 fn two_streams_and(misdeed: Misdeed) -> Rig {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
+    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(10));
     rig.submit(1, "abc", &json!({"max_tokens": 400}));
     rig.submit(2, "xyz", &json!({"max_tokens": 400}));
     rig.wait_until("both run", |rig| {
@@ -155,7 +155,11 @@ fn a_rank_that_misses_another_is_believed_where_nobody_says_more() {
 
 #[test]
 fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
-    let mut rig = Rig::alone(&json!({}), Patience::default());
+    let patience = Patience {
+        last_words: Duration::from_secs(60),
+        ..Patience::default()
+    };
+    let mut rig = Rig::alone(&json!({}), patience);
     let socket = dial(rig.engine.endpoint(), "rank-0");
     let fail = Fail {
         rank: 0,
@@ -214,16 +218,14 @@ fn a_worker_of_another_run_is_refused_and_told_why() {
     let refusal = rig.workers[0].log().refusal.unwrap();
     assert_eq!(refusal.code, ExitCode::Settings);
     assert!(refusal.reason.contains("another run"));
-    rig.workers.clear();
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
+    rig.dial_until_ready();
 }
 
 #[test]
 fn strangers_are_counted_and_change_nothing() {
     let mut rig = Rig::ready(&json!({}), |_| {});
-    for routing_id in ["rank-1", "rank-00", "someone"] {
-        let stranger = dial(rig.engine.endpoint(), routing_id);
+    let strangers = ["rank-1", "rank-00", "someone"].map(|id| dial(rig.engine.endpoint(), id));
+    for stranger in &strangers {
         stranger
             .send_multipart([&b"\x01"[..], b"garbage"], 0)
             .unwrap();
@@ -249,8 +251,7 @@ fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
         rig.metric("plait_link_malformed_total") == 1.0
     });
     drop(stranger);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
+    rig.dial_until_ready();
 }
 
 #[test]

@@ -134,8 +134,11 @@ fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
         rank.step = Duration::from_millis(5);
     });
     rig.submit(1, "abc", &json!({"max_tokens": 200}));
+    rig.wait_until("one runs", |rig| {
+        rig.metric("plait_requests_running") == 1.0
+    });
     rig.submit(2, "abc", &json!({"max_tokens": 2}));
-    rig.wait_until("one runs and one waits", |rig| {
+    rig.wait_until("one waits", |rig| {
         rig.metric("plait_requests_waiting") == 1.0
     });
     rig.submit(

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use plait_engine::{ERROR, Engine, LAST, Patience};
@@ -122,6 +123,21 @@ impl Rig {
         conduct(&mut good);
         self.workers
             .push(Worker::start(self.engine.endpoint(), good));
+    }
+
+    /// A rank dials behind another peer of its name. While that one is not forgotten the socket turns the
+    /// newcomer away for good, and nothing tells when it is.
+    pub fn dial_until_ready(&mut self) {
+        let deadline = Instant::now() + FOREVER;
+        while self.status()["phase"] != "ready" {
+            assert!(Instant::now() < deadline, "{}", self.status());
+            self.workers.clear();
+            self.dial(|_| {});
+            let patience = Instant::now() + Duration::from_secs(2);
+            while self.status()["phase"] != "ready" && Instant::now() < patience {
+                sleep(Duration::from_millis(5));
+            }
+        }
     }
 
     /// A rank does this in place of its next answer.
