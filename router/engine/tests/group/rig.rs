@@ -169,6 +169,7 @@ impl Engine {
                     due: replicas.clone().map(|_| VecDeque::new()).collect(),
                     first_replica: replicas.start,
                     plans: Vec::new(),
+                    waiting: VecDeque::new(),
                     exchange,
                     orders: received,
                     ring,
@@ -241,6 +242,8 @@ struct Wheel {
     first_replica: u32,
     /// What was voted on, until the verdict.
     plans: Vec<Option<Plan>>,
+    /// Requests that came between a vote and its verdict, which may end the group.
+    waiting: VecDeque<(usize, Spec)>,
     exchange: Exchange,
     orders: Receiver<Order>,
     ring: UnixStream,
@@ -303,10 +306,7 @@ impl Wheel {
     /// False where the engine goes.
     fn obey(&mut self, order: Order) -> bool {
         match order {
-            Order::Submit(replica, spec) => {
-                let refused = self.worlds[replica].submit(spec).is_err();
-                self.log.lock().unwrap().num_refused += usize::from(refused);
-            }
+            Order::Submit(replica, spec) => self.waiting.push_back((replica, spec)),
             Order::Drain => self.is_draining = true,
             Order::Stall => {
                 self.log.lock().unwrap().is_stalled = true;
@@ -322,6 +322,15 @@ impl Wheel {
         true
     }
 
+    fn submit_waiting(&mut self) {
+        while !self.exchange.awaits_verdict()
+            && let Some((replica, spec)) = self.waiting.pop_front()
+        {
+            let refused = self.worlds[replica].submit(spec).is_err();
+            self.log.lock().unwrap().num_refused += usize::from(refused);
+        }
+    }
+
     /// False after the verdict that stops the group.
     fn step_while_possible(&mut self) -> Result<bool, GroupEnd> {
         loop {
@@ -330,9 +339,11 @@ impl Wheel {
             if let Some(verdict) = verdict {
                 self.follow(&verdict);
                 if verdict.stop {
+                    self.log.lock().unwrap().num_refused += self.waiting.len();
                     return Ok(false);
                 }
             }
+            self.submit_waiting();
             let has_landed = self.land_due();
             let has_cast = self.vote()?;
             if !has_verdict && !has_landed && !has_cast {
