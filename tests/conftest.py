@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[skipped] = Counter()
     # Servers under test answer on loopback, whatever proxy the machine has for others.
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "127.0.0.1"
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{others},127.0.0.1,localhost"
     # A shell that starts the tests behind itself has them, and all that they start, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -237,6 +237,21 @@ def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
     assert figures(run, None).duration == run.ended - run.begun
 
 
+def test_a_second_ctrl_c_ends_a_run_at_once() -> None:
+    def press_twice(num_ended: int, num_in_flight: int) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    with running_mock(FAST) as mock, Clients(1) as clients:
+        settings = BenchSettings(load=LOAD, pace=STREAMS, measure=MeasureSettings(warmup=0))
+        server = Bench(settings, [mock.url]).servers[0]
+        made = build_load(cases(settings)[0], 0, "salt", None)
+        clients.load(server.setup(), [server.body(b"[1000]", 4)] * 12)
+        with pytest.raises(KeyboardInterrupt):
+            send(clients, made, server, 0, None, press_twice)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def bench_command(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "plait.cli", "bench", "serve", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -72,16 +72,26 @@ def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_i
     assert "[the answer failed: the server's answer is not one of an OpenAI server" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 def test_a_server_on_this_machine_is_asked_past_its_proxy(
-    server: HTTPServer, monkeypatch: pytest.MonkeyPatch, host: str
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch, host: str, proxy: str
 ) -> None:
     server.RequestHandlerClass = OneModel
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", proxy)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert run(["chat", "--url", f"http://{host}:{server.server_port}"]) == 0
+
+
+@pytest.mark.parametrize(("url", "proxy"), [("http://[", ""), ("http://192.0.2.1:1", "nonsense://here:1")])
+def test_an_address_or_a_proxy_that_makes_no_sense_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, proxy: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert run(["chat", "--url", url]) == ExitCode.SETTINGS
+    assert f"no server to talk to at {url}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "2.1"])

@@ -38,7 +38,8 @@ class EngineSide:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.endpoint = f"ipc://{folder}/engine"
-        self.num_beats = 0
+        self.beats: list[float] = []
+        """When they came, in seconds of CLOCK_MONOTONIC."""
         self.processes: list[subprocess.Popen[str]] = []
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -78,7 +79,7 @@ class EngineSide:
             message = decode(self._router.recv_multipart()[1:])
             if not isinstance(message, Beat):
                 return message
-            self.num_beats += 1
+            self.beats.append(time.monotonic())
         raise TimeoutError(f"no message from the worker in {seconds} s")
 
     def greet(self, config: WorkerConfig, num_pages: int = 64) -> tuple[Hello, Stepper]:

@@ -68,7 +68,7 @@ pub struct Patience {
     pub stuck: Duration,
     /// A rank that was silent this long is late.
     pub beat: Duration,
-    /// A driver that is so much longer in a turn, or past the end of its wait, hangs.
+    /// A driver that works at one turn for so long, or waits so much longer than it meant to, hangs.
     pub turn: Duration,
     /// For the ranks' Byes.
     pub bye: Duration,

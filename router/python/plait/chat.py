@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import readline
 from collections.abc import Iterator
 
@@ -14,8 +15,6 @@ from plait.errors import DONE, StartError
 Message = dict[str, str]
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 """An answer may wait its turn in the server's queue."""
-PAST_PROXIES = dict.fromkeys(("all://127.0.0.1", "all://localhost", "all://[::1]"))
-"""The proxy that this machine is told to use does not reach the machine's own servers."""
 _NOT_OPENAI = "the server's answer is not one of an OpenAI server; check --url"
 
 
@@ -57,7 +56,9 @@ class Server:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self._temperature = temperature
         base_url = url.rstrip("/").removesuffix("/v1")
-        self._client = httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT, mounts=PAST_PROXIES)
+        # The proxy that this machine is told to use does not reach the machine's own servers.
+        trust_env = not _is_on_this_machine(base_url)
+        self._client = httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT, trust_env=trust_env)
 
     def model(self) -> str:
         """The id of the model that it serves; raises `AnswerError` or `httpx.HTTPError`."""
@@ -78,6 +79,15 @@ class Server:
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield _piece(line.removeprefix("data: "))
+
+
+def _is_on_this_machine(url: str) -> bool:
+    host = httpx.URL(url).host.removesuffix(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def _piece(data: str) -> str:
@@ -103,10 +113,11 @@ def chat(url: str, key: str | None, temperature: float | None) -> int:
 
     Raises `StartError` where no server answers.
     """
-    server = Server(url, key, temperature)
     try:
+        server = Server(url, key, temperature)
         model = server.model()
-    except (httpx.HTTPError, httpx.InvalidURL, AnswerError) as error:
+    # A proxy that httpx cannot use is a ValueError or an ImportError.
+    except (httpx.HTTPError, httpx.InvalidURL, AnswerError, ValueError, ImportError) as error:
         advice = "start one with `plait serve`, or name another with --url"
         raise StartError(f"no server to talk to at {url}: {error}; {advice}", ExitCode.SETTINGS) from error
     print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")

@@ -55,10 +55,11 @@ impl Wheel {
         Micros(deadline.max(self.resumed).0 + micros(self.patience.stuck))
     }
 
-    /// Says by when the driver turns again that waits until `deadline`, or works since then: whoever asks for
-    /// its state can tell a driver that hangs.
+    /// The driver works, or waits until `deadline`: one that hangs is told by when it should have said so again.
     pub(super) fn promise_a_turn(&self, deadline: Option<Micros>) {
-        let latest = deadline.map(|deadline| Micros(deadline.0 + micros(self.patience.turn)));
+        // The deadline of what lies there already has passed.
+        let start = deadline.map(|deadline| deadline.max(self.now()));
+        let latest = start.map(|start| Micros(start.0 + micros(self.patience.turn)));
         self.shared().status.set_turn_by(latest);
     }
 

@@ -6,8 +6,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
 from time import monotonic
+from types import FrameType
 
 import msgspec
 
@@ -55,6 +55,22 @@ Watch = Callable[[int, int], None]
 """Told how many requests have ended and how many are in flight."""
 
 
+class Interruption:
+    """Ctrl-C as something to look for: an exception could come between an answer and its being counted.
+
+    The second one raises: a client process that is stuck would not be got out of otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self.has_come:
+            signal.default_int_handler(number, frame)
+        self.has_come = True
+
+
 class Sending:
     """The requests of a run: those that wait, those in flight, those that ended."""
 
@@ -71,9 +87,9 @@ class Sending:
         self._stop_at = self.begun + duration if duration is not None and self._closed else float("inf")
         self.outcomes: list[Outcome] = []
 
-    def run(self, watch: Watch, stopped: Event) -> None:
-        """Send everything and wait for every end, or until `stopped` is set."""
-        while not self._is_over() and not stopped.is_set():
+    def run(self, watch: Watch, interrupted: Interruption) -> None:
+        """Send everything and wait for every end, or until Ctrl-C."""
+        while not self._is_over() and not interrupted.has_come:
             self._release()
             for message in self._clients.poll(min(GLANCE_SECONDS, max(0.0, self._next_due() - monotonic()))):
                 self._take(message)
@@ -120,12 +136,14 @@ class Sending:
 
 
 @contextmanager
-def interruption() -> Iterator[Event]:
-    """Ctrl-C as something to look for: an exception could come between an answer and its being counted."""
-    stopped = Event()
-    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
+def looking_for_ctrl_c() -> Iterator[Interruption]:
+    """Within the block the first one raises nothing. Who is to be left alone by it stays so."""
+    noted = Interruption()
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, noted)
     try:
-        yield stopped
+        yield noted
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -133,8 +151,8 @@ def interruption() -> Iterator[Event]:
 def send(clients: Clients, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
     """Run `load`, which the clients hold, to its end or until Ctrl-C."""
     sending = Sending(clients, load, duration)
-    with interruption() as stopped:
-        sending.run(watch, stopped)
+    with looking_for_ctrl_c() as interrupted:
+        sending.run(watch, interrupted)
     ended = monotonic()
     unfinished = sending.num_unfinished
     reports, late = clients.finish()
@@ -150,6 +168,6 @@ def send(clients: Clients, load: Load, server: Server, seed: int, duration: floa
         ended=ended,
         outcomes=sending.outcomes + late,
         reports=reports,
-        is_partial=stopped.is_set(),
+        is_partial=interrupted.has_come,
         num_unfinished=unfinished - len(late),
     )

@@ -84,13 +84,13 @@ def _add_state_routes(app: FastAPI, engine: EngineDoor) -> None:
 
 def sickness(status: Status) -> str | None:
     """Why `/health` is red, or None."""
+    if status.phase not in ("ready", "draining"):
+        return status.reason or f"the engine is {status.phase}"
     if status.hung:
-        return "the engine's driver hangs, or waits for the server to take its tokens"
+        return "the engine has stood still for a minute; restart the server if it stays so"
     if status.stuck:
         return f"step {status.step} is overdue"
-    if status.phase in ("ready", "draining"):
-        return None
-    return status.reason or f"the engine is {status.phase}"
+    return None
 
 
 def unreadiness(status: Status) -> str | None:

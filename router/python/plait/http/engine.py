@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     """A rank's beat is."""
     hung: bool
-    """The driver has not turned for a minute."""
+    """The driver thread is a minute past the time by which it meant to go on."""
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0
