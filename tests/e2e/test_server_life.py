@@ -40,7 +40,7 @@ class Streaming(threading.Thread):
 
 def orphans(pids: list[int]) -> list[int]:
     """Those of `pids` that still run after the time that workers have to end."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(runs(pid) for pid in pids):
         time.sleep(0.1)
     return [pid for pid in pids if runs(pid)]

@@ -132,14 +132,14 @@ def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:
 
 
 def test_the_queue_of_a_stalled_server_is_not_hidden() -> None:
-    """Four requests of half a second each, all due within a hundredth, served one by one."""
+    """Ten requests of half a second each, all due within a hundredth, served one by one."""
     with running_mock(Timing(ttft=0.5, itl=0.0, slots=1)) as mock:
-        load = LoadSettings(num_prompts=4, output_len="1")
+        load = LoadSettings(num_prompts=10, output_len="1")
         seen = measured(mock, PaceSettings(rate=1000.0, arrivals="fixed"), load)
     ttft = seen.figures.latencies["ttft"]
     assert ttft is not None
-    assert ttft.max >= 4 * 0.5 - 0.01
-    assert seen.figures.peak_concurrency == 4
+    assert ttft.max >= 10 * 0.5 - 0.01
+    assert seen.figures.peak_concurrency == 10
 
 
 def test_waiting_for_the_cap_of_an_open_loop_counts_as_latency() -> None:

@@ -230,12 +230,19 @@ def test_a_public_bind_without_keys_is_refused(host: str) -> None:
     listen("0.0.0.0", 0, has_keys=True).close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
-def test_loopback_needs_no_key(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "urls"),
+    [
+        ("127.0.0.1", ("http://127.0.0.1:",)),
+        ("127.0.0.2", ("http://127.0.0.2:",)),
+        ("localhost", ("http://127.0.0.1:", "http://[::1]:")),
+    ],
+)
+def test_loopback_needs_no_key(host: str, urls: tuple[str, ...]) -> None:
     from plait.launch.listen import listen, url
 
     with listen(host, 0, has_keys=False) as listener:
-        assert url(listener).startswith(("http://127.0.0.", "http://[::1]:"))
+        assert url(listener).startswith(urls)
 
 
 def test_a_host_that_does_not_exist_is_refused() -> None:

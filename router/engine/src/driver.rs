@@ -132,13 +132,13 @@ impl Wheel {
         while !self.is_closed {
             let deadline = self.next_deadline();
             let timeout = deadline.map(|deadline| since(self.now(), deadline));
-            self.promise_a_turn(deadline);
+            self.promise_a_turn(timeout);
             let group = self.driver.group.as_ref();
             let others = group.map_or_else(Vec::new, Grouped::poll_items);
             self.driver
                 .link
                 .wait(self.shared().mailbox.wakeup(), others, timeout);
-            self.promise_a_turn(Some(self.now()));
+            self.promise_a_turn(Some(Duration::ZERO));
             self.notice_a_pause(deadline);
             self.hear_ranks();
             self.hear_group();

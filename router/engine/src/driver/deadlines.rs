@@ -1,5 +1,7 @@
 //! What is late, and what follows from it.
 
+use std::time::Duration;
+
 use plait_core::Micros;
 use plait_proto::ExitCode;
 
@@ -55,11 +57,9 @@ impl Wheel {
         Micros(deadline.max(self.resumed).0 + micros(self.patience.stuck))
     }
 
-    /// The driver works, or waits until `deadline`: one that hangs is told by when it should have said so again.
-    pub(super) fn promise_a_turn(&self, deadline: Option<Micros>) {
-        // The deadline of what lies there already has passed.
-        let start = deadline.map(|deadline| deadline.max(self.now()));
-        let latest = start.map(|start| Micros(start.0 + micros(self.patience.turn)));
+    /// The driver waits for so long, and works at one turn: it hangs where it has not said so again by then.
+    pub(super) fn promise_a_turn(&self, wait: Option<Duration>) {
+        let latest = wait.map(|wait| self.after(wait + self.patience.turn));
         self.shared().status.set_turn_by(latest);
     }
 
