@@ -1,4 +1,4 @@
-"""Tensor parallelism: which share of a layer a rank holds, and how the ranks' results are joined.
+"""Tensor parallelism: which shard of a layer a rank holds, and how the ranks' results are joined.
 
 A world of one runs the same code; its collectives return what they were given.
 """
@@ -17,21 +17,21 @@ from plait_worker.failure import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Shard:
     """A rank's units: heads, rows or columns."""
 
     own: range
     """Those of the whole that it holds."""
     num_empty: int = 0
-    """Units of zeros behind them, where that makes every rank's share as large."""
+    """Units of zeros behind them, where that makes every rank's shard as large."""
 
     def __len__(self) -> int:
         """Units, the empty ones included."""
         return len(self.own) + self.num_empty
 
-    def times(self, unit_size: int) -> Share:
-        """The same share counted in parts of a unit."""
-        return Share(range(self.own.start * unit_size, self.own.stop * unit_size), self.num_empty * unit_size)
+    def times(self, unit_size: int) -> Shard:
+        """The same shard counted in parts of a unit."""
+        return Shard(range(self.own.start * unit_size, self.own.stop * unit_size), self.num_empty * unit_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Parallel:
         if self.world > 1 and self.group is None:
             raise ValueError(f"{self.world} ranks need a process group")
 
-    def share(self, num_units: int) -> range:
+    def shard(self, num_units: int) -> range:
         """The units (heads, rows, experts' columns) of this rank.
 
         Raises ``ValueError`` where they cannot be divided evenly.
@@ -65,25 +65,16 @@ class Parallel:
         size = num_units // self.world
         return range(self.rank * size, (self.rank + 1) * size)
 
-    def share_heads(self, num_heads: int, num_kv_heads: int) -> tuple[Share, Share]:
-        """This rank's query heads, and the key-value heads that they read; every rank has as many of each.
+    def shard_heads(self, num_heads: int, num_kv_heads: int) -> tuple[Shard, Shard]:
+        """This rank's query heads, and the key-value heads that they read.
 
-        Key-value heads divide evenly; or neighbouring ranks hold the same one; or ranks hold whole groups
-        of query heads with their key-value head, and the last ranks' are filled up with empty ones.
+        See ``shard_heads``.
         """
-        group = num_heads // num_kv_heads
-        if self.kv_copies(num_heads, num_kv_heads) > 1:
-            kv_head = self.rank * num_kv_heads // self.world
-            return Share(self.share(num_heads)), Share(range(kv_head, kv_head + 1))
-        size = -(-num_kv_heads // self.world)
-        own = range(min(self.rank * size, num_kv_heads), min((self.rank + 1) * size, num_kv_heads))
-        kv_heads = Share(own, size - len(own))
-        return kv_heads.times(group), kv_heads
+        return shard_heads(num_heads, num_kv_heads, self.rank, self.world)
 
     def kv_copies(self, num_heads: int, num_kv_heads: int) -> int:
         """How many ranks hold the same key-value head."""
-        is_shared = self.world > num_kv_heads and self.world % num_kv_heads == 0 and num_heads % self.world == 0
-        return self.world // num_kv_heads if is_shared else 1
+        return num_kv_copies(num_heads, num_kv_heads, self.world)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks, in place and returned."""
@@ -108,6 +99,28 @@ class Parallel:
     def wait_for_all(self) -> None:
         """Return when every rank has come this far."""
         self.all_reduce(torch.zeros(1))
+
+
+def shard_heads(num_heads: int, num_kv_heads: int, rank: int, world: int) -> tuple[Shard, Shard]:
+    """A rank's query heads, and the key-value heads that they read; every rank has as many of each.
+
+    Key-value heads divide evenly; or neighbouring ranks hold the same one; or ranks hold whole groups
+    of query heads with their key-value head, and the last ranks' are padded with empty ones.
+    """
+    group = num_heads // num_kv_heads
+    if num_kv_copies(num_heads, num_kv_heads, world) > 1:
+        size, kv_head = num_heads // world, rank * num_kv_heads // world
+        return Shard(range(rank * size, (rank + 1) * size)), Shard(range(kv_head, kv_head + 1))
+    size = -(-num_kv_heads // world)
+    own = range(min(rank * size, num_kv_heads), min((rank + 1) * size, num_kv_heads))
+    kv_heads = Shard(own, size - len(own))
+    return kv_heads.times(group), kv_heads
+
+
+def num_kv_copies(num_heads: int, num_kv_heads: int, world: int) -> int:
+    """How many ranks hold the same key-value head."""
+    is_shared = world > num_kv_heads and world % num_kv_heads == 0 and num_heads % world == 0
+    return world // num_kv_heads if is_shared else 1
 
 
 def _talk(collective: Callable[[], object]) -> None:

@@ -9,14 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from plait_proto import ExitCode
+from plait_worker.attention import AttentionShape
 from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention.modules import model_shape
 from plait_worker.cache import KVCache
 from plait_worker.failure import Failure
 from plait_worker.models import dummy_model, load_model
-from plait_worker.parallel import Parallel, Share
+from plait_worker.parallel import Parallel, Shard
 from plait_worker.rows import Rows
 from plait_worker.same_files import refuse_other_files
 from plait_worker.weights import ModelFilesError
+from plait_worker.weights.fields import Fields
+from plait_worker.weights.json_config import read_config
 from rank_threads import on_every_rank
 
 CPU = torch.device("cpu")
@@ -117,26 +121,26 @@ def ranks(world: int) -> list[Parallel]:
 
 
 def test_units_are_divided_evenly_and_in_order() -> None:
-    assert [rank.share(8) for rank in ranks(4)] == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
+    assert [rank.shard(8) for rank in ranks(4)] == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
 
 
 def test_neighbouring_ranks_hold_the_same_key_value_head_where_there_are_fewer() -> None:
-    queries, kv = zip(*(rank.share_heads(8, 2) for rank in ranks(4)), strict=True)
-    assert queries == tuple(Share(range(first, first + 2)) for first in (0, 2, 4, 6))
-    assert kv == (Share(range(0, 1)), Share(range(0, 1)), Share(range(1, 2)), Share(range(1, 2)))
+    queries, kv = zip(*(rank.shard_heads(8, 2) for rank in ranks(4)), strict=True)
+    assert queries == tuple(Shard(range(first, first + 2)) for first in (0, 2, 4, 6))
+    assert kv == (Shard(range(0, 1)), Shard(range(0, 1)), Shard(range(1, 2)), Shard(range(1, 2)))
 
 
 def test_groups_of_heads_stay_together_and_the_last_ranks_are_filled_up() -> None:
-    assert [rank.share_heads(9, 3) for rank in ranks(2)] == [
-        (Share(range(0, 6)), Share(range(0, 2))),
-        (Share(range(6, 9), 3), Share(range(2, 3), 1)),
+    assert [rank.shard_heads(9, 3) for rank in ranks(2)] == [
+        (Shard(range(0, 6)), Shard(range(0, 2))),
+        (Shard(range(6, 9), 3), Shard(range(2, 3), 1)),
     ]
-    assert ranks(4)[3].share_heads(9, 3) == (Share(range(9, 9), 3), Share(range(3, 3), 1))
+    assert ranks(4)[3].shard_heads(9, 3) == (Shard(range(9, 9), 3), Shard(range(3, 3), 1))
 
 
 def test_what_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(ValueError, match="4 heads, rows or columns cannot be divided among 3 ranks"):
-        ranks(3)[0].share(4)
+        ranks(3)[0].shard(4)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +166,26 @@ def test_several_ranks_need_a_group() -> None:
         Parallel(0, 2)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         Parallel(2, 2)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(14, 2), (40, 10), (32, 8), (8, 2), (9, 3)])
+def test_the_kernels_that_are_built_ahead_are_those_of_a_rank_s_own_heads(num_heads: int, num_kv_heads: int) -> None:
+    config = read_config(
+        Fields(
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "vocab_size": 100,
+                "hidden_size": 64 * num_heads,
+                "intermediate_size": 96,
+                "num_hidden_layers": 2,
+                "num_attention_heads": num_heads,
+                "num_key_value_heads": num_kv_heads,
+            },
+            "config.json",
+        )
+    )
+    built = model_shape(config, 4, torch.bfloat16)
+    assert isinstance(built, AttentionShape)
+    for rank in ranks(4):
+        heads, kv_heads = rank.shard_heads(num_heads, num_kv_heads)
+        assert (built.num_heads, built.num_kv_heads) == (len(heads), len(kv_heads))

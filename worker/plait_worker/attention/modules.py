@@ -20,6 +20,7 @@ from plait_worker.attention import AttentionShape, LatentShape
 from plait_worker.attention.compilers import is_up_to_date
 from plait_worker.attention.found import KERNELS, Capability, Kernels
 from plait_worker.model_config import ModelConfig
+from plait_worker.parallel import shard_heads
 
 State = Literal["prebuilt", "built", "outdated", "missing"]
 _INDEX = torch.int32
@@ -120,11 +121,11 @@ def model_shape(
     config: ModelConfig, world: int, dtype: torch.dtype, fp8: PageScales | None = None
 ) -> AttentionShape | LatentShape:
     """What one of ``world`` ranks attends with; ``fp8`` as in ``AttentionShape``: set for a cache in float8."""
-    num_heads, mla = config.num_heads // world, config.mla
+    heads, kv_heads = shard_heads(config.num_heads, config.num_kv_heads, 0, world)
+    num_heads, num_kv_heads, mla = len(heads), len(kv_heads), config.mla
     if mla is not None:
         dims = (mla.latent_dim, mla.cached_dim, mla.query_dim, mla.value_dim)
         return LatentShape(num_heads, *dims, mla.scale, dtype, cached_dtype=dtype if fp8 is None else FP8)
-    num_kv_heads = max(1, config.num_kv_heads // world)
     return AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, dtype, fp8)
 
 

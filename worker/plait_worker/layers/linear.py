@@ -15,7 +15,7 @@ from plait_kernels.linear.blocks import join
 from torch import Tensor
 
 from plait_worker.layers.matrix import block_matrix, matrix
-from plait_worker.parallel import Parallel, Share
+from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.reader import Weights
 
 COARSE_BITS, FINE_BITS = 8, 16
@@ -32,8 +32,8 @@ class Part:
     """Heads; or outputs."""
     unit_size: int = 1
     """Outputs of a unit."""
-    units: Share | None = None
-    """This rank's units, where they are not an even share."""
+    units: Shard | None = None
+    """This rank's units, where they are not an even shard."""
     has_bias: bool = True
     """Where those beside it have one."""
 
@@ -42,38 +42,38 @@ class Part:
         """Of the whole matrix."""
         return self.num_units * self.unit_size
 
-    def share(self, parallel: Parallel) -> Share:
+    def shard(self, parallel: Parallel) -> Shard:
         """The outputs of this rank."""
-        units = self.units if self.units is not None else Share(parallel.share(self.num_units))
+        units = self.units if self.units is not None else Shard(parallel.shard(self.num_units))
         return units.times(self.unit_size)
 
     def take_outputs(self, weights: Weights, name: str, shape: tuple[int, ...], parallel: Parallel) -> Tensor:
         """This rank's rows of a tensor of the given whole shape."""
-        share = self.share(parallel)
-        tensor = weights.take(name, shape, rows=share.own)
-        return torch.cat((tensor, tensor.new_zeros(share.num_empty, *shape[1:]))) if share.num_empty else tensor
+        shard = self.shard(parallel)
+        tensor = weights.take(name, shape, rows=shard.own)
+        return torch.cat((tensor, tensor.new_zeros(shard.num_empty, *shape[1:]))) if shard.num_empty else tensor
 
     def output_blocks(self, weights: Weights, num_inputs: int, parallel: Parallel) -> Blocks | None:
         """This rank's rows of ``NAME.weight``, quantised as the files have them; None where they cannot be."""
-        share = self.share(parallel)
+        shard = self.shard(parallel)
         shape = (self.num_outputs, num_inputs)
-        return None if share.num_empty else weights.blocks(f"{self.name}.weight", shape, rows=share.own)
+        return None if shard.num_empty else weights.blocks(f"{self.name}.weight", shape, rows=shard.own)
 
     def input_blocks(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Blocks | None:
         """This rank's columns of a matrix, quantised as the files have them; None where they cannot be."""
-        share = self.share(parallel)
+        shard = self.shard(parallel)
         shape = (num_outputs, self.num_outputs)
-        return None if share.num_empty else weights.blocks(name, shape, columns=share.own)
+        return None if shard.num_empty else weights.blocks(name, shape, columns=shard.own)
 
     def take_inputs(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Tensor:
         """This rank's columns of a matrix whose inputs are this part's outputs."""
-        share = self.share(parallel)
-        weight = weights.take(name, (num_outputs, self.num_outputs), columns=share.own)
-        return F.pad(weight, (0, share.num_empty)) if share.num_empty else weight
+        shard = self.shard(parallel)
+        weight = weights.take(name, (num_outputs, self.num_outputs), columns=shard.own)
+        return F.pad(weight, (0, shard.num_empty)) if shard.num_empty else weight
 
 
 class ColumnLinear:
-    """Several matrices over one input, fused; every rank computes its share of each one's outputs."""
+    """Several matrices over one input, fused; every rank computes its shard of each one's outputs."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ def _output_biases(weights: Weights, parts: Sequence[Part], parallel: Parallel) 
         [
             part.take_outputs(weights, f"{part.name}.bias", (part.num_outputs,), parallel)
             if part.has_bias
-            else torch.zeros(len(part.share(parallel)), dtype=weights.dtype, device=weights.device)
+            else torch.zeros(len(part.shard(parallel)), dtype=weights.dtype, device=weights.device)
             for part in parts
         ]
     )

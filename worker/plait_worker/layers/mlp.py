@@ -1,6 +1,6 @@
 """The gated MLP, dense and as one of many experts.
 
-Shapes: T tokens, D the hidden size, I a rank's share of the MLP's width, E experts, K experts a token.
+Shapes: T tokens, D the hidden size, I a rank's shard of the MLP's width, E experts, K experts a token.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MoeNames:
 
 
 class SparseMlp:
-    """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a share of each.
+    """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a shard of each.
 
     On a GPU the one that serves all is cut into experts that every token is sent to, so that it costs no launches.
     """
@@ -75,9 +75,9 @@ class SparseMlp:
         self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
-        size, share = (config.hidden_size, moe.intermediate_size), parallel.share(moe.intermediate_size)
+        size, shard = (config.hidden_size, moe.intermediate_size), parallel.shard(moe.intermediate_size)
         experts: Iterator[tuple[Tensor, Tensor]] = (
-            _read_expert(weights.at(f"experts.{expert}"), size, share, names) for expert in range(moe.num_experts)
+            _read_expert(weights.at(f"experts.{expert}"), size, shard, names) for expert in range(moe.num_experts)
         )
         self.shared: GatedMlp | None = None
         if num_shared:
@@ -102,21 +102,21 @@ class SparseMlp:
         return self.parallel.all_reduce(out_TD)
 
 
-def _read_expert(weights: Weights, size: tuple[int, int], share: range, names: MoeNames) -> tuple[Tensor, Tensor]:
-    """Gate and up, then down, of a rank's share of one expert of ``size`` ``(D, I)``."""
-    gates_and_ups = [weights.take(f"{name}.weight", size[::-1], rows=share) for name in (names.gate, names.up)]
-    return torch.cat(gates_and_ups), weights.take(f"{names.down}.weight", size, columns=share)
+def _read_expert(weights: Weights, size: tuple[int, int], shard: range, names: MoeNames) -> tuple[Tensor, Tensor]:
+    """Gate and up, then down, of a rank's shard of one expert of ``size`` ``(D, I)``."""
+    gates_and_ups = [weights.take(f"{name}.weight", size[::-1], rows=shard) for name in (names.gate, names.up)]
+    return torch.cat(gates_and_ups), weights.take(f"{names.down}.weight", size, columns=shard)
 
 
 def _cut_shared(
     config: ModelConfig, moe: MoeConfig, weights: Weights, parallel: Parallel, num_experts: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gate and up, then down, of this rank's share of the shared MLP as experts of the others' width: it is a sum."""
-    share = parallel.share(moe.shared_size)
+    """Gate and up, then down, of this rank's shard of the shared MLP as experts of the others' width: it is a sum."""
+    shard = parallel.shard(moe.shared_size)
     wide, tall = (moe.shared_size, config.hidden_size), (config.hidden_size, moe.shared_size)
     gate, up = (
-        weights.take(f"{name}.weight", wide, rows=share).chunk(num_experts) for name in ("gate_proj", "up_proj")
+        weights.take(f"{name}.weight", wide, rows=shard).chunk(num_experts) for name in ("gate_proj", "up_proj")
     )
-    down = weights.take("down_proj.weight", tall, columns=share).chunk(num_experts, dim=1)
+    down = weights.take("down_proj.weight", tall, columns=shard).chunk(num_experts, dim=1)
     for gate_ID, up_ID, down_DI in zip(gate, up, down, strict=True):
         yield torch.cat((gate_ID, up_ID)), down_DI

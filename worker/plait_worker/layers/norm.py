@@ -31,7 +31,7 @@ class RmsNorm:
 
 
 class ProjectionNorm:
-    """Several projections, each normalised over all its outputs, of which a rank holds a share."""
+    """Several projections, each normalised over all its outputs, of which a rank holds a shard."""
 
     def __init__(
         self, weights: Weights, parts: Mapping[str, Part], copies: Sequence[int], eps: float, parallel: Parallel
@@ -39,11 +39,11 @@ class ProjectionNorm:
         """Read ``NAME.weight`` of each part; ``copies`` says how many ranks hold the same outputs of it."""
         self.parallel = parallel
         self.eps = eps
-        shares = [
+        shards = [
             part.take_outputs(weights, f"{name}.weight", (part.num_outputs,), parallel) for name, part in parts.items()
         ]
-        self.widths = [len(share) for share in shares]
-        self.weight_O = torch.cat(shares)
+        self.widths = [len(shard) for shard in shards]
+        self.weight_O = torch.cat(shards)
         counted = [part.num_outputs * copy for part, copy in zip(parts.values(), copies, strict=True)]
         self.per_square_P = 1.0 / torch.tensor(counted, dtype=torch.float32, device=self.weight_O.device)
 

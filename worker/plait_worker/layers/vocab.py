@@ -1,6 +1,6 @@
 """The two ends of a model, divided among the ranks by vocabulary.
 
-Shapes: T tokens, S rows that sample, D the hidden size, V the vocabulary, U its share of one rank (the
+Shapes: T tokens, S rows that sample, D the hidden size, V the vocabulary, U its shard of one rank (the
 last rank's is filled up with zeros).
 """
 
@@ -16,7 +16,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
 
-def _vocab_share(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Tensor:
+def _vocab_shard(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Tensor:
     """This rank's rows of ``[V, D]``: ``[U, D]``."""
     vocab_size, hidden_size = shape
     size = -(-vocab_size // parallel.world)
@@ -31,7 +31,7 @@ class VocabEmbedding:
     def __init__(self, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> None:
         """Read ``NAME.weight`` of shape ``[V, D]``."""
         self.parallel = parallel
-        self.weight_UD = _vocab_share(weights, f"{name}.weight", shape, parallel)
+        self.weight_UD = _vocab_shard(weights, f"{name}.weight", shape, parallel)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """``[T, D]``."""
@@ -48,7 +48,7 @@ class VocabHead:
     """Hidden states to logits over the gathered vocabulary."""
 
     def __init__(self, multiply: Matrix, vocab_size: int, parallel: Parallel) -> None:
-        """``multiply`` by a rank's share of the matrix."""
+        """``multiply`` by a rank's shard of the matrix."""
         self.parallel = parallel
         self.vocab_size = vocab_size
         self.multiply = multiply
@@ -65,7 +65,7 @@ class VocabHead:
         """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be an embedding's too."""
         multiply = _read_blocks(weights, f"{name}.weight", shape, parallel)
         if multiply is None:
-            weight_UD = tied.weight_UD if tied else _vocab_share(weights, f"{name}.weight", shape, parallel)
+            weight_UD = tied.weight_UD if tied else _vocab_shard(weights, f"{name}.weight", shape, parallel)
             multiply = matrix(weight_UD)
             if tied and is_copy(multiply):
                 weights.hold_more(f"{name}.weight", weight_UD.nbytes)

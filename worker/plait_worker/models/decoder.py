@@ -156,12 +156,12 @@ class HeadsDecoder(Decoder[StepAttention]):
     def cache_spec(self) -> CacheSpec:
         """Keys and values of this rank's heads in every layer."""
         config = self.config
-        _, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
+        _, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
         return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_shape.cached_dtype)
 
     @property
     def attention_shape(self) -> AttentionShape:
         """This rank's heads."""
         config = self.config
-        heads, kv_heads = self.parallel.share_heads(config.num_heads, config.num_kv_heads)
+        heads, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
         return AttentionShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype, self.fp8)

@@ -31,7 +31,7 @@ from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
 from plait_worker.models.decoder import Block, Decoder, Step
 from plait_worker.models.fused import normed_product
-from plait_worker.parallel import Parallel, Share
+from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.reader import Weights
 
 _WHOLE = Parallel()
@@ -46,8 +46,8 @@ class DirectQueries:
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj`` and ``kv_a_proj_with_mqa``."""
         queries = Part("q_proj", config.num_heads, mla.query_dim, has_bias=False)
-        latent = Part("kv_a_proj_with_mqa", mla.cached_dim, units=Share(range(mla.cached_dim)))
-        self.widths = [len(queries.share(parallel)), mla.cached_dim]
+        latent = Part("kv_a_proj_with_mqa", mla.cached_dim, units=Shard(range(mla.cached_dim)))
+        self.widths = [len(queries.shard(parallel)), mla.cached_dim]
         self.first = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
     def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +218,7 @@ class DeepseekDecoder(Decoder[LatentStep]):
     @property
     def attention_shape(self) -> LatentShape:
         """This rank's heads."""
-        num_heads, mla = len(self.parallel.share(self.config.num_heads)), self.mla
+        num_heads, mla = len(self.parallel.shard(self.config.num_heads)), self.mla
         return LatentShape(
             num_heads=num_heads,
             latent_dim=mla.latent_dim,

@@ -26,7 +26,7 @@ class MiniMaxAttention:
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""
-        heads, kv_heads = parallel.share_heads(config.num_heads, config.num_kv_heads)
+        heads, kv_heads = parallel.shard_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
         q = Part("q_proj", config.num_heads, config.head_dim, heads)
         k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
