@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait.http.api import GenerateRequest
 from plait.http.errors import ApiError
-from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION
-from plait.http.owners import Owner
+from plait.http.identity import ClientIdentity
+from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from plait.http.validate import read_chat, read_completion
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -26,7 +26,7 @@ def completion(**fields: Any) -> GenerateRequest:
     return read_completion(json.dumps({"prompt": "once", **fields}).encode(), "tiny")
 
 
-def refusal(**fields: Any) -> ApiError:
+def rejection(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     return caught.value
@@ -86,7 +86,7 @@ def test_chat_logprobs_are_a_switch_and_a_number_beside_it() -> None:
     assert chat(logprobs=True).logprobs == 0
     assert chat(logprobs=True, top_logprobs=5).logprobs == 5
     assert chat(logprobs=False).logprobs is None
-    assert refusal(top_logprobs=5).param == "top_logprobs"
+    assert rejection(top_logprobs=5).param == "top_logprobs"
 
 
 def test_completion_logprobs_are_a_number() -> None:
@@ -137,16 +137,16 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
 def test_usage_is_asked_for_through_stream_options() -> None:
     assert chat(stream=True, stream_options={"include_usage": True}).include_usage
     assert not chat(stream=True, stream_options={}).include_usage
-    assert refusal(stream_options={"include_usage": True}).param == "stream_options"
+    assert rejection(stream_options={"include_usage": True}).param == "stream_options"
 
 
 def test_prompt_logprobs_are_for_whole_answers() -> None:
     assert chat(prompt_logprobs=2).prompt_logprobs == 2
-    assert refusal(prompt_logprobs=2, stream=True).param == "prompt_logprobs"
+    assert rejection(prompt_logprobs=2, stream=True).param == "prompt_logprobs"
 
 
 def test_another_model_is_not_found_and_the_served_one_is_named() -> None:
-    error = refusal(model="gpt-4")
+    error = rejection(model="gpt-4")
     assert (error.status, error.code) == (404, "model_not_found")
     assert "'gpt-4'" in error.message
     assert "'tiny'" in error.message
@@ -179,15 +179,15 @@ BAD_VALUES: dict[str, list[Any]] = {
     ids=lambda value: str(value)[:24],
 )
 def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field: str, value: Any) -> None:
-    error = refusal(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
+    error = rejection(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
     assert error.status == 400
     assert (error.param or "").startswith(field)
     assert f"`{field}" in error.message
 
 
 def test_an_error_says_what_was_given_and_what_is_allowed() -> None:
-    assert refusal(temperature=3).message == "`temperature` is 3: expected `float` <= 2.0"
-    role = refusal(messages=[{"role": "robot", "content": "x"}]).message
+    assert rejection(temperature=3).message == "`temperature` is 3: expected `float` <= 2.0"
+    role = rejection(messages=[{"role": "robot", "content": "x"}]).message
     assert role == "`messages[0].role`: invalid enum value 'robot'; allowed: system, developer, user, assistant, tool"
 
 
@@ -205,27 +205,27 @@ BAD_MESSAGES: list[Any] = [
 
 @pytest.mark.parametrize("message", BAD_MESSAGES, ids=str)
 def test_a_broken_message_is_a_400_that_says_where(message: Any) -> None:
-    error = refusal(messages=[*HELLO, message])
+    error = rejection(messages=[*HELLO, message])
     assert error.status == 400
     assert "messages[1]" in error.message or "messages[...]" in error.message
 
 
-@pytest.mark.parametrize("name", sorted(LACKING_CHAT))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_CHAT))
 def test_a_field_that_we_lack_is_refused_by_name(name: str) -> None:
-    error = refusal(**{name: {"some": "thing"}})
+    error = rejection(**{name: {"some": "thing"}})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_value")
     assert f"`{name}`" in error.message
 
 
-@pytest.mark.parametrize("name", sorted(LACKING_CHAT))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_CHAT))
 def test_a_field_that_we_lack_is_taken_at_its_neutral_values(name: str) -> None:
-    for value in (None, *LACKING_CHAT[name]):
+    for value in (None, *UNSUPPORTED_CHAT[name]):
         chat(**{name: value})
 
 
-@pytest.mark.parametrize("name", sorted(LACKING_COMPLETION))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_COMPLETION))
 def test_the_same_holds_for_completions(name: str) -> None:
-    for value in (None, *LACKING_COMPLETION[name]):
+    for value in (None, *UNSUPPORTED_COMPLETION[name]):
         completion(**{name: value})
     with pytest.raises(ApiError, match=f"`{name}`"):
         completion(**{name: {"some": "thing"}})
@@ -236,11 +236,11 @@ def test_the_same_holds_for_completions(name: str) -> None:
     [("n", 2), ("n", True), ("best_of", 0), ("presence_penalty", 0.1), ("response_format", {"type": "json_object"})],
 )
 def test_nearly_neutral_values_are_refused(name: str, value: Any) -> None:
-    assert refusal(**{name: value}).param == name
+    assert rejection(**{name: value}).param == name
 
 
 def test_a_number_too_large_for_a_field_that_we_lack_is_refused_by_name() -> None:
-    assert refusal(n=10**400).param == "n"
+    assert rejection(n=10**400).param == "n"
 
 
 def test_unknown_names_are_ignored() -> None:
@@ -249,7 +249,7 @@ def test_unknown_names_are_ignored() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "bos_token", "add_generation_prompt", "tokenize"])
 def test_a_client_cannot_replace_the_templates_own_names(name: str) -> None:
-    assert refusal(chat_template_kwargs={name: 1}).param == f"chat_template_kwargs.{name}"
+    assert rejection(chat_template_kwargs={name: 1}).param == f"chat_template_kwargs.{name}"
 
 
 def test_other_template_arguments_pass() -> None:
@@ -293,9 +293,9 @@ def test_free_form_values_are_bounded_in_depth() -> None:
     value: Any = 1
     for _ in range(17):
         value = [value]
-    assert refusal(chat_template_kwargs={"x": value}).param == "chat_template_kwargs.x"
+    assert rejection(chat_template_kwargs={"x": value}).param == "chat_template_kwargs.x"
     calls = [{"function": value}]
-    assert "nested" in refusal(messages=[*HELLO, {"role": "assistant", "tool_calls": calls}]).message
+    assert "nested" in rejection(messages=[*HELLO, {"role": "assistant", "tool_calls": calls}]).message
 
 
 JSON = st.recursive(
@@ -303,7 +303,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = st.sampled_from([*LACKING_CHAT, *(field.name for field in msgspec.structs.fields(GenerateRequest)), "prompt"])
+NAMES = st.sampled_from(
+    [*UNSUPPORTED_CHAT, *(field.name for field in msgspec.structs.fields(GenerateRequest)), "prompt"]
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -330,7 +332,7 @@ def test_priority_goes_to_the_engine_and_has_a_range() -> None:
 
 def test_tenants_are_keys_else_users_and_salts_are_keys_and_cache_salts() -> None:
     def asked(api_key: bytes | None, **fields: object) -> GenerateRequest:
-        return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny", Owner(api_key))
+        return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny", ClientIdentity(api_key))
 
     nobody, ada, bob = asked(None), asked(None, user="ada"), asked(None, user="bob")
     assert (nobody.tenant, nobody.salt) == (0, 0)

@@ -154,7 +154,7 @@ impl TextWorker {
                 code: "invalid_request",
                 message: format!("the request cannot be read: {error}"),
             })?;
-        check_priority(request.owner.priority, self.policy)?;
+        check_priority(request.client.priority, self.policy)?;
         self.model
             .prepare(&request, self.max_model_len, &mut || self.seeds.draw())
     }

@@ -6,9 +6,9 @@
 
 mod architecture;
 mod body;
+mod catch_panic;
 mod choice;
 mod chunk;
-mod contain;
 mod detokenise;
 mod envelope;
 mod error;

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 
 use super::architecture::Architecture;
-use super::contain::contain;
+use super::catch_panic::catch_panic;
 use super::error::ModelFilesError;
 use super::template::{ChatTemplate, SpecialTokens};
 use super::vocabulary::Vocabulary;
@@ -128,7 +128,7 @@ impl ModelText {
     /// A text's tokens, with the tokenizer's own ones around them where asked; the error says why
     /// there are none.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
-        match contain(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
+        match catch_panic(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
             Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
             Some(Err(error)) => Err(format!("the text cannot be tokenised: {error}")),
             None => Err("the text cannot be tokenised".to_owned()),

@@ -54,9 +54,9 @@ impl ModelText {
             max_tokens: max_tokens(request),
             stop_ids: stop_ids.clone(),
             sampling: self.sampling(request, draw_seed),
-            priority: request.owner.priority,
-            tenant: TenantId(request.owner.tenant),
-            salt: request.owner.salt,
+            priority: request.client.priority,
+            tenant: TenantId(request.client.tenant),
+            salt: request.client.salt,
         });
         let choices = choices.collect();
         let rules = Rules {

@@ -35,7 +35,7 @@ pub struct GenerateRequest {
     pub report: ReportFields,
     /// Who asks.
     #[serde(flatten)]
-    pub owner: OwnerFields,
+    pub client: ClientFields,
 }
 
 /// What is to be answered or continued.
@@ -137,7 +137,7 @@ pub struct ReportFields {
 /// Who asks, in numbers that the front door draws.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub struct OwnerFields {
+pub struct ClientFields {
     /// Smaller goes first; needs a policy that looks at it.
     pub priority: i32,
     /// Whose share its tokens count against.

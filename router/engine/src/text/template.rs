@@ -11,7 +11,7 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Map;
 
-use super::contain::contain;
+use super::catch_panic::catch_panic;
 use super::python_json::{Style, dumps};
 
 const NAME: &str = "chat_template";
@@ -99,7 +99,7 @@ impl ChatTemplate {
             max_bytes,
             is_full: false,
         };
-        let rendered = contain(|| {
+        let rendered = catch_panic(|| {
             let template = environment.get_template(NAME)?;
             template.render_captured_to(context, &mut text).map(drop)
         });

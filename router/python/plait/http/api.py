@@ -49,7 +49,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Smaller goes first; only servers with `--policy priority` or `fair` take one."""
     tenant: int = 0
-    """Whose share it counts against, as a number (`plait.http.owners`)."""
+    """Whose share it counts against, as a number (`plait.http.identity`)."""
     salt: int = 0
     """Requests of different salts share no cached pages."""
     return_token_ids: bool = False

@@ -1,4 +1,4 @@
-"""The FastAPI app: routes, the door's lock, and errors in OpenAI's shape."""
+"""The FastAPI app: routes, authentication, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from plait.http.auth import ApiKeys, RequireKey
-from plait.http.engine import Description, EngineDoor, Status, read_status
+from plait.http.engine import Description, EngineHandle, Status, read_status
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
 from plait.http.openapi import add_generate_routes
@@ -36,10 +36,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens (vLLM's field)."""
 
 
-def build_app(engine: EngineDoor, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
+def build_app(engine: EngineHandle, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
     """The app in front of `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
-    lock = [Middleware(RequireKey, keys=keys)] if keys is not None else []
-    app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=lock, redirect_slashes=False)
+    authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
+    app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
     name = description.model_id
     app.router.routes += [
         Route(CHAT_PATH, GenerateRoute(read_chat, streams, name), methods=["POST"]),
@@ -66,38 +66,38 @@ def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
         return _json(200, msgspec.json.encode(card))
 
 
-def _add_state_routes(app: FastAPI, engine: EngineDoor) -> None:
+def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
-        return _state(sickness(read_status(engine)))
+        return _state(health_problem(read_status(engine)))
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
-        return _state(unreadiness(read_status(engine)))
+        return _state(readiness_problem(read_status(engine)))
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(engine.metrics(), media_type=METRICS_TYPE)
 
 
-def sickness(status: Status) -> str | None:
-    """Why `/health` is red, or None."""
+def health_problem(status: Status) -> str | None:
+    """Why `/health` answers 503, or None."""
     if status.phase not in ("ready", "draining"):
         return status.reason or f"the engine is {status.phase}"
     if status.hung:
-        return "the engine has stood still for a minute; restart the server if it stays so"
+        return "the engine has hung for a minute; restart the server if it does not recover"
     if status.stuck:
         return f"step {status.step} is overdue"
     return None
 
 
-def unreadiness(status: Status) -> str | None:
-    """Why `/ready` is red, or None."""
+def readiness_problem(status: Status) -> str | None:
+    """Why `/ready` answers 503, or None."""
     if status.phase == "draining":
         return "the engine is draining"
-    return sickness(status) or ("a worker's beat is late" if status.late else None)
+    return health_problem(status) or ("a worker's heartbeat is late" if status.late else None)
 
 
 def _state(problem: str | None) -> Response:
@@ -108,16 +108,16 @@ def _state(problem: str | None) -> Response:
 
 def _add_error_shapes(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> Response:
+    async def api_error(_: Request, error: ApiError) -> Response:
         return _json(error.status, error.body())
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        refusal = path_error(
+        rejection = path_error(
             error.status_code, request.method, request.url.path, headers.get("Allow", "another method")
         )
-        return _json(error.status_code, refusal.body(), headers)
+        return _json(error.status_code, rejection.body(), headers)
 
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Who may enter: `Authorization: Bearer KEY` on every path but the two that probes ask."""
+"""Authentication: `Authorization: Bearer KEY` on every path but the two that probes ask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.errors import SettingsError
 from plait.http.errors import ApiError, send_error
-from plait.http.owners import KEY
+from plait.http.identity import KEY
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
@@ -33,7 +33,7 @@ class ApiKeys:
 def read_keys(path: Path) -> list[str]:
     """The keys in a file, one a line; raises `SettingsError` where it cannot be used.
 
-    A file that all users of the machine may read is refused.
+    A file that all users of the machine may read is rejected.
     """
     try:
         mode = path.stat().st_mode
@@ -71,7 +71,7 @@ class RequireKey:
         if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS:
             key = self._fitting_key(scope)
             if key is None:
-                await send_error(send, _refusal(scope), [(b"www-authenticate", b"Bearer")])
+                await send_error(send, _unauthorized(scope), [(b"www-authenticate", b"Bearer")])
                 return
             scope[KEY] = key
         await self._app(scope, receive, send)
@@ -88,7 +88,7 @@ def _authorization(scope: Scope) -> bytes:
     return next((value for name, value in headers if name == b"authorization"), b"")
 
 
-def _refusal(scope: Scope) -> ApiError:
+def _unauthorized(scope: Scope) -> ApiError:
     what = "the API key does not fit" if _authorization(scope) else "no API key was given"
     advice = "send one from the server's key file as `Authorization: Bearer KEY`"
     return ApiError(401, f"{what}; {advice}", code="invalid_api_key")

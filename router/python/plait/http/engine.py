@@ -9,7 +9,7 @@ import msgspec
 Phase = Literal["loading", "ready", "draining", "stopped", "failed"]
 
 
-class EngineDoor(Protocol):
+class EngineHandle(Protocol):
     """See `_router.pyi` for what each does."""
 
     @property
@@ -65,11 +65,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
 
 
-def read_status(engine: EngineDoor) -> Status:
+def read_status(engine: EngineHandle) -> Status:
     """Where the engine stands now."""
     return msgspec.json.decode(engine.status(), type=Status)
 
 
-def read_description(engine: EngineDoor) -> Description:
+def read_description(engine: EngineHandle) -> Description:
     """What the engine serves."""
     return msgspec.json.decode(engine.describe(), type=Description)

@@ -13,7 +13,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "internal_e
 
 
 class ApiError(Exception):
-    """A request is refused; the message says what was given, what is allowed and what to do."""
+    """A request is rejected; the message says what was given, what is allowed and what to do."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ _MAX_SHOWN_CHARACTERS = 256
 
 
 def path_error(status: int, method: str, path: str, allowed: str) -> ApiError:
-    """For what the router refuses: a path that is not there, or a method that is not one of those `allowed`."""
+    """The error for an unknown path (404) or a method that is not `allowed` (405)."""
     path = path[:_MAX_SHOWN_CHARACTERS]
     if status == HTTPStatus.NOT_FOUND:
         return ApiError(status, f"there is no path {path!r}; GET /openapi.json lists those that exist")

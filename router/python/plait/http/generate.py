@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
 from plait.http.errors import ApiError, Headers, send_error, send_json
+from plait.http.identity import ClientIdentity
 from plait.http.limits import ClientGoneError, read_json_body
-from plait.http.owners import Owner
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
 
-Reader = Callable[[bytes, str, Owner], GenerateRequest]
+Reader = Callable[[bytes, str, ClientIdentity], GenerateRequest]
 
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -34,7 +34,7 @@ class GenerateRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         try:
-            request = self._reader(await read_json_body(scope, receive), self._served_model, Owner.of(scope))
+            request = self._reader(await read_json_body(scope, receive), self._served_model, ClientIdentity.of(scope))
         except ApiError as error:
             await send_error(send, error, [(b"connection", b"close")] if error.status == 408 else None)
             return

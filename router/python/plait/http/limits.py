@@ -39,7 +39,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Take the connection, or say at once that there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(503, f"{MAX_CONNECTIONS} connections are open, which is the limit; try again later")
+            self._reject(503, f"{MAX_CONNECTIONS} connections are open, which is the limit; try again later")
             return
         self._start_header_timer()
 
@@ -84,11 +84,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser, or `_count` within it, refuses."""
+        """Answer what the parser, or `_count` within it, rejects."""
         if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse_headers()
+            self._reject_headers()
         else:
-            self._refuse(400, f"{msg} Send HTTP/1.1.")
+            self._reject(400, f"{msg} Send HTTP/1.1.")
 
     def pause_writing(self) -> None:
         """The client reads slower than we write: it has `WRITE_SECONDS` to catch up."""
@@ -100,7 +100,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_write_timer()
         super().resume_writing()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _reject(self, status: int, message: str) -> None:
         body = error_body(status, message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
@@ -114,12 +114,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _bound_headers(self) -> None:
         if self._partial_bytes > MAX_HEADER_BYTES:
-            self._refuse_headers()
+            self._reject_headers()
         elif self._header_timer is None:
             self._start_header_timer()
 
-    def _refuse_headers(self) -> None:
-        self._refuse(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
+    def _reject_headers(self) -> None:
+        self._reject(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
 
     def _rearm_keep_alive(self) -> None:
         """Line ends between two requests stop uvicorn's clock and begin no message: start it again."""
@@ -131,7 +131,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _headers_late(self) -> None:
         if not self.transport.is_closing():
-            self._refuse(408, f"the headers did not come within {HEADER_SECONDS:.0f} s")
+            self._reject(408, f"the headers did not come within {HEADER_SECONDS:.0f} s")
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from plait.http.engine import EngineDoor
+from plait.http.engine import EngineHandle
 from plait.http.errors import error_body
 
 MAX_BACKLOG_BYTES = 1 << 20
@@ -133,7 +133,7 @@ class Stream:
 class Streams:
     """All streams that the engine still writes to."""
 
-    def __init__(self, engine: EngineDoor) -> None:
+    def __init__(self, engine: EngineHandle) -> None:
         self._engine = engine
         self._open: dict[int, Stream] = {}
         self._next_id = 1

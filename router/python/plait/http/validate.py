@@ -12,10 +12,10 @@ import msgspec
 from plait.http.api import GenerateRequest
 from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message, Role
 from plait.http.errors import ApiError
-from plait.http.lacking import LACKING_CHAT, LACKING_COMPLETION, Neutral, refuse_lacking, shown
-from plait.http.owners import Owner
+from plait.http.identity import ClientIdentity
+from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported, shown
 
-ANYBODY = Owner()
+ANONYMOUS = ClientIdentity()
 MAX_PROMPTS = 128
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
@@ -47,9 +47,9 @@ class _Asked(msgspec.Struct, kw_only=True):
     prompts: list[str | list[int]] = []
 
 
-def read_chat(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> GenerateRequest:
+def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
     """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
-    body = _decode(raw, ChatBody, LACKING_CHAT)
+    body = _decode(raw, ChatBody, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
         raise _bad("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
     asked = _Asked(
@@ -62,12 +62,12 @@ def read_chat(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> Generate
         chat_template_kwargs=_template_arguments(body.chat_template_kwargs or {}),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
-    return _request(asked, body, served_model, owner)
+    return _request(asked, body, served_model, client)
 
 
-def read_completion(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> GenerateRequest:
+def read_completion(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS) -> GenerateRequest:
     """The request in the body of `POST /v1/completions`; raises `ApiError`."""
-    body = _decode(raw, CompletionBody, LACKING_COMPLETION)
+    body = _decode(raw, CompletionBody, UNSUPPORTED_COMPLETION)
     asked = _Asked(
         kind="completion",
         id_prefix="cmpl",
@@ -75,10 +75,10 @@ def read_completion(raw: bytes, served_model: str, owner: Owner = ANYBODY) -> Ge
         logprobs=body.logprobs,
         prompts=_prompts(body.prompt),
     )
-    return _request(asked, body, served_model, owner)
+    return _request(asked, body, served_model, client)
 
 
-def _request(asked: _Asked, body: AnswerFields, served_model: str, owner: Owner) -> GenerateRequest:
+def _request(asked: _Asked, body: AnswerFields, served_model: str, client: ClientIdentity) -> GenerateRequest:
     _check_model(body.model, served_model)
     stream = bool(body.stream)
     _check_stream(stream, body)
@@ -107,8 +107,8 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str, owner: Owner)
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
         priority=body.priority or 0,
-        tenant=owner.tenant(body.user),
-        salt=owner.salt(body.cache_salt),
+        tenant=client.tenant(body.user),
+        salt=client.salt(body.cache_salt),
     )
 
 
@@ -137,18 +137,18 @@ def _check_stream(stream: bool, body: AnswerFields) -> None:
 
 def _message(index: int, message: Message) -> dict[str, Json]:
     """The message as templates want it: text content, and only the fields that were given."""
-    turned: dict[str, Json] = {
+    rendered: dict[str, Json] = {
         # Open models' templates know no developer; it is OpenAI's newer name for the system's instructions.
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(f"messages[{index}].content", message),
     }
     if message.tool_calls is not None:
         _check_depth(f"messages[{index}].tool_calls", message.tool_calls)
-        turned["tool_calls"] = [*message.tool_calls]
+        rendered["tool_calls"] = [*message.tool_calls]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
-            turned[name] = value
-    return turned
+            rendered[name] = value
+    return rendered
 
 
 def _text(param: str, message: Message) -> str:
@@ -202,11 +202,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _decode(raw: bytes, kind: type[Body], lacking: Neutral) -> Body:
-    """The typed body, after its top-level names were held against those that Plait lacks."""
+def _decode(raw: bytes, kind: type[Body], unsupported: Neutral) -> Body:
+    """The typed body, after its top-level names were checked against the unsupported ones."""
     try:
         fields = _fields(raw)
-        refuse_lacking(fields, lacking)
+        check_supported(fields, unsupported)
         return _typed(raw, fields, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}") from None

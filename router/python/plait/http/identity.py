@@ -1,4 +1,4 @@
-"""Numbers for those who ask: the engine is told who is the same, never who it is."""
+"""Client identity as opaque numbers: the engine can tell clients apart, never who they are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SECRET = os.urandom(32)
 """Of this process: no client can aim at another's number."""
 
 
-class Owner:
-    """Who sent a request: the holder of an API key, or anybody."""
+class ClientIdentity:
+    """Who sent a request: the holder of an API key, or an anonymous client."""
 
     def __init__(self, api_key: bytes | None = None) -> None:
         self._api_key = api_key
 
     @classmethod
-    def of(cls, scope: Scope) -> Owner:
-        """The holder of the key that the door let in; anybody where it asks for none."""
+    def of(cls, scope: Scope) -> ClientIdentity:
+        """The holder of the accepted key; anonymous if the server asks for none."""
         return cls(scope.get(KEY))
 
     def tenant(self, user: str | None) -> int:

@@ -1,8 +1,8 @@
-"""Fields of OpenAI's and vLLM's API that Plait lacks, with the values at which they change nothing.
+"""Fields of OpenAI's and vLLM's API that Plait does not support, with their neutral values.
 
-Any other value is refused by name, so that nobody believes it was heeded. Fields that never change an answer
-(`metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`) are not listed: they are
-ignored, as unknown names are. null is neutral everywhere.
+A neutral value changes nothing and is accepted; null is neutral everywhere. Any other value is rejected by name.
+Fields that never change an answer are ignored, as unknown names are: `metadata`, `safety_identifier`,
+`prompt_cache_key`, `prompt_cache_retention`.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ _COMPLETION: Neutral = {
     "prompt_embeds": (),
 }
 
-LACKING_CHAT = _BOTH | _CHAT
-LACKING_COMPLETION = _BOTH | _COMPLETION
+UNSUPPORTED_CHAT = _BOTH | _CHAT
+UNSUPPORTED_COMPLETION = _BOTH | _COMPLETION
 
 _MAX_SHOWN_BYTES = 64
 
 
-def refuse_lacking(fields: dict[str, msgspec.Raw], lacking: Neutral) -> None:
-    """Raise `ApiError` for the first of `fields` that is in `lacking` with other than a neutral value."""
+def check_supported(fields: dict[str, msgspec.Raw], unsupported: Neutral) -> None:
+    """Raise `ApiError` for the first of `fields` that is unsupported and not neutral."""
     for name, raw in fields.items():
-        if name in lacking and not _is_neutral(raw, lacking[name]):
-            raise _refusal(name, raw, lacking[name])
+        if name in unsupported and not _is_neutral(raw, unsupported[name]):
+            raise _unsupported(name, raw, unsupported[name])
 
 
 def _is_neutral(raw: msgspec.Raw, neutral: tuple[Json, ...]) -> bool:
@@ -104,7 +104,7 @@ def _is_neutral(raw: msgspec.Raw, neutral: tuple[Json, ...]) -> bool:
     return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in neutral)
 
 
-def _refusal(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiError:
+def _unsupported(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiError:
     given = shown(raw)
     allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
     advice = f"leave it out or send {allowed}" if neutral else "leave it out"

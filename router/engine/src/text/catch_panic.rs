@@ -6,6 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// the thread that serves everyone (minijinja 3.0.5 panics at `''[::-1]`, onig at its retry limit).
 ///
 /// `work` must not leave anything half changed that is used afterwards.
-pub(super) fn contain<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
