@@ -19,8 +19,8 @@ pytest.importorskip("triton", reason="no Triton; pip install triton")
 from plait_kernels.attention import divided_triton, merge, merge_into, merge_triton
 from plait_kernels.attention import reference as attention_reference
 from plait_kernels.attention import triton as decode_triton
-from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, places, places_triton
-from plait_kernels.latent import AbsorbedQueries, LatentNorm, Places, Tables
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, slot_mapping_triton
+from plait_kernels.latent import AbsorbedQueries, CacheTarget, LatentNorm, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
 from plait_kernels.linear import RowNorm, Tile, logits_triton
@@ -51,7 +51,7 @@ LATENTS = [(1, 2, 16, 32, 8), (5, 3, 24, 40, 16), (33, 1, 16, 160, 4)]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_heads", "num_still", "width", "turning"), LATENTS)
-def test_queries_absorb_and_latents_reach_their_places(
+def test_queries_absorb_and_latents_reach_their_slots(
     num_tokens: int, num_heads: int, num_still: int, width: int, turning: int
 ) -> None:
     rows = torch.randn(num_tokens, num_heads * (num_still + turning) + width + turning)
@@ -62,8 +62,8 @@ def test_queries_absorb_and_latents_reach_their_places(
     index = torch.randperm(12 * 4)[:num_tokens]
     pages = torch.full((12, 4, width + turning), 9.0)
     right_pages = pages.clone()
-    right = latent_reference.absorb_and_store(queries, cached, norm, turns, Places(right_pages, index))
-    assert_close(latent_triton.absorb_and_store(queries, cached, norm, turns, Places(pages, index)), right)
+    right = latent_reference.absorb_and_store(queries, cached, norm, turns, CacheTarget(right_pages, index))
+    assert_close(latent_triton.absorb_and_store(queries, cached, norm, turns, CacheTarget(pages, index)), right)
     assert_close(pages, right_pages)
     assert_close(latent_triton.absorb(*queries, turns), right)
     pages.fill_(9.0)
@@ -71,7 +71,7 @@ def test_queries_absorb_and_latents_reach_their_places(
     turned = latent_reference.turn_queries(queries.q_BHE, turns)
     right_q = torch.cat((turned[:num_turned], queries.q_BHE[num_turned:]))
     first = queries.q_BHE[:num_turned]
-    stored, given = latent_triton.store_and_turn(cached, first, norm, turns, Places(pages, index))
+    stored, given = latent_triton.store_and_turn(cached, first, norm, turns, CacheTarget(pages, index))
     assert_close(stored, right_pages.view(-1, width + turning)[index])
     assert_close(pages, right_pages)
     assert_close(given, right_q[:num_turned])
@@ -90,8 +90,8 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> N
     norm.weight_L[7] = 1e4  # beyond what float8 holds
     pages, right = (torch.zeros(2, 4, 40).to(FP8) for _ in range(2))
     no_q = torch.empty(0, 1, 8)
-    copied, _ = latent_triton.store_and_turn(cached, no_q, norm, turns, Places(pages, index, scale))
-    right_copied, _ = latent_reference.store_and_turn(cached, no_q, norm, turns, Places(right, index, scale))
+    copied, _ = latent_triton.store_and_turn(cached, no_q, norm, turns, CacheTarget(pages, index, scale))
+    right_copied, _ = latent_reference.store_and_turn(cached, no_q, norm, turns, CacheTarget(right, index, scale))
     assert_close(copied, right_copied)
     differs = (pages.float() - right.float()).abs() > 2**-3 * right.float().abs() + 2**-9
     assert differs.float().mean() < 0.05  # the interpreter does not carry a mantissa that it rounds up
@@ -299,7 +299,7 @@ def test_tokens_are_kept_where_their_rows_tables_say(has_rows: bool) -> None:
     table = torch.randint(2**20, (150, 12), dtype=torch.int32)[:, :8]
     positions = torch.randint(8 * 64, (150,))
     row = torch.randint(150, (150,)) if has_rows else None
-    right = places(table, row, positions, 64)
+    right = slot_mapping(table, row, positions, 64)
     rows = torch.arange(150) if row is None else row
     assert torch.equal(right, table[rows, positions // 64] * 64 + positions % 64)
-    assert torch.equal(places_triton.places(table, row, positions, 64), right)
+    assert torch.equal(slot_mapping_triton.slot_mapping(table, row, positions, 64), right)

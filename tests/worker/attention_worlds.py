@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, as_bytes, stored
-from plait_kernels.latent import Places, keep_latents
+from plait_kernels.latent import CacheTarget, keep_latents
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
 from plait_worker.rows import Rows
 from torch import Tensor
@@ -70,7 +70,7 @@ class Tables:
             sample_index_S=torch.zeros(0, dtype=torch.int64, device=device),
         )
 
-    def places(self, row: int) -> tuple[Tensor, Tensor]:
+    def slots(self, row: int) -> tuple[Tensor, Tensor]:
         """Page and offset of what the row cached before this step."""
         positions = torch.arange(self.starts[row], device=self.device)
         pages = torch.tensor(self.pages[row], device=self.device)
@@ -94,7 +94,7 @@ class HeadsWorld:
             for s, n in zip(self.tables.starts, self.tables.lengths, strict=True)
         ]
         for row, kv in enumerate(self.contexts):
-            page, offset = self.tables.places(row)
+            page, offset = self.tables.slots(row)
             self.pages[page, :, :, offset] = kv[: self.tables.starts[row]]
         self.q = torch.randn(sum(self.tables.lengths), shape.num_heads, shape.head_dim).to(shape.dtype)
 
@@ -128,7 +128,7 @@ class LatentWorld:
             for start, length in zip(self.tables.starts, self.tables.lengths, strict=True)
         ]
         for row, context in enumerate(self.contexts):
-            as_bytes(self.pages)[self.tables.places(row)] = as_bytes(self._stored(context[: self.tables.starts[row]]))
+            as_bytes(self.pages)[self.tables.slots(row)] = as_bytes(self._stored(context[: self.tables.starts[row]]))
         still = shape.query_dim - (shape.cached_dim - shape.latent_dim)
         self.key_HOL, self.value_HVL = (
             (torch.randn(shape.num_heads, width, shape.latent_dim, device=device) * shape.latent_dim**-0.5).to(
@@ -153,7 +153,7 @@ class LatentWorld:
         if step.order_T is not None:
             q, latent_TC = q[step.order_T], latent_TC[step.order_T]
         num = step.num_prefill_tokens
-        keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
+        keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         out_THV: Tensor = q.new_empty(*q.shape[:2], self.shape.value_dim)
         if num:
             step.prefill(q[:num], latent_TC[:num], self.pages, self._expand, out_THV[:num])

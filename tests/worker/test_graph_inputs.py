@@ -15,7 +15,7 @@ from plait_kernels.kv_cache import store
 from plait_kernels.sampling import pick_greedy
 from plait_worker.attention import StepAttention
 from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.lengths import places
+from plait_worker.attention.lengths import slot_mapping
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta, read_plan
 from plait_worker.graph_inputs import GraphInputs
@@ -45,7 +45,7 @@ class TokenByToken:
     scale: float
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        store(k_TGD, v_TGD, pages, places(self.rows, self.lengths, PAGE))
+        store(k_TGD, v_TGD, pages, slot_mapping(self.rows, self.lengths, PAGE))
         out_THD = torch.empty_like(q_THD)
         for token, (row, position) in enumerate(zip(self.lengths.row_T, self.rows.positions_T, strict=True)):
             kv = pages[self.rows.page_table_RW[row]].transpose(2, 3)

@@ -22,7 +22,7 @@ def test_pieces_hold_every_cached_token_once_in_order_and_no_more_than_their_lim
     for piece in context_pieces(contexts, limit):
         assert 0 < piece.lengths.sum() <= limit
         assert len(contexts[piece.rows]) == len(piece.lengths)
-        seen += piece.places(table, PAGE_SIZE).tolist()
+        seen += piece.slot_mapping(table, PAGE_SIZE).tolist()
     assert seen == [
         int(table[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE
         for row, context in enumerate(contexts)

@@ -35,7 +35,7 @@ class GraphInputs:
     def fill(self, delta: Delta | None) -> None:
         """Write a step's integers; without one all rows are the dummy slot's."""
         values = np.zeros(self.values.shape[0], dtype=np.int64)
-        tokens, places, row_of, slots, sampling, picked, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
+        tokens, position_ids, row_of, slots, sampling, picked, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
             values, np.cumsum(self.widths[:-1])
         )
         size = self.size
@@ -50,7 +50,7 @@ class GraphInputs:
             at_R = _spread(num_prefill, num_decode, size.prompt_rows)
             at_t = _spread(num_prompt, num_decode, size.prompt_tokens)
             tokens[:num_prompt] = without_lookaheads(delta)
-            places[at_t] = positions(delta, ends_R)
+            position_ids[at_t] = positions(delta, ends_R)
             row_of[:num_prompt] = np.arange(num_prefill).repeat(delta.lengths_R[:num_prefill])
             slots[at_R] = delta.slots_R
             last_s = at_t[ends_R[delta.samples_R] - 1]
@@ -73,7 +73,9 @@ class GraphInputs:
     def rows(self, slots: Slots) -> Rows:
         """The step over these integers, as the model sees it."""
         size = self.size
-        tokens, places, row_of, of_rows, sampling, _, ends_q, ends_kv, kv, *cached = self.values.split(self.widths)
+        tokens, position_ids, row_of, of_rows, sampling, _, ends_q, ends_kv, kv, *cached = self.values.split(
+            self.widths
+        )
         last = slots.last_tokens(of_rows[size.prompt_rows :])
         lengths = DeviceLengths(
             ends_q.to(torch.int32),
@@ -90,7 +92,7 @@ class GraphInputs:
             starts=[],
             lengths=[size.prompt_tokens, *[0] * (size.prompt_rows - 1)][: size.prompt_rows] + [1] * size.decode_rows,
             token_ids_T=torch.cat((tokens, last)),
-            positions_T=places,
+            positions_T=position_ids,
             page_table_RW=slots.page_table(of_rows, slots.max_tokens),
             sample_index_S=sampling,
             device_lengths=lengths if size.prompt_rows else None,

@@ -24,17 +24,17 @@ class PageScales(NamedTuple):
 UNSCALED = PageScales()
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: PageScales) -> None:
+def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales) -> None:
     """See ``plait_kernels.kv_cache.store``."""
     page_size = pages.shape[3]
-    page_T, offset_T = place_T // page_size, place_T % page_size
+    page_T, offset_T = slot_mapping_T // page_size, slot_mapping_T % page_size
     numbers = as_bytes(pages)
     numbers[page_T, 0, :, offset_T] = as_bytes(stored(k_TGD, pages.dtype, scales.k))
     numbers[page_T, 1, :, offset_T] = as_bytes(stored(v_TGD, pages.dtype, scales.v))
 
 
-def places(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
-    """See ``plait_kernels.kv_cache.places``."""
+def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
+    """See ``plait_kernels.kv_cache.slot_mapping``."""
     row_T = torch.arange(len(table_RW), device=positions_T.device) if row_T is None else row_T
     return table_RW[row_T, positions_T // page_size].long() * page_size + positions_T % page_size
 

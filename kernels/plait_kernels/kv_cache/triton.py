@@ -13,7 +13,7 @@ from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import FP8, PageScales
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: PageScales) -> None:
+def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales) -> None:
     """See ``plait_kernels.kv_cache.store``; heads may lie apart, the numbers of a head may not."""
     num_tokens, num_heads, head_dim = k_TGD.shape
     if num_tokens == 0:
@@ -22,7 +22,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, place_T: Tensor, scales: 
         k_TGD,
         v_TGD,
         pages,
-        place_T,
+        slot_mapping_T,
         k_TGD.stride(0),
         k_TGD.stride(1),
         v_TGD.stride(0),
@@ -43,7 +43,7 @@ def _store(  # type: ignore[no-untyped-def]
     k_ptr,
     v_ptr,
     pages_ptr,
-    place_ptr,
+    slot_mapping_ptr,
     k_token_stride,
     k_head_stride,
     v_token_stride,
@@ -59,14 +59,14 @@ def _store(  # type: ignore[no-untyped-def]
 ):
     start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(place_ptr + token)
+    slot = tl.load(slot_mapping_ptr + token)
     index = tl.arange(0, BLOCK)
     is_there = index < NUM_HEADS * HEAD_DIM
     head, number = index // HEAD_DIM, index % HEAD_DIM
     k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + number, mask=is_there)
     v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + number, mask=is_there)
     half = NUM_HEADS * page_size * HEAD_DIM
-    first = (place // page_size) * 2 * half + (place % page_size) * HEAD_DIM
+    first = (slot // page_size) * 2 * half + (slot % page_size) * HEAD_DIM
     target = pages_ptr + first + head * page_size * HEAD_DIM + number
     tl.store(target, rounded(k, k_factor, IS_FP8), mask=is_there)
     tl.store(target + half, rounded(v, v_factor, IS_FP8), mask=is_there)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.latent import reference
-from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Places, Tables, keep_latents
+from plait_kernels.latent.reference import AbsorbedQueries, CacheTarget, LatentNorm, Tables, keep_latents
 from plait_kernels.solutions import triton_solution
 
 
 def store_and_turn(
-    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> tuple[Tensor, Tensor]:
     """What is cached of each token, ``[T, C]``, its latent normalised, its key turned; written into the pages too.
 
@@ -23,7 +23,7 @@ def store_and_turn(
     parts of wider rows.
     """
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    latent_TC, turned_PHE = solution.store_and_turn(cached_TC, q_PHE, norm, tables, places)
+    latent_TC, turned_PHE = solution.store_and_turn(cached_TC, q_PHE, norm, tables, cache)
     return latent_TC, turned_PHE
 
 
@@ -35,18 +35,18 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> Tensor:
     """``absorb(*queries, tables)`` of steps of nothing but decode rows; the pages get each token's latent too."""
     solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, places)
+    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, cache)
     return q_THC
 
 
 __all__ = [
     "AbsorbedQueries",
+    "CacheTarget",
     "LatentNorm",
-    "Places",
     "Tables",
     "absorb",
     "absorb_and_store",

@@ -26,12 +26,12 @@ class AbsorbedQueries(NamedTuple):
     key_HOL: Tensor
 
 
-class Places(NamedTuple):
+class CacheTarget(NamedTuple):
     """Where the latents of some tokens are kept."""
 
     pages: Tensor
     """``[N, page size, C]``, contiguous, in the dtype of the latents or float8_e4m3fn."""
-    index_T: Tensor
+    slot_mapping_T: Tensor
     """int64: where in the flat pages ``[N * page size, C]`` each token's goes."""
     scale: float = 1.0
     """What a number in the pages stands for, over the number itself; other than 1 only in float8."""
@@ -60,18 +60,18 @@ def make_latents(cached_TC: Tensor, norm: LatentNorm, tables: Tables) -> Tensor:
     return torch.cat((rms_norm(latent_TL, norm.weight_L, norm.eps), key_T1R[:, 0]), dim=1)
 
 
-def keep_latents(latent_TC: Tensor, places: Places) -> None:
+def keep_latents(latent_TC: Tensor, cache: CacheTarget) -> None:
     """Write finished latents into the pages, in the pages' own numbers."""
-    pages = as_bytes(places.pages).view(-1, latent_TC.shape[1])
-    pages.index_copy_(0, places.index_T, as_bytes(stored(latent_TC, places.pages.dtype, places.scale)))
+    pages = as_bytes(cache.pages).view(-1, latent_TC.shape[1])
+    pages.index_copy_(0, cache.slot_mapping_T, as_bytes(stored(latent_TC, cache.pages.dtype, cache.scale)))
 
 
 def store_and_turn(
-    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.latent.store_and_turn``."""
     latent_TC = make_latents(cached_TC, norm, tables)
-    keep_latents(latent_TC, places)
+    keep_latents(latent_TC, cache)
     return latent_TC, turn_queries(q_PHE, tables.part(slice(len(q_PHE))))
 
 
@@ -83,10 +83,10 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> Tensor:
     """See ``plait_kernels.latent.absorb_and_store``."""
-    keep_latents(make_latents(cached_TC, norm, tables), places)
+    keep_latents(make_latents(cached_TC, norm, tables), cache)
     return absorb(*queries, tables)
 
 

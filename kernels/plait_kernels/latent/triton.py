@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from plait_kernels.dependent import overlap
 from plait_kernels.kv_cache.triton import rounded
-from plait_kernels.latent.reference import AbsorbedQueries, LatentNorm, Places, Tables
+from plait_kernels.latent.reference import AbsorbedQueries, CacheTarget, LatentNorm, Tables
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
 _LATENT_SHARE = 128
@@ -22,7 +22,7 @@ _HEADS = 16
 
 
 def store_and_turn(
-    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    cached_TC: Tensor, q_PHE: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.latent.store_and_turn``."""
     latent_TC = cached_TC.new_empty(cached_TC.shape)
@@ -32,12 +32,12 @@ def store_and_turn(
             cached_TC,
             norm.weight_L,
             *tables,
-            places.pages,
-            places.index_T,
+            cache.pages,
+            cache.slot_mapping_T,
             latent_TC,
             q_PHE,
             norm.eps,
-            1 / places.scale,
+            1 / cache.scale,
             cached_TC.stride(0),
             q_PHE.stride(0),
             q_PHE.stride(1),
@@ -57,15 +57,15 @@ def store_and_turn(
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
     """See ``plait_kernels.latent.absorb``."""
     # Nothing is stored: the arguments of that part are never read.
-    nothing = (q_BHE[:, 0], LatentNorm(key_HOL, 0.0), tables, Places(q_BHE, tables.cos_T1R))
+    nothing = (q_BHE[:, 0], LatentNorm(key_HOL, 0.0), tables, CacheTarget(q_BHE, tables.cos_T1R))
     return _enter(AbsorbedQueries(q_BHE, key_HOL), *nothing, is_stored=False)
 
 
 def absorb_and_store(
-    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, places: Places
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> Tensor:
     """See ``plait_kernels.latent.absorb_and_store``."""
-    return _enter(queries, cached_TC, norm, tables, places, is_stored=True)
+    return _enter(queries, cached_TC, norm, tables, cache, is_stored=True)
 
 
 def _enter(
@@ -73,7 +73,7 @@ def _enter(
     cached_BC: Tensor,
     norm: LatentNorm,
     tables: Tables,
-    places: Places,
+    cache: CacheTarget,
     *,
     is_stored: bool,
 ) -> Tensor:
@@ -94,10 +94,10 @@ def _enter(
         q_BHC,
         cached_BC,
         norm.weight_L,
-        places.pages,
-        places.index_T,
+        cache.pages,
+        cache.slot_mapping_T,
         norm.eps,
-        1 / places.scale,
+        1 / cache.scale,
         num_rows,
         num_absorbing,
         q_BHE.stride(0),
@@ -138,7 +138,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
     cached_ptr,
     weight_ptr,
     pages_ptr,
-    index_ptr,
+    slot_mapping_ptr,
     eps,
     factor,
     num_rows,
@@ -182,7 +182,10 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         _wait(OVERLAP)
         token = first + program - num_absorbing
         if token < num_rows:
-            source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, cached_ptr)
+            source, target = (
+                (cached_ptr, cached_stride, weight_ptr, eps),
+                (pages_ptr, slot_mapping_ptr, factor, cached_ptr),
+            )
             _store_token(token.to(tl.int64), source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, False)
 
 
@@ -193,7 +196,7 @@ def _store_and_turn(  # type: ignore[no-untyped-def]
     cos_ptr,
     sin_ptr,
     pages_ptr,
-    index_ptr,
+    slot_mapping_ptr,
     copy_ptr,
     q_ptr,
     eps,
@@ -213,7 +216,7 @@ def _store_and_turn(  # type: ignore[no-untyped-def]
     token, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _wait(OVERLAP)
     if share == 0:
-        source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, index_ptr, factor, copy_ptr)
+        source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, slot_mapping_ptr, factor, copy_ptr)
         _store_token(token, source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)
     elif token < num_turned:
         head = ((share - 1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -234,7 +237,7 @@ def _store_token(  # type: ignore[no-untyped-def]
     HAS_COPY: tl.constexpr,
 ):
     cached_ptr, cached_stride, weight_ptr, eps = source
-    pages_ptr, index_ptr, factor, copy_ptr = target
+    pages_ptr, slot_mapping_ptr, factor, copy_ptr = target
     kind = cached_ptr.dtype.element_ty
     IS_FP8: tl.constexpr = pages_ptr.dtype.element_ty == tl.float8e4nv
     number = tl.arange(0, BLOCK)
@@ -249,7 +252,7 @@ def _store_token(  # type: ignore[no-untyped-def]
     cosine = tl.load(cos_ptr + token * (2 * HALF) + half)
     sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + half)
     first, second = (a * cosine - b * sine).to(kind), (b * cosine + a * sine).to(kind)
-    page_at = pages_ptr + tl.load(index_ptr + token) * (WIDTH + 2 * HALF)
+    page_at = pages_ptr + tl.load(slot_mapping_ptr + token) * (WIDTH + 2 * HALF)
     tl.store(page_at + number, rounded(normed, factor, IS_FP8), mask=is_there)
     tl.store(page_at + WIDTH + half, rounded(first, factor, IS_FP8))
     tl.store(page_at + WIDTH + HALF + half, rounded(second, factor, IS_FP8))

@@ -41,15 +41,17 @@ def rotate_and_store(
     sin_T1D: Tensor,
     norm: HeadNorm | None,
     pages: Tensor,
-    place_T: Tensor,
+    slot_mapping_T: Tensor,
     scales: PageScales = UNSCALED,
 ) -> Tensor:
-    """``rotate_heads`` of queries and keys, whose keys go with the values to ``place_T`` of the pages: the queries.
+    """``rotate_heads`` of queries and keys; writes the keys and the values into the pages and returns the queries.
 
-    ``pages`` and ``place_T`` are those of ``plait_kernels.kv_cache.store``.
+    ``pages`` and ``slot_mapping_T`` are those of ``plait_kernels.kv_cache.store``.
     """
     solution = solution_for(qkv_THD.shape[2], is_cuda=qkv_THD.is_cuda)
-    q_THD: Tensor = solution.rotate_and_store(qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, place_T, scales)
+    q_THD: Tensor = solution.rotate_and_store(
+        qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, slot_mapping_T, scales
+    )
     return _together(q_THD)
 
 

@@ -59,11 +59,11 @@ def rotate_and_store(
     sin_T1D: Tensor,
     norm: HeadNorm | None,
     pages: Tensor,
-    place_T: Tensor,
+    slot_mapping_T: Tensor,
     scales: PageScales,
 ) -> Tensor:
     """See ``plait_kernels.rope.rotate_and_store``."""
     num_kv_heads = pages.shape[2]
     q_THD, k_TGD = rotate_heads(qkv_THD[:, : num_query_heads + num_kv_heads], num_query_heads, cos_T1D, sin_T1D, norm)
-    store(k_TGD, qkv_THD[:, -num_kv_heads:], pages, place_T, scales)
+    store(k_TGD, qkv_THD[:, -num_kv_heads:], pages, slot_mapping_T, scales)
     return q_THD

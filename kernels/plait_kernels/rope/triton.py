@@ -38,12 +38,12 @@ def rotate_and_store(
     sin_T1D: Tensor,
     norm: HeadNorm | None,
     pages: Tensor,
-    place_T: Tensor,
+    slot_mapping_T: Tensor,
     scales: PageScales,
 ) -> Tensor:
     """See ``plait_kernels.rope.rotate_and_store``; as ``rotate_heads``."""
     q_THD = qkv_THD.new_empty(qkv_THD.shape[0], num_query_heads, qkv_THD.shape[2])
-    _launch(qkv_THD, (cos_T1D, sin_T1D), norm, (q_THD, pages), place_T, scales)
+    _launch(qkv_THD, (cos_T1D, sin_T1D), norm, (q_THD, pages), slot_mapping_T, scales)
     return q_THD
 
 
@@ -52,7 +52,7 @@ def _launch(
     tables: tuple[Tensor, Tensor],
     norm: HeadNorm | None,
     targets: tuple[Tensor, Tensor],
-    place_T: Tensor | None,
+    slot_mapping_T: Tensor | None,
     scales: PageScales,
 ) -> None:
     """Queries go to the first target; keys to the second, and values too where it is pages."""
@@ -67,15 +67,15 @@ def _launch(
         norm.query_D if norm else tables[0],
         norm.key_D if norm else tables[0],
         norm.eps if norm else 0.0,
-        tables[0] if place_T is None else place_T,
-        0 if place_T is None else targets[1].shape[3],
+        tables[0] if slot_mapping_T is None else slot_mapping_T,
+        0 if slot_mapping_T is None else targets[1].shape[3],
         1 / scales.k,
         1 / scales.v,
         heads_THD.stride(0),
         num_heads,
         num_query_heads,
         HAS_NORM=norm is not None,
-        TO_PAGES=place_T is not None,
+        TO_PAGES=slot_mapping_T is not None,
         IS_FP8=targets[1].dtype == FP8,
         HEADS=_HEADS,
         HALF=head_dim // 2,
@@ -94,7 +94,7 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     q_weight_ptr,
     k_weight_ptr,
     eps,
-    place_ptr,
+    slot_mapping_ptr,
     page_size,
     k_factor,
     v_factor,
@@ -138,10 +138,10 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     tl.store(q_target + HALF, second, mask=is_query)
     if TO_PAGES:
         # A page holds the keys of all heads, then the values: what is neither query nor key is a value as it came.
-        place = tl.load(place_ptr + token)
-        page, slot = place // page_size, place % page_size
+        slot = tl.load(slot_mapping_ptr + token)
+        page, offset = slot // page_size, slot % page_size
         kv_head = page * 2 * num_kv_heads + head - num_query_heads
-        target = kv_ptr + (kv_head * page_size + slot) * (2 * HALF) + number
+        target = kv_ptr + (kv_head * page_size + offset) * (2 * HALF) + number
         factor = tl.where(is_key, k_factor, v_factor)
         is_kept = is_there & (head >= num_query_heads)
         tl.store(target, rounded(tl.where(is_key, first, raw_a), factor, IS_FP8), mask=is_kept)

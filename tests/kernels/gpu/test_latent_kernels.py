@@ -10,8 +10,8 @@ from plait_kernels.attention import merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
+    CacheTarget,
     LatentNorm,
-    Places,
     Tables,
     absorb,
     absorb_and_store,
@@ -37,7 +37,7 @@ def assert_close(given: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("num_heads", [8, 16, 128])
 @pytest.mark.parametrize("num_tokens", [1, 16, 33, 300])
-def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(num_tokens: int, num_heads: int) -> None:
+def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(num_tokens: int, num_heads: int) -> None:
     rows = normal(num_tokens, num_heads * 192 + 576)
     q, cached = rows.split([num_heads * 192, 576], dim=1)
     up = normal(num_heads * 256, 512) * 512**-0.5
@@ -47,10 +47,10 @@ def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(n
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, frequencies))
     pages = torch.zeros(60_000, 64, 576, dtype=torch.bfloat16, device="cuda")
     index = pages.shape[0] * 64 - 1 - torch.randperm(4000, device="cuda")[:num_tokens]
-    q_THE, places = q.unflatten(1, (num_heads, 192)), Places(pages, index)
+    q_THE, cache = q.unflatten(1, (num_heads, 192)), CacheTarget(pages, index)
     right = latent_reference.absorb(q_THE, key, tables)
     latents = latent_reference.make_latents(cached, norm, tables)
-    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, places), right)
+    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, cache), right)
     assert_close(pages.view(-1, 576)[index], latents)
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
@@ -58,7 +58,7 @@ def test_queries_absorb_and_latents_reach_places_beyond_two_to_the_31_elements(n
     num_turned = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(q_THE, tables)
     right = torch.cat((turned[:num_turned], q_THE[num_turned:]))
-    stored, given = store_and_turn(cached, q_THE[:num_turned], norm, tables, places)
+    stored, given = store_and_turn(cached, q_THE[:num_turned], norm, tables, cache)
     assert_close(stored, latents)
     assert_close(pages.view(-1, 576)[index], latents)
     assert_close(given, right[:num_turned])
@@ -73,10 +73,10 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(num_tokens: int, s
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, 1e4 ** (-torch.arange(32).cuda() / 32)))
     pages, other, right = (torch.zeros(600, 64, 576, device="cuda").to(FP8) for _ in range(3))
     index = torch.randperm(600 * 64, device="cuda")[:num_tokens]
-    latents, _ = latent_reference.store_and_turn(cached, q, norm, tables, Places(right, index, scale))
-    stored, _ = store_and_turn(cached, q.clone(), norm, tables, Places(pages, index, scale))
+    latents, _ = latent_reference.store_and_turn(cached, q, norm, tables, CacheTarget(right, index, scale))
+    stored, _ = store_and_turn(cached, q.clone(), norm, tables, CacheTarget(pages, index, scale))
     assert_close(stored, latents)
-    absorb_and_store(AbsorbedQueries(q, key), cached, norm, tables, Places(other, index, scale))
+    absorb_and_store(AbsorbedQueries(q, key), cached, norm, tables, CacheTarget(other, index, scale))
     for given in (pages, other):
         torch.testing.assert_close(given.float(), right.float(), rtol=2**-3, atol=2**-9)
     torch.testing.assert_close(right.view(-1, 576)[index].float() * scale, latents.float(), rtol=2**-4, atol=2**-9)
@@ -124,7 +124,7 @@ def test_tokens_are_routed_alike(name: str) -> None:
     bias = torch.randn(num_experts, device="cuda") * 0.3 if routing.scoring == "sigmoid" else None
     weights, experts = route(logits, bias, routing)
     right_weights, right_experts = groups.route(logits, bias, routing)
-    # Scores that differ by rounding alone may change places.
+    # Scores that differ by rounding alone may change order.
     assert float((experts != right_experts).any(dim=1).float().mean()) < 0.001
     same = (experts == right_experts).all(dim=1)
     torch.testing.assert_close(weights[same], right_weights[same], atol=1e-5, rtol=1e-5)

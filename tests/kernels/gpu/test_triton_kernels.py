@@ -6,7 +6,7 @@ import pytest
 import torch
 from plait_kernels.activation import reference as activation_reference
 from plait_kernels.activation import silu_mul
-from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, places, store
+from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, store
 from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.linear import (
     TABLE,
@@ -87,16 +87,16 @@ def test_rotate_heads(num_heads: int, num_kv_heads: int, head_dim: int, has_norm
         assert_close(one, other)
 
 
-def test_keys_and_values_reach_their_places_beyond_two_to_the_31_elements() -> None:
+def test_keys_and_values_reach_their_slots_beyond_two_to_the_31_elements() -> None:
     num_pages, kv_heads, page_size, head_dim = 20_000, 8, 64, 128
     pages = torch.zeros(num_pages, 2, kv_heads, page_size, head_dim, dtype=torch.bfloat16, device="cuda")
     kv = normal(200, 4 * kv_heads, head_dim)
     k, v = kv[:, kv_heads : 2 * kv_heads], kv[:, 2 * kv_heads : 3 * kv_heads]
-    place = num_pages * page_size - 1 - torch.randperm(4000, device="cuda")[:200]
-    store(k, v, pages, place)
+    slot_mapping_T = num_pages * page_size - 1 - torch.randperm(4000, device="cuda")[:200]
+    store(k, v, pages, slot_mapping_T)
     given = pages.clone()
     pages.zero_()
-    cache_reference.store(k, v, pages, place, UNSCALED)
+    cache_reference.store(k, v, pages, slot_mapping_T, UNSCALED)
     assert torch.equal(given, pages)
 
 
@@ -163,8 +163,8 @@ def test_tokens_are_kept_where_their_rows_tables_say(num_tokens: int, has_rows: 
     table = torch.randint(2**26, (num_tokens, 12), dtype=torch.int32, device="cuda")[:, :8]
     positions = torch.randint(8 * 64, (num_tokens,), device="cuda")
     row = torch.randint(num_tokens, (num_tokens,), device="cuda") if has_rows else None
-    right = cache_reference.places(table, row, positions, 64)  # beyond 2**31 where a page is far
-    assert torch.equal(places(table, row, positions, 64), right)
+    right = cache_reference.slot_mapping(table, row, positions, 64)  # beyond 2**31 where a page is far
+    assert torch.equal(slot_mapping(table, row, positions, 64), right)
 
 
 @pytest.mark.parametrize("num", [16, 32, 50, 64])
@@ -223,14 +223,14 @@ def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_
     frequencies = 1e4 ** (-torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
     tables = rope_tables(torch.arange(130, device="cuda") * 63, frequencies)
     norm = HeadNorm(normal(head_dim), normal(head_dim), 1e-6) if has_norm else None
-    place = num_pages * page_size - 1 - torch.randperm(600, device="cuda")[:130]
+    slot_mapping_T = num_pages * page_size - 1 - torch.randperm(600, device="cuda")[:130]
     pages = torch.full((num_pages, 2, num_kv_heads, page_size, head_dim), 1000.0, dtype=torch.bfloat16, device="cuda")
-    given_q = rotate_and_store(qkv, num_heads, *tables, norm, pages, place)
+    given_q = rotate_and_store(qkv, num_heads, *tables, norm, pages, slot_mapping_T)
     end = pages[-16:].clone()
     assert pages[:-16].eq(1000).all()
     right_end = torch.full_like(end, 1000.0)
-    right_place = place - (num_pages - 16) * page_size
-    right_q = rope_reference.rotate_and_store(qkv, num_heads, *tables, norm, right_end, right_place, UNSCALED)
+    right_mapping_T = slot_mapping_T - (num_pages - 16) * page_size
+    right_q = rope_reference.rotate_and_store(qkv, num_heads, *tables, norm, right_end, right_mapping_T, UNSCALED)
     assert_close(given_q, right_q)
     assert torch.equal(end[:, 1], right_end[:, 1])
     is_written = right_end != 1000
@@ -239,16 +239,16 @@ def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_
 
 
 def test_float8_pages_get_what_fits_over_the_scales() -> None:
-    scales, place = PageScales(0.37, 2.3), torch.tensor([7, 130, 64], device="cuda")
+    scales, slot_mapping_T = PageScales(0.37, 2.3), torch.tensor([7, 130, 64], device="cuda")
     qkv = normal(3, 12, 128) * 200  # some of it beyond what float8 holds
     given, right = (torch.zeros(3, 2, 2, 64, 128, device="cuda").to(FP8) for _ in range(2))
-    store(qkv[:, 8:10], qkv[:, 10:], given, place, scales)
-    cache_reference.store(qkv[:, 8:10], qkv[:, 10:], right, place, scales)
+    store(qkv[:, 8:10], qkv[:, 10:], given, slot_mapping_T, scales)
+    cache_reference.store(qkv[:, 8:10], qkv[:, 10:], right, slot_mapping_T, scales)
     # A number on the edge between two of float8 may be rounded to either: one step of an eighth.
     assert_near(given, right)
     tables = rope_tables(torch.arange(3, device="cuda"), torch.rand(64, device="cuda"))
-    rotate_and_store(qkv, 8, *tables, None, given, place, scales)
-    rope_reference.rotate_and_store(qkv, 8, *tables, None, right, place, scales)
+    rotate_and_store(qkv, 8, *tables, None, given, slot_mapping_T, scales)
+    rope_reference.rotate_and_store(qkv, 8, *tables, None, right, slot_mapping_T, scales)
     assert_near(given, right)
 
 

@@ -36,6 +36,6 @@ def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
     shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
     world = LatentWorld(shape, [], DECODE)
     assert world.error(TorchLatentAttention(shape, 32, 25, CPU)) <= 0.01
-    kept = torch.cat([world.pages[world.tables.places(row)] for row in range(len(DECODE))])
+    kept = torch.cat([world.pages[world.tables.slots(row)] for row in range(len(DECODE))])
     cached = torch.cat([context[:start] for context, (start, _) in zip(world.contexts, DECODE, strict=True)])
     torch.testing.assert_close(kept.float() * 0.37, cached.float(), rtol=2**-4, atol=1e-3)

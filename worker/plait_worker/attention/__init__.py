@@ -56,11 +56,11 @@ class StepAttention(Protocol):
 
 
 @runtime_checkable
-class PlacedStep(StepAttention, Protocol):
+class SlotMappedStep(StepAttention, Protocol):
     """One that says where the step's keys and values go, for whoever writes them with less work."""
 
     @property
-    def place_T(self) -> Tensor:
+    def slot_mapping_T(self) -> Tensor:
         """int64: page times page size plus offset of each token."""
         ...
 
@@ -105,7 +105,7 @@ Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 class LatentStep(Protocol):
     """The latent attention of one step: made once by ``prepare``, called once a layer.
 
-    First the step's tokens go into the layer's pages, where ``place_T`` says, divided by ``cached_scale``.
+    First the step's tokens go into the layer's pages, where ``slot_mapping_T`` says, divided by ``cached_scale``.
     """
 
     @property
@@ -114,7 +114,7 @@ class LatentStep(Protocol):
         ...
 
     @property
-    def place_T(self) -> Tensor:
+    def slot_mapping_T(self) -> Tensor:
         """int64: where in the flat pages ``[pages * page size, C]`` the step's tokens go."""
         ...
 

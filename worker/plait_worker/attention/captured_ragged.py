@@ -1,6 +1,6 @@
 """Prefill rows of latent attention in captured steps: absorbed, or by the ragged kernel with a plan for each replay.
 
-The ragged kernel takes its work from lists in the device's memory, whose places a captured step keeps; before each
+The ragged kernel takes its work from lists in the device's memory, at addresses that a captured step keeps; before each
 replay they are written anew, for the replay's lengths. Rows that a step lacks share the tokens that fill it up, so that
 every token's output is written.
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
-from plait_kernels.kv_cache import places
+from plait_kernels.kv_cache import slot_mapping
 from torch import Tensor
 
 from plait_worker.attention import LatentShape
@@ -67,7 +67,7 @@ class LatentPrompts:
 
     def step(self, rows: Rows, context: DeviceContext) -> RaggedStep:
         """The prefill rows of the captured step that was planned last."""
-        index_I = places(rows.page_table_RW, context.row_I, context.position_I, self.page_size)
+        index_I = slot_mapping(rows.page_table_RW, context.row_I, context.position_I, self.page_size)
         tokens = slice(0, rows.num_prefill_tokens)
         pieces = [
             Piece(tokens, index, wrapper)

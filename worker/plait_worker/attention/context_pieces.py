@@ -33,7 +33,7 @@ class ContextPiece:
         """The piece's rows."""
         return slice(self.first, self.first + len(self.lengths))
 
-    def places(self, table_RW: Tensor, page_size: int, tile: int = 1) -> Tensor:
+    def slot_mapping(self, table_RW: Tensor, page_size: int, tile: int = 1) -> Tensor:
         """int64 ``[I]``, on the table's device: where in the flat cache ``[pages * page_size, C]`` the tokens lie.
 
         The first of them fills up what I lacks of a multiple of ``tile``.

@@ -20,7 +20,7 @@ from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
-from plait_worker.attention.lengths import device_lengths, places
+from plait_worker.attention.lengths import device_lengths, slot_mapping
 from plait_worker.attention.packed_pages import ends, packed_pages
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.whole_steps import goes_whole
@@ -46,14 +46,14 @@ class _PageLists:
 class FlashinferStep:
     """``StepAttention`` of this backend."""
 
-    place_T: Tensor
+    slot_mapping_T: Tensor
     num_prefill_tokens: int
     prefill: BatchPrefillWithPagedKVCacheWrapper | None
     decode: BatchDecodeWithPagedKVCacheWrapper | None
 
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
-        store(k_TGE, v_TGE, pages, self.place_T)
+        store(k_TGE, v_TGE, pages, self.slot_mapping_T)
         return self.attend(q_THE, pages)
 
     @property
@@ -106,7 +106,7 @@ class Flashinfer:
             rows = replace(rows, num_prefill=rows.num_rows)
         split = rows.num_prefill
         return FlashinferStep(
-            place_T=places(rows, device_lengths(rows), self.page_size),
+            slot_mapping_T=slot_mapping(rows, device_lengths(rows), self.page_size),
             num_prefill_tokens=rows.num_prefill_tokens,
             prefill=self._plan_prefill(rows, slice(0, split)) if split else None,
             decode=self._plan_decode(rows, slice(split, rows.num_rows)) if split < rows.num_rows else None,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.captured_ragged import LatentPrompts
-from plait_worker.attention.lengths import device_lengths, places
+from plait_worker.attention.lengths import device_lengths, slot_mapping
 from plait_worker.attention.ragged_latent import RaggedPrefill, RaggedStep
 from plait_worker.attention.row_order import OrderedRows, short_last
 from plait_worker.attention.short_appends import is_short, is_short_beside_others
@@ -38,7 +38,7 @@ class LatentKernelStep(Generic[PlannedT]):
 
     backend: LatentKernels[PlannedT]
     num_prefill_tokens: int
-    place_T: Tensor
+    slot_mapping_T: Tensor
     order_T: Tensor | None
     ragged: RaggedStep | None
     absorbed: PlannedT | None
@@ -113,7 +113,7 @@ class LatentKernels(ABC, Generic[PlannedT]):
         return LatentKernelStep(
             backend=self,
             num_prefill_tokens=ordered.num_long_tokens,
-            place_T=places(rows, lengths, self.page_size),
+            slot_mapping_T=slot_mapping(rows, lengths, self.page_size),
             order_T=ordered.order_T,
             ragged=self._ragged_step(rows, first) if first else None,
             absorbed=self.plan(rows, lengths, first) if first < rows.num_rows else None,

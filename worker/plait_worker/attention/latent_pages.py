@@ -11,9 +11,9 @@ from torch import Tensor
 from plait_worker.attention import LatentShape
 
 
-def load_latents(pages: Tensor, place_I: Tensor, shape: LatentShape) -> Tensor:
+def load_latents(pages: Tensor, slot_mapping_I: Tensor, shape: LatentShape) -> Tensor:
     """What lies at these tokens (int64) of ``pages`` ``[N, P, C]``, ``[I, C]`` in the model's dtype."""
-    read_IC = as_bytes(pages).view(-1, shape.cached_dim).index_select(0, place_I)
+    read_IC = as_bytes(pages).view(-1, shape.cached_dim).index_select(0, slot_mapping_I)
     return as_model(read_IC.view(pages.dtype), shape)
 
 

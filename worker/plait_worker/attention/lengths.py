@@ -34,13 +34,13 @@ def device_lengths(rows: Rows) -> DeviceLengths | None:
     )
 
 
-def places(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
+def slot_mapping(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
     """int64 ``[T]``: page times page size plus offset, where each token's key and value are kept."""
     row_T = None if lengths is None else lengths.row_T
-    return kv_cache.places(rows.page_table_RW, row_T, rows.positions_T, page_size)
+    return kv_cache.slot_mapping(rows.page_table_RW, row_T, rows.positions_T, page_size)
 
 
-def token_places(rows: Rows, page_size: int) -> Tensor:
+def token_slot_mapping(rows: Rows, page_size: int) -> Tensor:
     """The same for a step whose decode rows may have several tokens; equal lengths need nothing of the host."""
     device = rows.positions_T.device
     if min(rows.lengths) == max(rows.lengths):
@@ -48,7 +48,7 @@ def token_places(rows: Rows, page_size: int) -> Tensor:
         row_T = one_R.repeat_interleave(rows.lengths[0], output_size=rows.num_tokens)
     else:
         row_T = upload(np.arange(rows.num_rows).repeat(rows.lengths), device)
-    return kv_cache.places(rows.page_table_RW, row_T, rows.positions_T, page_size)
+    return kv_cache.slot_mapping(rows.page_table_RW, row_T, rows.positions_T, page_size)
 
 
 def decode_lengths(rows: Rows) -> Tensor:

@@ -38,7 +38,7 @@ class PagedLatentStep:
     """``LatentStep`` of the compiled kernels."""
 
     num_prefill_tokens: int
-    place_T: Tensor
+    slot_mapping_T: Tensor
     """Where in the flat cache the step's tokens go."""
     order_T: Tensor | None
     cached_scale: float
@@ -87,7 +87,7 @@ class PagedLatentAttention:
         page_size = self.latents.page_size
         return PagedLatentStep(
             num_prefill_tokens=ordered.num_long_tokens,
-            place_T=pages_of_tokens(rows, page_size) * page_size + rows.positions_T % page_size,
+            slot_mapping_T=pages_of_tokens(rows, page_size) * page_size + rows.positions_T % page_size,
             order_T=ordered.order_T,
             cached_scale=1.0,
             new=ExpandedRows(self.sizes, rows.lengths[:first], rows.lengths[:first], is_causal=True),
@@ -117,5 +117,5 @@ class PagedLatentAttention:
         return _Context(
             tokens=slice(begin, begin + sum(lengths)),
             rows=ExpandedRows(self.sizes, lengths, piece.lengths.tolist(), is_causal=False),
-            index_I=piece.places(rows.page_table_RW, self.latents.page_size),
+            index_I=piece.slot_mapping(rows.page_table_RW, self.latents.page_size),
         )

@@ -105,7 +105,7 @@ class RaggedPrefill:
     def _piece(
         self, piece: ContextPiece, rows: Rows, first_P: Ints, wrapper: BatchPrefillWithRaggedKVCacheWrapper
     ) -> Piece:
-        index_I = piece.places(rows.page_table_RW, self.page_size, _TILE)
+        index_I = piece.slot_mapping(rows.page_table_RW, self.page_size, _TILE)
         lengths = np.array(rows.lengths[piece.rows])
         tokens = slice(int(first_P[piece.rows.start]), int(first_P[piece.rows.stop]))
         return Piece(tokens, index_I, plan_ragged(wrapper, self.shape, lengths, piece.lengths, is_causal=False))

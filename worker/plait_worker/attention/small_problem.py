@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from plait_kernels.latent import Places, keep_latents
+from plait_kernels.latent import CacheTarget, keep_latents
 from torch import Tensor
 
 from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
@@ -130,14 +130,14 @@ class LatentProblem(SmallProblem):
         step: LatentStep = backend.prepare(rows)
         if (order_T := step.order_T) is None:
             return lambda: self._layer(step, q_THE, latent_TC)
-        place_T = order_T.argsort()
-        return lambda: self._layer(step, q_THE[order_T], latent_TC[order_T])[place_T]
+        inverse_T = order_T.argsort()
+        return lambda: self._layer(step, q_THE[order_T], latent_TC[order_T])[inverse_T]
 
     def _layer(self, step: LatentStep, q_THE: Tensor, latent_TC: Tensor) -> Tensor:
         """``[T, H, V]``, in the step's own order."""
         num = step.num_prefill_tokens
         out_THV = q_THE.new_empty(*q_THE.shape[:2], self.shape.value_dim)
-        keep_latents(latent_TC, Places(self.pages, step.place_T, step.cached_scale))
+        keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         if num > 0:
             step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._expand, out_THV[:num])
         if num < len(q_THE):

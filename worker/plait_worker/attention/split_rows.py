@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plait_worker.attention import AttentionShape
 from plait_worker.attention.captured import CapturedPrompts, UnplannedPrompts
-from plait_worker.attention.lengths import decode_lengths, device_lengths, places
+from plait_worker.attention.lengths import decode_lengths, device_lengths, slot_mapping
 from plait_worker.attention.widened import Widened, widen
 from plait_worker.failure import ensure
 from plait_worker.ranges import named
@@ -54,14 +54,14 @@ class SplitStep:
     """``StepAttention`` of two calls, one for each sort of rows."""
 
     backend: SplitAttention
-    place_T: Tensor
+    slot_mapping_T: Tensor
     num_prefill_tokens: int
     prefill: PrefillRows | None
     decode: DecodeRows
 
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
-        store(k_TGE, v_TGE, pages, self.place_T, self.scales)
+        store(k_TGE, v_TGE, pages, self.slot_mapping_T, self.scales)
         return self.attend(q_THE, pages)
 
     @property
@@ -123,7 +123,7 @@ class SplitAttention(ABC):
         table_PW = rows.page_table_RW[: rows.num_prefill]
         return SplitStep(
             backend=self,
-            place_T=places(rows, lengths, self.page_size),
+            slot_mapping_T=slot_mapping(rows, lengths, self.page_size),
             num_prefill_tokens=rows.num_prefill_tokens,
             prefill=None if lengths is None else PrefillRows(lengths, table_PW, widened),
             decode=self.decode_rows(rows.page_table_RW[rows.num_prefill :], decode_lengths(rows)),

@@ -59,7 +59,7 @@ class TorchLatentStep:
     shape: LatentShape
     context_chunk: int
     num_prefill_tokens: int
-    place_T: Tensor
+    slot_mapping_T: Tensor
     """Where in the flat cache the step's tokens go."""
     prefill_rows: list[_PrefillRow]
     decode_batches: list[_DecodeBatch]
@@ -169,7 +169,7 @@ class TorchLatentAttention:
             shape=self.shape,
             context_chunk=self.context_chunk,
             num_prefill_tokens=rows.num_prefill_tokens,
-            place_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
+            slot_mapping_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
             prefill_rows=list(self._prefill_rows(rows)),
             decode_batches=batches,
             room=self._room_for(max((len(batch.page_index) for batch in batches), default=0)),

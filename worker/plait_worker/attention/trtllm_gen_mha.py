@@ -18,7 +18,7 @@ from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
 from plait_worker.attention import AttentionShape
-from plait_worker.attention.lengths import device_lengths, token_places
+from plait_worker.attention.lengths import device_lengths, token_slot_mapping
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
 from plait_worker.attention.trtllm_gen import Scratch
 from plait_worker.rows import DeviceLengths, Rows
@@ -32,7 +32,7 @@ class TrtllmGenMhaStep:
     """``StepAttention`` of two calls, one for each sort of rows."""
 
     backend: TrtllmGenMha
-    place_T: Tensor
+    slot_mapping_T: Tensor
     num_prefill_tokens: int
     prefill: DeviceLengths | None
     table_PW: Tensor
@@ -40,7 +40,7 @@ class TrtllmGenMhaStep:
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
-        store(k_TGD, v_TGD, pages, self.place_T)
+        store(k_TGD, v_TGD, pages, self.slot_mapping_T)
         return self.attend(q_THD, pages)
 
     @property
@@ -78,7 +78,7 @@ class TrtllmGenMha:
         """Lengths and tables of both sorts of rows."""
         return TrtllmGenMhaStep(
             backend=self,
-            place_T=token_places(rows, self.page_size),
+            slot_mapping_T=token_slot_mapping(rows, self.page_size),
             num_prefill_tokens=rows.num_prefill_tokens,
             prefill=device_lengths(rows),
             table_PW=rows.page_table_RW[: rows.num_prefill],

@@ -25,7 +25,7 @@ from torch import Tensor
 from plait_worker.attention import Expand, LatentShape
 from plait_worker.attention.latent_chunks import Run, runs_of_context, runs_of_new_tokens
 from plait_worker.attention.latent_pages import load_latents
-from plait_worker.attention.lengths import token_places
+from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
 from plait_worker.attention.row_order import short_last
 from plait_worker.attention.trtllm_gen import Scratch
@@ -56,7 +56,7 @@ class RaggedCall:
     """int32 ``[R + 1]``."""
     kv_lengths: Tensor
     """int32 ``[R]``."""
-    place_I: Tensor | None
+    slot_mapping_I: Tensor | None
     """int64: where in the pages the tokens lie that are seen; None for the rows' own new tokens."""
 
 
@@ -74,7 +74,7 @@ class TrtllmMlaStep:
 
     backend: TrtllmMla
     num_prefill_tokens: int
-    place_T: Tensor
+    slot_mapping_T: Tensor
     order_T: Tensor | None
     groups: list[Group]
     absorbed: list[QueryRows]
@@ -100,8 +100,8 @@ class TrtllmMlaStep:
         """The group's output ``[tokens, H, V]``, float32, merged with that over its chunks."""
         first = group.new.run.tokens.start
         for chunk in group.chunks:
-            assert chunk.place_I is not None
-            k_IHE, v_IHV = expand(load_latents(pages, chunk.place_I, self.backend.shape))
+            assert chunk.slot_mapping_I is not None
+            k_IHE, v_IHV = expand(load_latents(pages, chunk.slot_mapping_I, self.backend.shape))
             part, part_lse = self.backend.ragged(chunk, q_PHE[chunk.run.tokens], k_IHE, v_IHV, is_causal=False)
             own = slice(chunk.run.tokens.start - first, chunk.run.tokens.stop - first)
             merge_into(out[own], lse[own], part, part_lse)
@@ -145,7 +145,7 @@ class TrtllmMla:
         return TrtllmMlaStep(
             backend=self,
             num_prefill_tokens=num_long_tokens,
-            place_T=token_places(rows, self.page_size),
+            slot_mapping_T=token_slot_mapping(rows, self.page_size),
             order_T=ordered.order_T,
             groups=list(self._groups(rows, num_long)),
             absorbed=[part for part in (appended, decoded) if part is not None],
@@ -168,8 +168,8 @@ class TrtllmMla:
         on_q, on_kv, lengths = upload(packed, self.scratch.workspace.device).split(
             [num_rows + 1, num_rows + 1, num_rows]
         )
-        place_I = None if run.seen is None else run.seen.places(rows.page_table_RW, self.page_size)
-        return RaggedCall(run, on_q, on_kv, lengths, place_I)
+        slot_mapping_I = None if run.seen is None else run.seen.slot_mapping(rows.page_table_RW, self.page_size)
+        return RaggedCall(run, on_q, on_kv, lengths, slot_mapping_I)
 
     def ragged(self, call: RaggedCall, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
         """Un-absorbed attention: ``[tokens, H, V]`` and its log-sum-exp, float32 base 2 ``[tokens, H]``.

@@ -48,8 +48,8 @@ def widen(rows: Rows, page_size: int) -> Widened | None:
     if total * page_size > MAX_TOKENS:
         return None
     firsts_P = counts_P.cumsum() - counts_P
-    place_I = np.arange(total) - np.repeat(firsts_P, counts_P)
-    flat_I = np.repeat(np.arange(num), counts_P) * rows.page_table_RW.shape[1] + place_I
+    page_index_I = np.arange(total) - np.repeat(firsts_P, counts_P)
+    flat_I = np.repeat(np.arange(num), counts_P) * rows.page_table_RW.shape[1] + page_index_I
     device = rows.page_table_RW.device
     width = int(counts_P.max()) + -int(counts_P.max()) % _TABLE_STEP
     table_PW = np.minimum(firsts_P[:, None] + np.arange(width), total - 1).astype(np.int32)

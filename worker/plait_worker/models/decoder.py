@@ -14,7 +14,7 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
-from plait_worker.attention import AttentionShape, PlacedStep, StepAttention
+from plait_worker.attention import AttentionShape, SlotMappedStep, StepAttention
 from plait_worker.attention.paged import PagedStep
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.layers.norm import RmsNorm
@@ -147,7 +147,7 @@ class HeadsDecoder(Decoder[StepAttention]):
         if self.stack is not None and isinstance(attention, PagedStep):
             tables = self.rope.tables(rows.positions_T)
             return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
-        if self.fused is not None and isinstance(attention, PlacedStep):
+        if self.fused is not None and isinstance(attention, SlotMappedStep):
             tables = self.rope.tables(rows.positions_T)
             return self.fused.forward(self.embedding(rows.token_ids_T), tables, attention, cache)
         return super().forward(rows, cache, attention)

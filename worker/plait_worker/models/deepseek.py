@@ -13,8 +13,8 @@ import torch
 from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
+    CacheTarget,
     LatentNorm,
-    Places,
     Tables,
     absorb,
     absorb_and_store,
@@ -124,8 +124,8 @@ class LatentAttention:
 
     def _attend_absorbed(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
-        queries, places = AbsorbedQueries(raw.q_THE, self.key_HOL), _places(attention, pages)
-        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, places)
+        queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
+        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         self._values(attention.decode(q_THC, pages), out_THV)
         return out_THV
@@ -133,8 +133,8 @@ class LatentAttention:
     def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
-        places = _places(attention, pages)
-        latent_TC, q_PHE = store_and_turn(raw.cached_TC, raw.q_THE[prefill], self._norm, raw.tables, places)
+        cache = _cache_target(attention, pages)
+        latent_TC, q_PHE = store_and_turn(raw.cached_TC, raw.q_THE[prefill], self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
@@ -147,9 +147,9 @@ class LatentAttention:
         torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 
 
-def _places(attention: LatentStep, pages: Tensor) -> Places:
+def _cache_target(attention: LatentStep, pages: Tensor) -> CacheTarget:
     """Where the step's latents go in one layer."""
-    return Places(pages, attention.place_T, attention.cached_scale)
+    return CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
 
 
 class LatentBlock(Block[LatentStep]):

@@ -18,7 +18,7 @@ from plait_kernels.linear import RowNorm, normed_gate_row, normed_multiply_row
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
-from plait_worker.attention import PlacedStep, StepAttention
+from plait_worker.attention import SlotMappedStep, StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.matrix import GpuMatrix, Matrix
@@ -47,12 +47,14 @@ class FusedBlock:
     down: GpuMatrix
 
     def forward(
-        self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: PlacedStep, pages: Tensor
+        self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The block's last summand and the residual stream that it is still to be added to."""
         qkv_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
         qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
-        q_THE = rotate_and_store(qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.place_T, step.scales)
+        q_THE = rotate_and_store(
+            qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.slot_mapping_T, step.scales
+        )
         x_TD = self.output(step.attend(q_THE, pages).flatten(1))
         gated_TO, residual_TD = _normed_gate(x_TD, residual_TD, self.mlp_norm, self.gate_up)
         return self.down(gated_TO), residual_TD
@@ -66,7 +68,7 @@ class FusedStack:
         self._blocks = blocks
         self._norm = norm
 
-    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], step: PlacedStep, cache: KVCache) -> Tensor:
+    def forward(self, x_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, cache: KVCache) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``; ``tables`` are cosine and sine."""
         residual_TD = torch.zeros_like(x_TD)
         for block, pages in zip(self._blocks, cache.layers, strict=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from plait_kernels.kv_cache import FP8, stored
-from plait_kernels.latent import AbsorbedQueries, Places, Tables, absorb_and_store
+from plait_kernels.latent import AbsorbedQueries, CacheTarget, Tables, absorb_and_store
 from plait_worker.attention import AttentionBackend, LatentShape, LatentStep
 from plait_worker.attention.choice import try_backend
 from plait_worker.attention.found import Need, names
@@ -101,8 +101,8 @@ def parts(
     q_THE = queries.unflatten(1, (heads, -1))
     q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
     latents, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
-    places = Places(pages, attention.place_T, attention.cached_scale)
-    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, places)
+    cache = CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
+    entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, cache)
     quantised = {"queries to float8": microseconds(lambda: stored(q_THC, FP8, 1.0))} if pages.dtype == FP8 else {}
     return quantised | {
         "layer": microseconds(lambda: layer(x, step, pages)),

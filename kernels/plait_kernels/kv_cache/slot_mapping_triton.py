@@ -13,16 +13,16 @@ from torch import Tensor
 _TOKENS = 128
 
 
-def places(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
-    """See ``plait_kernels.kv_cache.places``; the table's pages lie side by side."""
+def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
+    """See ``plait_kernels.kv_cache.slot_mapping``; the table's pages lie side by side."""
     num_tokens = positions_T.shape[0]
-    place_T = torch.empty(num_tokens, dtype=torch.int64, device=positions_T.device)
+    slot_mapping_T = torch.empty(num_tokens, dtype=torch.int64, device=positions_T.device)
     if num_tokens:
-        _places[(triton.cdiv(num_tokens, _TOKENS),)](
+        _slot_mapping[(triton.cdiv(num_tokens, _TOKENS),)](
             table_RW,
             positions_T if row_T is None else row_T,
             positions_T,
-            place_T,
+            slot_mapping_T,
             num_tokens,
             table_RW.stride(0),
             PAGE=page_size,
@@ -30,18 +30,18 @@ def places(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_siz
             TOKENS=_TOKENS,
             num_warps=4,
         )
-    return place_T
+    return slot_mapping_T
 
 
 @triton.jit(
     do_not_specialize=["num_tokens", "table_stride"],
     do_not_specialize_on_alignment=["table_ptr", "row_ptr", "positions_ptr"],
 )
-def _places(  # type: ignore[no-untyped-def]
+def _slot_mapping(  # type: ignore[no-untyped-def]
     table_ptr,
     row_ptr,
     positions_ptr,
-    place_ptr,
+    slot_mapping_ptr,
     num_tokens,
     table_stride,
     PAGE: tl.constexpr,
@@ -53,4 +53,4 @@ def _places(  # type: ignore[no-untyped-def]
     position = tl.load(positions_ptr + token, mask=is_there, other=0)
     row = tl.load(row_ptr + token, mask=is_there, other=0) if HAS_ROWS else token.to(tl.int64)
     page = tl.load(table_ptr + row * table_stride + position // PAGE, mask=is_there, other=0).to(tl.int64)
-    tl.store(place_ptr + token, page * PAGE + position % PAGE, mask=is_there)
+    tl.store(slot_mapping_ptr + token, page * PAGE + position % PAGE, mask=is_there)
