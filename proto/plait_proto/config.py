@@ -11,7 +11,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kind: str
     """``auto``, ``cpu`` or ``cuda``."""
     attention: str
-    """``auto``, or a backend that ``plait_worker.attention.found`` lists, or ``torch``."""
+    """``auto``, or a backend that ``plait_worker.attention.registry`` lists, or ``torch``."""
     cuda_graphs: bool
     """Whether decode steps are captured."""
     max_graph_batch: int

@@ -12,7 +12,8 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, as_bytes, stored
 from plait_kernels.latent import CacheTarget, keep_latents
-from plait_worker.attention import AttentionBackend, AttentionShape, LatentShape, LatentStep
+from plait_worker.attention.backend import AttentionBackend, MlaStep
+from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.rows import Rows
 from torch import Tensor
 
@@ -22,11 +23,11 @@ Spans = Sequence[tuple[int, int]]
 """Start and length of each row."""
 
 
-def heads(num_heads: int = 8, num_kv_heads: int = 2, head_dim: int = 128) -> AttentionShape:
-    return AttentionShape(num_heads, num_kv_heads, head_dim, 0.7 * head_dim**-0.5, torch.bfloat16)
+def heads(num_heads: int = 8, num_kv_heads: int = 2, head_dim: int = 128) -> MhaShape:
+    return MhaShape(num_heads, num_kv_heads, head_dim, 0.7 * head_dim**-0.5, torch.bfloat16)
 
 
-def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **changes: Any) -> LatentShape:
+def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **changes: Any) -> MlaShape:
     settings = {
         "latent_dim": latent_dim,
         "cached_dim": latent_dim + 64,
@@ -36,7 +37,7 @@ def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **ch
         "dtype": torch.bfloat16,
         "cached_dtype": torch.bfloat16,
     }
-    return LatentShape(num_heads=num_heads, **{**settings, **changes})
+    return MlaShape(num_heads=num_heads, **{**settings, **changes})
 
 
 class Tables:
@@ -81,10 +82,10 @@ class Tables:
         return torch.cat([context[start:] for context, start in zip(contexts, self.starts, strict=True)])
 
 
-class HeadsWorld:
+class MhaWorld:
     """One layer whose heads cache keys and values."""
 
-    def __init__(self, shape: AttentionShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
+    def __init__(self, shape: MhaShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
         torch.manual_seed(0)
         self.shape, self.tables = shape, Tables(prefill, decode, page_size)
         size = (2, shape.num_kv_heads, page_size, shape.head_dim)
@@ -107,12 +108,12 @@ class HeadsWorld:
         return difference(out, right)
 
 
-class LatentWorld:
+class MlaWorld:
     """One layer that caches latents."""
 
     def __init__(
         self,
-        shape: LatentShape,
+        shape: MlaShape,
         prefill: Spans,
         decode: Spans,
         page_size: int = 32,
@@ -147,7 +148,7 @@ class LatentWorld:
         given, right = self.attended(step), self._right()
         return difference(given, right if step.order_T is None else right[step.order_T])
 
-    def attended(self, step: LatentStep) -> Tensor:
+    def attended(self, step: MlaStep) -> Tensor:
         """That layer's result, in the step's order."""
         q, latent_TC = self.q, self.tables.new(self.contexts)
         if step.order_T is not None:
@@ -156,7 +157,7 @@ class LatentWorld:
         keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         out_THV: Tensor = q.new_empty(*q.shape[:2], self.shape.value_dim)
         if num:
-            step.prefill(q[:num], latent_TC[:num], self.pages, self._expand, out_THV[:num])
+            step.prefill(q[:num], latent_TC[:num], self.pages, self._up_project, out_THV[:num])
         if num < len(q):
             absorbed = torch.einsum("tho,hol->thl", q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
             queries = torch.cat((absorbed, q[num:, :, self.key_HOL.shape[1] :]), dim=2)
@@ -168,14 +169,14 @@ class LatentWorld:
         if self.shape.cached_dtype == FP8:  # what the pages keep of it
             seen = self._stored(seen).double() * self.shape.cached_scale
         sizes = [len(context) for context in self.contexts]
-        k, v = (each.split(sizes) for each in self._expand(seen.double()))
+        k, v = (each.split(sizes) for each in self._up_project(seen.double()))
         rows = zip(self.q.double().split(self.tables.lengths), k, v, strict=True)
         return torch.cat([attend(*row, self.shape.scale) for row in rows])
 
     def _stored(self, numbers: Tensor) -> Tensor:
         return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
-    def _expand(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+    def _up_project(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of one tensor, as one product gives them."""
         latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]
         key_NHO, value_NHV = (

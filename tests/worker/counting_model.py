@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from plait_worker.attention import AttentionShape, StepAttention
+from plait_worker.attention.backend import StepAttention
+from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.loop import Rank
 from plait_worker.model_config import ModelConfig, RopeConfig
@@ -32,7 +33,7 @@ class Unplanned:
 
     name: str = "unplanned"
     is_capturable: bool = False
-    captured_prompts: None = None
+    captured_prefill: None = None
 
     def prepare(self, rows: Rows) -> StepAttention:
         return Seen(rows)
@@ -61,7 +62,7 @@ class CountingModel:
     weight_bytes: int = 0
     kept_kinds: frozenset[str] = frozenset()
     cache_spec: CacheSpec = field(default_factory=lambda: CacheSpec(1, 1, 1, torch.float32))
-    attention_shape: AttentionShape = field(default_factory=lambda: AttentionShape(1, 1, 1, 1.0, torch.float32))
+    attention_shape: MhaShape = field(default_factory=lambda: MhaShape(1, 1, 1, 1.0, torch.float32))
     config: ModelConfig = field(
         default_factory=lambda: ModelConfig(
             architecture="CountingForCausalLM",

@@ -16,10 +16,10 @@ import pytest
 import torch
 from plait_proto import ExitCode
 from plait_worker import compile_modules, kernels_command
-from plait_worker.attention import AttentionShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import HOPPER, Need
-from plait_worker.attention.modules import modules_for
+from plait_worker.attention.jit.modules import modules_for
+from plait_worker.attention.registry import HOPPER, BackendRequirements
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MhaShape
 from plait_worker.compile_modules import how_many_at_once
 
 CONFIG = {
@@ -34,7 +34,7 @@ CONFIG = {
     "max_position_embeddings": 128,
 }
 (CAPABILITY,) = HOPPER
-SHAPE = AttentionShape(8, 2, 128, 128**-0.5, torch.bfloat16)
+SHAPE = MhaShape(8, 2, 128, 128**-0.5, torch.bfloat16)
 GIB = 1 << 30
 # Writes the file that it is told to, and what that was made of. `breaks` names the source that it refuses, `says` how.
 COMPILER = """#!/bin/sh
@@ -197,8 +197,8 @@ def test_what_another_toolkit_built_is_compiled_anew_before_a_start_has_to(
     build(monkeypatch, model)
     Toolkit(tmp_path / "cuda-13.1").use(monkeypatch)
     assert states() == ["prebuilt", "outdated", "outdated", "outdated"]
-    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: CAPABILITY)
-    outcome = try_backend("trtllm_mha", Need(SHAPE, 64, 64, 64, torch.device("cpu")))
+    monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
+    outcome = try_backend("trtllm_mha", BackendRequirements(SHAPE, 64, 64, 64, torch.device("cpu")))
     assert outcome == "1 of its modules are not built, which takes minutes; `plait kernels build` does it"
     assert build(monkeypatch, model) == 0
     assert states() == ["prebuilt", "built", "built", "built"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from plait_kernels.kv_cache import PageScales
 from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.torch import TorchAttention
-from plait_worker.attention.torch_latent import TorchLatentAttention
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.cache import KVCache
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes
 from plait_worker.cpu_working_space import cpu_working_bytes
@@ -51,7 +51,7 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     model = load_model(path, dtype, CPU, Parallel(), fp8=fp8)
     shape = model.attention_shape
     cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(shape, 16, 256)
-    gathers = isinstance(attention, TorchAttention | TorchLatentAttention)
+    gathers = isinstance(attention, TorchMha | TorchMla)
     assert gathers == (dtype == "float16" or fp8 is not None)
     table = torch.arange(64, dtype=torch.int32)[None]
     positions = torch.arange(256, 256 + NUM_TOKENS)

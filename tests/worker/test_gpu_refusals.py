@@ -8,14 +8,14 @@ import pytest
 import torch
 from engine_side import engine_side
 from plait_proto import DeviceConfig, ExitCode
-from plait_worker.attention import AttentionShape
-from plait_worker.attention.choice import choose_attention
-from plait_worker.attention.found import KERNELS, Need, find, names
+from plait_worker.attention.registry import BACKENDS, BackendRequirements, find, names
+from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.spec import MhaShape
 from plait_worker.capacity import Room, choose_num_pages, gpu_pool_bytes
 from plait_worker.failure import Failure
 from tiny_models import config_for, save_tiny_llama
 
-HEADS = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+HEADS = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
 GIB = 1 << 30
 AMPERE = (8, 0)
 
@@ -33,16 +33,16 @@ def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("name", sorted({kernels.name for kernels in KERNELS}))
+@pytest.mark.parametrize("name", sorted({kernels.name for kernels in BACKENDS}))
 def test_a_kernel_that_does_not_run_here_is_refused_by_its_flag(name: str) -> None:
-    need = Need(HEADS, 64, 0, 256, torch.device("cpu"))
+    requirements = BackendRequirements(HEADS, 64, 0, 256, torch.device("cpu"))
     with pytest.raises(Failure, match=rf"--attention-backend {name}: it .*; auto takes one that runs here") as refused:
-        choose_attention(name, need)
+        choose_attention(name, requirements)
     assert refused.value.code == ExitCode.HARDWARE
 
 
 def test_an_older_gpu_has_none_of_the_kernels_and_each_says_what_it_needs() -> None:
-    assert names(AttentionShape, AMPERE) == []
+    assert names(MhaShape, AMPERE) == []
     assert find("trtllm_mha", HEADS, AMPERE) == "it needs a GPU of compute capability 9.0 or 10.0 or 10.3"
 
 

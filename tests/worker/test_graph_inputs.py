@@ -13,7 +13,7 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import store
 from plait_kernels.sampling import pick_greedy
-from plait_worker.attention import StepAttention
+from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import slot_mapping
 from plait_worker.cache import KVCache

@@ -15,10 +15,10 @@ import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 from plait_worker import kernels_command
-from plait_worker.attention import AttentionShape, LatentShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import HOPPER, Need
-from plait_worker.attention.modules import has_fmha_v2, modules_for
+from plait_worker.attention.jit.modules import has_fmha_v2, modules_for
+from plait_worker.attention.registry import HOPPER, BackendRequirements
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.triton_cache import compiled_kernels
 
 CONFIG = {
@@ -32,8 +32,8 @@ CONFIG = {
     "max_position_embeddings": 128,
 }
 (CAPABILITY,) = HOPPER
-GQA = AttentionShape(14, 2, 128, 128**-0.5, torch.bfloat16)
-MLA = LatentShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+GQA = MhaShape(14, 2, 128, 128**-0.5, torch.bfloat16)
+MLA = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
 
 
 @pytest.fixture
@@ -147,18 +147,18 @@ def told(name: str) -> str:
 def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: None)
-    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: CAPABILITY)
-    outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
+    monkeypatch.setattr("plait_worker.attention.selection.find_nvcc", lambda: None)
+    monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
+    outcome = try_backend("trtllm_mha", BackendRequirements(GQA, 16, 64, 64, torch.device("cpu")))
     assert isinstance(outcome, str)
     assert "not built, and there is no nvcc; `plait kernels build` says what to do" in outcome
 
 
 @pytest.mark.usefixtures("for_hopper")
 def test_with_a_compiler_auto_still_does_not_take_minutes_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait_worker.attention.choice.find_nvcc", lambda: Path("nvcc"))
-    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda _device: CAPABILITY)
-    outcome = try_backend("trtllm_mha", Need(GQA, 16, 64, 64, torch.device("cpu")))
+    monkeypatch.setattr("plait_worker.attention.selection.find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
+    outcome = try_backend("trtllm_mha", BackendRequirements(GQA, 16, 64, 64, torch.device("cpu")))
     assert outcome == "2 of its modules are not built, which takes minutes; `plait kernels build` does it"
 
 

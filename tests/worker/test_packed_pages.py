@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from plait_worker.attention.packed_pages import ends, packed_pages
+from plait_worker.attention.lengths import ends, packed_pages
 
 TABLE = torch.tensor([[7, 3, 99, 99], [99, 99, 99, 99], [5, 1, 8, 99]], dtype=torch.int32)
 NUM_PAGES = np.array([2, 0, 3])

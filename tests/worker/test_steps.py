@@ -12,7 +12,7 @@ from counting_model import CountingModel, counting_rank, next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode, Plan, StepResult, decode, encode
-from plait_worker.attention import StepAttention
+from plait_worker.attention.backend import StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.failure import Failure
 from plait_worker.loop import Rank

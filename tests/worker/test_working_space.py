@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from plait_worker import working_space
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
@@ -20,13 +20,13 @@ from torch import Tensor
 CPU = torch.device("cpu")
 
 
-class Noting(TorchAttention):
+class Noting(TorchMha):
     """Keeps the steps that it prepares."""
 
     steps: list[Rows]
 
     def prepare(self, rows: Rows):  # type: ignore[no-untyped-def]
-        """See ``TorchAttention``."""
+        """See ``TorchMha``."""
         self.steps.append(rows)
         return super().prepare(rows)
 

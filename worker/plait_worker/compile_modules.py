@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from plait_worker.attention.compilers import cuda_version, find_nvcc, toolkit_advice
-from plait_worker.attention.modules import GpuModule
+from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, toolkit_advice
+from plait_worker.attention.jit.modules import GpuModule
 from plait_worker.machine import free_memory_bytes, num_usable_cores
 
 _SECONDS_BETWEEN_WORDS = 20.0

@@ -9,9 +9,9 @@ import torch
 from plait_kernels.cpu.library import takes
 from plait_kernels.moe.native import ExpertPanels
 
-from plait_worker.attention import AttentionBackend
-from plait_worker.attention.paged import PagedAttention
-from plait_worker.attention.paged_latent import PagedLatentAttention
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.mha.cpu_mha import CpuMha
+from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.layers.mlp import SparseMlp
 from plait_worker.models import Model
 from plait_worker.models.decoder import Decoder, HeadsDecoder
@@ -26,7 +26,7 @@ def leave_cores_to_kernels(model: Model[Any], attention: AttentionBackend[Any]) 
         torch.set_num_threads(1)
     else:
         _log.info("left to torch: %s, on %d threads", ", ".join(left), torch.get_num_threads())
-    if isinstance(model, HeadsDecoder) and model.stack is not None and isinstance(attention, PagedAttention):
+    if isinstance(model, HeadsDecoder) and model.stack is not None and isinstance(attention, CpuMha):
         _log.info("the decoder's layers run as one compiled call a step")
 
 
@@ -34,7 +34,7 @@ def left_to_torch(model: Model[Any], attention: AttentionBackend[Any]) -> list[s
     """What of a step's heavy work the compiled kernels do not take on a CPU."""
     dtype = str(model.dtype).removeprefix("torch.")
     left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"products in {dtype}"]
-    if not isinstance(attention, PagedAttention | PagedLatentAttention):
+    if not isinstance(attention, CpuMha | CpuMla):
         left.append("attention")
     if isinstance(model, Decoder) and not all(map(_is_compiled, _sparse_mlps(model))):
         left.append("experts")

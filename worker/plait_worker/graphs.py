@@ -21,7 +21,7 @@ from plait_kernels.sampling import pick_greedy
 from plait_proto import ExitCode
 from torch import Tensor
 
-from plait_worker.attention.captured import CapturedPrompts, UnplannedPrompts
+from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
 from plait_worker.batch import check_tokens
 from plait_worker.delta import Delta
 from plait_worker.failure import Failure
@@ -46,7 +46,7 @@ class Captured:
     compute: Compute
     logits_RV: Tensor
     """Of the largest R."""
-    prompts: CapturedPrompts
+    prompts: CapturedPrefill
 
 
 class StepGraph:
@@ -109,7 +109,7 @@ class StepGraphs:
     """Graphs, smallest first; none by default."""
 
     graphs: Sequence[StepGraph] = ()
-    prompts: CapturedPrompts = field(default_factory=UnplannedPrompts)
+    prompts: CapturedPrefill = field(default_factory=UnplannedPrefill)
 
     def fitting(self, delta: Delta, slots: Slots) -> StepGraph | None:
         """The best graph for the step; None where it is too large, or wants what graphs do not give."""

@@ -14,10 +14,10 @@ import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 
-from plait_worker.attention import AttentionShape, LatentShape
-from plait_worker.attention.compilers import cuda_version, find_nvcc, what_is_missing
-from plait_worker.attention.found import BLACKWELL, HOPPER, Capability
-from plait_worker.attention.modules import GpuModule, has_flashinfer, model_shape, modules_for, prebuilt_folder
+from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, what_is_missing
+from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, model_shape, modules_for, prebuilt_folder
+from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability
+from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.compile_modules import compile_modules
 from plait_worker.device import compute_capability
 from plait_worker.division import refuse_uneven
@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> None:
         )
 
 
-def _modules(shape: AttentionShape | LatentShape, page_size: int, capability: Capability) -> list[GpuModule]:
+def _modules(shape: MhaShape | MlaShape, page_size: int, capability: Capability) -> list[GpuModule]:
     try:
         return modules_for(shape, page_size, capability)
     except ImportError as error:

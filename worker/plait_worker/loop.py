@@ -20,7 +20,7 @@ from plait_kernels.sampling import NO_TOKEN
 from plait_proto import Bye, ExitCode, Plan, StepResult, Verdict, encode
 from torch import Tensor
 
-from plait_worker.attention import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta, Ints, padded, read_plan

@@ -16,12 +16,11 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention import AttentionBackend
-from plait_worker.attention.captured import UnplannedPrompts
-from plait_worker.attention.choice import choose_attention
-from plait_worker.attention.found import Need
-from plait_worker.attention.torch import TorchAttention
-from plait_worker.attention.torch_latent import TorchLatentAttention
+from plait_worker.attention.backend import AttentionBackend, UnplannedPrefill
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.mla.torch_mla import TorchMla
+from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cores import leave_cores_to_kernels
@@ -81,9 +80,11 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     with _phase("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
-    need = Need(model.attention_shape, config.page_size, config.context_chunk, max_tokens, device)
+    requirements = BackendRequirements(
+        model.attention_shape, config.page_size, config.context_chunk, max_tokens, device
+    )
     with _phase("attention"):
-        attention = choose_attention(config.device.attention, need)
+        attention = choose_attention(config.device.attention, requirements)
     if device.type == "cpu":
         leave_cores_to_kernels(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
@@ -202,7 +203,7 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
 
 def _gathered_itemsize(loaded: Loaded) -> int | None:
     """Bytes of a number in the pages, where attention copies them."""
-    gathers = isinstance(loaded.attention, TorchAttention | TorchLatentAttention)
+    gathers = isinstance(loaded.attention, TorchMha | TorchMla)
     return loaded.model.attention_shape.cached_dtype.itemsize if gathers else None
 
 
@@ -218,9 +219,9 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
         model.rounded_logits(hidden_TD[rows.sample_index_S], logits_RV)
 
-    prompts = attention.captured_prompts
+    prompts = attention.captured_prefill
     max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
-    prompts = prompts or UnplannedPrompts()
+    prompts = prompts or UnplannedPrefill()
     wanted = sizes(min(settings.max_graph_batch, slots.num_slots), max_tokens, prompts.contexts)
     shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
     logits_RV = torch.empty(shape, dtype=model.dtype, device=slots.device)

@@ -15,7 +15,7 @@ from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_ran
 from plait_proto import WorkerConfig
 from torch import Tensor
 
-from plait_worker.attention import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend
 from plait_worker.cache import KVCache
 from plait_worker.models import Model
 from plait_worker.rows import Rows

@@ -27,7 +27,7 @@ from plait_kernels.linear import NativeMatrix
 from plait_proto import IS_LAST_CHUNK, NewSlot, Plan
 from plait_worker import loop
 from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.paged import PagedStep
+from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.models.decoder import HeadsDecoder
@@ -217,7 +217,7 @@ def attention_alone(rank: loop.Rank, model: HeadsDecoder, case: Case) -> Callabl
 
     def attend() -> None:
         for pages in rank.cache.layers:
-            if isinstance(step, PagedStep):
+            if isinstance(step, CpuMhaStep):
                 step.rows.attend(queries, pages)
 
     return attend

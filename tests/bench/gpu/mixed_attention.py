@@ -25,11 +25,12 @@ import torch
 from plait.bench.record import commit, machine, versions
 from plait_kernels.attention import PagedPrefill, reference
 from plait_kernels.kv_cache import UNSCALED
-from plait_worker.attention import AttentionBackend, AttentionShape
-from plait_worker.attention.flashinfer import Flashinfer
-from plait_worker.attention.split_rows import DecodeRows, PrefillRows, SplitStep
-from plait_worker.attention.triton import TritonDecode
-from plait_worker.attention.trtllm_mha import TrtllmMha
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.mha.flashinfer_mha import FlashinferMha
+from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernelsStep
+from plait_worker.attention.mha.triton_mha import TritonMha
+from plait_worker.attention.mha.trtllm_mha import TrtllmMha
+from plait_worker.attention.spec import MhaShape
 from plait_worker.graph_sizes import PROMPT_ROWS, TILE, TILES
 from plait_worker.rows import DeviceLengths, Rows
 from torch import Tensor
@@ -37,7 +38,7 @@ from triton.errors import TritonError
 
 GPU = torch.device("cuda")
 PAGE_SIZE, HEAD_DIM = 64, 128
-DECODE_ROWS, MEAN_DEPTHS = (1, 4, 16, 64, 256), (128, 1024, 8192)
+DECODE_ROWS, MEAN_KV_LENGTHS = (1, 4, 16, 64, 256), (128, 1024, 8192)
 PROMPTS, CONTEXTS = ((64,), (256,), (1024,), (4096,), (1024, 1024)), (0, 4096)
 SKEWED = ((15, 512, 100_000), (63, 512, 100_000), (255, 512, 100_000), (63, 512, 4096), (63, 1024, 16_384))
 """Rows beside the deep one, their depth and its."""
@@ -88,37 +89,39 @@ class Lengths:
         return sum(self.new) <= TILE * TILES[-1] and 0 < self.num_prompts < PROMPT_ROWS
 
 
-def mixed(num_decode: int, mean_depth: int, prompts: Sequence[int], context: int) -> Lengths:
+def mixed(num_decode: int, mean_kv_length: int, prompts: Sequence[int], context: int) -> Lengths:
     """Depths go from half the mean to one and a half."""
-    step = mean_depth / max(num_decode - 1, 1)
-    depths = [int(mean_depth / 2 + row * step) for row in range(num_decode)] if num_decode > 1 else [mean_depth]
+    step = mean_kv_length / max(num_decode - 1, 1)
+    kv_lengths = (
+        [int(mean_kv_length / 2 + row * step) for row in range(num_decode)] if num_decode > 1 else [mean_kv_length]
+    )
     tokens = "+".join(map(str, prompts))
-    name = f"{num_decode} decode rows at {mean_depth}, prompts {tokens} behind {context}"
-    contexts = [context] * len(prompts) + [depth - 1 for depth in depths]
+    name = f"{num_decode} decode rows at {mean_kv_length}, prompts {tokens} behind {context}"
+    contexts = [context] * len(prompts) + [kv_length - 1 for kv_length in kv_lengths]
     return Lengths(name, contexts, [*prompts, *[1] * num_decode], len(prompts))
 
 
 def grid() -> Iterator[Lengths]:
-    for depth, num, context, prompts in itertools.product(MEAN_DEPTHS, DECODE_ROWS, CONTEXTS, PROMPTS):
-        yield mixed(num, depth, prompts, context)
+    for kv_length, num, context, prompts in itertools.product(MEAN_KV_LENGTHS, DECODE_ROWS, CONTEXTS, PROMPTS):
+        yield mixed(num, kv_length, prompts, context)
 
 
 def skewed() -> Iterator[Lengths]:
     """One deep row among short ones, and as many rows with the mean of their depths; other even ones; drawn ones."""
-    for num, depth, deep in SKEWED:
-        mean = (num * depth + deep) // (num + 1)
-        yield decoding(f"{num} at {depth} and one at {deep}", [depth] * num + [deep])
+    for num, kv_length, deep in SKEWED:
+        mean = (num * kv_length + deep) // (num + 1)
+        yield decoding(f"{num} at {kv_length} and one at {deep}", [kv_length] * num + [deep])
         yield decoding(f"{num + 1} at {mean}", [mean] * (num + 1))
-    for num, depth in EVEN:
-        yield decoding(f"{num} at {depth}", [depth] * num)
+    for num, kv_length in EVEN:
+        yield decoding(f"{num} at {kv_length}", [kv_length] * num)
     for num, room in DRAWN:
         drawn = random.Random(num)
-        depths = [int(drawn.lognormvariate(LOG_DEPTH, SPREAD)) + 1 for _ in range(num)]
-        yield decoding(f"{num} drawn, room for {room}", depths + [1] * (room - num))
+        kv_lengths = [int(drawn.lognormvariate(LOG_DEPTH, SPREAD)) + 1 for _ in range(num)]
+        yield decoding(f"{num} drawn, room for {room}", kv_lengths + [1] * (room - num))
 
 
-def decoding(name: str, depths: list[int]) -> Lengths:
-    return Lengths(f"decode rows: {name}", [depth - 1 for depth in depths], [1] * len(depths), 0)
+def decoding(name: str, kv_lengths: list[int]) -> Lengths:
+    return Lengths(f"decode rows: {name}", [kv_length - 1 for kv_length in kv_lengths], [1] * len(kv_lengths), 0)
 
 
 def scattered_table(lengths: Lengths, num_pages: int) -> Tensor:
@@ -173,14 +176,14 @@ def graph_rows(lengths: Lengths, rows: Rows, whole: bool) -> Rows:
     )
 
 
-class OwnKernels(TritonDecode):
+class OwnKernels(TritonMha):
     """Ours for both sorts of rows."""
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
         self.prefill_by_triton(q_THE, pages, rows, out_THE)
 
 
-class DividedAlike(TritonDecode):
+class DividedAlike(TritonMha):
     """Ours without a look at depths."""
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
@@ -198,7 +201,7 @@ class Way:
     def rows(self, lengths: Lengths, table_RW: Tensor) -> Rows:
         """As the backend gets them."""
         rows, whole = host_rows(lengths, table_RW), self.form == "whole"
-        if lengths.is_captured and self.backend.captured_prompts is not None:
+        if lengths.is_captured and self.backend.captured_prefill is not None:
             return graph_rows(lengths, rows, whole)
         return dataclasses.replace(rows, num_prefill=rows.num_rows) if whole else rows
 
@@ -210,7 +213,7 @@ class Way:
         return side_by_side(step)
 
 
-def side_by_side(step: SplitStep) -> Attend:
+def side_by_side(step: SeparateKernelsStep) -> Attend:
     """Both calls at once, each on a stream."""
     side = torch.cuda.Stream()
 
@@ -228,13 +231,13 @@ def side_by_side(step: SplitStep) -> Attend:
     return attend
 
 
-def ways(shape: AttentionShape) -> tuple[list[Way], list[Way]]:
+def ways(shape: MhaShape) -> tuple[list[Way], list[Way]]:
     """For mixed steps, and for decode rows alone; those whose backend does not start are said and left out."""
     made: dict[str, AttentionBackend[Any]] = {}
     for name, kind in (
-        ("triton", TritonDecode),
+        ("triton", TritonMha),
         ("trtllm_mha", TrtllmMha),
-        ("flashinfer", Flashinfer),
+        ("flashinfer", FlashinferMha),
         ("own", OwnKernels),
         ("alike", DividedAlike),
     ):
@@ -270,7 +273,7 @@ def why(failure: Exception) -> str:
 class Bench:
     """The pages and queries, and what was measured over them."""
 
-    def __init__(self, shape: AttentionShape, found: list[dict[str, object]]) -> None:
+    def __init__(self, shape: MhaShape, found: list[dict[str, object]]) -> None:
         """Room for the deepest step of the grid; rows of the results are added to ``found``."""
         self.shape = shape
         most = max(sum(-(-seen // PAGE_SIZE) for seen in lengths.seen) for lengths in (*grid(), *skewed()))
@@ -409,7 +412,7 @@ def main() -> None:
         "rows": found,
     }
     for number, (num_heads, num_kv_heads) in enumerate(shapes, 1):
-        bench = Bench(AttentionShape(num_heads, num_kv_heads, HEAD_DIM, HEAD_DIM**-0.5, torch.bfloat16), found)
+        bench = Bench(MhaShape(num_heads, num_kv_heads, HEAD_DIM, HEAD_DIM**-0.5, torch.bfloat16), found)
         deadline = began + options.seconds * number / len(shapes)
         cases = [*skewed(), *(() if options.decode_only else grid())]
         run(bench, cases, deadline, lambda: options.out.write_text(json.dumps(result, indent=1) + "\n"))

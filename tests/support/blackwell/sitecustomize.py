@@ -8,10 +8,10 @@ import atexit
 import sys
 
 if "plait_worker" in sys.orig_argv:
-    from plait_worker.attention import choice
+    from plait_worker.attention import selection
     from trtllm_gen import Launcher, replace_launcher
 
     launcher = Launcher()
     replace_launcher(launcher)
-    vars(choice)["compute_capability"] = lambda device: (10, 0)
+    vars(selection)["compute_capability"] = lambda device: (10, 0)
     atexit.register(lambda: print(f"stand-in calls: {dict(launcher.calls)}", file=sys.stderr))

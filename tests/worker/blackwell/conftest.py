@@ -17,5 +17,5 @@ def launcher(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> object:
 
     made = Launcher()
     replace_launcher(made, monkeypatch.setattr)
-    monkeypatch.setattr("plait_worker.attention.choice.compute_capability", lambda device: (10, 0))
+    monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda device: (10, 0))
     return made

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from attention_worlds import CPU, LatentWorld, latent
-from plait_worker.attention import LatentShape
+from attention_worlds import CPU, MlaWorld, latent
+from plait_worker.attention.spec import MlaShape
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher
 
@@ -16,18 +16,18 @@ TOLERANCE = 0.02
     ("shape", "page_size"), [(latent(128, scale=192**-0.5), 128), (latent(128), 64), (latent(128), 32)]
 )
 def test_decode_rows_go_to_cutlass_and_all_others_are_expanded(
-    launcher: Launcher, shape: LatentShape, page_size: int
+    launcher: Launcher, shape: MlaShape, page_size: int
 ) -> None:
-    from plait_worker.attention.cutlass_mla import CutlassMla
+    from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
-    world = LatentWorld(shape, [(40, 3), (0, 20)], [(0, 1), (31, 1), (130, 1)], page_size)
+    world = MlaWorld(shape, [(40, 3), (0, 20)], [(0, 1), (31, 1), (130, 1)], page_size)
     assert world.error(CutlassMla(shape, page_size, 64, 256, CPU)) <= TOLERANCE
     assert launcher.calls == {"expanded causal": 1, "expanded context": 1, "latent cutlass": 1}
 
 
 def test_a_decode_row_of_two_tokens_is_refused(launcher: Launcher) -> None:
-    from plait_worker.attention.cutlass_mla import CutlassMla
+    from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
-    world = LatentWorld(shape := latent(128), [], [(3, 2)])
+    world = MlaWorld(shape := latent(128), [], [(3, 2)])
     with pytest.raises(Failure, match="one query token"):
         world.error(CutlassMla(shape, 32, 64, 256, CPU))

@@ -7,9 +7,9 @@ import torch
 from attention_worlds import CPU, heads, latent
 from plait_kernels.kv_cache import FP8
 from plait_proto import ExitCode
-from plait_worker.attention import AttentionShape, LatentShape
-from plait_worker.attention.choice import choose_attention
-from plait_worker.attention.found import Need
+from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher
 
@@ -32,36 +32,36 @@ RULES = [
 
 @pytest.mark.parametrize(("name", "shape", "page_size", "rule"), RULES)
 def test_the_rule_is_named(
-    launcher: Launcher, name: str, shape: AttentionShape | LatentShape, page_size: int, rule: str
+    launcher: Launcher, name: str, shape: MhaShape | MlaShape, page_size: int, rule: str
 ) -> None:
     with pytest.raises(Failure) as refused:
-        choose_attention(name, Need(shape, page_size, 64, 256, CPU))
+        choose_attention(name, BackendRequirements(shape, page_size, 64, 256, CPU))
     assert refused.value.code == ExitCode.HARDWARE
     assert rule in refused.value.reason
     assert f"--attention-backend {name}" in refused.value.reason
 
 
 @pytest.mark.parametrize("shape", [heads(), latent()])
-def test_a_cpu_is_no_blackwell(shape: AttentionShape | LatentShape) -> None:
-    name = "trtllm_mla" if isinstance(shape, LatentShape) else "trtllm_mha"
+def test_a_cpu_is_no_blackwell(shape: MhaShape | MlaShape) -> None:
+    name = "trtllm_mla" if isinstance(shape, MlaShape) else "trtllm_mha"
     with pytest.raises(Failure, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
-        choose_attention(name, Need(shape, 64, 64, 256, CPU))
+        choose_attention(name, BackendRequirements(shape, 64, 64, 256, CPU))
 
 
 def test_float8_latents_pass_the_problem_at_start(launcher: Launcher) -> None:
     shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
-    assert choose_attention("trtllm_mla", Need(shape, 32, 128, 256, CPU)).name == "trtllm_mla"
+    assert choose_attention("trtllm_mla", BackendRequirements(shape, 32, 128, 256, CPU)).name == "trtllm_mla"
     assert {"expanded causal", "latent ragged", "latent decode"} <= set(launcher.calls)
 
 
 def test_kernels_that_leave_what_is_no_number_are_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_gen.attend", lambda *_: None)
     with pytest.raises(Failure, match="its result is off by nan"):
-        choose_attention("trtllm_mla", Need(latent(2), 32, 128, 256, CPU))
+        choose_attention("trtllm_mla", BackendRequirements(latent(2), 32, 128, 256, CPU))
 
 
 def test_heads_whose_short_prompts_fa3_may_answer_wrongly_are_refused(flashinfer_there: None) -> None:
-    from plait_worker.attention.flashinfer_mla import FlashinferMla
+    from plait_worker.attention.mla.flashinfer_mla import FlashinferMla
 
     with pytest.raises(ValueError, match=r"heads of a rank \(12\) do not divide 128; take flashmla"):
         FlashinferMla(latent(12, scale=192**-0.5), 64, 256, 256, CPU)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from plait_worker.attention import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend
 from plait_worker.cache import KVCache
 from plait_worker.models import Model
 from plait_worker.rows import Rows

@@ -7,14 +7,15 @@ import torch
 from gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_kernels.attention import attend, reference
 from plait_kernels.kv_cache import PageScales, as_bytes, stored
-from plait_worker.attention import AttentionBackend, AttentionShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need, names
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MhaShape
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
-GPU_BACKENDS = names(AttentionShape, (9, 0))
+GPU_BACKENDS = names(MhaShape, (9, 0))
 XQA_FP8_GROUPS = (4, 8)
 EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
 SHAPES = [(8, 8, 128), (16, 8, 128), (32, 8, 128), (40, 8, 128), (48, 8, 128), (64, 8, 128), (8, 2, 128), (9, 3, 64)]
@@ -25,17 +26,17 @@ TOLERANCE_XQA_FP8 = 0.08
 MAX_TOKENS = 8192
 
 
-def backend_for(name: str, shape: AttentionShape) -> AttentionBackend[Any]:
+def backend_for(name: str, shape: MhaShape) -> AttentionBackend[Any]:
     if name == "torch":
-        return TorchAttention(shape, PAGE_SIZE)
-    outcome = try_backend(name, Need(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
+        return TorchMha(shape, PAGE_SIZE)
+    outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
     assert not isinstance(outcome, str), outcome
     return outcome
 
 
 def error_of(
     backend: AttentionBackend[Any],
-    shape: AttentionShape,
+    shape: MhaShape,
     starts: list[int],
     lengths: list[int],
     num_prefill: int,
@@ -52,11 +53,11 @@ def error_of(
         table = [free.pop() for _ in range(-(-(start + length) // PAGE_SIZE))]
         torch.tensor(table, device=GPU)
         for position in range(0, start, PAGE_SIZE):
-            piece = kv[position : min(position + PAGE_SIZE, start)]
+            chunk = kv[position : min(position + PAGE_SIZE, start)]
             page = as_bytes(pool)[table[position // PAGE_SIZE]]
             for part, part_scale in enumerate(shape.scales):
-                kept = stored(piece[:, part], pool.dtype, part_scale)
-                page[part, :, : len(piece)] = as_bytes(kept).transpose(0, 1)
+                kept = stored(chunk[:, part], pool.dtype, part_scale)
+                page[part, :, : len(chunk)] = as_bytes(kept).transpose(0, 1)
         contexts.append(kv)
         tables.append(table)
     rows = make_rows(tables, num_pages, starts, [[0] * length for length in lengths], num_prefill)
@@ -68,7 +69,7 @@ def error_of(
     return float((out.double() - right).abs().max() / right.abs().max())
 
 
-def as_cached(kv: Tensor, shape: AttentionShape) -> Tensor:
+def as_cached(kv: Tensor, shape: MhaShape) -> Tensor:
     """What the pages hold of keys and values ``[L, 2, G, D]``."""
     parts = [stored(kv[:, part], shape.cached_dtype, scale).double() * scale for part, scale in enumerate(shape.scales)]
     return torch.stack(parts, dim=1)
@@ -82,7 +83,7 @@ def expected(q: Tensor, contexts: list[Tensor], lengths: list[int], scale: float
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
 @pytest.mark.parametrize("name", ["torch", *GPU_BACKENDS])
 def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
+    shape = MhaShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
     backend = backend_for(name, shape)
     prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 2, 17, 63, 64, 65, 130)]
     mixed = prefill + [(start, 1) for start in EDGES]
@@ -94,7 +95,7 @@ def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, num_k
 @pytest.mark.parametrize("num_short", [3, 70, 300])
 @pytest.mark.parametrize("name", GPU_BACKENDS)
 def test_a_deep_row_among_short_ones_is_read_whole(name: str, num_short: int) -> None:
-    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    shape = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
     starts = [63 + row % 7 for row in range(num_short)] + [9000, 700]
     backend = backend_for(name, shape)
     assert error_of(backend, shape, starts, [1] * len(starts), 0, num_pages=900) <= TOLERANCE
@@ -103,7 +104,7 @@ def test_a_deep_row_among_short_ones_is_read_whole(name: str, num_short: int) ->
 
 @torch.inference_mode()
 def test_few_shallow_rows_beside_a_prompt_go_by_one_call() -> None:
-    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    shape = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
     backend = backend_for("flashinfer", shape)
     starts, lengths = [70, 0, 64, 127, 20], [200, 33, 1, 1, 1]
     step = backend.prepare(make_rows([[0, 1, 2, 3, 4]] * 5, 5, starts, [[0] * length for length in lengths], 2))
@@ -115,7 +116,7 @@ def test_few_shallow_rows_beside_a_prompt_go_by_one_call() -> None:
 @pytest.mark.parametrize("name", ["triton", "trtllm_mha"])
 @torch.inference_mode()
 def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
-    shape, depths = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16), [[60] * 69 + [3900], [2000] + [130] * 69]
+    shape, kv_lengths = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16), [[60] * 69 + [3900], [2000] + [130] * 69]
     backend = backend_for(name, shape)
     pages = torch.randn(4480, 2, 8, PAGE_SIZE, 128, dtype=torch.bfloat16, device=GPU)
     tables = torch.randperm(4480).view(70, 64).tolist()
@@ -127,7 +128,7 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
         step = backend.prepare(replayed)
         outs = torch.stack([step.attend(q, pages).clone() for q in layers])  # one output serves all layers
     first: list[torch.Tensor] = []
-    for starts in depths:
+    for starts in kv_lengths:
         replayed.positions_T.copy_(torch.tensor(starts))
         graph.replay()
         lengths = replayed.positions_T + 1
@@ -138,7 +139,7 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
         first.append(outs.clone())
     # Who joins a row's parts differs, what it makes of them does not; a part of the other layer or depths would show.
     for _ in range(50):
-        for starts, right in zip(depths, first, strict=True):
+        for starts, right in zip(kv_lengths, first, strict=True):
             replayed.positions_T.copy_(torch.tensor(starts))
             graph.replay()
             assert torch.equal(outs, right)
@@ -148,8 +149,8 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
 def test_our_kernels_attend_by_themselves(
     num_heads: int, num_kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait_worker.attention.triton.has_fmha_v2", lambda _shape: False)
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
+    monkeypatch.setattr("plait_worker.attention.mha.triton_mha.has_fmha_v2", lambda _shape: False)
+    shape = MhaShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.bfloat16)
     rows = [(start, length) for start in (0, 1, 63, 500) for length in (1, 2, 17, 64, 130)] + [(1000, 1), (64, 1)]
     starts, lengths = [start for start, _ in rows], [length for _, length in rows]
     assert error_of(backend_for("triton", shape), shape, starts, lengths, 20, num_pages=400) <= TOLERANCE
@@ -161,7 +162,7 @@ def test_our_kernels_attend_by_themselves(
 def test_float8_pages_are_read_with_their_scales(name: str, num_heads: int, num_kv_heads: int, fp8: PageScales) -> None:
     if name == "trtllm_mha" and num_heads // num_kv_heads not in XQA_FP8_GROUPS:
         pytest.skip("XQA over float8 is built for groups of 4 and 8")
-    shape = AttentionShape(num_heads, num_kv_heads, 128, 128**-0.5, torch.bfloat16, fp8)
+    shape = MhaShape(num_heads, num_kv_heads, 128, 128**-0.5, torch.bfloat16, fp8)
     backend = backend_for(name, shape)
     prefill = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 63, 64, 65, 130)]
     mixed = prefill + [(start, 1) for start in EDGES]
@@ -173,7 +174,7 @@ def test_float8_pages_are_read_with_their_scales(name: str, num_heads: int, num_
 
 @pytest.mark.parametrize("name", GPU_BACKENDS)
 def test_pages_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> None:
-    shape = AttentionShape(32, 8, 128, 128**-0.5, torch.bfloat16)
+    shape = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
     backend = backend_for(name, shape)
     rows = [(700, 300), (0, 65)], [(1000, 1), (129, 1)]
     starts, lengths = zip(*rows[0], *rows[1], strict=True)

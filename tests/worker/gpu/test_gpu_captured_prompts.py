@@ -13,9 +13,9 @@ import torch
 from gpu_driver import GPU, PAGE_SIZE
 from plait_kernels.kv_cache import PageScales
 from plait_proto import Plan, StepResult
-from plait_worker.attention import AttentionBackend
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.selection import try_backend
 from plait_worker.batch import build_rows
 from plait_worker.cache import KVCache
 from plait_worker.delta import read_plan
@@ -52,7 +52,7 @@ class BothWays:
         self.graphs = self._capture()
 
     def _capture(self) -> StepGraphs:
-        prompts = self.attention.captured_prompts
+        prompts = self.attention.captured_prefill
         assert prompts is not None
         wanted = sizes(NUM_SLOTS, 4096, prompts.contexts)
         logits = torch.empty(max(size.num_rows for size in wanted), VOCAB, dtype=torch.bfloat16, device=GPU)
@@ -111,7 +111,7 @@ def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
 ) -> None:
     save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)
-    attention = try_backend("flashmla", Need(model.attention_shape, PAGE_SIZE, context_chunk, 4096, GPU))
+    attention = try_backend("flashmla", BackendRequirements(model.attention_shape, PAGE_SIZE, context_chunk, 4096, GPU))
     assert not isinstance(attention, str), attention
     both = BothWays(model, attention)
     serve_prompts(Stepper(both.step, PAGE_SIZE, NUM_PAGES), random.Random(num_heads + context_chunk), 150)

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from attention_worlds import LatentWorld, Spans, latent
+from attention_worlds import MlaWorld, Spans, latent
 from gpu_driver import GPU, PAGE_SIZE
 from plait_kernels.kv_cache import FP8
-from plait_worker.attention import AttentionBackend, LatentShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need, names
-from plait_worker.attention.torch_latent import TorchLatentAttention
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.mla.torch_mla import TorchMla
+from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MlaShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
-BACKENDS = names(LatentShape, (9, 0))
+BACKENDS = names(MlaShape, (9, 0))
 # Queries, latents, keys and weights of the softmax are bfloat16 in every backend; over float8 FlashMLA rounds queries
 # and weights to it too, and a prompt's new tokens see each other as they are.
 TOLERANCE, TOLERANCE_FP8 = 0.02, 0.1
@@ -25,16 +26,16 @@ SHORT = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 2, 4
 LONG = [(0, 300), (256, 500), (0, 1), (1000, 3), (1000, 700), (512, 1), (0, 65)]
 
 
-def backend_for(name: str, shape: LatentShape, context_chunk: int) -> AttentionBackend[Any]:
+def backend_for(name: str, shape: MlaShape, context_chunk: int) -> AttentionBackend[Any]:
     if name == "torch":
-        return TorchLatentAttention(shape, PAGE_SIZE, context_chunk, GPU)
-    outcome = try_backend(name, Need(shape, PAGE_SIZE, context_chunk, MAX_TOKENS, GPU))
+        return TorchMla(shape, PAGE_SIZE, context_chunk, GPU)
+    outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, context_chunk, MAX_TOKENS, GPU))
     assert not isinstance(outcome, str), outcome
     return outcome
 
 
-def world(shape: LatentShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> LatentWorld:
-    return LatentWorld(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
+def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> MlaWorld:
+    return MlaWorld(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
 
 
 @pytest.mark.parametrize("context_chunk", [256, 4096])
@@ -120,8 +121,12 @@ def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_shape_that_a_kernel_lacks_is_refused_with_its_rule(name: str, changes: dict[str, Any], rule: str) -> None:
     shape = dataclasses.replace(latent(16), **changes)
-    assert rule in str(try_backend(name, Need(shape, PAGE_SIZE, 4096, MAX_TOKENS, GPU), may_compile=True))
+    assert rule in str(
+        try_backend(name, BackendRequirements(shape, PAGE_SIZE, 4096, MAX_TOKENS, GPU), may_compile=True)
+    )
 
 
 def test_a_page_size_that_flashmla_lacks_is_refused_with_its_rule() -> None:
-    assert "pages of 64 tokens" in str(try_backend("flashmla", Need(latent(16), 32, 4096, MAX_TOKENS, GPU)))
+    assert "pages of 64 tokens" in str(
+        try_backend("flashmla", BackendRequirements(latent(16), 32, 4096, MAX_TOKENS, GPU))
+    )

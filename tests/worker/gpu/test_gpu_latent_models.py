@@ -13,10 +13,11 @@ import torch
 import transformers
 from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, divergence, logprobs, save_random
 from plait_kernels.kv_cache import PageScales
-from plait_worker.attention import AttentionBackend, LatentShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need, names
-from plait_worker.attention.torch_latent import TorchLatentAttention
+from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.mla.torch_mla import TorchMla
+from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MlaShape
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from recording import Record
@@ -50,9 +51,9 @@ def save_deepseek(path: Path, num_heads: int, q_rank: int | None) -> None:
     save_random(path, config, seed=num_heads)
 
 
-def torch_attention(model: Model[Any]) -> TorchLatentAttention:
-    assert isinstance(model.attention_shape, LatentShape)
-    return TorchLatentAttention(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, GPU)
+def torch_attention(model: Model[Any]) -> TorchMla:
+    assert isinstance(model.attention_shape, MlaShape)
+    return TorchMla(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, GPU)
 
 
 @pytest.mark.acceptance("gpu-mla")
@@ -79,7 +80,7 @@ def hold_against_torch(
     of_torch = divergences(right, logprobs(model, torch_attention(model), ids))
     for case, value in of_torch.items():
         record(f"torch {what} {case[0]}", f"kl_{case[1]}", "nats", value)
-    for name in names(LatentShape, (9, 0)):
+    for name in names(MlaShape, (9, 0)):
         for case, value in divergences(right, logprobs(model, attention_of(name, model), ids)).items():
             most = limits.get(case[1], math.inf)
             if name == "flashmla" and "float8" in what:
@@ -90,7 +91,9 @@ def hold_against_torch(
 
 
 def attention_of(name: str, model: Model[Any]) -> AttentionBackend[Any]:
-    outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU))
+    outcome = try_backend(
+        name, BackendRequirements(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU)
+    )
     assert not isinstance(outcome, str), outcome
     return outcome
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
-from plait_worker.attention import AttentionShape
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need, names
-from plait_worker.attention.torch import TorchAttention
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MhaShape
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from recording import Record
@@ -40,9 +40,9 @@ def save_qwen3(path: Path, group: int) -> None:
     save_random(path, transformers.Qwen3Config(hidden_size=512, **heads, **RANDOM), seed=group)
 
 
-def torch_attention(model: Model[Any]) -> TorchAttention:
-    assert isinstance(model.attention_shape, AttentionShape)
-    return TorchAttention(model.attention_shape, PAGE_SIZE)
+def torch_attention(model: Model[Any]) -> TorchMha:
+    assert isinstance(model.attention_shape, MhaShape)
+    return TorchMha(model.attention_shape, PAGE_SIZE)
 
 
 @pytest.mark.acceptance("gpu")
@@ -69,8 +69,8 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
     right = logprobs(exact, torch_attention(exact), ids)
     model = load_model(path, "bfloat16", GPU, Parallel())
     rounded = logprobs(model, torch_attention(model), ids)
-    for name in names(AttentionShape, (9, 0)):
-        outcome = try_backend(name, Need(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+    for name in names(MhaShape, (9, 0)):
+        outcome = try_backend(name, BackendRequirements(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
         assert not isinstance(outcome, str), outcome
         given = logprobs(model, outcome, ids)
         for kind, *three in zip(("prefill", "decode"), right, rounded, given, strict=True):
@@ -83,14 +83,14 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
 
 
 @pytest.mark.acceptance("gpu")
-@pytest.mark.parametrize("backend", names(AttentionShape, (9, 0)))
+@pytest.mark.parametrize("backend", names(MhaShape, (9, 0)))
 def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Path) -> None:
     """Alone its norms and gate are part of its products; both ways round the same values."""
     save_qwen3(tmp_path, 4)
     ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
     model = load_model(tmp_path, "bfloat16", GPU, Parallel())
     exact = load_model(tmp_path, "float32", GPU, Parallel())
-    attention = try_backend(backend, Need(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+    attention = try_backend(backend, BackendRequirements(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
     assert not isinstance(attention, str), attention
     right = one_by_one(GpuDriver(exact, torch_attention(exact)), ids, {})
     alone = one_by_one(GpuDriver(model, attention), ids, {})

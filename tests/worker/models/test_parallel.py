@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from plait_proto import ExitCode
-from plait_worker.attention import AttentionShape
 from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.modules import model_shape
+from plait_worker.attention.jit.modules import model_shape
+from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
 from plait_worker.failure import Failure
 from plait_worker.models import dummy_model, load_model
@@ -185,7 +185,7 @@ def test_the_kernels_that_are_built_ahead_are_those_of_a_rank_s_own_heads(num_he
         )
     )
     built = model_shape(config, 4, torch.bfloat16)
-    assert isinstance(built, AttentionShape)
+    assert isinstance(built, MhaShape)
     for rank in ranks(4):
         heads, kv_heads = rank.shard_heads(num_heads, num_kv_heads)
         assert (built.num_heads, built.num_kv_heads) == (len(heads), len(kv_heads))

@@ -1,17 +1,18 @@
 """The torch backend is the oracle of all others, so it is held against float64."""
 
-import plait_worker.attention.torch as backend
+import plait_worker.attention.mha.torch_mha as backend
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, PageScales, as_bytes, stored
-from plait_worker.attention import AttentionShape, batches
+from plait_worker.attention import decode_batches
+from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
-SHAPE = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, torch.float32)
+SHAPE = MhaShape(HEADS, KV_HEADS, DIM, 0.3, torch.float32)
 
 
 class World:
@@ -41,7 +42,7 @@ class World:
         self.q = torch.randn(sum(lengths), HEADS, DIM)
 
     def run(self, dtype: torch.dtype, fp8: PageScales | None = None) -> torch.Tensor:
-        shape = AttentionShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8)
+        shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8)
         pages = stored(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
         for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
             for position in range(start):
@@ -50,7 +51,7 @@ class World:
                     kept = stored(kv[position, part].to(dtype), pages.dtype, scale)
                     as_bytes(pages)[page, part, :, offset] = as_bytes(kept)
         new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
-        step = backend.TorchAttention(shape, self.page_size).prepare(self.rows)
+        step = backend.TorchMha(shape, self.page_size).prepare(self.rows)
         out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages)
         self.written = pages
         return out
@@ -109,7 +110,7 @@ def test_pages_of_nobody_are_left_alone() -> None:
 def test_decode_batches_that_must_be_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World([100, 3, 90, 101, 120, 2, 99], [1] * 7, 0, 4)
     whole = world.run(torch.float32)
-    monkeypatch.setattr(batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
+    monkeypatch.setattr(decode_batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
     torch.testing.assert_close(world.run(torch.float32), whole)
 
 

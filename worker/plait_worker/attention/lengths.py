@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from plait_kernels import kv_cache
 from torch import Tensor
 
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.transfer import upload
+
+Ints = NDArray[np.int64]
 
 
 def device_lengths(rows: Rows) -> DeviceLengths | None:
@@ -54,3 +57,15 @@ def token_slot_mapping(rows: Rows, page_size: int) -> Tensor:
 def decode_lengths(rows: Rows) -> Tensor:
     """int32 ``[D]``: positions that each decode row sees, from the device's own positions."""
     return (rows.positions_T[rows.num_prefill_tokens :] + 1).to(torch.int32)
+
+
+def packed_pages(table_RW: Tensor, num_R: Ints) -> Tensor:
+    """int32 ``[J]``, on the table's device: the first ``num_R`` pages of each row, row after row."""
+    row_J = np.repeat(np.arange(len(num_R)), num_R)
+    place_J = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
+    return table_RW.flatten()[upload(row_J * table_RW.shape[1] + place_J, table_RW.device)]
+
+
+def ends(counts_R: Ints) -> Tensor:
+    """int32 ``[R + 1]`` on the host: how many lie before each row, and in all."""
+    return torch.from_numpy(np.concatenate(([0], counts_R.cumsum())).astype(np.int32))

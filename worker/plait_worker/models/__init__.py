@@ -16,7 +16,8 @@ from plait_kernels.cpu.library import takes
 from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
-from plait_worker.attention import AttentionShape, LatentShape, StepAttention
+from plait_worker.attention.backend import StepAttention
+from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.cache import AnyCacheSpec, KVCache
 from plait_worker.capacity import refuse_too_large
 from plait_worker.division import refuse_uneven
@@ -85,7 +86,7 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     @property
-    def attention_shape(self) -> AttentionShape | LatentShape:
+    def attention_shape(self) -> MhaShape | MlaShape:
         """What this rank's attention backend is made for."""
         ...
 

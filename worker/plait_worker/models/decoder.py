@@ -14,8 +14,9 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
-from plait_worker.attention import AttentionShape, SlotMappedStep, StepAttention
-from plait_worker.attention.paged import PagedStep
+from plait_worker.attention.backend import SlotMappedStep, StepAttention
+from plait_worker.attention.mha.cpu_mha import CpuMhaStep
+from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.rope import Rope
@@ -144,7 +145,7 @@ class HeadsDecoder(Decoder[StepAttention]):
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``; by fewer kernels where some take the blocks and the step."""
-        if self.stack is not None and isinstance(attention, PagedStep):
+        if self.stack is not None and isinstance(attention, CpuMhaStep):
             tables = self.rope.tables(rows.positions_T)
             return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
         if self.fused is not None and isinstance(attention, SlotMappedStep):
@@ -160,8 +161,8 @@ class HeadsDecoder(Decoder[StepAttention]):
         return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_shape.cached_dtype)
 
     @property
-    def attention_shape(self) -> AttentionShape:
+    def attention_shape(self) -> MhaShape:
         """This rank's heads."""
         config = self.config
         heads, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
-        return AttentionShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype, self.fp8)
+        return MhaShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype, self.fp8)

@@ -22,7 +22,8 @@ from plait_kernels.latent import (
 )
 from torch import Tensor
 
-from plait_worker.attention import LatentShape, LatentStep
+from plait_worker.attention.backend import MlaStep
+from plait_worker.attention.spec import MlaShape
 from plait_worker.cache import LatentCacheSpec
 from plait_worker.layers.expansion import expansion
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
@@ -108,11 +109,11 @@ class LatentAttention:
         values = Part("o_proj", config.num_heads, mla.value_dim)
         self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
 
-    def __call__(self, x_TD: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
         """``[T, D]``."""
         return self.behind(self.inputs.first(x_TD), step, pages)
 
-    def behind(self, product_TO: Tensor, step: Step[LatentStep], pages: Tensor) -> Tensor:
+    def behind(self, product_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
         """The same from the first product; only the attention itself tells prefill rows from decode rows."""
         queries, cached_TC = self.inputs.rest(product_TO)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
@@ -122,7 +123,7 @@ class LatentAttention:
         ordered_THV = attend(raw.ordered(order_T), step.attention, pages)
         return self.output(torch.empty_like(ordered_THV).index_copy_(0, order_T, ordered_THV).flatten(1))
 
-    def _attend_absorbed(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
+    def _attend_absorbed(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
         queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
         q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, cache)
@@ -130,7 +131,7 @@ class LatentAttention:
         self._values(attention.decode(q_THC, pages), out_THV)
         return out_THV
 
-    def _attend(self, raw: _Raw, attention: LatentStep, pages: Tensor) -> Tensor:
+    def _attend(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
         cache = _cache_target(attention, pages)
@@ -147,12 +148,12 @@ class LatentAttention:
         torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 
 
-def _cache_target(attention: LatentStep, pages: Tensor) -> CacheTarget:
+def _cache_target(attention: MlaStep, pages: Tensor) -> CacheTarget:
     """Where the step's latents go in one layer."""
     return CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
 
 
-class LatentBlock(Block[LatentStep]):
+class LatentBlock(Block[MlaStep]):
     """A block whose norms are made together with the products behind them."""
 
     def __init__(
@@ -163,9 +164,7 @@ class LatentBlock(Block[LatentStep]):
         self.latent_attention = attention
         self.normed_mlp = mlp.behind
 
-    def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor, step: Step[LatentStep], pages: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Block``."""
         first = self.latent_attention.inputs.first.multiply
         product_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, first)
@@ -188,7 +187,7 @@ class MtpLayer:
         self.norm = RmsNorm(weights, "shared_head.norm", size, config.norm_eps)
 
 
-class DeepseekDecoder(Decoder[LatentStep]):
+class DeepseekDecoder(Decoder[MlaStep]):
     """``plait_worker.models.Model`` of both generations."""
 
     def __init__(
@@ -216,10 +215,10 @@ class DeepseekDecoder(Decoder[LatentStep]):
         return LatentCacheSpec(self.config.num_layers, self.mla.cached_dim, dtype)
 
     @property
-    def attention_shape(self) -> LatentShape:
+    def attention_shape(self) -> MlaShape:
         """This rank's heads."""
         num_heads, mla = len(self.parallel.shard(self.config.num_heads)), self.mla
-        return LatentShape(
+        return MlaShape(
             num_heads=num_heads,
             latent_dim=mla.latent_dim,
             cached_dim=mla.cached_dim,
@@ -239,7 +238,7 @@ def latent_config(config: ModelConfig) -> MlaConfig:
     return config.mla
 
 
-def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[LatentStep]:
+def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[MlaStep]:
     """One block from the tensors below ``model.layers.N``."""
     attention = LatentAttention(config, latent_config(config), weights.at("self_attn"), parallel)
     return LatentBlock(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))

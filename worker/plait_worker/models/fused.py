@@ -18,7 +18,7 @@ from plait_kernels.linear import RowNorm, normed_gate_row, normed_multiply_row
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
-from plait_worker.attention import SlotMappedStep, StepAttention
+from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.matrix import GpuMatrix, Matrix

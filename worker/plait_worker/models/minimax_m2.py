@@ -9,7 +9,7 @@ import torch
 from plait_kernels.rope import rotate_heads
 from torch import Tensor
 
-from plait_worker.attention import StepAttention
+from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import MoeNames, SparseMlp
 from plait_worker.layers.norm import ProjectionNorm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait_worker.attention import StepAttention
+from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.decoder import Block

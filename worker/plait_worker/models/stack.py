@@ -12,8 +12,8 @@ from plait_kernels.decoder import DenseBlock, DenseStack, can_stack
 from plait_kernels.linear import NativeMatrix
 from torch import Tensor
 
-from plait_worker.attention import StepAttention
-from plait_worker.attention.paged import PagedStep
+from plait_worker.attention.backend import StepAttention
+from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.mlp import GatedMlp
@@ -34,7 +34,7 @@ class Stack:
         self._cache: KVCache | None = None
         self._bound: DenseStack | None = None
 
-    def forward(self, x_TD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, step: PagedStep, cache: KVCache) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, step: CpuMhaStep, cache: KVCache) -> Tensor:
         """Hidden states after the final norm, in place of the embeddings ``x_TD``; writes keys and values."""
         return self._bind(cache).forward(x_TD, cos_T1D, sin_T1D, step.rows)
 

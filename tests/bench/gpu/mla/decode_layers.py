@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from plait_kernels.kv_cache import FP8, stored
 from plait_kernels.latent import AbsorbedQueries, CacheTarget, Tables, absorb_and_store
-from plait_worker.attention import AttentionBackend, LatentShape, LatentStep
-from plait_worker.attention.choice import try_backend
-from plait_worker.attention.found import Need, names
+from plait_worker.attention.backend import AttentionBackend, MlaStep
+from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.selection import try_backend
+from plait_worker.attention.spec import MlaShape
 from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
 from plait_worker.models.decoder import Step
 from plait_worker.models.deepseek import LatentAttention
@@ -30,8 +31,8 @@ from plait_worker.weights import DummyWeights
 
 GPU = torch.device("cuda")
 PAGE_SIZE = 64
-ROWS, DEPTHS = (1, 32, 128, 512), (1024, 4096, 16_384)
-KINDS = ((torch.bfloat16, DEPTHS), (FP8, (4096,)))
+ROWS, KV_LENGTHS = (1, 32, 128, 512), (1024, 4096, 16_384)
+KINDS = ((torch.bfloat16, KV_LENGTHS), (FP8, (4096,)))
 FLOOR_PS = {16: 272.0, 128: 364.0}
 """Of a token of context in bfloat16, by heads: 1,152 bytes at 4.24 TB/s, 2,176 operations a head at 765 TFLOP/s."""
 
@@ -55,17 +56,17 @@ def config(num_heads: int) -> ModelConfig:
     )
 
 
-def rows_of(num_rows: int, depth: int, num_pages: int) -> Rows:
+def rows_of(num_rows: int, kv_length: int, num_pages: int) -> Rows:
     """Decode rows at the same depth over scattered pages."""
-    width = -(-depth // PAGE_SIZE)
+    width = -(-kv_length // PAGE_SIZE)
     table = torch.randperm(num_pages, device=GPU)[: num_rows * width].view(num_rows, width).to(torch.int32)
     return Rows(
         num_prefill=0,
         slots=list(range(num_rows)),
-        starts=[depth - 1] * num_rows,
+        starts=[kv_length - 1] * num_rows,
         lengths=[1] * num_rows,
         token_ids_T=torch.zeros(num_rows, dtype=torch.int64, device=GPU),
-        positions_T=torch.full((num_rows,), depth - 1, device=GPU),
+        positions_T=torch.full((num_rows,), kv_length - 1, device=GPU),
         page_table_RW=table,
         sample_index_S=torch.zeros(0, dtype=torch.int64, device=GPU),
     )
@@ -89,7 +90,7 @@ def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
 
 
 def parts(
-    layer: LatentAttention, backend: AttentionBackend[LatentStep], rows: Rows, pages: torch.Tensor, hidden: int
+    layer: LatentAttention, backend: AttentionBackend[MlaStep], rows: Rows, pages: torch.Tensor, hidden: int
 ) -> dict[str, float]:
     """Microseconds of the whole layer and of what it consists of."""
     num_rows, heads = rows.num_rows, layer.key_HOL.shape[0]
@@ -115,30 +116,30 @@ def parts(
 
 
 @torch.inference_mode()
-def measure(num_heads: int, kind: torch.dtype, depths: Sequence[int], out: list[dict[str, object]]) -> None:
+def measure(num_heads: int, kind: torch.dtype, kv_lengths: Sequence[int], out: list[dict[str, object]]) -> None:
     model = config(num_heads)
     assert model.mla is not None
     layer = LatentAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
-    num_pages = max(ROWS) * max(depths) // PAGE_SIZE
+    num_pages = max(ROWS) * max(kv_lengths) // PAGE_SIZE
     pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU).to(kind)
     shape = latent_shape(num_heads, kind)
-    for name in names(LatentShape, (9, 0)):
-        backend = try_backend(name, Need(shape, PAGE_SIZE, 4096, 8192, GPU))
+    for name in names(MlaShape, (9, 0)):
+        backend = try_backend(name, BackendRequirements(shape, PAGE_SIZE, 4096, 8192, GPU))
         if isinstance(backend, str):
             print(name, backend)
             continue
         for num_rows in ROWS:
-            for depth in depths:
-                figures = parts(layer, backend, rows_of(num_rows, depth, num_pages), pages, model.hidden_size)
-                case = f"{name}{' float8' if kind == FP8 else ''} {num_heads} heads {num_rows} rows at {depth}"
-                note(out, case, figures, shape, num_rows * depth)
+            for kv_length in kv_lengths:
+                figures = parts(layer, backend, rows_of(num_rows, kv_length, num_pages), pages, model.hidden_size)
+                case = f"{name}{' float8' if kind == FP8 else ''} {num_heads} heads {num_rows} rows at {kv_length}"
+                note(out, case, figures, shape, num_rows * kv_length)
 
 
-def latent_shape(num_heads: int, kind: torch.dtype) -> LatentShape:
-    return LatentShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, kind)
+def latent_shape(num_heads: int, kind: torch.dtype) -> MlaShape:
+    return MlaShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, kind)
 
 
-def note(out: list[dict[str, object]], case: str, figures: dict[str, float], shape: LatentShape, tokens: int) -> None:
+def note(out: list[dict[str, object]], case: str, figures: dict[str, float], shape: MlaShape, tokens: int) -> None:
     """The figures in microseconds, with the kernel's rates and, in bfloat16, its floor."""
     seconds, num_heads = figures["kernel"] * 1e-6, shape.num_heads
     floor = {"kernel floor": (FLOOR_PS[num_heads] * tokens * 1e-6, "us")} if shape.cached_dtype != FP8 else {}
@@ -156,8 +157,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for num_heads, (kind, depths) in itertools.product((16, 128), KINDS):
-        measure(num_heads, kind, depths, rows)
+    for num_heads, (kind, kv_lengths) in itertools.product((16, 128), KINDS):
+        measure(num_heads, kind, kv_lengths, rows)
     if options.out:
         command = "tests/bench/gpu/mla/decode_layers.py"
         options.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")

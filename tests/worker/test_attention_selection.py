@@ -1,0 +1,164 @@
+"""A backend is taken where it is right on a small problem; else the reason is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from plait_kernels.kv_cache import UNSCALED
+from plait_worker.attention import selection
+from plait_worker.attention.mha import triton_mha
+from plait_worker.attention.mha.separate_kernels import DecodeRows
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.mha.triton_mha import TritonMha
+from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.selection import choose_attention, self_check_error, try_backend
+from plait_worker.attention.spec import MhaShape, MlaShape
+from torch import Tensor
+
+SHAPE = MhaShape(4, 2, 16, 16**-0.5, torch.bfloat16)
+LATENTS = MlaShape(4, 32, 40, 24, 12, 24**-0.5, torch.bfloat16, torch.bfloat16)
+NEED = BackendRequirements(SHAPE, 16, 0, 64, torch.device("cpu"))
+NUM_TOKENS = 1024
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: (9, 0))
+    monkeypatch.setattr("plait_worker.attention.selection.find_nvcc", lambda: None)
+    monkeypatch.setattr(triton_mha, "has_fmha_v2", lambda _shape: False)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])
+def test_a_cpu_attends_by_compiled_kernels_unless_torch_is_asked_for(shape: MhaShape | MlaShape) -> None:
+    requirements = dataclasses.replace(NEED, shape=shape, context_chunk=64)
+    assert choose_attention("auto", requirements).name == "cpu"
+    assert choose_attention("torch", requirements).name == "torch"
+
+
+class Foul(TritonMha):
+    """Puts one number everywhere."""
+
+    number = float("nan")
+
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        out_DHE.fill_(self.number)
+
+
+class Empty(Foul):
+    number = 0.0
+
+
+class Breaks(TritonMha):
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        raise RuntimeError("too many resources\nand more lines")
+
+
+def made(kind: type[TritonMha]) -> TritonMha:
+    return kind(SHAPE, NEED.page_size, NUM_TOKENS, NEED.device)
+
+
+def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -> None:
+    assert isinstance(try_backend("triton", NEED), TritonMha)
+
+
+def test_float8_pages_are_read_where_nothing_can_be_compiled() -> None:
+    requirements = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    assert isinstance(try_backend("triton", requirements), TritonMha)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_smallest_pages_have_room_for_the_small_problem(page_size: int) -> None:
+    requirements = dataclasses.replace(NEED, page_size=page_size)
+    assert self_check_error(TorchMha(SHAPE, page_size), requirements) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Foul, "its result is off by nan"),
+        (Empty, "its result is off by "),
+        (Breaks, "it failed on a small problem: too many resources"),
+    ],
+)
+def test_a_backend_that_is_wrong_is_out_with_the_reason(kind: type[TritonMha], reason: str) -> None:
+    wrong = self_check_error(made(kind), NEED)
+    assert wrong is not None
+    assert wrong.startswith(reason)
+    assert "\n" not in wrong
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("right", "tried"),
+    [(["triton"], ["triton", "trtllm_mha"]), ([], ["triton", "trtllm_mha", "flashinfer"])],
+    ids=["one is captured", "none is right"],
+)
+def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
+    right: list[str], tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def try_backend(name: str, _requirements: BackendRequirements) -> TritonMha | str:
+        asked.append(name)
+        return made(TritonMha) if name in right else "it does not run"
+
+    monkeypatch.setattr(selection, "try_backend", try_backend)
+    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Trial(backend, 1, 1))
+    chosen = choose_attention("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
+    assert asked == tried
+    assert chosen.name == (right or ["torch"])[0]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "rule"),
+    [
+        (24, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 24"),
+        (8, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 8"),
+        (16, 8, "it takes pages of 16, 32, 64 or more tokens, not of 8; set --page-size 64"),
+    ],
+)
+def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
+    head_dim: int, page_size: int, rule: str
+) -> None:
+    shape = dataclasses.replace(SHAPE, head_dim=head_dim)
+    assert try_backend("triton", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "rule"),
+    [
+        (128, 8, "its kernels take pages of 16, 32, 64 or 128 tokens, not 8; set --page-size 64"),
+        (128, 256, "its kernels take pages of 16, 32, 64 or 128 tokens, not 256; set --page-size 64"),
+        (100, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 100"),
+        (512, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 512"),
+    ],
+)
+def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, page_size: int, rule: str) -> None:
+    shape = dataclasses.replace(SHAPE, head_dim=head_dim)
+    assert try_backend("trtllm_mha", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
+    requirements = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    assert "--kv-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", requirements))
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"latent_dim": 256, "cached_dim": 320}, "it takes latents of 512 numbers with a shared key of 64, not of 256"),
+        ({"value_dim": 64}, "its prefill takes bfloat16 queries of 192 and values of 128 numbers, not bfloat16 of 192"),
+        ({"num_heads": 12}, "do not divide 128; take flashmla, or another --tp"),
+    ],
+    ids=["latents", "values", "heads"],
+)
+def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes: dict[str, Any], rule: str) -> None:
+    shape = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)
+    requirements = BackendRequirements(dataclasses.replace(shape, **changes), 64, 4096, 8192, NEED.device)
+    assert rule in str(try_backend("flashinfer_mla", requirements))

@@ -1,0 +1,1 @@
+"""What flashinfer compiles for attention."""

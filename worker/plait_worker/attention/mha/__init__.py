@@ -1,0 +1,1 @@
+"""MHA and GQA: every key-value head is cached."""

@@ -1,0 +1,49 @@
+"""Attention by the compiled CPU kernels, straight over the pages: nothing is gathered.
+
+Shapes as in ``plait_worker.attention``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from plait_kernels.attention.paged import PagedHeads, PagedRows, can_attend
+from torch import Tensor
+
+from plait_worker.attention.spec import MhaShape
+from plait_worker.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMhaStep:
+    """``StepAttention`` of the compiled kernels."""
+
+    rows: PagedRows
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        self.rows.store(k_TGD, v_TGD, pages)
+        return self.rows.attend(q_THD, pages)
+
+
+class CpuMha:
+    """``AttentionBackend`` for CPUs, in bfloat16 and float32."""
+
+    name = "cpu"
+    is_capturable = False
+    captured_prefill = None
+
+    def __init__(self, shape: MhaShape, page_size: int) -> None:
+        """``page_size`` in tokens."""
+        self.heads = PagedHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, page_size)
+
+    @staticmethod
+    def takes(shape: MhaShape) -> bool:
+        """Whether the kernels are there and attend in this shape."""
+        like = torch.empty(0, dtype=shape.cached_dtype)
+        return can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)
+
+    def prepare(self, rows: Rows) -> CpuMhaStep:
+        """The rows as the kernels read them."""
+        return CpuMhaStep(PagedRows(self.heads, rows.starts, rows.lengths, rows.page_table_RW))

@@ -1,0 +1,54 @@
+"""Prefill rows by TensorRT-LLM's FMHAv2 for Hopper, as flashinfer packs it.
+
+It was not built for pages of float8: it gets a copy of those in the queries' type.
+
+Shapes: T tokens of the prefill rows, H query heads, E a head's width.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.prefill import trtllm_fmha_v2_prefill
+from torch import Tensor
+
+from plait_worker.attention.mha.separate_kernels import PrefillRows
+from plait_worker.attention.spec import MhaShape
+
+# Its tile counter lies at the beginning; no other kernel may write there.
+_WORKSPACE_BYTES = 128 << 20
+
+
+class FmhaV2:
+    """The kernel with its workspace."""
+
+    def __init__(self, shape: MhaShape, device: torch.device) -> None:
+        """Allocates the workspace."""
+        self._shape = shape
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def takes(self, rows: PrefillRows) -> bool:
+        """Whether it reads these rows' pages, or a copy of them."""
+        return self._shape.fp8 is None or rows.upcast is not None
+
+    def attend(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """See ``SeparateKernels.prefill``; for rows that it takes."""
+        shape, lengths, table_PW = self._shape, rows.lengths, rows.table_PW
+        if rows.upcast is not None:
+            pages, table_PW = rows.upcast.gather(pages, q_THE.dtype), rows.upcast.table_PW
+        trtllm_fmha_v2_prefill(
+            (q_THE, pages),
+            "Q_PAGED_KV_HND",
+            self._workspace,
+            lengths.kv_P,
+            lengths.max_q,
+            lengths.max_kv,
+            shape.scale * shape.scales.k,
+            1.0,
+            table_PW.shape[0],
+            lengths.ends_q,
+            lengths.ends_kv,
+            block_tables=table_PW,
+            out=out_THE,
+        )
+        if shape.scales.v != 1:  # the kernel reads a factor of the values and leaves it out (seen on an H200)
+            out_THE *= shape.scales.v

@@ -1,0 +1,59 @@
+"""Steps whose decode rows go by the prefill call, as rows of one token: those that it was faster for, on an H200.
+
+A backend that is not in the table has none. Those whose steps are captured cannot ask: a graph does not know its
+depths, and beside a deep row one call over all takes several times as long as two.
+
+The table is what `tests/bench/gpu/mixed_kernel.py` makes of `tests/bench/results/gpu-mixed-attention.json`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+from plait_worker.attention.spec import MhaShape
+from plait_worker.rows import Rows
+
+TABLE = Path(__file__).with_name("mixed_kernel.json")
+DECODE_ROWS, LONGEST, MEAN_KV_LENGTHS = (1, 4, 16, 64, 256), (64, 256, 1024, 4096), (128, 1024, 8192)
+"""What was measured: decode rows, new tokens of the longest prefill row, mean depth of the decode rows."""
+MOST_GROUP = 8
+"""Query heads of a key-value head measured: the prefill kernel takes each by itself, the decode kernel all."""
+
+Kind = tuple[int, int, int]
+"""The least of what was measured that a step does not pass, in each of the three."""
+
+
+def takes_mixed_kernel(backend: str, shape: MhaShape, rows: Rows) -> bool:
+    """Whether one call over all rows was faster for such steps; never for rows of one sort."""
+    kind = kind_of(rows)
+    return kind is not None and shape.num_heads <= MOST_GROUP * shape.num_kv_heads and kind in _table().get(backend, ())
+
+
+def kind_of(rows: Rows) -> Kind | None:
+    """None for rows of one sort, and beyond what was measured."""
+    num = rows.num_prefill
+    num_decode = rows.num_rows - num
+    if num == 0 or num_decode == 0:
+        return None
+    mean_kv_length = sum(rows.starts[num:]) / num_decode + 1
+    found = (_up(DECODE_ROWS, num_decode), _up(LONGEST, max(rows.lengths[:num])), _up(MEAN_KV_LENGTHS, mean_kv_length))
+    return None if 0 in found else found
+
+
+def _up(measured: Sequence[int], value: float) -> int:
+    """The least that is no less; 0 where there is none."""
+    at = bisect_left(measured, value)
+    return measured[at] if at < len(measured) else 0
+
+
+@functools.cache
+def _table() -> dict[str, set[Kind]]:
+    """By backend."""
+    table: dict[str, list[Kind]] = json.loads(TABLE.read_text())
+    return {
+        backend: {(rows, longest, kv_length) for rows, longest, kv_length in kinds} for backend, kinds in table.items()
+    }

@@ -1,0 +1,134 @@
+"""Steps whose prefill and decode rows go by two calls, from lengths and tables on the device: nothing is planned.
+
+They run one after the other. Side by side on two streams attention takes 6% less of an H200's time, and whole servers
+nothing that shows; one prefill call over all rows takes several times as long from 16 decode rows on
+(tests/bench/results/gpu-mixed-attention.json).
+
+Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; P prefill and D decode rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from plait_kernels.attention import PagedPrefill, RowShares, prefill_paged
+from plait_kernels.kv_cache import PageScales, store
+from torch import Tensor
+
+from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
+from plait_worker.attention.lengths import decode_lengths, device_lengths, slot_mapping
+from plait_worker.attention.mha.upcast_kv import UpcastKv, upcast_kv
+from plait_worker.attention.spec import MhaShape
+from plait_worker.failure import ensure
+from plait_worker.ranges import named
+from plait_worker.rows import DeviceLengths, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decode rows of a step."""
+
+    table_DW: Tensor
+    """int32, contiguous."""
+    lengths_D: Tensor
+    """int32: positions that each row sees."""
+    divided: RowShares | None = None
+    """By their depth, for a kernel that takes them so."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """The prefill rows of a step."""
+
+    lengths: DeviceLengths
+    table_PW: Tensor
+    """int32."""
+    upcast: UpcastKv | None
+    """Where a copy of their float8 pages goes; None where the pages are read as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateKernelsStep:
+    """``StepAttention`` of two calls, one for each sort of rows."""
+
+    backend: SeparateKernels
+    slot_mapping_T: Tensor
+    num_prefill_tokens: int
+    prefill: PrefillRows | None
+    decode: DecodeRows
+
+    def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
+        store(k_TGE, v_TGE, pages, self.slot_mapping_T, self.scales)
+        return self.attend(q_THE, pages)
+
+    @property
+    def scales(self) -> PageScales:
+        """Of what is written."""
+        return self.backend.shape.scales
+
+    def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
+        """Attend over pages that hold the step's keys and values: ``out_THE``."""
+        out_THE = self.backend.output_THE[: q_THE.shape[0]]
+        num = self.num_prefill_tokens
+        if self.prefill is not None:
+            with named("attention: prefill"):
+                self.backend.prefill(q_THE[:num], pages, self.prefill, out_THE[:num])
+        if num < q_THE.shape[0]:
+            with named("attention: decode"):
+                self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
+        return out_THE
+
+
+class SeparateKernels(ABC):
+    """``AttentionBackend`` of two kernels that read lengths and tables on the device: whole steps can be captured."""
+
+    name: str
+    is_capturable = True
+    captured_prefill: CapturedPrefill = UnplannedPrefill()
+    upcasts_fp8: bool
+    """Whether prefill rows get a copy of float8 pages in the queries' type."""
+
+    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
+        """``page_size`` in tokens; allocates the output of ``max_tokens`` tokens."""
+        self.shape = shape
+        self.page_size = page_size
+        self.output_THE = torch.zeros(max_tokens, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        """Of every layer in turn.
+
+        Tokens that fill a captured step up belong to no row, so the kernels leave their output as it was. It must
+        be finite, for it goes on into the next layer's dummy page.
+        """
+
+    @abstractmethod
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """Attend with each row's new tokens; ``out_THE`` is written."""
+
+    @abstractmethod
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        """Attend with one query token a row, at least one row; ``out_DHE`` is written."""
+
+    def prefill_by_triton(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """``prefill`` by our own kernel, over pages of any type."""
+        paged = PagedPrefill(rows.lengths.ends_q, rows.lengths.kv_P, rows.table_PW)
+        prefill_paged(q_THE, pages, paged, self.shape.scale, out_THE, self.shape.scales)
+
+    def prepare(self, rows: Rows) -> SeparateKernelsStep:
+        """Lengths and tables of both sorts of rows."""
+        ensure(rows.num_tokens <= self.output_THE.shape[0], f"a step of {rows.num_tokens} tokens has no room")
+        lengths = device_lengths(rows)
+        upcast = upcast_kv(rows, self.page_size) if self.upcasts_fp8 else None
+        table_PW = rows.page_table_RW[: rows.num_prefill]
+        return SeparateKernelsStep(
+            backend=self,
+            slot_mapping_T=slot_mapping(rows, lengths, self.page_size),
+            num_prefill_tokens=rows.num_prefill_tokens,
+            prefill=None if lengths is None else PrefillRows(lengths, table_PW, upcast),
+            decode=self.decode_rows(rows.page_table_RW[rows.num_prefill :], decode_lengths(rows)),
+        )
+
+    def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
+        """What ``decode`` is told of a step's rows, of which there may be none."""
+        return DecodeRows(table_DW, lengths_D)

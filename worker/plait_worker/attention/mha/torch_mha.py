@@ -1,0 +1,214 @@
+"""Attention with plain torch operations: the oracle of every other backend, and a CPU's where none is compiled.
+
+On a GPU the plain formula is taken, in float32: torch's fused kernels refuse masks that begin anywhere in memory.
+``scaled_dot_product_attention`` on a CPU keeps scores, softmax and sums in float32; with bfloat16
+inputs it rounds the softmax's weights once, to bfloat16 (measured against float64 in the tests).
+
+Shapes: T tokens of the step, B decode rows of one batch, C new tokens of one prefill row, L positions
+of context, W pages of the widest table, H query heads in G groups of M (one group a key-value head),
+D numbers in a head, P tokens in a page, N pages, I flat indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from plait_kernels.kv_cache import as_bytes, stored
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from plait_worker.attention.decode_batches import added, decode_batches, pages_of_tokens
+from plait_worker.attention.spec import MhaShape
+from plait_worker.rows import Rows
+
+QUERY_BLOCK = 128
+"""New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Which slices of the flat cache ``[N 2 G, P D]`` hold the keys, then the values, of some rows."""
+
+    index_I: Tensor
+    num_rows: int
+
+    def gather(self, pages: Tensor) -> Tensor:
+        """``[2, rows, G, L, D]``, with the whole width of the table as L."""
+        _, _, num_kv_heads, page_size, head_dim = pages.shape
+        flat = as_bytes(pages).view(-1, page_size * head_dim).index_select(0, self.index_I)
+        return flat.view(pages.dtype).view(2, self.num_rows, num_kv_heads, -1, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeBatch:
+    """Decode rows of similar length, one query token each."""
+
+    tokens: slice | Tensor
+    pages: _Pages
+    mask_B11L: Tensor
+    """Added to the scores: 0 or -inf, in the dtype of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """A chunk of a prompt."""
+
+    first_token: int
+    start: int
+    length: int
+    pages: _Pages
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Offsets in the chunk where each block of queries begins and ends."""
+        for begin in range(0, self.length, QUERY_BLOCK):
+            yield begin, min(begin + QUERY_BLOCK, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """``StepAttention`` of the torch backend."""
+
+    shape: MhaShape
+    key_index_I: Tensor
+    """Rows of the flat cache ``[N 2 G P, D]`` for the step's keys, token after token."""
+    value_index_I: Tensor
+    prefill: list[_PrefillRow]
+    decode: list[_DecodeBatch]
+    causal: Tensor
+    """``[QUERY_BLOCK, longest + QUERY_BLOCK]``: 0 where query j sees column m, ``m <= longest + j``, else -inf."""
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        head_dim = self.shape.head_dim
+        flat, scales = as_bytes(pages).view(-1, head_dim), self.shape.scales
+        k, v = stored(k_TGD, pages.dtype, scales.k), stored(v_TGD, pages.dtype, scales.v)
+        flat.index_copy_(0, self.key_index_I, as_bytes(k).reshape(-1, head_dim))
+        flat.index_copy_(0, self.value_index_I, as_bytes(v).reshape(-1, head_dim))
+        q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
+        out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
+        with formula(q_THD.device):
+            for row in self.prefill:
+                self._attend_prefill(row, q_TGMD, pages, out_TGMD)
+            for batch in self.decode:
+                self._attend_decode(batch, q_TGMD, pages, out_TGMD)
+        return (out_TGMD if scales.v == 1 else out_TGMD * scales.v).flatten(1, 2)
+
+    def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+        """The M queries of a key-value head see the same keys, so they stand where a sequence would."""
+        k_BGLD, v_BGLD = batch.pages.gather(pages).to(q_TGMD.dtype)
+        out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
+            q_TGMD[batch.tokens],
+            k_BGLD,
+            v_BGLD,
+            attn_mask=batch.mask_B11L,
+            scale=self.shape.scale * self.shape.scales.k,
+        )
+
+    def _attend_prefill(self, row: _PrefillRow, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
+        k_GLD, v_GLD = batch_of_one(row.pages.gather(pages).to(q_TGMD.dtype))
+        q_GMCD = q_TGMD[row.first_token : row.first_token + row.length].permute(1, 2, 0, 3)
+        heads = q_GMCD.shape[1]
+        for begin, end in row.blocks():
+            num_seen = row.start + end
+            out_GMCD = F.scaled_dot_product_attention(
+                q_GMCD[:, :, begin:end],
+                k_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
+                v_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
+                attn_mask=self._causal_mask(row.start + begin, end - begin),
+                scale=self.shape.scale * self.shape.scales.k,
+            )
+            out_TGMD[row.first_token + begin : row.first_token + end] = out_GMCD.permute(2, 0, 1, 3)
+
+    def _causal_mask(self, position: int, num_queries: int) -> Tensor:
+        """What queries at ``position`` and after see: the big mask, shifted so that its diagonal meets them."""
+        shift = self.causal.shape[1] - QUERY_BLOCK - position
+        return self.causal[:num_queries, shift : shift + position + num_queries]
+
+
+def formula(device: torch.device) -> AbstractContextManager[None]:
+    """Lets ``scaled_dot_product_attention`` compute plainly on a GPU."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+
+
+def batch_of_one(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[G, L, D]`` of the only row in ``[2, 1, G, L, D]``."""
+    return kv[0, 0], kv[1, 0]
+
+
+class TorchMha:
+    """``AttentionBackend`` for any device."""
+
+    name = "torch"
+    is_capturable = False
+    captured_prefill = None
+
+    def __init__(self, shape: MhaShape, page_size: int) -> None:
+        """``page_size`` in tokens."""
+        self.shape = shape
+        self.page_size = page_size
+
+    def prepare(self, rows: Rows) -> TorchStep:
+        """The page indices and the order of work of one step."""
+        key_index_TG = self._key_index(rows)
+        prefill = self._prefill_rows(rows)
+        return TorchStep(
+            shape=self.shape,
+            key_index_I=key_index_TG.flatten(),
+            value_index_I=key_index_TG.flatten() + self.shape.num_kv_heads * self.page_size,
+            prefill=prefill,
+            decode=list(self._decode_batches(rows)),
+            causal=self._causal(max((row.start + row.length for row in prefill), default=0), rows.page_table_RW.device),
+        )
+
+    def _key_index(self, rows: Rows) -> Tensor:
+        """Where the flat cache ``[N 2 G P, D]`` takes each token's key of each head: ``[T, G]``."""
+        first_T = self._first_slice(pages_of_tokens(rows, self.page_size))
+        slice_TG = first_T[:, None] + torch.arange(self.shape.num_kv_heads, device=first_T.device)
+        return slice_TG * self.page_size + (rows.positions_T % self.page_size)[:, None]
+
+    def _first_slice(self, page: Tensor) -> Tensor:
+        """Index in ``[N 2 G]`` of a page's first key head."""
+        return page * (2 * self.shape.num_kv_heads)
+
+    def _pages(self, table_BW: Tensor) -> _Pages:
+        """The slices of a table's pages in the order that ``gather`` wants: key or value, row, head, page."""
+        heads = torch.arange(2 * self.shape.num_kv_heads, device=table_BW.device).view(2, 1, -1, 1)
+        index_2BGW = self._first_slice(table_BW.long())[None, :, None, :] + heads
+        return _Pages(index_2BGW.flatten(), table_BW.shape[0])
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def _prefill_rows(self, rows: Rows) -> list[_PrefillRow]:
+        prefill, first_token = [], 0
+        for row in range(rows.num_prefill):
+            start, length = rows.starts[row], rows.lengths[row]
+            width = self._num_pages(start + length)
+            prefill.append(_PrefillRow(first_token, start, length, self._pages(rows.page_table_RW[row, None, :width])))
+            first_token += length
+        return prefill
+
+    def _decode_batches(self, rows: Rows) -> Iterator[_DecodeBatch]:
+        first_token = rows.num_prefill_tokens
+        page_numbers = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
+        for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype):
+            yield _DecodeBatch(
+                tokens=_shifted(batch.rows, first_token),
+                pages=self._pages(batch.table_BW),
+                mask_B11L=batch.mask_BL[:, None, None, :],
+            )
+
+    def _causal(self, longest: int, device: torch.device) -> Tensor:
+        """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
+        columns = torch.arange(longest + QUERY_BLOCK, device=device)
+        rows = torch.arange(QUERY_BLOCK, device=device)
+        return added(columns > longest + rows[:, None], self.shape.dtype)
+
+
+def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
+    """Decode rows have one token each, behind those of the prefill rows."""
+    return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by

@@ -1,0 +1,80 @@
+"""Our own Triton kernel for decode rows, TensorRT-LLM's FMHAv2 for prefill rows, or our own where that is not there.
+
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from plait_kernels.attention import decode_paged, divide_rows
+from torch import Tensor
+
+from plait_worker.attention.jit.modules import has_fmha_v2
+from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
+from plait_worker.attention.spec import MhaShape
+
+if TYPE_CHECKING:
+    from plait_worker.attention.mha.fmha_v2 import FmhaV2
+
+_log = logging.getLogger(__name__)
+
+_LEAST_TILE = 16
+
+
+class TritonMha(SeparateKernels):
+    """``AttentionBackend`` for compute capability 9.0."""
+
+    name = "triton"
+
+    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
+        """See ``SeparateKernels``. Raises ``ValueError`` with the rule that is broken."""
+        self.refuse(shape, page_size)
+        super().__init__(shape, page_size, max_tokens, device)
+        self._fmha_v2 = _fmha_v2(shape, device)
+        self.upcasts_fp8 = shape.fp8 is not None and self._fmha_v2 is not None
+
+    @staticmethod
+    def refuse(shape: MhaShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if not _is_tile(shape.head_dim):
+            raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
+        if not _is_tile(page_size):
+            raise ValueError(f"it takes pages of 16, 32, 64 or more tokens, not of {page_size}; set --page-size 64")
+
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """By FMHAv2 where it is there and reads such pages."""
+        if self._fmha_v2 is not None and self._fmha_v2.takes(rows):
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+        else:
+            self.prefill_by_triton(q_THE, pages, rows, out_THE)
+
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        """Read at the speed of memory from the first page on."""
+        shape = self.shape
+        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.divided)
+
+    def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
+        """Many of them divided by their depth."""
+        shape = self.shape
+        divided = divide_rows(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        return DecodeRows(table_DW, lengths_D, divided)
+
+
+def _is_tile(size: int) -> bool:
+    """Whether the matrix units multiply over it."""
+    return size >= _LEAST_TILE and size.bit_count() == 1
+
+
+def _fmha_v2(shape: MhaShape, device: torch.device) -> FmhaV2 | None:
+    if not has_fmha_v2(shape):
+        _log.warning(
+            "attention triton: FMHAv2 is not built here; prompts go by our own kernel, which is slower; `plait kernels "
+            "build` builds it"
+        )
+        return None
+    from plait_worker.attention.mha.fmha_v2 import FmhaV2
+
+    return FmhaV2(shape, device)

@@ -1,0 +1,135 @@
+"""TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them, for heads that cache keys and values.
+
+Both sorts of rows read lengths and tables on the device. The kernels were not run on our hardware: the calls are
+proven against a stand-in of the same contract (tests/support/trtllm_gen).
+
+Shapes: T tokens of the step, P those of its prefill rows, A the others, H query heads and G key-value heads, D numbers
+in a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from flashinfer.decode import trtllm_batch_decode_with_kv_cache
+from flashinfer.prefill import trtllm_batch_context_with_kv_cache
+from plait_kernels.kv_cache import UNSCALED, PageScales, store
+from torch import Tensor
+
+from plait_worker.attention.lengths import device_lengths, token_slot_mapping
+from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.trtllm_workspace import Scratch
+from plait_worker.rows import DeviceLengths, Rows
+
+PAGE_SIZES = (16, 32, 64)
+HEAD_DIMS = (64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmGenMhaStep:
+    """``StepAttention`` of two calls, one for each sort of rows."""
+
+    backend: TrtllmGenMha
+    slot_mapping_T: Tensor
+    num_prefill_tokens: int
+    prefill: DeviceLengths | None
+    table_PW: Tensor
+    decode: QueryRows | None
+
+    def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
+        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        store(k_TGD, v_TGD, pages, self.slot_mapping_T)
+        return self.attend(q_THD, pages)
+
+    @property
+    def scales(self) -> PageScales:
+        """Of what is written."""
+        return UNSCALED
+
+    def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
+        """Attend over pages that hold the step's keys and values: ``out_THD``."""
+        out_THD = torch.empty_like(q_THD)
+        num = self.num_prefill_tokens
+        if self.prefill is not None:
+            self.backend.context(self.prefill, self.table_PW, q_THD[:num], pages, out_THD[:num])
+        if self.decode is not None:
+            self.backend.decode(self.decode, q_THD[num:], pages, out_THD[num:])
+        return out_THD
+
+
+class TrtllmGenMha:
+    """``AttentionBackend`` for compute capabilities 10.0 and 10.3."""
+
+    name = "trtllm_mha"
+    is_capturable = True
+    # Steps of a graph hold prefill rows without tokens, which these kernels are not known to take.
+    captured_prefill = None
+
+    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
+        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
+        self.refuse(shape, page_size)
+        self.shape = shape
+        self.page_size = page_size
+        self.scratch = Scratch.of(shape.num_heads, shape.head_dim, max_tokens, device)
+
+    def prepare(self, rows: Rows) -> TrtllmGenMhaStep:
+        """Lengths and tables of both sorts of rows."""
+        return TrtllmGenMhaStep(
+            backend=self,
+            slot_mapping_T=token_slot_mapping(rows, self.page_size),
+            num_prefill_tokens=rows.num_prefill_tokens,
+            prefill=device_lengths(rows),
+            table_PW=rows.page_table_RW[: rows.num_prefill],
+            decode=query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens),
+        )
+
+    def context(self, lengths: DeviceLengths, table_PW: Tensor, q_PHD: Tensor, pages: Tensor, out_PHD: Tensor) -> None:
+        """Prefill rows, each over all that it has cached; ``out_PHD`` is written."""
+        trtllm_batch_context_with_kv_cache(
+            q_PHD,
+            pages,
+            self.scratch.workspace,
+            table_PW,
+            lengths.kv_P,
+            lengths.max_q,
+            lengths.max_kv,
+            self.shape.scale,
+            1.0,
+            table_PW.shape[0],
+            lengths.ends_q,
+            lengths.ends_kv,
+            out=out_PHD,
+            multi_ctas_kv_counter_buffer=self.scratch.counters,
+        )
+
+    def decode(self, rows: QueryRows, q_AHD: Tensor, pages: Tensor, out_AHD: Tensor) -> None:
+        """Rows of one query token or a few; ``out_AHD`` is written."""
+        queries = rows.queries
+        trtllm_batch_decode_with_kv_cache(
+            q_AHD,
+            pages,
+            self.scratch.workspace,
+            rows.table_BW,
+            rows.lengths_B,
+            rows.table_BW.shape[1] * self.page_size,
+            bmm1_scale=self.shape.scale,
+            bmm2_scale=1.0,
+            out=out_AHD,
+            backend="trtllm-gen",
+            q_len_per_req=queries if isinstance(queries, int) else None,
+            max_q_len=queries.max_queries if isinstance(queries, Ragged) else None,
+            cum_seq_lens_q=queries.ends if isinstance(queries, Ragged) else None,
+            multi_ctas_kv_counter_buffer=self.scratch.counters,
+        )
+
+    @staticmethod
+    def refuse(shape: MhaShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if shape.fp8 is not None:
+            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
+        if shape.head_dim not in HEAD_DIMS:
+            raise ValueError(f"its kernels take heads of 64, 128 or 256 numbers, not {shape.head_dim}")

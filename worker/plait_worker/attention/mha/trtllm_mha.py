@@ -1,0 +1,64 @@
+"""TensorRT-LLM's kernels for Hopper, as flashinfer packs them: XQA for decode rows, FMHAv2 for prefill rows.
+
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.decode import trtllm_batch_decode_with_kv_cache
+from torch import Tensor
+
+from plait_worker.attention.mha.fmha_v2 import FmhaV2
+from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
+from plait_worker.attention.spec import MhaShape
+
+_PAGE_SIZES = (16, 32, 64, 128)
+_HEAD_STEP, _MOST_HEAD = 16, 256
+"""Of XQA: heads are multiples of the first, and FMHAv2 takes none wider than the second."""
+# Semaphores take the first 8 MiB and must start at zero; the rest is for rows that are split.
+_WORKSPACE_BYTES = 136 << 20
+
+
+class TrtllmMha(SeparateKernels):
+    """``AttentionBackend`` for compute capability 9.0."""
+
+    name = "trtllm_mha"
+
+    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
+        """See ``SeparateKernels``; allocates the kernels' workspaces too. Raises ``ValueError`` with their rule."""
+        self.refuse(shape, page_size)
+        super().__init__(shape, page_size, max_tokens, device)
+        self.upcasts_fp8 = shape.fp8 is not None
+        self._fmha_v2 = FmhaV2(shape, device)
+        self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    @staticmethod
+    def refuse(shape: MhaShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if page_size not in _PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
+        if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
+            raise ValueError(f"its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not {shape.head_dim}")
+
+    def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
+        """FMHAv2; our own kernel where float8 pages are too many to copy."""
+        if self._fmha_v2.takes(rows):
+            self._fmha_v2.attend(q_THE, pages, rows, out_THE)
+        else:
+            self.prefill_by_triton(q_THE, pages, rows, out_THE)
+
+    def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
+        """XQA; it reads lengths and tables on the device."""
+        trtllm_batch_decode_with_kv_cache(
+            q_DHE,
+            pages,
+            self.xqa_workspace,
+            rows.table_DW,
+            rows.lengths_D,
+            rows.table_DW.shape[1] * self.page_size,
+            bmm1_scale=self.shape.scale * self.shape.scales.k,
+            bmm2_scale=self.shape.scales.v,
+            out=out_DHE,
+            backend="xqa",
+        )

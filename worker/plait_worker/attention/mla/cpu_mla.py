@@ -1,0 +1,124 @@
+"""Latent attention by the compiled CPU kernels: over the pages where queries are absorbed, over keys and values of
+every head where they are not.
+
+Shapes as in ``plait_worker.attention``; N prefill rows that are not absorbed, I cached tokens of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from plait_kernels.attention import merge_into
+from plait_kernels.attention.rows import HeadSizes
+from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents, can_attend_latents
+from torch import Tensor
+
+from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.decode_batches import pages_of_tokens
+from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks
+from plait_worker.attention.mla.short_extend import short_last
+from plait_worker.attention.spec import MlaShape
+from plait_worker.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Some of the cached tokens of neighbouring prefill rows."""
+
+    tokens: slice
+    """The rows' new tokens."""
+    rows: ExpandedRows
+    index_I: Tensor
+    """Where in the flat cache ``[pages * page size, C]`` the cached tokens lie, int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMlaStep:
+    """``MlaStep`` of the compiled kernels."""
+
+    num_prefill_tokens: int
+    slot_mapping_T: Tensor
+    """Where in the flat cache the step's tokens go."""
+    order_T: Tensor | None
+    cached_scale: float
+    new: ExpandedRows
+    """The prefill rows that are not absorbed, over their new tokens."""
+    contexts: list[_Context]
+    absorbed: LatentRows
+
+    def prefill(
+        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
+    ) -> None:
+        """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached."""
+        new_PHV, lse_PH = self.new.attend(q_PHE, *up_project(latent_PC))
+        joined_PHV, cached = new_PHV.float() if self.contexts else new_PHV, pages.view(-1, pages.shape[-1])
+        for context in self.contexts:
+            own = context.tokens
+            part = context.rows.attend(q_PHE[own], *up_project(cached.index_select(0, context.index_I)))
+            merge_into(joined_PHV[own], lse_PH[own], *part)
+        out_PHV.copy_(joined_PHV)
+
+    def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        return self.absorbed.attend(q_BHC, pages)
+
+
+class CpuMla:
+    """``AttentionBackend`` of ``MlaStep`` for CPUs, in bfloat16 and float32."""
+
+    name = "cpu"
+    is_capturable = False
+    captured_prefill = None
+
+    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int) -> None:
+        """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
+        self.context_chunk = context_chunk
+        self.latents = PagedLatents(shape.num_heads, shape.latent_dim, shape.cached_dim, shape.scale, page_size)
+        self.sizes = HeadSizes(shape.num_heads, shape.num_heads, shape.query_dim, shape.value_dim, shape.scale)
+
+    @staticmethod
+    def takes(shape: MlaShape) -> bool:
+        """Whether the kernels are there and attend in this shape."""
+        return can_attend_latents(shape.query_dim, shape.cached_dim, torch.empty(0, dtype=shape.cached_dtype))
+
+    def prepare(self, rows: Rows) -> CpuMlaStep:
+        """The rows as the kernels read them."""
+        ordered = short_last(rows, self._is_short)
+        rows, first = ordered.rows, ordered.num_long
+        page_size = self.latents.page_size
+        return CpuMlaStep(
+            num_prefill_tokens=ordered.num_long_tokens,
+            slot_mapping_T=pages_of_tokens(rows, page_size) * page_size + rows.positions_T % page_size,
+            order_T=ordered.order_T,
+            cached_scale=1.0,
+            new=ExpandedRows(self.sizes, rows.lengths[:first], rows.lengths[:first], is_causal=True),
+            contexts=[self._context(rows, chunk) for chunk in self._chunks(rows, first)],
+            absorbed=LatentRows(
+                self.latents, rows.starts[first:], rows.lengths[first:], rows.page_table_RW[first:].contiguous()
+            ),
+        )
+
+    def _is_short(self, start: int, length: int) -> bool:
+        """Whether a row multiplies fewer numbers absorbed: more for each pair of a new token and one that it sees.
+
+        Otherwise what it has cached gets keys and values; for its new tokens both ways take as many.
+        """
+        latents, sizes = self.latents, self.sizes
+        num_pairs = length * start + length * (length + 1) // 2
+        more = latents.cached_dim + latents.latent_dim - sizes.key_dim - sizes.value_dim
+        turned = latents.cached_dim - latents.latent_dim
+        return num_pairs * more <= start * latents.latent_dim * (sizes.key_dim - turned + sizes.value_dim)
+
+    def _chunks(self, rows: Rows, num_rows: int) -> Iterator[ContextChunk]:
+        return context_chunks(rows.starts[:num_rows], self.context_chunk)
+
+    def _context(self, rows: Rows, chunk: ContextChunk) -> _Context:
+        lengths = rows.lengths[chunk.rows]
+        begin = sum(rows.lengths[: chunk.first])
+        return _Context(
+            tokens=slice(begin, begin + sum(lengths)),
+            rows=ExpandedRows(self.sizes, lengths, chunk.lengths.tolist(), is_causal=False),
+            index_I=chunk.slot_mapping(rows.page_table_RW, self.latents.page_size),
+        )

@@ -1,0 +1,64 @@
+"""Decode rows of latent attention by CUTLASS's kernel for Blackwell, as flashinfer packs it; prefill as in trtllm_mla.
+
+The kernel takes one query a row and 128 heads, returns no log-sum-exp, and has the softmax scale of DeepSeek-V3
+without YaRN built in. It was not run on our hardware: the call is proven against a stand-in of the same contract.
+
+Shapes: A decode rows, H heads, C numbers cached of a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+from torch import Tensor
+
+from plait_worker.attention.mla.trtllm_mla import TrtllmMla
+from plait_worker.attention.query_rows import QueryRows
+from plait_worker.attention.spec import MlaShape
+from plait_worker.failure import ensure
+
+NUM_HEADS = 128
+LATENT = (512, 64)
+SCALE = 192**-0.5
+# The kernel takes what divides 128; tables have a multiple of four pages, and must cover a multiple of 128 tokens.
+PAGE_SIZES = (32, 64, 128)
+
+
+class CutlassMla(TrtllmMla):
+    """``AttentionBackend`` of ``MlaStep`` for compute capabilities 10.0 and 10.3."""
+
+    name = "cutlass_mla"
+    short_extend = 0
+
+    def __init__(
+        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
+        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        # It keeps no plan, which would be of the host's lengths: each call gives the device's.
+        self._kernel = BatchMLAPagedAttentionWrapper(torch.zeros_like(self.scratch.workspace), backend="cutlass")
+
+    def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
+        """Absorbed attention over the pages; ``out_AHL`` is written."""
+        ensure(rows.queries == 1, "cutlass_mla takes one query token a decode row")
+        scaled_AHC = q_AHC if self.shape.scale == SCALE else q_AHC * (self.shape.scale / SCALE)
+        self._kernel.run(
+            query=scaled_AHC.contiguous(),
+            kv_cache=pages,
+            out=out_AHL,
+            kv_len=rows.lengths_B,
+            page_table=rows.table_BW,
+        )
+
+    @staticmethod
+    def refuse(shape: MlaShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"its kernel takes pages of 32, 64 or 128 tokens, not {page_size}; set --page-size 128")
+        if shape.num_heads != NUM_HEADS:
+            raise ValueError(f"its kernel takes 128 heads on a rank, not {shape.num_heads}; use trtllm_mla")
+        if (shape.latent_dim, shape.cached_dim - shape.latent_dim) != LATENT:
+            raise ValueError("its kernel takes latents of 512 numbers with a shared key of 64")
+        if shape.dtype is not torch.bfloat16 or shape.cached_dtype is not torch.bfloat16:
+            raise ValueError("it takes bfloat16 over a cache of bfloat16; set --dtype bfloat16")
+        TrtllmMla.refuse_up_projected(shape)

@@ -1,0 +1,129 @@
+"""flashinfer's paged kernel for latents on Hopper (fa3): rows of any length, planned on the host.
+
+The kernel's own plan is called instead of its wrapper's, whose Python takes longer than the kernel; it writes pinned
+memory that a copy then reads, so every step in flight has a pair of buffers.
+
+Shapes: A absorbed tokens in R rows, J pages of them all, H heads, C cached of a token, L of it the latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flashinfer.mla._batch_mla._backends.fa3_backend import get_batch_mla_module
+from flashinfer.utils import MaskMode
+from torch import Tensor
+
+from plait_worker.attention.lengths import ends, packed_pages
+from plait_worker.attention.mla.hopper_mla import HopperMla
+from plait_worker.attention.plan_ring import PlanRing
+from plait_worker.attention.spec import MlaShape
+from plait_worker.rows import DeviceLengths, Rows
+
+_WORKSPACE_BYTES = 128 << 20
+# Query rows, times heads, that fa3 computes together.
+_TILE_QUERIES = 128
+_PLAN_BYTES = 8 << 20
+
+KernelPlan = object
+"""What the kernel's plan returned, for its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanBuffers:
+    """The kernel's list of work, as the host writes it and as the device reads it."""
+
+    on_host: Tensor
+    on_device: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FlashinferMlaRows:
+    """The absorbed rows of a step."""
+
+    pages_J: Tensor
+    """int32: the rows' pages, row after row."""
+    buffers: _PlanBuffers
+    plan: KernelPlan
+
+
+class FlashinferMla(HopperMla[FlashinferMlaRows]):
+    """``AttentionBackend`` for compute capability 9.0."""
+
+    name = "flashinfer_mla"
+    is_capturable = False
+    captured_prefill = None
+
+    def __init__(
+        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """See ``HopperMla``; allocates the workspaces."""
+        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        shared = shape.cached_dim - shape.latent_dim
+        kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
+        self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._ring = PlanRing(lambda: _plan_buffers(device), device)
+
+    @staticmethod
+    def refuse(shape: MlaShape, page_size: int) -> None:
+        """See ``HopperMla``."""
+        HopperMla.refuse(shape, page_size)
+        if _TILE_QUERIES % shape.num_heads:
+            raise ValueError(
+                f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "
+                f"do not divide {_TILE_QUERIES}; take flashmla, or another --tp"
+            )
+
+    def plan(self, rows: Rows, _lengths: DeviceLengths | None, first: int) -> FlashinferMlaRows:
+        """The kernel's list of work for rows of these lengths."""
+        part = slice(first, rows.num_rows)
+        lengths_R = np.array(rows.lengths[part])
+        seen_R = np.array(rows.starts[part]) + lengths_R
+        num_R = -(-seen_R // self.page_size)
+        with self._ring.take() as buffers:
+            plan = self._module.plan(
+                self._workspace,
+                buffers.on_device,
+                buffers.on_host,
+                ends(lengths_R),
+                ends(num_R),
+                torch.from_numpy(seen_R.astype(np.int32)),
+                self.shape.num_heads,
+                self.shape.latent_dim,
+                True,
+            )
+        return FlashinferMlaRows(packed_pages(rows.page_table_RW[part], num_R), buffers, plan)
+
+    def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashinferMlaRows) -> Tensor:
+        """See ``HopperMla``."""
+        latent = self.shape.latent_dim
+        out_AHL = q_AHC.new_empty(*q_AHC.shape[:2], latent)
+        self._module.run(
+            self._workspace,
+            planned.buffers.on_device,
+            planned.plan,
+            q_AHC[..., :latent],
+            q_AHC[..., latent:],
+            pages[..., :latent],
+            pages[..., latent:],
+            planned.pages_J,
+            out_AHL,
+            None,
+            MaskMode.CAUSAL.value,
+            self.shape.num_heads,
+            self.page_size,
+            self.shape.scale,
+            False,
+            self.shape.cached_scale,
+            self.shape.cached_scale,
+            None,
+        )
+        return out_AHL
+
+
+def _plan_buffers(device: torch.device) -> _PlanBuffers:
+    on_host = torch.empty(_PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
+    return _PlanBuffers(on_host, torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=device))

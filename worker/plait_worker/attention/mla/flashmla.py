@@ -1,0 +1,107 @@
+"""FlashMLA's dense kernel (wheel sgl-flash-mla): it reads lengths and tables on the device, and plans nothing there.
+
+One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
+of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.
+
+The kernel over bfloat16 is launched so that it may start when the programs of the one in front are done, and never
+waits for what those wrote to be seen (its SASS has no ACQBULK). Which rows it loops over it takes from the schedule:
+were that made right in front, as the library does by itself, a program could follow what lay there before, without end.
+
+Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a token, L of it the latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
+from plait_kernels.kv_cache import FP8, stored
+from torch import Tensor
+
+from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
+from plait_worker.attention.mla.hopper_mla import HopperMla
+from plait_worker.attention.spec import MlaShape
+from plait_worker.rows import DeviceLengths, Rows
+
+_PAGE_SIZE = 64
+
+Schedule = object
+"""FlashMLA's division of the work among the multiprocessors, made on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlashMlaRows:
+    """The absorbed tokens of a step."""
+
+    table_AW: Tensor
+    """int32, contiguous."""
+    lengths_A: Tensor
+    """int32: positions that each token sees."""
+    schedule: Schedule
+
+
+class FlashMla(HopperMla[FlashMlaRows]):
+    """``AttentionBackend`` for compute capability 9.0."""
+
+    name = "flashmla"
+    is_capturable = True
+
+    def __init__(
+        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """See ``HopperMla``."""
+        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        self._is_fp8 = shape.cached_dtype == FP8
+        scales = torch.tensor([1.0, shape.cached_scale], device=device)
+        self._float8 = (
+            {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
+        )
+
+    @cached_property
+    def captured_prefill(self) -> MlaCapturedPrefill:
+        """Made when steps are to be captured."""
+        return MlaCapturedPrefill(self.shape, self.page_size, self.ragged.context_chunk, self.ragged.workspace)
+
+    @staticmethod
+    def refuse(shape: MlaShape, page_size: int) -> None:
+        """See ``HopperMla``."""
+        if page_size != _PAGE_SIZE:
+            raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
+        HopperMla.refuse(shape, page_size)
+
+    def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
+        """Table and length of each absorbed token."""
+        first_token = sum(rows.lengths[:first])
+        lengths_A = (rows.positions_T[first_token:] + 1).to(torch.int32)
+        if lengths is None or first == rows.num_prefill:
+            table_AW = rows.page_table_RW[first:]
+        else:
+            table_AW = rows.page_table_RW.index_select(0, lengths.row_T[first_token:])
+        return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
+
+    def _schedule(self, lengths_A: Tensor) -> Schedule:
+        """Made before the step's first layer, so that other kernels lie between it and the first attention."""
+        schedule = get_mla_metadata()[0]
+        schedule.tile_scheduler_metadata, schedule.num_splits = get_mla_decoding_metadata(
+            lengths_A, self.shape.num_heads, 1, is_fp8_kvcache=self._is_fp8, use_legacy=True
+        )
+        return schedule
+
+    def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashMlaRows) -> Tensor:
+        """See ``HopperMla``."""
+        out_A1HL, _ = flash_mla_with_kvcache(
+            stored(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
+            pages[:, :, None],
+            planned.table_AW,
+            planned.lengths_A,
+            self.shape.latent_dim,
+            planned.schedule,
+            softmax_scale=self.shape.scale,
+            causal=False,
+            use_legacy=True,
+            **self._float8,
+        )
+        out_AHL: Tensor = out_A1HL[:, 0]
+        return out_AHL

@@ -1,0 +1,60 @@
+"""The order of work of un-absorbed prefill: which rows attend in one call, and which cached tokens go together.
+
+A row is a prefill row of the step, counted from the first of them; R rows of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of one call."""
+
+    rows: range
+    tokens: slice
+    """Their new tokens among those of all prefill rows."""
+    q_lengths: list[int]
+    """``[R]``: new tokens."""
+    seen: ContextChunk | None
+    """The cached tokens that they see; None for their own new ones."""
+
+    @property
+    def kv_lengths(self) -> list[int]:
+        """``[R]``: how many tokens each sees; 0 is none."""
+        return self.q_lengths if self.seen is None else self.seen.lengths.tolist()
+
+
+def runs_of_new_tokens(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[Run]:
+    """The rows in order, each seeing its own new tokens, in calls as large as ``fits(rows, longest)`` allows.
+
+    One row always goes alone.
+    """
+    first, longest = 0, 0
+    for row, length in enumerate(lengths):
+        if row > first and not fits(row + 1 - first, max(longest, length)):
+            yield _run(lengths, range(first, row), None)
+            first, longest = row, 0
+        longest = max(longest, length)
+    if lengths:
+        yield _run(lengths, range(first, len(lengths)), None)
+
+
+def runs_of_context(run: Run, starts: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[Run]:
+    """What the rows of ``run`` cached before this step, at most ``limit`` tokens a call.
+
+    ``starts`` and ``lengths`` are of all prefill rows. A row between others that see something may see nothing.
+    """
+    for chunk in context_chunks(starts[run.rows.start : run.rows.stop], limit):
+        seen = replace(chunk, first=run.rows.start + chunk.first)
+        yield _run(lengths, range(seen.rows.start, seen.rows.stop), seen)
+
+
+def _run(lengths: Sequence[int], rows: range, seen: ContextChunk | None) -> Run:
+    own = list(lengths[rows.start : rows.stop])
+    first = sum(lengths[: rows.start])
+    return Run(rows, slice(first, first + sum(own)), own, seen)

@@ -1,0 +1,201 @@
+"""Latent attention with plain torch operations: the oracle of every other backend, and a CPU's where
+none is compiled.
+
+On a GPU the plain formula is taken, in float32.
+
+A decode row's queries are absorbed: they attend to the cached latents as they are, which are key and value of
+one head that all query heads share. A prefill row's new tokens get keys and values of every head (un-absorbed:
+a third of the work); its cached context does so in chunks, whose results are merged by their log-sum-exp.
+
+Shapes: T tokens of the step, P those of its prefill rows, B decode rows, N new tokens of one prefill row, I cached
+tokens of one chunk, H heads, E numbers in a query and key, V in a value, C cached of a token, L positions of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from plait_kernels.attention import merge
+from plait_kernels.kv_cache import as_bytes
+from torch import Tensor
+
+from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.decode_batches import decode_batches, pages_of_tokens
+from plait_worker.attention.mha.torch_mha import QUERY_BLOCK, formula
+from plait_worker.attention.mla.cached_context import as_model, load_latents
+from plait_worker.attention.spec import MlaShape
+from plait_worker.rows import Rows
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """A chunk of a prompt."""
+
+    tokens: slice
+    """Where in P its new tokens lie."""
+    context_index: Tensor
+    """Where in the flat cache ``[pages * page size, C]`` what it cached before lies, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeBatch:
+    """Decode rows of similar length, one token each."""
+
+    rows: slice | Tensor
+    page_index: Tensor
+    """Their pages, row after row."""
+    mask_B11L: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TorchMlaStep:
+    """``MlaStep`` of the torch backend."""
+
+    shape: MlaShape
+    context_chunk: int
+    num_prefill_tokens: int
+    slot_mapping_T: Tensor
+    """Where in the flat cache the step's tokens go."""
+    prefill_rows: list[_PrefillRow]
+    decode_batches: list[_DecodeBatch]
+    room: Tensor
+    """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
+
+    @property
+    def cached_scale(self) -> float:
+        """See ``MlaShape``."""
+        return self.shape.cached_scale
+
+    @property
+    def order_T(self) -> Tensor | None:
+        """The plan's."""
+        return None
+
+    def prefill(
+        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
+    ) -> None:
+        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
+        k_PHE, v_PHV = up_project(latent_PC)
+        for row in self.prefill_rows:
+            new = row.tokens
+            out_NHV, lse_NH = attend(q_PHE[new], k_PHE[new], v_PHV[new], self.shape.scale, is_causal=True)
+            for latent_IC in self._context(row, pages):
+                part_NHV, part_NH = attend(q_PHE[new], *up_project(latent_IC), self.shape.scale, is_causal=False)
+                out_NHV, lse_NH = merge(out_NHV, lse_NH, part_NHV, part_NH)
+            out_PHV[new] = out_NHV
+
+    def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        out_BHC = torch.empty_like(q_BHC)
+        with formula(q_BHC.device):
+            for batch in self.decode_batches:
+                # The heads stand where a sequence would. The shared key's share of the values is cut off below.
+                cached_B1LC = self._gather(batch, pages)
+                out_BHC[batch.rows] = F.scaled_dot_product_attention(
+                    q_BHC[batch.rows][:, None],
+                    cached_B1LC,
+                    cached_B1LC,
+                    attn_mask=batch.mask_B11L,
+                    scale=self.shape.scale,
+                )[:, 0]
+        return out_BHC[..., : self.shape.latent_dim]
+
+    def _gather(self, batch: _DecodeBatch, pages: Tensor) -> Tensor:
+        """The batch's cached tokens, ``[B, 1, L, C]``; the next batch overwrites them."""
+        gathered = self.room[: len(batch.page_index)]
+        torch.index_select(as_bytes(pages), 0, batch.page_index, out=as_bytes(gathered))
+        return as_model(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
+
+    def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
+        """What the row cached before this step, ``context_chunk`` tokens at a time: ``[I, C]``."""
+        for begin in range(0, len(row.context_index), self.context_chunk):
+            yield load_latents(pages, row.context_index[begin : begin + self.context_chunk], self.shape)
+
+
+def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of each head, ``[N, H, V]``, and its log-sum-exp, float32 base 2 ``[N, H]``.
+
+    ``is_causal`` needs as many keys as queries. Scores, softmax and sums are float32; on a CPU bfloat16 weights
+    are rounded once, as in ``plait_worker.attention.mha.torch_mha``.
+    """
+    if q_NHE.is_cuda:
+        return _attend_plainly(q_NHE, k_IHE, v_IHV, scale, is_causal=is_causal)
+    value_dim = v_IHV.shape[-1]
+    width = max(q_NHE.shape[-1], value_dim)  # the kernel wants queries, keys and values of one width
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(0, 1)[None] for x in (q_NHE, k_IHE, v_IHV))
+    out_1HNW, lse_1HN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    return out_1HNW[0, ..., :value_dim].transpose(0, 1), lse_1HN[0].T * math.log2(math.e)
+
+
+def _attend_plainly(
+    q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The formula in float32, some queries at a time, which bounds the scores."""
+    k_HEI, v_HIV = k_IHE.float().permute(1, 2, 0), v_IHV.float().transpose(0, 1)
+    positions_I = torch.arange(len(k_IHE), device=q_NHE.device)
+    outs, lses = [], []
+    for begin in range(0, len(q_NHE), QUERY_BLOCK):
+        scores_HNI = q_NHE[begin : begin + QUERY_BLOCK].float().transpose(0, 1) @ k_HEI * scale
+        if is_causal:
+            own_N = positions_I[begin : begin + QUERY_BLOCK]
+            scores_HNI.masked_fill_(positions_I > own_N[:, None], -torch.inf)
+        lse_HN = scores_HNI.logsumexp(dim=-1)
+        outs.append(((scores_HNI - lse_HN[..., None]).exp_() @ v_HIV).transpose(0, 1).to(q_NHE.dtype))
+        lses.append(lse_HN.T * math.log2(math.e))
+    return torch.cat(outs), torch.cat(lses)
+
+
+class TorchMla:
+    """``AttentionBackend`` of ``MlaStep`` on any device."""
+
+    name = "torch"
+    is_capturable = False
+    captured_prefill = None
+
+    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int, device: torch.device = _CPU) -> None:
+        """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
+        self.shape = shape
+        self.page_size = page_size
+        self.context_chunk = context_chunk
+        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=device)
+
+    def prepare(self, rows: Rows) -> TorchMlaStep:
+        """The page indices and the order of work of one step."""
+        batches = self._decode_batches(rows)
+        return TorchMlaStep(
+            shape=self.shape,
+            context_chunk=self.context_chunk,
+            num_prefill_tokens=rows.num_prefill_tokens,
+            slot_mapping_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
+            prefill_rows=list(self._prefill_rows(rows)),
+            decode_batches=batches,
+            room=self._room_for(max((len(batch.page_index) for batch in batches), default=0)),
+        )
+
+    def _decode_batches(self, rows: Rows) -> list[_DecodeBatch]:
+        page_numbers = self.page_size * self.shape.cached_dim
+        return [
+            _DecodeBatch(batch.rows, batch.table_BW.flatten(), batch.mask_BL[:, None, None])
+            for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype)
+        ]
+
+    def _room_for(self, num_pages: int) -> Tensor:
+        """The room of the last step, or a larger one."""
+        if num_pages > len(self._room):
+            self._room = self._room.new_empty(num_pages, *self._room.shape[1:])
+        return self._room
+
+    def _prefill_rows(self, rows: Rows) -> Iterator[_PrefillRow]:
+        first = 0
+        for row in range(rows.num_prefill):
+            start, length = rows.starts[row], rows.lengths[row]
+            positions = torch.arange(start, device=rows.page_table_RW.device)
+            page_index = rows.page_table_RW[row].long()[positions // self.page_size]
+            yield _PrefillRow(slice(first, first + length), page_index * self.page_size + positions % self.page_size)
+            first += length

@@ -1,0 +1,260 @@
+"""Latent attention by TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them.
+
+Absorbed rows read lengths and tables on the device. Un-absorbed ones attend to their new tokens, then to what is
+cached in chunks that get keys and values of every head; the parts are merged by their log-sum-exp.
+The kernels were not run on our hardware: the calls are proven against a stand-in of the same contract
+(tests/support/trtllm_gen).
+
+Shapes: P un-absorbed tokens, I cached tokens of a chunk, A absorbed tokens in B rows, H heads, E numbers in a query
+and key, V in a value, C cached of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
+from flashinfer.prefill import trtllm_ragged_attention_deepseek
+from plait_kernels.attention import merge_into
+from plait_kernels.kv_cache import FP8, stored
+from torch import Tensor
+
+from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.lengths import token_slot_mapping
+from plait_worker.attention.mla.cached_context import load_latents
+from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
+from plait_worker.attention.mla.short_extend import short_last
+from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.spec import MlaShape
+from plait_worker.attention.trtllm_workspace import Scratch
+from plait_worker.rows import Rows
+from plait_worker.transfer import upload
+
+PAGE_SIZES = (32, 64)
+LATENTS = ((512, 64), (256, 64))
+"""Latent, and the key that all heads share."""
+HEADS = ((192, 128), (128, 128), (256, 256))
+"""Numbers in a query and key, and in a value, of the un-absorbed kernels."""
+SHORT_EXTEND = 64
+"""New tokens up to which a row is absorbed.
+
+Computed, not measured: absorbed scores and sums cost 3.4 times the work, and nothing is expanded; with 512 numbers
+in a latent both come to the same at 170 new tokens over a long context.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedCall:
+    """One call of the un-absorbed kernel, with its lengths on the device."""
+
+    run: Run
+    ends_q: Tensor
+    """int32 ``[R + 1]``."""
+    ends_kv: Tensor
+    """int32 ``[R + 1]``."""
+    kv_lengths: Tensor
+    """int32 ``[R]``."""
+    slot_mapping_I: Tensor | None
+    """int64: where in the pages the tokens lie that are seen; None for the rows' own new tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Un-absorbed rows that attend together: to their new tokens, then to each chunk of their contexts."""
+
+    new: RaggedCall
+    chunks: list[RaggedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmMlaStep:
+    """``MlaStep`` of this backend."""
+
+    backend: TrtllmMla
+    num_prefill_tokens: int
+    slot_mapping_T: Tensor
+    order_T: Tensor | None
+    groups: list[Group]
+    absorbed: list[QueryRows]
+
+    @property
+    def cached_scale(self) -> float:
+        """See ``MlaShape``."""
+        return self.backend.shape.cached_scale
+
+    def prefill(
+        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
+    ) -> None:
+        """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
+        k_PHE, v_PHV = up_project(latent_PC)
+        for group in self.groups:
+            own = group.new.run.tokens
+            out, lse = self.backend.ragged(group.new, q_PHE[own], k_PHE[own], v_PHV[own], is_causal=True)
+            if group.chunks:
+                out = self._with_context(group, q_PHE, out.float(), lse, pages, up_project)
+            out_PHV[own] = out
+
+    def _with_context(
+        self, group: Group, q_PHE: Tensor, out: Tensor, lse: Tensor, pages: Tensor, up_project: KvUpProjection
+    ) -> Tensor:
+        """The group's output ``[tokens, H, V]``, float32, merged with that over its chunks."""
+        first = group.new.run.tokens.start
+        for chunk in group.chunks:
+            assert chunk.slot_mapping_I is not None
+            k_IHE, v_IHV = up_project(load_latents(pages, chunk.slot_mapping_I, self.backend.shape))
+            part, part_lse = self.backend.ragged(chunk, q_PHE[chunk.run.tokens], k_IHE, v_IHV, is_causal=False)
+            own = slice(chunk.run.tokens.start - first, chunk.run.tokens.stop - first)
+            merge_into(out[own], lse[own], part, part_lse)
+        return out
+
+    def decode(self, q_AHC: Tensor, pages: Tensor) -> Tensor:
+        """Absorbed queries attend to the cached tokens as they are: ``[A, H, latent_dim]``."""
+        out_AHL = torch.empty(*q_AHC.shape[:2], self.backend.shape.latent_dim, dtype=q_AHC.dtype, device=q_AHC.device)
+        first = 0
+        for rows in self.absorbed:
+            tokens = slice(first, first + rows.num_tokens)
+            self.backend.absorbed(rows, q_AHC[tokens], pages, out_AHL[tokens])
+            first = tokens.stop
+        return out_AHL
+
+
+class TrtllmMla:
+    """``AttentionBackend`` of ``MlaStep`` for compute capabilities 10.0 and 10.3."""
+
+    name = "trtllm_mla"
+    is_capturable = True
+    captured_prefill = None
+    short_extend = SHORT_EXTEND
+
+    def __init__(
+        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+    ) -> None:
+        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
+        self.refuse(shape, page_size)
+        self.shape = shape
+        self.page_size = page_size
+        self.context_chunk = context_chunk
+        self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, max_tokens, device)
+
+    def prepare(self, rows: Rows) -> TrtllmMlaStep:
+        """Lengths, tables and the order of work."""
+        ordered = short_last(rows, lambda _start, length: length <= self.short_extend)
+        rows, num_long, num_long_tokens = ordered.rows, ordered.num_long, ordered.num_long_tokens
+        extends = query_rows(rows, range(num_long, rows.num_prefill), num_long_tokens)
+        decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
+        return TrtllmMlaStep(
+            backend=self,
+            num_prefill_tokens=num_long_tokens,
+            slot_mapping_T=token_slot_mapping(rows, self.page_size),
+            order_T=ordered.order_T,
+            groups=list(self._groups(rows, num_long)),
+            absorbed=[part for part in (extends, decoded) if part is not None],
+        )
+
+    def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
+        starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
+        for run in runs_of_new_tokens(lengths, self._fits):
+            chunks = runs_of_context(run, starts, lengths, self.context_chunk)
+            yield Group(self._call(run, rows), [self._call(chunk, rows) for chunk in chunks])
+
+    def _fits(self, num_rows: int, longest: int) -> bool:
+        return self.scratch.has_room_for_statistics(self.shape.num_heads, num_rows, longest)
+
+    def _call(self, run: Run, rows: Rows) -> RaggedCall:
+        """The run with its lengths on the device."""
+        num_rows, kv_lengths = len(run.rows), run.kv_lengths
+        ends_q, ends_kv = np.cumsum([0, *run.q_lengths]), np.cumsum([0, *kv_lengths])
+        packed = np.concatenate((ends_q, ends_kv, kv_lengths)).astype(np.int32)
+        on_q, on_kv, lengths = upload(packed, self.scratch.workspace.device).split(
+            [num_rows + 1, num_rows + 1, num_rows]
+        )
+        slot_mapping_I = None if run.seen is None else run.seen.slot_mapping(rows.page_table_RW, self.page_size)
+        return RaggedCall(run, on_q, on_kv, lengths, slot_mapping_I)
+
+    def ragged(self, call: RaggedCall, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Un-absorbed attention: ``[tokens, H, V]`` and its log-sum-exp, float32 base 2 ``[tokens, H]``.
+
+        A row that sees nothing gets 0 and -inf.
+        """
+        run = call.run
+        # The kernel leaves stale values where a row sees nothing: flashinfer takes such rows out by the host's lengths.
+        kv_lengths = run.kv_lengths
+        has_empty = 0 in kv_lengths
+        out, lse = trtllm_ragged_attention_deepseek(
+            q.contiguous(),  # the launcher takes no strides of the queries
+            k,
+            v,
+            self.scratch.workspace,
+            call.kv_lengths,
+            max(run.q_lengths),
+            max(kv_lengths),
+            self.shape.scale,
+            1.0,
+            -1.0,
+            len(run.rows),
+            -1,
+            call.ends_q,
+            call.ends_kv,
+            None,
+            is_causal,
+            True,
+            q_seq_lens_cpu=torch.tensor(run.q_lengths, dtype=torch.int32) if has_empty else None,
+            kv_seq_lens_cpu=torch.tensor(kv_lengths, dtype=torch.int32) if has_empty else None,
+        )
+        return out, lse
+
+    def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
+        """Absorbed attention over the pages; ``out_AHL`` is written."""
+        shape, queries = self.shape, rows.queries
+        # Queries are of the pages' type. Softmax scale and that of the keys are one factor, that of the values another.
+        q_AHC = stored(q_AHC, shape.cached_dtype, 1.0)
+        if isinstance(queries, int):
+            by_row = (rows.num_rows, queries)
+            q_AHC, out_AHL = q_AHC.unflatten(0, by_row), out_AHL.unflatten(0, by_row)
+        trtllm_batch_decode_with_kv_cache_mla(
+            q_AHC,
+            pages,
+            self.scratch.workspace,
+            shape.query_dim - (shape.cached_dim - shape.latent_dim),
+            shape.latent_dim,
+            shape.cached_dim - shape.latent_dim,
+            rows.table_BW,
+            rows.lengths_B,
+            rows.table_BW.shape[1] * self.page_size,
+            out=out_AHL,
+            bmm1_scale=shape.scale * shape.cached_scale,
+            bmm2_scale=shape.cached_scale,
+            backend="trtllm-gen",
+            cum_seq_lens_q=queries.ends if isinstance(queries, Ragged) else None,
+            max_q_len=queries.max_queries if isinstance(queries, Ragged) else None,
+            multi_ctas_kv_counter_buffer=self.scratch.counters,
+        )
+
+    @staticmethod
+    def refuse(shape: MlaShape, page_size: int) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
+        latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
+        if latent not in LATENTS:
+            raise ValueError(
+                "its kernels take latents of 512 or 256 numbers with a shared key of 64, "
+                f"not {latent[0]} with {latent[1]}"
+            )
+        if shape.num_heads > 64 and shape.num_heads != 128:
+            raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
+        if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FP8):
+            raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
+        TrtllmMla.refuse_up_projected(shape)
+
+    @staticmethod
+    def refuse_up_projected(shape: MlaShape) -> None:
+        """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
+        if (shape.query_dim, shape.value_dim) not in HEADS:
+            raise ValueError(
+                "its kernels take heads of 192 numbers in a query and 128 in a value, or 128 and 128, or 256 and 256, "
+                f"not {shape.query_dim} and {shape.value_dim}"
+            )
