@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attention_worlds import CPU, MlaWorld, latent
+from attention_cases import CPU, MlaCase, latent
 from plait_worker.attention.spec import MlaShape
 from plait_worker.failure import Failure
 from trtllm_gen import Launcher
@@ -20,7 +20,7 @@ def test_decode_rows_go_to_cutlass_and_all_others_are_expanded(
 ) -> None:
     from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
-    world = MlaWorld(shape, [(40, 3), (0, 20)], [(0, 1), (31, 1), (130, 1)], page_size)
+    world = MlaCase(shape, [(40, 3), (0, 20)], [(0, 1), (31, 1), (130, 1)], page_size)
     assert world.error(CutlassMla(shape, page_size, 64, 256, CPU)) <= TOLERANCE
     assert launcher.calls == {"expanded causal": 1, "expanded context": 1, "latent cutlass": 1}
 
@@ -28,6 +28,6 @@ def test_decode_rows_go_to_cutlass_and_all_others_are_expanded(
 def test_a_decode_row_of_two_tokens_is_refused(launcher: Launcher) -> None:
     from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
-    world = MlaWorld(shape := latent(128), [], [(3, 2)])
+    world = MlaCase(shape := latent(128), [], [(3, 2)])
     with pytest.raises(Failure, match="one query token"):
         world.error(CutlassMla(shape, 32, 64, 256, CPU))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_worlds import CPU, heads, latent
+from attention_cases import CPU, heads, latent
 from plait_kernels.kv_cache import FP8
 from plait_proto import ExitCode
 from plait_worker.attention.registry import BackendRequirements

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from attention_worlds import CPU, MlaWorld, Tables, latent
+from attention_cases import CPU, MlaCase, Tables, latent
 from plait_kernels.kv_cache import FP8
 from plait_worker.attention.spec import MlaShape
 from trtllm_gen import Launcher, statistics_bytes
@@ -30,7 +30,7 @@ def backend(shape: MlaShape, page_size: int = 32, context_chunk: int = 64) -> Tr
 @pytest.mark.parametrize(("page_size", "context_chunk"), [(32, 64), (64, 250), (32, 4096)])
 def test_rows_of_every_sort_attend_to_their_own_past(launcher: Launcher, page_size: int, context_chunk: int) -> None:
     shape = latent()
-    world = MlaWorld(shape, PREFILL, DECODE, page_size)
+    world = MlaCase(shape, PREFILL, DECODE, page_size)
     assert world.error(backend(shape, page_size, context_chunk)) <= TOLERANCE
     kinds = {"expanded causal", "expanded context", "latent ragged", "latent decode"}
     assert set(launcher.calls) == kinds
@@ -38,7 +38,7 @@ def test_rows_of_every_sort_attend_to_their_own_past(launcher: Launcher, page_si
 
 @pytest.mark.parametrize("shape", [latent(128), latent(20), latent(4, latent_dim=256, query_dim=128)])
 def test_the_kernels_other_sizes(launcher: Launcher, shape: MlaShape) -> None:
-    assert MlaWorld(shape, [(40, 66), (0, 2)], DECODE[:3]).error(backend(shape)) <= TOLERANCE
+    assert MlaCase(shape, [(40, 66), (0, 2)], DECODE[:3]).error(backend(shape)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_kernels_other_sizes(launcher: Launcher, shape: MlaShape) -> None:
 )
 def test_decode_rows_may_have_several_tokens(launcher: Launcher, lengths: list[int], kind: str) -> None:
     shape = latent()
-    world = MlaWorld(shape, [], list(zip((0, 63, 130), lengths, strict=True)))
+    world = MlaCase(shape, [], list(zip((0, 63, 130), lengths, strict=True)))
     assert world.error(backend(shape)) <= TOLERANCE
     assert launcher.calls == {kind: 1}
 
@@ -54,12 +54,12 @@ def test_decode_rows_may_have_several_tokens(launcher: Launcher, lengths: list[i
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_float8_pages_with_their_scale(launcher: Launcher, scale: float) -> None:
     shape = latent(cached_dtype=FP8, cached_scale=scale)
-    assert MlaWorld(shape, PREFILL, DECODE).error(backend(shape)) <= FLOAT8_TOLERANCE
+    assert MlaCase(shape, PREFILL, DECODE).error(backend(shape)) <= FLOAT8_TOLERANCE
 
 
 def test_short_appends_before_a_long_prompt_are_absorbed(launcher: Launcher) -> None:
     made = backend(shape := latent())
-    world = MlaWorld(shape, [(300, 7), (90, 70), (200, 64), (0, 2), (5, 100)], DECODE)
+    world = MlaCase(shape, [(300, 7), (90, 70), (200, 64), (0, 2), (5, 100)], DECODE)
     assert made.prepare(world.tables.rows).num_prefill_tokens == 70 + 100
     assert world.error(made) <= TOLERANCE
 
@@ -77,19 +77,19 @@ def test_rows_whose_statistics_outgrow_the_workspace_go_in_several_calls(launche
 def test_rows_in_several_calls_give_the_same(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     made = backend(shape := latent())
     monkeypatch.setattr(made, "_fits", lambda num_rows, longest: num_rows <= 2)
-    assert MlaWorld(shape, PREFILL, []).error(made) <= TOLERANCE
+    assert MlaCase(shape, PREFILL, []).error(made) <= TOLERANCE
     assert launcher.calls["expanded causal"] == 2
 
 
 def test_steps_of_one_backend_follow_each_other(launcher: Launcher) -> None:
     made = backend(shape := latent())
     for decode in (DECODE[:2], DECODE, DECODE[1:4]):
-        assert MlaWorld(shape, [], decode).error(made) <= TOLERANCE
+        assert MlaCase(shape, [], decode).error(made) <= TOLERANCE
 
 
 def test_what_a_captured_step_takes_comes_from_the_device(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     made = backend(shape := latent())
-    world = MlaWorld(shape, [], DECODE)
+    world = MlaCase(shape, [], DECODE)
     monkeypatch.setattr("plait_worker.transfer.torch.from_numpy", lambda values: pytest.fail("an upload"))
     assert world.error(made) <= TOLERANCE
     assert made.is_capturable

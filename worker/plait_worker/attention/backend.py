@@ -44,7 +44,7 @@ class SlotMappedStep(StepAttention, Protocol):
         ...
 
 
-KvUpProjection = Callable[[Tensor], tuple[Tensor, Tensor]]
+KvBProj = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A layer's way from cached tokens ``[N, C]`` to each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
 
 
@@ -77,9 +77,7 @@ class MlaStep(Protocol):
         """
         ...
 
-    def prefill(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached.
 
         ``out_PHV``, contiguous, is written.

@@ -1,6 +1,6 @@
 """The registry of GPU backends: module and class of each, its kind of attention, and its GPUs.
 
-A backend's ``refuse`` raises ``ValueError`` with the rule that a shape breaks, before any kernel is looked for.
+A backend's ``validate`` raises ``ValueError`` with the rule that a shape breaks, before any kernel is looked for.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class BackendSpec:
         """The backend's class; raises ``ImportError``."""
         return getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
 
-    def refuse(self, requirements: BackendRequirements) -> None:
+    def validate(self, requirements: BackendRequirements) -> None:
         """Raise ``ValueError`` with the rule of its kernels that the need breaks; raises ``ImportError`` too."""
-        self.kind().refuse(requirements.shape, requirements.page_size)
+        self.kind().validate(requirements.shape, requirements.page_size)
 
     def make(self, requirements: BackendRequirements, max_tokens: int) -> AttentionBackend[Any]:
         """The backend for steps of up to ``max_tokens``; raises ``ImportError``, and ``ValueError`` with its rule."""

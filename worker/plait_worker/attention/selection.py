@@ -124,7 +124,7 @@ def try_backend(
     if requirements.shape.dtype not in _DTYPES:
         return f"it computes in bfloat16 or float16, not {str(requirements.shape.dtype).removeprefix('torch.')}"
     try:
-        found.refuse(requirements)
+        found.validate(requirements)
         if reason := _unbuilt(found, requirements, may_compile):
             return reason
         backend = _make(found, requirements)

@@ -142,13 +142,13 @@ class MlaSelfCheck(SelfCheck):
         out_THV = q_THE.new_empty(*q_THE.shape[:2], self.shape.value_dim)
         keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         if num > 0:
-            step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._up_project, out_THV[:num])
+            step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._kv_b_proj, out_THV[:num])
         if num < len(q_THE):
             out_BHL = step.decode(self._absorb(q_THE[num:]), self.pages)
             out_THV[num:] = torch.einsum("bhl,hvl->bhv", out_BHL, self.value_HVL)
         return out_THV
 
-    def _up_project(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+    def _kv_b_proj(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of one tensor, as the models' one product gives them."""
         latent_NL, key_NR = latent_NC.split([self.shape.latent_dim, latent_NC.shape[1] - self.shape.latent_dim], dim=1)
         key_NHO = torch.einsum("nl,hol->nho", latent_NL, self.key_HOL)

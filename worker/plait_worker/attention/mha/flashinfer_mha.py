@@ -82,7 +82,7 @@ class FlashinferMha:
 
     def __init__(self, shape: MhaShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; allocates the wrappers. Raises ``ValueError`` with the kernels' rule."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         self.shape = shape
         self.page_size = page_size
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -92,7 +92,7 @@ class FlashinferMha:
         )
 
     @staticmethod
-    def refuse(shape: MhaShape, _page_size: int) -> None:
+    def validate(shape: MhaShape, _page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if shape.fp8 is not None:
             raise ValueError(

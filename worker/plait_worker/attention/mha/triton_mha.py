@@ -31,13 +31,13 @@ class TritonMha(SeparateKernels):
 
     def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """See ``SeparateKernels``. Raises ``ValueError`` with the rule that is broken."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         super().__init__(shape, page_size, max_tokens, device)
         self._fmha_v2 = _fmha_v2(shape, device)
         self.upcasts_fp8 = shape.fp8 is not None and self._fmha_v2 is not None
 
     @staticmethod
-    def refuse(shape: MhaShape, page_size: int) -> None:
+    def validate(shape: MhaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if not _is_tile(shape.head_dim):
             raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")

@@ -69,7 +69,7 @@ class TrtllmGenMha:
 
     def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         self.shape = shape
         self.page_size = page_size
         self.scratch = Scratch.of(shape.num_heads, shape.head_dim, max_tokens, device)
@@ -125,7 +125,7 @@ class TrtllmGenMha:
         )
 
     @staticmethod
-    def refuse(shape: MhaShape, page_size: int) -> None:
+    def validate(shape: MhaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if shape.fp8 is not None:
             raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")

@@ -27,14 +27,14 @@ class TrtllmMha(SeparateKernels):
 
     def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
         """See ``SeparateKernels``; allocates the kernels' workspaces too. Raises ``ValueError`` with their rule."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         super().__init__(shape, page_size, max_tokens, device)
         self.upcasts_fp8 = shape.fp8 is not None
         self._fmha_v2 = FmhaV2(shape, device)
         self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     @staticmethod
-    def refuse(shape: MhaShape, page_size: int) -> None:
+    def validate(shape: MhaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if page_size not in _PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")

@@ -15,7 +15,7 @@ from plait_kernels.attention.rows import HeadSizes
 from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents, can_attend_latents
 from torch import Tensor
 
-from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.backend import KvBProj
 from plait_worker.attention.decode_batches import pages_of_tokens
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks
 from plait_worker.attention.mla.short_extend import short_last
@@ -48,15 +48,13 @@ class CpuMlaStep:
     contexts: list[_Context]
     absorbed: LatentRows
 
-    def prefill(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached."""
-        new_PHV, lse_PH = self.new.attend(q_PHE, *up_project(latent_PC))
+        new_PHV, lse_PH = self.new.attend(q_PHE, *kv_b_proj(latent_PC))
         joined_PHV, cached = new_PHV.float() if self.contexts else new_PHV, pages.view(-1, pages.shape[-1])
         for context in self.contexts:
             own = context.tokens
-            part = context.rows.attend(q_PHE[own], *up_project(cached.index_select(0, context.index_I)))
+            part = context.rows.attend(q_PHE[own], *kv_b_proj(cached.index_select(0, context.index_I)))
             merge_into(joined_PHV[own], lse_PH[own], *part)
         out_PHV.copy_(joined_PHV)
 

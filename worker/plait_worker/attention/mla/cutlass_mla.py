@@ -51,7 +51,7 @@ class CutlassMla(TrtllmMla):
         )
 
     @staticmethod
-    def refuse(shape: MlaShape, page_size: int) -> None:
+    def validate(shape: MlaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernel takes pages of 32, 64 or 128 tokens, not {page_size}; set --page-size 128")
@@ -61,4 +61,4 @@ class CutlassMla(TrtllmMla):
             raise ValueError("its kernel takes latents of 512 numbers with a shared key of 64")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype is not torch.bfloat16:
             raise ValueError("it takes bfloat16 over a cache of bfloat16; set --dtype bfloat16")
-        TrtllmMla.refuse_up_projected(shape)
+        TrtllmMla.validate_kv_b_proj(shape)

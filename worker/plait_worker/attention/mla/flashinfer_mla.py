@@ -68,9 +68,9 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
         self._ring = PlanRing(lambda: _plan_buffers(device), device)
 
     @staticmethod
-    def refuse(shape: MlaShape, page_size: int) -> None:
+    def validate(shape: MlaShape, page_size: int) -> None:
         """See ``HopperMla``."""
-        HopperMla.refuse(shape, page_size)
+        HopperMla.validate(shape, page_size)
         if _TILE_QUERIES % shape.num_heads:
             raise ValueError(
                 f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "

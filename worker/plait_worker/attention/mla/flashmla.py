@@ -65,11 +65,11 @@ class FlashMla(HopperMla[FlashMlaRows]):
         return MlaCapturedPrefill(self.shape, self.page_size, self.ragged.context_chunk, self.ragged.workspace)
 
     @staticmethod
-    def refuse(shape: MlaShape, page_size: int) -> None:
+    def validate(shape: MlaShape, page_size: int) -> None:
         """See ``HopperMla``."""
         if page_size != _PAGE_SIZE:
             raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
-        HopperMla.refuse(shape, page_size)
+        HopperMla.validate(shape, page_size)
 
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
         """Table and length of each absorbed token."""

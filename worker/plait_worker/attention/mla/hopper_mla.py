@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.backend import KvBProj
 from plait_worker.attention.lengths import device_lengths, slot_mapping
 from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.ragged_prefill import RaggedPrefill, RaggedStep
@@ -48,14 +48,12 @@ class HopperMlaStep(Generic[PlannedT]):
         """See ``MlaShape``."""
         return self.backend.shape.cached_scale
 
-    def prefill(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep``."""
         if self.ragged is None:
             raise AssertionError("a step without prefill tokens")
         with named("attention: prefill"):
-            self.ragged.attend(q_PHE, latent_PC, pages, up_project, out_PHV)
+            self.ragged.attend(q_PHE, latent_PC, pages, kv_b_proj, out_PHV)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """See ``MlaStep``."""
@@ -80,12 +78,12 @@ class HopperMla(ABC, Generic[PlannedT]):
         self, shape: MlaShape, page_size: int, context_chunk: int, _max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` with the rule that is broken."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         self.shape, self.page_size = shape, page_size
         self.ragged = RaggedPrefill(shape, page_size, context_chunk, device)
 
     @staticmethod
-    def refuse(shape: MlaShape, _page_size: int) -> None:
+    def validate(shape: MlaShape, _page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         dims = (shape.latent_dim, shape.cached_dim)
         if dims != LATENT_DIMS:
@@ -94,7 +92,7 @@ class HopperMla(ABC, Generic[PlannedT]):
                 f"it takes latents of {latent} numbers with a shared key of {shared}, not of {dims[0]} with one of "
                 f"{dims[1] - dims[0]}"
             )
-        RaggedPrefill.refuse(shape)
+        RaggedPrefill.validate(shape)
 
     @abstractmethod
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> PlannedT:

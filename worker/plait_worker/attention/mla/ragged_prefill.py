@@ -19,7 +19,7 @@ from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from plait_kernels.attention import merge_into
 from torch import Tensor
 
-from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.backend import KvBProj
 from plait_worker.attention.lengths import Ints, ends
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks, load_latents
 from plait_worker.attention.plan_ring import PlanRing
@@ -53,11 +53,9 @@ class RaggedStep:
     new: BatchPrefillWithRaggedKVCacheWrapper
     chunks: Sequence[Chunk]
 
-    def attend(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def attend(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """See ``MlaStep.prefill``."""
-        k_PHE, v_PHV = up_project(latent_PC)
+        k_PHE, v_PHV = kv_b_proj(latent_PC)
         if not self.chunks:
             self.new.run(q_PHE, k_PHE, v_PHV, out=out_PHV)
             return
@@ -66,7 +64,7 @@ class RaggedStep:
         joined_PHV = out_PHV if len(self.chunks) == 1 else out_PHV.float()
         for chunk in self.chunks:
             seen = chunk.tokens
-            k_IHE, v_IHV = up_project(load_latents(pages, chunk.index_I, self.shape))
+            k_IHE, v_IHV = kv_b_proj(load_latents(pages, chunk.index_I, self.shape))
             part_NHV, part_NH = chunk.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
             merge_into(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
         if joined_PHV is not out_PHV:
@@ -78,13 +76,13 @@ class RaggedPrefill:
 
     def __init__(self, shape: MlaShape, page_size: int, context_chunk: int, device: torch.device) -> None:
         """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
-        self.refuse(shape)
+        self.validate(shape)
         self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
 
     @staticmethod
-    def refuse(shape: MlaShape) -> None:
+    def validate(shape: MlaShape) -> None:
         """Raise ``ValueError`` with the rule that the kernel would break."""
         if (shape.query_dim, shape.value_dim) != _DIMS or shape.dtype != torch.bfloat16:
             raise ValueError(

@@ -23,7 +23,7 @@ from plait_kernels.attention import merge
 from plait_kernels.kv_cache import as_bytes
 from torch import Tensor
 
-from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.backend import KvBProj
 from plait_worker.attention.decode_batches import decode_batches, pages_of_tokens
 from plait_worker.attention.mha.torch_mha import QUERY_BLOCK, formula
 from plait_worker.attention.mla.cached_context import as_model, load_latents
@@ -77,16 +77,14 @@ class TorchMlaStep:
         """The plan's."""
         return None
 
-    def prefill(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
-        k_PHE, v_PHV = up_project(latent_PC)
+        k_PHE, v_PHV = kv_b_proj(latent_PC)
         for row in self.prefill_rows:
             new = row.tokens
             out_NHV, lse_NH = attend(q_PHE[new], k_PHE[new], v_PHV[new], self.shape.scale, is_causal=True)
             for latent_IC in self._context(row, pages):
-                part_NHV, part_NH = attend(q_PHE[new], *up_project(latent_IC), self.shape.scale, is_causal=False)
+                part_NHV, part_NH = attend(q_PHE[new], *kv_b_proj(latent_IC), self.shape.scale, is_causal=False)
                 out_NHV, lse_NH = merge(out_NHV, lse_NH, part_NHV, part_NH)
             out_PHV[new] = out_NHV
 

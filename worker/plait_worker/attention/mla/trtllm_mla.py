@@ -22,7 +22,7 @@ from plait_kernels.attention import merge_into
 from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
-from plait_worker.attention.backend import KvUpProjection
+from plait_worker.attention.backend import KvBProj
 from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.mla.cached_context import load_latents
 from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
@@ -85,26 +85,24 @@ class TrtllmMlaStep:
         """See ``MlaShape``."""
         return self.backend.shape.cached_scale
 
-    def prefill(
-        self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, up_project: KvUpProjection, out_PHV: Tensor
-    ) -> None:
+    def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
-        k_PHE, v_PHV = up_project(latent_PC)
+        k_PHE, v_PHV = kv_b_proj(latent_PC)
         for group in self.groups:
             own = group.new.run.tokens
             out, lse = self.backend.ragged(group.new, q_PHE[own], k_PHE[own], v_PHV[own], is_causal=True)
             if group.chunks:
-                out = self._with_context(group, q_PHE, out.float(), lse, pages, up_project)
+                out = self._with_context(group, q_PHE, out.float(), lse, pages, kv_b_proj)
             out_PHV[own] = out
 
     def _with_context(
-        self, group: Group, q_PHE: Tensor, out: Tensor, lse: Tensor, pages: Tensor, up_project: KvUpProjection
+        self, group: Group, q_PHE: Tensor, out: Tensor, lse: Tensor, pages: Tensor, kv_b_proj: KvBProj
     ) -> Tensor:
         """The group's output ``[tokens, H, V]``, float32, merged with that over its chunks."""
         first = group.new.run.tokens.start
         for chunk in group.chunks:
             assert chunk.slot_mapping_I is not None
-            k_IHE, v_IHV = up_project(load_latents(pages, chunk.slot_mapping_I, self.backend.shape))
+            k_IHE, v_IHV = kv_b_proj(load_latents(pages, chunk.slot_mapping_I, self.backend.shape))
             part, part_lse = self.backend.ragged(chunk, q_PHE[chunk.run.tokens], k_IHE, v_IHV, is_causal=False)
             own = slice(chunk.run.tokens.start - first, chunk.run.tokens.stop - first)
             merge_into(out[own], lse[own], part, part_lse)
@@ -133,7 +131,7 @@ class TrtllmMla:
         self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        self.refuse(shape, page_size)
+        self.validate(shape, page_size)
         self.shape = shape
         self.page_size = page_size
         self.context_chunk = context_chunk
@@ -234,7 +232,7 @@ class TrtllmMla:
         )
 
     @staticmethod
-    def refuse(shape: MlaShape, page_size: int) -> None:
+    def validate(shape: MlaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
         if page_size not in PAGE_SIZES:
@@ -248,10 +246,10 @@ class TrtllmMla:
             raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FP8):
             raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
-        TrtllmMla.refuse_up_projected(shape)
+        TrtllmMla.validate_kv_b_proj(shape)
 
     @staticmethod
-    def refuse_up_projected(shape: MlaShape) -> None:
+    def validate_kv_b_proj(shape: MlaShape) -> None:
         """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
         if (shape.query_dim, shape.value_dim) not in HEADS:
             raise ValueError(

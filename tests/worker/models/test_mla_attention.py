@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_worlds import CPU, MlaWorld, latent
+from attention_cases import CPU, MlaCase, latent
 from plait_kernels.kv_cache import FP8
 from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.attention.mla.torch_mla import TorchMla
@@ -19,7 +19,7 @@ DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 130)]
 )
 def test_rows_attend_to_what_the_pages_keep(dtype: torch.dtype, scale: float, tolerance: float) -> None:
     shape = latent(2, cached_dtype=dtype, cached_scale=scale)
-    assert MlaWorld(shape, PREFILL, DECODE).error(TorchMla(shape, 32, 25, CPU)) <= tolerance
+    assert MlaCase(shape, PREFILL, DECODE).error(TorchMla(shape, 32, 25, CPU)) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -27,14 +27,14 @@ def test_compiled_kernels_absorb_short_appends_between_prompts(dtype: torch.dtyp
     shape = latent(2, dtype=dtype, cached_dtype=dtype)
     if not CpuMla.takes(shape):
         pytest.skip("no compiled kernels; python kernels/compile_native.py")
-    made, world = CpuMla(shape, 32, 25), MlaWorld(shape, PREFILL, DECODE)
+    made, world = CpuMla(shape, 32, 25), MlaCase(shape, PREFILL, DECODE)
     assert made.prepare(world.tables.rows).num_prefill_tokens == 40 + 2
     assert world.error(made) <= 0.01
 
 
 def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
     shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
-    world = MlaWorld(shape, [], DECODE)
+    world = MlaCase(shape, [], DECODE)
     assert world.error(TorchMla(shape, 32, 25, CPU)) <= 0.01
     kept = torch.cat([world.pages[world.tables.slots(row)] for row in range(len(DECODE))])
     cached = torch.cat([context[:start] for context, (start, _) in zip(world.contexts, DECODE, strict=True)])

@@ -26,7 +26,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from stepper import Stepper
-from test_gpu_latent_models import save_deepseek
+from test_gpu_mla_models import save_deepseek
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]

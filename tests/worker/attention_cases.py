@@ -82,7 +82,7 @@ class Tables:
         return torch.cat([context[start:] for context, start in zip(contexts, self.starts, strict=True)])
 
 
-class MhaWorld:
+class MhaCase:
     """One layer whose heads cache keys and values."""
 
     def __init__(self, shape: MhaShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
@@ -108,7 +108,7 @@ class MhaWorld:
         return difference(out, right)
 
 
-class MlaWorld:
+class MlaCase:
     """One layer that caches latents."""
 
     def __init__(
@@ -157,7 +157,7 @@ class MlaWorld:
         keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         out_THV: Tensor = q.new_empty(*q.shape[:2], self.shape.value_dim)
         if num:
-            step.prefill(q[:num], latent_TC[:num], self.pages, self._up_project, out_THV[:num])
+            step.prefill(q[:num], latent_TC[:num], self.pages, self._kv_b_proj, out_THV[:num])
         if num < len(q):
             absorbed = torch.einsum("tho,hol->thl", q[num:, :, : self.key_HOL.shape[1]], self.key_HOL)
             queries = torch.cat((absorbed, q[num:, :, self.key_HOL.shape[1] :]), dim=2)
@@ -169,14 +169,14 @@ class MlaWorld:
         if self.shape.cached_dtype == FP8:  # what the pages keep of it
             seen = self._stored(seen).double() * self.shape.cached_scale
         sizes = [len(context) for context in self.contexts]
-        k, v = (each.split(sizes) for each in self._up_project(seen.double()))
+        k, v = (each.split(sizes) for each in self._kv_b_proj(seen.double()))
         rows = zip(self.q.double().split(self.tables.lengths), k, v, strict=True)
         return torch.cat([attend(*row, self.shape.scale) for row in rows])
 
     def _stored(self, numbers: Tensor) -> Tensor:
         return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
-    def _up_project(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
+    def _kv_b_proj(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of one tensor, as one product gives them."""
         latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]
         key_NHO, value_NHV = (

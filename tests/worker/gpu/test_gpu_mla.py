@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_worlds import MlaWorld, Spans, latent
+from attention_cases import MlaCase, Spans, latent
 from gpu_driver import GPU, PAGE_SIZE
 from plait_kernels.kv_cache import FP8
 from plait_worker.attention.backend import AttentionBackend
@@ -34,8 +34,8 @@ def backend_for(name: str, shape: MlaShape, context_chunk: int) -> AttentionBack
     return outcome
 
 
-def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> MlaWorld:
-    return MlaWorld(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
+def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> MlaCase:
+    return MlaCase(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
 
 
 @pytest.mark.parametrize("context_chunk", [256, 4096])
