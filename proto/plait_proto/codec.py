@@ -12,11 +12,12 @@ import msgspec
 from plait_proto.messages import (
     IS_LAST_CHUNK,
     LOOKAHEAD,
-    Beat,
     Bye,
+    Decision,
     Drain,
     Fail,
     Fields,
+    Heartbeat,
     Hello,
     Join,
     Kind,
@@ -26,7 +27,6 @@ from plait_proto.messages import (
     PlanHeader,
     ResultHeader,
     StepResult,
-    Verdict,
     Vote,
     Welcome,
     Words,
@@ -49,12 +49,12 @@ _PLAN_HEADER = msgspec.msgpack.Decoder(PlanHeader)
 _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
-_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Verdict | Drain | Beat | Bye | Join]] = {
+_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | Join]] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
-    Kind.VERDICT: msgspec.msgpack.Decoder(Verdict),
+    Kind.DECISION: msgspec.msgpack.Decoder(Decision),
     Kind.DRAIN: msgspec.msgpack.Decoder(Drain),
-    Kind.BEAT: msgspec.msgpack.Decoder(Beat),
+    Kind.HEARTBEAT: msgspec.msgpack.Decoder(Heartbeat),
     Kind.BYE: msgspec.msgpack.Decoder(Bye),
     Kind.JOIN: msgspec.msgpack.Decoder(Join),
 }
@@ -64,9 +64,9 @@ _KINDS: dict[type[Message], Kind] = {
     Plan: Kind.PLAN,
     StepResult: Kind.STEP_RESULT,
     Vote: Kind.VOTE,
-    Verdict: Kind.VERDICT,
+    Decision: Kind.DECISION,
     Drain: Kind.DRAIN,
-    Beat: Kind.BEAT,
+    Heartbeat: Kind.HEARTBEAT,
     Fail: Kind.FAIL,
     Bye: Kind.BYE,
     Join: Kind.JOIN,
@@ -147,7 +147,7 @@ def _read_kind(frame: Frame, num_bytes: int) -> Kind:
 
 
 def _encode_plan(plan: Plan) -> list[bytes]:
-    header = PlanHeader(plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, plan.verdict)
+    header = PlanHeader(plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, plan.decision)
     arrays = (plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots)
     return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
 
@@ -172,7 +172,7 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         num_prefill=header.num_prefill,
         num_decode=header.num_decode,
         new_slots=header.new_slots,
-        verdict=header.verdict,
+        decision=header.decision,
         rows=rows,
         token_ids=token_ids,
         appended_pages=appended_pages,

@@ -31,9 +31,9 @@ class Kind(enum.IntEnum):
     PLAN = 3
     STEP_RESULT = 4
     VOTE = 5
-    VERDICT = 6
+    DECISION = 6
     DRAIN = 7
-    BEAT = 8
+    HEARTBEAT = 8
     FAIL = 9
     BYE = 10
     JOIN = 11
@@ -112,7 +112,7 @@ class Vote(Fields, frozen=True):
     draining: bool
 
 
-class Verdict(Fields, frozen=True):
+class Decision(Fields, frozen=True):
     """What the group does in a step: a pure function of its votes."""
 
     step: U64
@@ -133,7 +133,7 @@ class Drain(Fields, frozen=True):
     """No plan follows: finish, say Bye, exit."""
 
 
-class Beat(Fields, frozen=True):
+class Heartbeat(Fields, frozen=True):
     """The worker's link is alive; ``step`` is the last step finished."""
 
     rank: U32
@@ -199,7 +199,7 @@ class PlanHeader(Fields, frozen=True):
     num_prefill: U32
     num_decode: U32
     new_slots: tuple[NewSlot, ...]
-    verdict: Verdict | None
+    decision: Decision | None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class Plan(msgspec.Struct, frozen=True):
     num_prefill: int
     num_decode: int
     new_slots: tuple[NewSlot, ...]
-    verdict: Verdict | None
+    decision: Decision | None
     rows: Words
     """``slot, start, length, flags`` of each prefill row, then ``slot, start`` of each decode row."""
     token_ids: Words
@@ -249,4 +249,4 @@ class StepResult(msgspec.Struct, frozen=True):
     """The same for the prompt tokens that this step's prefill rows predicted."""
 
 
-Message = Hello | Welcome | Plan | StepResult | Vote | Verdict | Drain | Beat | Fail | Bye | Join
+Message = Hello | Welcome | Plan | StepResult | Vote | Decision | Drain | Heartbeat | Fail | Bye | Join

@@ -22,8 +22,8 @@ pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, e
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
 pub use malformed::Malformed;
 pub use message::{
-    Beat, Bye, Drain, ExitCode, Fail, Hello, Join, Kind, Message, Mode, PROTOCOL, Verdict, Vote,
-    Welcome,
+    Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Kind, Message, Mode, PROTOCOL,
+    Vote, Welcome,
 };
 pub use plan::{AppendedPage, DecodeRow, NewSlot, Plan, PlanEncoder, PrefillRow};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};

@@ -25,12 +25,12 @@ pub enum Kind {
     StepResult = 4,
     /// [`Vote`]
     Vote = 5,
-    /// [`Verdict`]
-    Verdict = 6,
+    /// [`Decision`]
+    Decision = 6,
     /// [`Drain`]
     Drain = 7,
-    /// [`Beat`]
-    Beat = 8,
+    /// [`Heartbeat`]
+    Heartbeat = 8,
     /// [`Fail`]
     Fail = 9,
     /// [`Bye`]
@@ -47,9 +47,9 @@ impl Kind {
         Self::Plan,
         Self::StepResult,
         Self::Vote,
-        Self::Verdict,
+        Self::Decision,
         Self::Drain,
-        Self::Beat,
+        Self::Heartbeat,
         Self::Fail,
         Self::Bye,
         Self::Join,
@@ -73,7 +73,7 @@ impl TryFrom<u8> for Kind {
     }
 }
 
-/// Any message.
+/// Any message. Where a variant is renamed, the golden files keep the name of the first release.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
 #[allow(missing_docs, reason = "each variant is the message of its name")]
@@ -83,9 +83,11 @@ pub enum Message {
     Plan(Plan),
     StepResult(StepResult),
     Vote(Vote),
-    Verdict(Verdict),
+    #[serde(rename = "Verdict")]
+    Decision(Decision),
     Drain(Drain),
-    Beat(Beat),
+    #[serde(rename = "Beat")]
+    Heartbeat(Heartbeat),
     Fail(Fail),
     Bye(Bye),
     Join(Join),
@@ -100,9 +102,9 @@ impl Message {
             Self::Plan(_) => Kind::Plan,
             Self::StepResult(_) => Kind::StepResult,
             Self::Vote(_) => Kind::Vote,
-            Self::Verdict(_) => Kind::Verdict,
+            Self::Decision(_) => Kind::Decision,
             Self::Drain(_) => Kind::Drain,
-            Self::Beat(_) => Kind::Beat,
+            Self::Heartbeat(_) => Kind::Heartbeat,
             Self::Fail(_) => Kind::Fail,
             Self::Bye(_) => Kind::Bye,
             Self::Join(_) => Kind::Join,
@@ -119,7 +121,7 @@ macro_rules! into_message {
         }
     )*};
 }
-into_message!(Hello Welcome Plan StepResult Vote Verdict Drain Beat Fail Bye Join);
+into_message!(Hello Welcome Plan StepResult Vote Decision Drain Heartbeat Fail Bye Join);
 
 /// A worker has its weights and wants to serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -196,7 +198,7 @@ pub struct Vote {
 
 /// What the group does in a step: a pure function of its votes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct Decision {
     /// Which step.
     pub step: u64,
     /// Which rows the group has in it.
@@ -254,8 +256,8 @@ pub struct Drain {}
 
 /// The worker's link is alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beat {
-    /// Whose beat.
+pub struct Heartbeat {
+    /// Whose heartbeat.
     pub rank: u32,
     /// The last step finished.
     pub step: u64,

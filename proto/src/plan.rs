@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{pack, unpack};
 use crate::malformed::Malformed;
-use crate::message::{Kind, Verdict};
+use crate::message::{Decision, Kind};
 use crate::open::Open;
 use crate::words;
 
@@ -19,7 +19,8 @@ pub struct Plan {
     /// Slots that take a request.
     pub new_slots: Vec<NewSlot>,
     /// What the group decided, where there is one.
-    pub verdict: Option<Verdict>,
+    #[serde(rename = "verdict")]
+    pub decision: Option<Decision>,
     /// The first rows of the batch.
     pub prefill: Vec<PrefillRow>,
     /// The rows after them.
@@ -121,28 +122,28 @@ pub struct AppendedPage {
 
 /// Frame 1 of a plan, written from borrowed parts and read into open ones.
 #[derive(Serialize, Deserialize)]
-pub struct PlanHeader<NewSlots, Verdict> {
+pub struct PlanHeader<NewSlots, Decision> {
     step: u64,
     num_prefill: u32,
     num_decode: u32,
     new_slots: NewSlots,
-    verdict: Verdict,
+    decision: Decision,
 }
 
-impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Verdict>> {
+impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Decision>> {
     pub fn of(plan: &'plan Plan) -> Self {
         Self {
             step: plan.step,
             num_prefill: num_rows(&plan.prefill),
             num_decode: num_rows(&plan.decode),
             new_slots: &plan.new_slots,
-            verdict: &plan.verdict,
+            decision: &plan.decision,
         }
     }
 }
 
 /// A header whose every array may have grown.
-type OpenHeader = PlanHeader<Vec<Open<NewSlot>>, Option<Open<Verdict>>>;
+type OpenHeader = PlanHeader<Vec<Open<NewSlot>>, Option<Open<Decision>>>;
 
 fn num_rows<Row>(rows: &[Row]) -> u32 {
     u32::try_from(rows.len()).expect("a plan has at most max_rows rows, which is a u32")
@@ -191,7 +192,7 @@ pub fn decode_plan(
             .into_iter()
             .map(|Open(new_slot)| new_slot)
             .collect(),
-        verdict: header.verdict.map(|Open(verdict)| verdict),
+        decision: header.decision.map(|Open(decision)| decision),
         prefill,
         decode,
         token_ids: words::read(token_ids),

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec import inspect
 from plait_proto import (
-    Beat,
     Bye,
+    Decision,
     Drain,
     Fail,
+    Heartbeat,
     Hello,
     Join,
     Malformed,
@@ -22,7 +23,6 @@ from plait_proto import (
     NewSlot,
     Plan,
     StepResult,
-    Verdict,
     Vote,
     Welcome,
     decode,
@@ -141,7 +141,7 @@ def plans(draw: st.DrawFn) -> Plan:
         num_prefill=len(prefill),
         num_decode=len(decode_rows),
         new_slots=tuple(draw(st.lists(structs_of(NewSlot), max_size=3))),
-        verdict=draw(st.none() | structs_of(Verdict)),
+        decision=draw(st.none() | structs_of(Decision)),
         rows=words([word for row in (*prefill, *decode_rows) for word in row]),
         token_ids=words(list(range(num_token_ids))),
         appended_pages=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=9)) for word in pair]),
@@ -162,7 +162,7 @@ def results(draw: st.DrawFn) -> StepResult:
     )
 
 
-PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Verdict, Drain, Beat, Fail, Bye, Join)
+PLAIN: tuple[type[Message], ...] = (Hello, Welcome, Vote, Decision, Drain, Heartbeat, Fail, Bye, Join)
 
 
 @settings(max_examples=2000, deadline=None)

@@ -11,6 +11,10 @@ import pytest
 from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, decode, encode
 from wire_golden import GOLDEN, NAMES, golden_frames
 
+# The golden files keep the names that their messages had when they were written.
+GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
+GOLDEN_FIELDS = {"decision": "verdict"}
+
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 
@@ -21,7 +25,8 @@ def description(name: str) -> Json:
 
 def described(message: Message) -> Json:
     """What the ``.json`` says of a message."""
-    kind = type(message).__name__
+    name = type(message).__name__
+    kind = GOLDEN_KINDS.get(name, name)
     match message:
         case Plan():
             return {"kind": kind, **plain(message, drop={"num_prefill", "num_decode", "rows"}), **plan_rows(message)}
@@ -31,7 +36,7 @@ def described(message: Message) -> Json:
 
 def plain(struct: msgspec.Struct, drop: frozenset[str] | set[str] = frozenset()) -> dict[str, Json]:
     fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in drop}
-    return {name: plain_value(value) for name, value in fields.items()}
+    return {GOLDEN_FIELDS.get(name, name): plain_value(value) for name, value in fields.items()}
 
 
 def plain_value(value: object) -> Json:

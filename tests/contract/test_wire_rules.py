@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from plait_proto import Beat, ExitCode, Fail, Hello, Malformed, Message, NewSlot, Plan, StepResult, decode, encode
+from plait_proto import ExitCode, Fail, Heartbeat, Hello, Malformed, Message, NewSlot, Plan, StepResult, decode, encode
 from plait_proto.codec import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TEXT_BYTES
 
 
@@ -25,7 +25,7 @@ PLAN = Plan(
     num_prefill=1,
     num_decode=1,
     new_slots=(),
-    verdict=None,
+    decision=None,
     rows=words(1, 0, 2, 2, 0, 9),
     token_ids=words(7, 8, 9),
     appended_pages=b"",
@@ -153,15 +153,15 @@ def test_numbers_and_fingerprints_have_their_size(broken: Hello) -> None:
 
 
 def test_fields_that_came_later_are_ignored() -> None:
-    assert decode([b"\x08", b"\x94\x01\x02\x91\x03\xa1x"]) == Beat(rank=1, step=2)
+    assert decode([b"\x08", b"\x94\x01\x02\x91\x03\xa1x"]) == Heartbeat(rank=1, step=2)
 
 
 def test_unknown_modes_and_exit_codes_are_named() -> None:
-    assert "Invalid enum value 4" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_VERDICT))
+    assert "Invalid enum value 4" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_DECISION))
     assert "Invalid enum value 0" in refusal(PLAN, lambda frames: frames.__setitem__(slice(None), BAD_FAIL))
 
 
-BAD_VERDICT = [b"\x06", b"\x97\x01\x04\x00\xc0\xc4\x00\xc2\xc2"]
+BAD_DECISION = [b"\x06", b"\x97\x01\x04\x00\xc0\xc4\x00\xc2\xc2"]
 BAD_FAIL = [b"\x09", b"\x93\x00\x00\xa0"]
 
 
@@ -190,7 +190,7 @@ def test_strings_are_refused_by_the_receiver_beyond_the_cap() -> None:
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81"])
 def test_deep_nesting_is_malformed(opening: bytes) -> None:
-    with pytest.raises(Malformed, match="frame 1 of BEAT"):
+    with pytest.raises(Malformed, match="frame 1 of HEARTBEAT"):
         decode([b"\x08", b"\x93\x00\x00" + opening * 1_000_000])
 
 

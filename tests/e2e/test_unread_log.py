@@ -14,8 +14,8 @@ import pytest
 from running_server import Server, start_server
 
 ASKED = {"model": "recall-gqa", "prompt": "count 1 9", "max_tokens": 8, "ignore_eos": True}
-# Beats come twice a second, and are late after one and a half.
-SECONDS_WITHOUT_A_BEAT = 2.5
+# Heartbeats come twice a second, and are late after one and a half.
+SECONDS_WITHOUT_A_HEARTBEAT = 2.5
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Piped:
         os.close(writer)
 
     def make_it_log(self) -> None:
-        """A beat is late, and comes again."""
+        """A heartbeat is late, and comes again."""
         (worker,) = self.server.workers()
         worker.suspend()
-        time.sleep(SECONDS_WITHOUT_A_BEAT)
+        time.sleep(SECONDS_WITHOUT_A_HEARTBEAT)
         worker.resume()
-        time.sleep(SECONDS_WITHOUT_A_BEAT / 2)
+        time.sleep(SECONDS_WITHOUT_A_HEARTBEAT / 2)
 
     def answer(self) -> httpx.Response:
         return httpx.post(self.server.url + "/v1/completions", json=ASKED, timeout=60)

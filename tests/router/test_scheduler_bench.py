@@ -8,7 +8,7 @@ import msgspec
 from plait.bench.record import Row
 from scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
 
-MEASURED = Row("verdict, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)
+MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)
 
 
 def test_the_page_says_what_the_results_file_says() -> None:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import zmq
 from plait_proto import (
-    Beat,
     Fail,
+    Heartbeat,
     Hello,
     Message,
     Plan,
@@ -38,7 +38,7 @@ class EngineSide:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.endpoint = f"ipc://{folder}/engine"
-        self.beats: list[float] = []
+        self.heartbeats: list[float] = []
         """When they came, in seconds of CLOCK_MONOTONIC."""
         self.processes: list[subprocess.Popen[str]] = []
         self._context = zmq.Context()
@@ -68,7 +68,7 @@ class EngineSide:
         self._router.send_multipart([f"rank-{rank}".encode(), *frames])
 
     def expect(self, kind: type[M], seconds: float = 120) -> M:
-        """The next message but Beats, which must be of this kind."""
+        """The next message but Heartbeats, which must be of this kind."""
         message = self.receive(seconds)
         assert isinstance(message, kind), message
         return message
@@ -77,9 +77,9 @@ class EngineSide:
         deadline = time.monotonic() + seconds
         while self._router.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = decode(self._router.recv_multipart()[1:])
-            if not isinstance(message, Beat):
+            if not isinstance(message, Heartbeat):
                 return message
-            self.beats.append(time.monotonic())
+            self.heartbeats.append(time.monotonic())
         raise TimeoutError(f"no message from the worker in {seconds} s")
 
     def greet(self, config: WorkerConfig, num_pages: int = 64) -> tuple[Hello, Stepper]:

@@ -126,7 +126,7 @@ class Stepper:
             num_prefill=num_prefill,
             num_decode=num_decode,
             new_slots=tuple(self._new),
-            verdict=None,
+            decision=None,
             rows=words(rows),
             token_ids=words(token_ids),
             appended_pages=words(self._appended),

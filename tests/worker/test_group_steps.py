@@ -1,4 +1,4 @@
-"""What a rank computes in a step that its group agreed on: as many tokens as the verdict says, on nobody's pages."""
+"""What a rank computes in a step that its group agreed on: as many tokens as the decision says, on nobody's pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from counting_model import CountingModel, counting_rank
-from plait_proto import ExitCode, Mode, Plan, StepResult, Verdict
+from plait_proto import Decision, ExitCode, Mode, Plan, StepResult
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.delta import Delta
@@ -31,16 +31,16 @@ PAGE, NUM_PAGES = 16, 64
 PADDED = 48
 
 
-def verdict(step: int, pad_tokens: int, graph_bucket: int | None = None) -> Verdict:
-    return Verdict(step, Mode.DECODE, pad_tokens, graph_bucket, b"", stop=False, draining=False)
+def decision(step: int, pad_tokens: int, graph_bucket: int | None = None) -> Decision:
+    return Decision(step, Mode.DECODE, pad_tokens, graph_bucket, b"", stop=False, draining=False)
 
 
 def agreed(rank: Rank, pad_tokens: int, graph_bucket: int | None = None) -> Callable[[Plan], StepResult]:
-    """Steps whose verdict says so."""
+    """Steps whose decision says so."""
 
     def compute(plan: Plan) -> StepResult:
-        said = verdict(plan.step, pad_tokens, graph_bucket)
-        return rank.step(msgspec.structs.replace(plan, verdict=said))
+        said = decision(plan.step, pad_tokens, graph_bucket)
+        return rank.step(msgspec.structs.replace(plan, decision=said))
 
     return compute
 
@@ -52,7 +52,7 @@ def dummy_plan(step: int, pad_tokens: int, graph_bucket: int | None = None) -> P
         num_prefill=0,
         num_decode=0,
         new_slots=(),
-        verdict=verdict(step, pad_tokens, graph_bucket),
+        decision=decision(step, pad_tokens, graph_bucket),
         rows=b"",
         token_ids=b"",
         appended_pages=b"",
@@ -148,7 +148,7 @@ def with_graphs(*sizes: int) -> tuple[Rank, CountingModel, list[Recorded]]:
     return dataclasses.replace(rank, graphs=StepGraphs(graphs)), model, graphs  # type: ignore[arg-type]
 
 
-def test_the_verdict_and_nothing_else_chooses_the_graph() -> None:
+def test_the_decision_and_nothing_else_chooses_the_graph() -> None:
     rank, _, graphs = with_graphs(1, 4, 8)
     stepper = Stepper(agreed(rank, PADDED), PAGE, NUM_PAGES)
     slot = stepper.admit([1, 2, 3])
@@ -169,7 +169,7 @@ def test_a_graph_that_this_rank_lacks_ends_it_with_what_to_do() -> None:
     assert raised.value.code == ExitCode.SETTINGS
 
 
-def test_a_verdict_of_fewer_tokens_than_the_plan_is_a_bug() -> None:
+def test_a_decision_of_fewer_tokens_than_the_plan_is_a_bug() -> None:
     rank, _ = counting_rank(PAGE)
     stepper = Stepper(agreed(rank, 2), PAGE, NUM_PAGES)
     slot = stepper.admit([1, 2, 3])

@@ -65,13 +65,13 @@ def test_a_worker_says_hello_serves_survives_noise_and_drains(engine: EngineSide
     stepper.step(prefill={other: 70}, decode=[slot])
     assert len(stepper.requests[slot].output) == 2
 
-    engine.beats.clear()
+    engine.heartbeats.clear()
     deadline = time.monotonic() + 60
-    while len(engine.beats) < 3:
+    while len(engine.heartbeats) < 3:
         assert time.monotonic() < deadline
-        with pytest.raises(TimeoutError):  # nothing comes but beats
+        with pytest.raises(TimeoutError):  # nothing comes but heartbeats
             engine.receive(seconds=0.6)
-    gaps = [after - before for before, after in pairwise(engine.beats)]
+    gaps = [after - before for before, after in pairwise(engine.heartbeats)]
     assert min(gaps) < 1.5, "the engine calls later ones late"
     engine.send(Drain())
     assert engine.expect(Bye) == Bye(rank=0, num_steps=4)

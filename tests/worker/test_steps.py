@@ -276,7 +276,7 @@ def broken(**changes: object) -> Plan:
         "num_prefill": 1,
         "num_decode": 0,
         "new_slots": (),
-        "verdict": None,
+        "decision": None,
         "rows": words([0, 10, 2, 1]),
         "token_ids": words([1, 2]),
         "appended_pages": b"",

@@ -55,7 +55,7 @@ def padded(delta: Delta, dummy_slot: int, num_tokens: int) -> Delta:
     Raises ``Failure`` where it has more.
     """
     num_dummies = num_tokens - delta.num_tokens
-    ensure(num_dummies >= 0, f"the verdict pads to {num_tokens} tokens and the plan has {delta.num_tokens}")
+    ensure(num_dummies >= 0, f"the decision pads to {num_tokens} tokens and the plan has {delta.num_tokens}")
     if num_dummies == 0:
         return delta
     zeros = np.zeros(num_dummies, dtype=np.int64)

@@ -124,7 +124,7 @@ class StepGraphs:
         return None if size is None else roomy[size]
 
     def of_decode_rows(self, num_rows: int) -> StepGraph:
-        """The graph that a group's verdict names. Raises ``Failure`` where this rank has none of that size."""
+        """The graph that a group's decision names. Raises ``Failure`` where this rank has none of that size."""
         wanted = Size(0, 0, num_rows)
         graph = next((graph for graph in self.graphs if graph.size == wanted), None)
         if graph is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, Queue
 
 import zmq
-from plait_proto import Beat, Drain, ExitCode, Fail, Kind, Malformed, Plan, Welcome, decode, encode
+from plait_proto import Drain, ExitCode, Fail, Heartbeat, Kind, Malformed, Plan, Welcome, decode, encode
 from plait_proto.codec import MAX_FRAME_BYTES
 
 from plait_worker.failure import EngineFailure, Failure
@@ -28,7 +28,7 @@ FromEngine = Welcome | Plan | Drain
 
 _OUTBOX = "inproc://outbox"
 _CLOSE = b""
-_BEAT_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 0.5
 _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # Two plans of credit and a Drain wait at most; a Welcome came before them.
@@ -85,7 +85,7 @@ class Link:
             yield message
 
     def finished(self, step: int) -> None:
-        """Beats report this step from now on."""
+        """Heartbeats report this step from now on."""
         self._wire.last_step = step
 
     def close(self) -> None:
@@ -135,19 +135,19 @@ class _Wire:
             self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
-        next_beat = time.monotonic()
+        next_heartbeat = time.monotonic()
         is_open = True
         while is_open:
-            ready = dict(self._poller.poll(max(0, math.ceil((next_beat - time.monotonic()) * 1000))))
+            ready = dict(self._poller.poll(max(0, math.ceil((next_heartbeat - time.monotonic()) * 1000))))
             if self._outbox in ready:
                 is_open = self._forward()
             if self._dealer in ready:
                 self._take_all()
             if self._monitor in ready:
                 self._lose("the engine closed the link")
-            if time.monotonic() >= next_beat:
-                self._beat()
-                next_beat = time.monotonic() + _BEAT_SECONDS
+            if time.monotonic() >= next_heartbeat:
+                self._heartbeat()
+                next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
         self._close()
 
     def _forward(self) -> bool:
@@ -186,13 +186,13 @@ class _Wire:
             kind = Kind(frames[0][0]).name.capitalize()
             self._end(Failure(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         if os.getppid() != self._parent:
             self._lose("the engine's process is gone")
         if self._is_greeted:
-            # A beat that finds the queue full is late already.
+            # A heartbeat that finds the queue full is late already.
             with contextlib.suppress(zmq.Again):
-                self._dealer.send_multipart(encode(Beat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
+                self._dealer.send_multipart(encode(Heartbeat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
 
     def _lose(self, reason: str) -> None:
         # What came in before the end goes first: it may say why.

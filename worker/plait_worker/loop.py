@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from plait_kernels.sampling import NO_TOKEN
-from plait_proto import Bye, ExitCode, Plan, StepResult, Verdict, encode
+from plait_proto import Bye, Decision, ExitCode, Plan, StepResult, encode
 from torch import Tensor
 
 from plait_worker.attention.backend import AttentionBackend
@@ -167,20 +167,20 @@ class Rank:
                 self.slots.apply(delta)
                 self.slots.advance(delta)
                 self.totals.count(delta)
-                graph = self._graph(plan.verdict, delta)
+                graph = self._graph(plan.decision, delta)
             if graph is not None:
                 return self._replay(graph, plan.step, begin, delta)
-            return self._eager(plan.step, begin, self._padded(plan.verdict, delta))
+            return self._eager(plan.step, begin, self._padded(plan.decision, delta))
 
-    def _padded(self, verdict: Verdict | None, delta: Delta) -> Delta:
+    def _padded(self, decision: Decision | None, delta: Delta) -> Delta:
         """In a group a step has as many tokens as every replica's."""
-        return delta if verdict is None else padded(delta, self.slots.dummy_slot, verdict.pad_tokens)
+        return delta if decision is None else padded(delta, self.slots.dummy_slot, decision.pad_tokens)
 
-    def _graph(self, verdict: Verdict | None, delta: Delta) -> StepGraph | None:
-        """What replays the step: in a group that is the verdict's to say, for all replicas alike."""
-        if verdict is None:
+    def _graph(self, decision: Decision | None, delta: Delta) -> StepGraph | None:
+        """What replays the step: in a group that is the decision's to say, for all replicas alike."""
+        if decision is None:
             return self.graphs.fitting(delta, self.slots)
-        return None if verdict.graph_bucket is None else self.graphs.of_decode_rows(verdict.graph_bucket)
+        return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
 
     def _replay(self, graph: StepGraph, step: int, begin: Mark, delta: Delta) -> InFlight:
         """A step whose forward and head are one graph."""

@@ -1,8 +1,8 @@
 //! Any well-formed message.
 
 use plait_proto::{
-    AppendedPage, Beat, Bye, DecodeRow, Drain, ExitCode, Fail, Hello, Join, Message, Mode, NewSlot,
-    Plan, PrefillRow, StepResult, Verdict, Vote, Welcome,
+    AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
+    Mode, NewSlot, Plan, PrefillRow, StepResult, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -16,9 +16,9 @@ pub fn message() -> impl Strategy<Value = Message> {
         plan().prop_map(Message::Plan),
         step_result().prop_map(Message::StepResult),
         vote().prop_map(Message::Vote),
-        verdict().prop_map(Message::Verdict),
+        decision().prop_map(Message::Decision),
         Just(Message::Drain(Drain {})),
-        (any::<u32>(), any::<u64>()).prop_map(|(rank, step)| Beat { rank, step }.into()),
+        (any::<u32>(), any::<u64>()).prop_map(|(rank, step)| Heartbeat { rank, step }.into()),
         fail().prop_map(Message::Fail),
         (any::<u32>(), any::<u64>()).prop_map(|(rank, num_steps)| Bye { rank, num_steps }.into()),
         join().prop_map(Message::Join),
@@ -95,7 +95,7 @@ fn vote() -> impl Strategy<Value = Vote> {
     })
 }
 
-fn verdict() -> impl Strategy<Value = Verdict> {
+fn decision() -> impl Strategy<Value = Decision> {
     let mode = select(vec![Mode::Idle, Mode::Prefill, Mode::Decode, Mode::Mixed]);
     let bucket = option::of(any::<u32>());
     (
@@ -107,7 +107,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
         any::<[bool; 2]>(),
     )
         .prop_map(
-            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, [stop, draining])| Verdict {
+            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, [stop, draining])| Decision {
                 step,
                 mode,
                 pad_tokens,
@@ -147,7 +147,7 @@ fn fail() -> impl Strategy<Value = Fail> {
 }
 
 pub fn plan() -> impl Strategy<Value = Plan> {
-    let header = (any::<u64>(), vec(new_slot(), 0..5), option::of(verdict()));
+    let header = (any::<u64>(), vec(new_slot(), 0..5), option::of(decision()));
     let rows = (vec(prefill_row(), 0..5), vec(decode_row(), 0..20));
     let changes = (vec(appended_page(), 0..10), vec(any::<u32>(), 0..5));
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
@@ -156,7 +156,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         vec(any::<u32>(), num_token_ids).prop_map(move |token_ids| Plan {
             step: header.0,
             new_slots: header.1.clone(),
-            verdict: header.2.clone(),
+            decision: header.2.clone(),
             prefill: rows.0.clone(),
             decode: rows.1.clone(),
             token_ids,

@@ -156,19 +156,19 @@ proptest! {
 fn deep_nesting_is_malformed() {
     for opening in [0x91, 0x81] {
         assert!(matches!(
-            beat_with_nested_field(opening, 1_000_000),
+            heartbeat_with_nested_field(opening, 1_000_000),
             Err(Malformed::Header { .. })
         ));
     }
-    assert!(beat_with_nested_field(0x91, 8).is_ok());
+    assert!(heartbeat_with_nested_field(0x91, 8).is_ok());
     assert!(matches!(
-        beat_with_nested_field(0x91, 40),
+        heartbeat_with_nested_field(0x91, 40),
         Err(Malformed::Header { .. })
     ));
 }
 
-/// A Beat with one field more than it has: `depth` containers of one nil.
-fn beat_with_nested_field(opening: u8, depth: usize) -> Result<Message, Malformed> {
+/// A Heartbeat with one field more than it has: `depth` containers of one nil.
+fn heartbeat_with_nested_field(opening: u8, depth: usize) -> Result<Message, Malformed> {
     decode(&[
         vec![8],
         [&[0x93, 0, 0][..], &vec![opening; depth], &[0xc0]].concat(),

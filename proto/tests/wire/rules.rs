@@ -218,20 +218,20 @@ fn the_header_is_the_whole_array_and_no_more() {
 
 #[test]
 fn fields_that_came_later_are_ignored() {
-    let beat = vec![vec![8], vec![0x94, 1, 2, 0x91, 3, 0xa1, b'x']];
+    let heartbeat = vec![vec![8], vec![0x94, 1, 2, 0x91, 3, 0xa1, b'x']];
     assert_eq!(
-        decode(&beat),
-        Ok(plait_proto::Beat { rank: 1, step: 2 }.into())
+        decode(&heartbeat),
+        Ok(plait_proto::Heartbeat { rank: 1, step: 2 }.into())
     );
-    let verdict = [0x98, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 9];
-    let plan = [&[0x96, 1, 0, 0, 0x90][..], &verdict, &[9]].concat();
+    let decision = [0x98, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 9];
+    let plan = [&[0x96, 1, 0, 0, 0x90][..], &decision, &[9]].concat();
     let empty = Vec::new;
     let decoded = decode(&[vec![3], plan, empty(), empty(), empty(), empty()]).unwrap();
     assert!(matches!(
         decoded,
         Message::Plan(Plan {
             step: 1,
-            verdict: Some(_),
+            decision: Some(_),
             ..
         })
     ));
@@ -239,8 +239,8 @@ fn fields_that_came_later_are_ignored() {
 
 #[test]
 fn unknown_modes_and_exit_codes_are_named() {
-    let verdict = vec![vec![6], vec![0x97, 1, 4, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2]];
-    let refused = decode(&verdict).unwrap_err().to_string();
+    let decision = vec![vec![6], vec![0x97, 1, 4, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2]];
+    let refused = decode(&decision).unwrap_err().to_string();
     assert!(refused.contains("mode is 4; 0 to 3 are known"), "{refused}");
     let fail = vec![vec![9], vec![0x93, 0, 0, 0xa0]];
     let refused = decode(&fail).unwrap_err().to_string();

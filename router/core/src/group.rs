@@ -1,5 +1,5 @@
-//! Replicas that must step together: each votes on its own plan, the verdict follows from the votes
-//! alone, and what is sent is the plan with the verdict beside it.
+//! Replicas that must step together: each votes on its own plan, the decision follows from the votes
+//! alone, and what is sent is the plan with the decision beside it.
 
 use std::borrow::Cow;
 
@@ -57,7 +57,7 @@ pub enum Mode {
 
 /// Everything about a step that a collective depends on; the same on every replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Decision {
     /// Which step.
     pub step: StepId,
     /// Its rows.
@@ -74,10 +74,10 @@ pub struct Verdict {
     pub stop: bool,
 }
 
-impl Verdict {
-    /// Why this cannot be the verdict of votes among which is `vote`; nothing where it can.
+impl Decision {
+    /// Why this cannot follow from votes that include `vote`; None if it can.
     ///
-    /// A verdict that was drawn elsewhere is looked at before a plan is sealed with it.
+    /// Check a decision that came over a wire before applying it.
     pub fn misfit(&self, vote: &Vote) -> Option<&'static str> {
         let is_dummy = self.dummy_replicas.contains(&vote.replica);
         let has_rows = vote.num_tokens > 0;
@@ -122,14 +122,14 @@ impl Mode {
 
 /// What a replica sends to its ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sealed {
+pub struct DecidedPlan {
     /// As it was voted on; without rows for a replica that runs a dummy row.
     pub plan: Plan,
     /// What all replicas do.
-    pub verdict: Verdict,
+    pub decision: Decision,
 }
 
-/// Votes from which no verdict follows: the group cannot go on.
+/// Votes from which no decision follows: the group cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// Not every replica voted.
@@ -162,14 +162,14 @@ pub enum Disagreement {
     },
 }
 
-/// The verdict of a group of `num_replicas`, whose votes come in any order.
+/// The decision of a group of `num_replicas`, whose votes come in any order.
 ///
 /// `graph_buckets` are the sizes in tokens for which graphs were captured, the same in the whole group.
-pub fn verdict(
+pub fn decide(
     votes: &[Vote],
     num_replicas: u32,
     graph_buckets: &[u32],
-) -> Result<Verdict, Disagreement> {
+) -> Result<Decision, Disagreement> {
     let votes = in_order(votes, num_replicas)?;
     let most_tokens = votes.iter().map(|vote| vote.num_tokens).max().unwrap_or(0);
     let mode = mode_of(&votes);
@@ -181,7 +181,7 @@ pub fn verdict(
         .copied();
     let idlers = votes.iter().filter(|vote| vote.num_tokens == 0);
     let draining = votes.iter().any(|vote| vote.draining);
-    Ok(Verdict {
+    Ok(Decision {
         step: votes[0].step,
         mode,
         pad_tokens: graph_bucket.unwrap_or(most_tokens),
@@ -270,18 +270,22 @@ impl Scheduler {
     /// What is sent for the step: the plan as it was voted on, or, where the group steps without rows
     /// of this replica, one for its dummy row. Nothing where the whole group is idle: the step's number
     /// is then used up, so that no vote is ever taken for one of a later round.
-    pub fn seal(&mut self, plan: Option<Plan>, verdict: &Verdict) -> Option<Sealed> {
-        self.is_draining |= verdict.draining;
+    pub fn apply_decision(
+        &mut self,
+        plan: Option<Plan>,
+        decision: &Decision,
+    ) -> Option<DecidedPlan> {
+        self.is_draining |= decision.draining;
         let step = plan.as_ref().map_or(self.next_step(), |plan| plan.step);
-        assert_eq!(step, verdict.step, "the verdict is on another step");
-        if verdict.mode == Mode::Idle {
+        assert_eq!(step, decision.step, "the decision is on another step");
+        if decision.mode == Mode::Idle {
             assert!(plan.is_none(), "a plan with rows was counted as idle");
             self.last_step = step;
             return None;
         }
-        Some(Sealed {
+        Some(DecidedPlan {
             plan: plan.unwrap_or_else(|| self.dummy()),
-            verdict: verdict.clone(),
+            decision: decision.clone(),
         })
     }
 

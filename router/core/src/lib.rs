@@ -1,7 +1,7 @@
 //! Plait's scheduler: requests, pages and plans, without clock, socket or randomness.
 //!
 //! Three verbs: [`Scheduler::submit`], [`Scheduler::plan`], [`Scheduler::advance`].
-//! In a group of replicas that step together, [`Scheduler::vote`], [`verdict`] and [`Scheduler::seal`]
+//! In a group of replicas that step together, [`Scheduler::vote`], [`decide`] and [`Scheduler::apply_decision`]
 //! come between the last two. The same calls give the same plans, byte for byte.
 
 #![forbid(unsafe_code)]
@@ -32,7 +32,7 @@ mod time_target;
 mod turns;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
-pub use group::{Disagreement, Mode, Sealed, Verdict, Vote, verdict};
+pub use group::{DecidedPlan, Decision, Disagreement, Mode, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
 pub use pages::PageCounts;
 pub use plan::{DecodeRow, NewSlot, Plan, PrefillRow};

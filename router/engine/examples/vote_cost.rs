@@ -1,5 +1,5 @@
-//! What agreeing on a step costs: the verdict by function call, and a round of votes between engines
-//! over ZeroMQ, from one verdict to the next with nobody doing anything else.
+//! What agreeing on a step costs: the decision by function call, and a round of votes between engines
+//! over ZeroMQ, from one decision to the next with nobody doing anything else.
 //!
 //! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
 //! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
@@ -18,7 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plait_core::{Micros, StepId, Vote, verdict};
+use plait_core::{Micros, StepId, Vote, decide};
 use plait_engine::group::{ClientKeys, Exchange, GroupPatience, GroupSettings, Seat, ServerKeys};
 use zmq::CurveKeyPair;
 
@@ -54,11 +54,11 @@ fn by_function_call(num_replicas: u32) {
     let votes: Vec<Vote> = (0..num_replicas).map(|replica| vote(replica, 1)).collect();
     let times = (0..NUM_CALLS).map(|_| {
         let began = Instant::now();
-        std::hint::black_box(verdict(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
+        std::hint::black_box(decide(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
         began.elapsed()
     });
     print(
-        &format!("verdict, {num_replicas} replicas by function call"),
+        &format!("decision, {num_replicas} replicas by function call"),
         times.collect(),
     );
 }
@@ -86,7 +86,7 @@ fn over_zeromq(transport: &str, num_engines: u32) {
         .into_iter()
         .for_each(|member| drop(member.join().unwrap()));
     print(
-        &format!("verdict, {num_engines} engines over ZeroMQ, {transport}"),
+        &format!("decision, {num_engines} engines over ZeroMQ, {transport}"),
         times,
     );
 }
@@ -127,7 +127,7 @@ fn settings(
     }
 }
 
-/// From each verdict to the next; then the group drains.
+/// From each decision to the next; then the group drains.
 fn rounds(mut exchange: Exchange, replica: u32) -> Vec<Duration> {
     let began = Instant::now();
     let mut ends = Vec::with_capacity(NUM_WARM_UP + NUM_ROUNDS);
@@ -142,14 +142,14 @@ fn rounds(mut exchange: Exchange, replica: u32) -> Vec<Duration> {
         };
         let now = || Micros(u64::try_from(began.elapsed().as_micros()).unwrap());
         exchange.cast(&[cast], now()).unwrap();
-        let verdict = loop {
-            if let Some(verdict) = exchange.hear(now()).unwrap() {
-                break verdict;
+        let decision = loop {
+            if let Some(decision) = exchange.hear(now()).unwrap() {
+                break decision;
             }
             zmq::poll(&mut exchange.poll_items(), -1).unwrap();
         };
         ends.push(Instant::now());
-        if verdict.stop {
+        if decision.stop {
             break;
         }
     }

@@ -170,7 +170,7 @@ impl Wheel {
     }
 
     fn take_admissions(&mut self) {
-        while !self.awaits_verdict()
+        while !self.awaits_decision()
             && let Ok(admission) = self.driver.admissions.try_recv()
         {
             if self.shared().intake.leave(admission.stream) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings, SettingsError,
-    StepId, UnexpectedResult, Verdict, Vote,
+    Decision, Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings,
+    SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_proto::StepResult;
 use rustc_hash::FxHashMap;
@@ -229,7 +229,7 @@ impl Serving {
 
     /// The frames of the next step, where credit is left, it is time, and there is something to do.
     pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>; 6]> {
-        if !self.has_credit() || self.next_decision().is_some_and(|time| now < time) {
+        if !self.has_credit() || self.next_plan_due().is_some_and(|time| now < time) {
             return None;
         }
         let Draft { plan, step } = self.draft(now)?;
@@ -242,7 +242,7 @@ impl Serving {
 
     /// When the step behind those on the wire is to be decided, where their end can be told: by a target for
     /// steps' times.
-    pub fn next_decision(&self) -> Option<Micros> {
+    pub fn next_plan_due(&self) -> Option<Micros> {
         let last = self.in_flight.back().filter(|_| self.has_credit())?;
         let expected = self.scheduler.expected(StepId(last.step))?;
         Some(Micros(
@@ -270,19 +270,19 @@ impl Serving {
 
     /// The frames of the step that the group takes: what was decided, or a dummy row; nothing where
     /// nobody has rows.
-    pub fn seal(
+    pub fn apply_decision(
         &mut self,
         draft: Option<Draft>,
-        verdict: &Verdict,
+        decision: &Decision,
         now: Micros,
     ) -> Option<&[Vec<u8>; 6]> {
         let (plan, step) = draft.map(|draft| (draft.plan, draft.step)).unzip();
-        let sealed = self.scheduler.seal(plan, verdict)?;
+        let decided = self.scheduler.apply_decision(plan, decision)?;
         let patience = &self.parts.patience;
-        let mut step = step.unwrap_or_else(|| StepInFlight::new(&sealed.plan, now, patience));
-        step.send(verdict.pad_tokens, now, patience);
+        let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, now, patience));
+        step.send(decision.pad_tokens, now, patience);
         self.in_flight.push_back(step);
-        Some(self.writer.write(&sealed.plan, Some(verdict)))
+        Some(self.writer.write(&decided.plan, Some(decision)))
     }
 
     /// Takes no new request.

@@ -67,7 +67,7 @@ pub struct Patience {
     /// so much later it is given up, in a group at once.
     pub stuck: Duration,
     /// A rank that was silent this long is late.
-    pub beat: Duration,
+    pub heartbeat: Duration,
     /// A driver that works at one turn for so long, or waits so much longer than it meant to, hangs.
     pub turn: Duration,
     /// For the ranks' Byes.
@@ -84,7 +84,7 @@ impl Default for Patience {
             step: Duration::from_secs(60),
             step_token: Duration::from_millis(100),
             stuck: Duration::from_secs(60),
-            beat: Duration::from_millis(1500),
+            heartbeat: Duration::from_millis(1500),
             turn: Duration::from_secs(60),
             bye: Duration::from_secs(5),
             last_words: Duration::from_millis(200),

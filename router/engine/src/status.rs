@@ -197,7 +197,7 @@ impl StatusBoard {
         self.stuck.swap(stuck, Ordering::Relaxed) != stuck
     }
 
-    /// A rank's beat is late; returns whether that is news.
+    /// A rank's heartbeat is late; returns whether that is news.
     pub fn set_late(&self, late: bool) -> bool {
         self.late.swap(late, Ordering::Relaxed) != late
     }

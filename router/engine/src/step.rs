@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use plait_core::{Micros, Plan, RequestId, StepWork, TokenId, Verdict};
+use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
 
 use crate::clock::micros;
-use crate::group::verdict_to_wire;
+use crate::group::decision_to_wire;
 use crate::metrics::StepKind;
 use crate::shared::Patience;
 
@@ -86,15 +86,15 @@ pub struct PlanWriter {
 }
 
 impl PlanWriter {
-    /// The plan's frames, the same for every rank; in a group with the verdict on its step.
-    pub fn write(&mut self, plan: &Plan, verdict: Option<&Verdict>) -> &[Vec<u8>; 6] {
+    /// The plan's frames, the same for every rank; in a group with the decision on its step.
+    pub fn write(&mut self, plan: &Plan, decision: Option<&Decision>) -> &[Vec<u8>; 6] {
         assert!(
             plan.trimmed_slots.is_empty() && plan.decode.iter().all(|row| row.length == 1),
             "the wire carries no drafts"
         );
         let wire = &mut self.plan;
         wire.step = plan.step.0;
-        wire.verdict = verdict.map(verdict_to_wire);
+        wire.decision = decision.map(decision_to_wire);
         refill(&mut wire.new_slots, &plan.new_slots, new_slot);
         refill(&mut wire.prefill, &plan.prefill, prefill_row);
         refill(&mut wire.decode, &plan.decode, |row| DecodeRow {

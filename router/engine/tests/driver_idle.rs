@@ -47,7 +47,7 @@ fn cost_of(thread_name: &str) -> (u64, u64) {
 
 #[test]
 fn an_idle_engine_makes_no_step_and_burns_no_processor_time() {
-    let mut rig = rig::Rig::ready(&json!({}), |rank| rank.beats = false);
+    let mut rig = rig::Rig::ready(&json!({}), |rank| rank.heartbeats = false);
     rig.submit(1, "abc", &json!({"max_tokens": 5}));
     assert_eq!(rig.answer(1).text(), "defgh");
     rig.wait_until("it is idle", |rig| rig.status()["idle"] == true);

@@ -96,13 +96,13 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     thread::sleep(Duration::from_millis(300));
     let num_bytes = num_bytes_allocated(|| {
         first.cast(&[vote(0)], Micros(0)).unwrap();
-        let verdict = loop {
-            if let Some(verdict) = first.hear(Micros(0)).unwrap() {
-                break verdict;
+        let decision = loop {
+            if let Some(decision) = first.hear(Micros(0)).unwrap() {
+                break decision;
             }
             zmq::poll(&mut first.poll_items(), 60_000).unwrap();
         };
-        assert_eq!(verdict.graph_bucket, Some(1));
+        assert_eq!(decision.graph_bucket, Some(1));
     });
     assert!(num_bytes < 2_000_000, "{num_bytes} bytes for a round");
 }

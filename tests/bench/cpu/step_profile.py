@@ -114,7 +114,7 @@ def plan(rows: list[tuple[int, int]], new: bool, is_prefill: bool) -> Plan:
         num_prefill=len(rows) if is_prefill else 0,
         num_decode=0 if is_prefill else len(rows),
         new_slots=tuple(NewSlot(slot, 0, 0.0, 0, 1.0, 0.0, 0, None, None) for slot in slots) if new else (),
-        verdict=None,
+        decision=None,
         rows=words(flat),
         token_ids=words(ids) if is_prefill else b"",
         appended_pages=words(pages) if new else b"",

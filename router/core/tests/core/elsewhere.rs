@@ -2,7 +2,7 @@
 
 use plait_core::{
     Event, HashSeed, Micros, Policy, Request, Sampling, Scheduler, Settings, StepResult, TenantId,
-    verdict,
+    decide,
 };
 
 use crate::allocations::num_bytes_allocated;
@@ -242,7 +242,7 @@ fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
 
 /// One optimisation was switched off locally after the ranks had voted on it: they hung.
 #[test]
-fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_verdict() {
+fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_decision() {
     let mut replicas = [world(settings(), [(5, 9)]), world(settings(), [(7, 3)])];
     replicas.iter_mut().for_each(|it| drop(step(it)));
     let plans = replicas.each_mut().map(|it| it.draft().unwrap());
@@ -250,14 +250,17 @@ fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_ver
         let scheduler = &replicas[replica as usize].scheduler;
         scheduler.vote(Some(&plans[replica as usize]), replica, 8)
     });
-    let agreed = verdict(&votes, 2, &[1, 8]).unwrap();
+    let agreed = decide(&votes, 2, &[1, 8]).unwrap();
     assert_eq!(agreed.graph_bucket, Some(1));
     replicas[0].abort(plait_core::RequestId(0));
     replicas[0].submit(Spec::new(4, 1)).unwrap();
     replicas[1].scheduler.drain();
     for (replica, plan) in replicas.iter_mut().zip(plans) {
-        let sealed = replica.scheduler.seal(Some(plan.clone()), &agreed).unwrap();
-        assert_eq!((sealed.plan, sealed.verdict), (plan, agreed.clone()));
+        let decided = replica
+            .scheduler
+            .apply_decision(Some(plan.clone()), &agreed)
+            .unwrap();
+        assert_eq!((decided.plan, decided.decision), (plan, agreed.clone()));
     }
 }
 

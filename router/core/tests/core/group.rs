@@ -1,6 +1,6 @@
 //! Claims about replicas that step together, and their invariants under random schedules.
 
-use plait_core::{Disagreement, Mode, Settings, StepId, Verdict, Vote, verdict};
+use plait_core::{Decision, Disagreement, Mode, Settings, StepId, Vote, decide};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -23,23 +23,26 @@ impl Group {
         }
     }
 
-    /// All plan, vote and send; the verdict, and whether each replica's rows are as it voted.
-    fn step(&mut self) -> Verdict {
+    /// All plan, vote and send; the decision, and whether each replica's rows are as it voted.
+    fn step(&mut self) -> Decision {
         let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
         let votes = (0..).zip(self.worlds.iter().zip(&plans));
         let votes: Vec<Vote> = votes
             .map(|(replica, (world, plan))| world.scheduler.vote(plan.as_ref(), replica, 8))
             .collect();
-        let verdict = agree(&votes);
+        let decision = agree(&votes);
         for (world, plan) in self.worlds.iter_mut().zip(plans) {
-            let sealed = world.scheduler.seal(plan.clone(), &verdict);
-            assert_eq!(sealed.is_some(), verdict.mode != Mode::Idle);
-            let Some(sealed) = sealed else { continue };
-            assert!(plan.is_none_or(|plan| plan == sealed.plan), "a row changed");
-            assert_eq!(sealed.plan.step, verdict.step);
-            world.send(&sealed.plan);
+            let decided = world.scheduler.apply_decision(plan.clone(), &decision);
+            assert_eq!(decided.is_some(), decision.mode != Mode::Idle);
+            let Some(decided) = decided else { continue };
+            assert!(
+                plan.is_none_or(|plan| plan == decided.plan),
+                "a row changed"
+            );
+            assert_eq!(decided.plan.step, decision.step);
+            world.send(&decided.plan);
         }
-        verdict
+        decision
     }
 
     fn most_on_the_wire(&self) -> usize {
@@ -67,13 +70,13 @@ impl Group {
     }
 }
 
-/// The verdict, which suits every vote; the same from votes that came in another order.
-fn agree(votes: &[Vote]) -> Verdict {
+/// The decision, which suits every vote; the same from votes that came in another order.
+fn agree(votes: &[Vote]) -> Decision {
     let num_replicas = u32::try_from(votes.len()).unwrap();
-    let verdict_of = |votes: &[Vote]| verdict(votes, num_replicas, &GRAPHS).unwrap();
+    let decision_of = |votes: &[Vote]| decide(votes, num_replicas, &GRAPHS).unwrap();
     let backwards: Vec<Vote> = votes.iter().rev().copied().collect();
-    let agreed = verdict_of(votes);
-    assert_eq!(agreed, verdict_of(&backwards));
+    let agreed = decision_of(votes);
+    assert_eq!(agreed, decision_of(&backwards));
     for vote in votes {
         assert!(vote.is_sound(), "{vote:?}");
         assert_eq!(agreed.misfit(vote), None, "{agreed:?} for {vote:?}");
@@ -150,8 +153,8 @@ fn one_replica_that_prefills_makes_the_step_mixed_for_all() {
 }
 
 #[test]
-fn a_verdict_that_cannot_follow_from_a_vote_is_found() {
-    type Change = fn(&mut Verdict);
+fn a_decision_that_cannot_follow_from_a_vote_is_found() {
+    type Change = fn(&mut Decision);
     let cases: [(&str, Change); 8] = [
         ("another step", |it| it.step = StepId(4)),
         ("leaves out rows", |it| it.mode = Mode::Prefill),
@@ -198,21 +201,21 @@ fn a_vote_that_no_plan_can_give_is_found() {
 }
 
 #[test]
-fn a_missing_vote_is_an_error_with_the_replicas_name_and_never_a_verdict() {
+fn a_missing_vote_is_an_error_with_the_replicas_name_and_never_a_decision() {
     let votes = [decoding(0, 3), vote(2)];
-    let error = verdict(&votes, 3, &GRAPHS).unwrap_err();
+    let error = decide(&votes, 3, &GRAPHS).unwrap_err();
     let step = StepId(3);
     assert_eq!(error, Disagreement::Missing { replica: 1, step });
     assert_eq!(error.to_string(), "replica 1 did not vote on step 3");
-    assert!(verdict(&[], 1, &GRAPHS).is_err());
-    assert!(verdict(&[vote(0), vote(0)], 2, &GRAPHS).is_err());
-    assert!(verdict(&[vote(0), vote(7)], 2, &GRAPHS).is_err());
+    assert!(decide(&[], 1, &GRAPHS).is_err());
+    assert!(decide(&[vote(0), vote(0)], 2, &GRAPHS).is_err());
+    assert!(decide(&[vote(0), vote(7)], 2, &GRAPHS).is_err());
     let behind = Vote {
         step: StepId(2),
         ..vote(1)
     };
     assert!(matches!(
-        verdict(&[vote(0), behind], 2, &GRAPHS),
+        decide(&[vote(0), behind], 2, &GRAPHS),
         Err(Disagreement::Step { replica: 1, .. })
     ));
 }
@@ -253,7 +256,7 @@ fn a_replica_without_graphs_takes_them_from_all_by_its_dummy_row_too() {
 }
 
 #[test]
-fn an_idle_verdict_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
+fn an_idle_decision_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
     let mut group = Group::new(2, &settings());
     assert_eq!(
         [group.step().step, group.step().step],

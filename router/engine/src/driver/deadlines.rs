@@ -17,7 +17,7 @@ impl Wheel {
             Stage::Serving(serving) => self
                 .next_complaint(serving)
                 .into_iter()
-                .chain(self.next_decision(serving))
+                .chain(self.next_plan_due(serving))
                 .min(),
             Stage::Mustering(_) | Stage::Over => None,
         };
@@ -26,11 +26,11 @@ impl Wheel {
         stage.into_iter().chain(lost).chain(group).min()
     }
 
-    /// When a step is overdue, or given up, or a beat late, unless that is known already.
+    /// When a step is overdue, or given up, or a heartbeat late, unless that is known already.
     fn next_complaint(&self, serving: &Serving) -> Option<Micros> {
         let stuck = serving.oldest_deadline();
         let given_up = stuck.map(|deadline| self.given_up(deadline));
-        let late = self.beat_deadline();
+        let late = self.heartbeat_deadline();
         stuck
             .into_iter()
             .chain(given_up)
@@ -40,10 +40,10 @@ impl Wheel {
     }
 
     /// When the next step is due, unless it was and there was nothing to do.
-    fn next_decision(&self, serving: &Serving) -> Option<Micros> {
+    fn next_plan_due(&self, serving: &Serving) -> Option<Micros> {
         let is_alone = self.driver.group.is_none();
         serving
-            .next_decision()
+            .next_plan_due()
             .filter(|time| is_alone && *time > self.looked)
     }
 
@@ -66,7 +66,7 @@ impl Wheel {
     /// Behind a wait that was to end at `deadline`.
     pub(super) fn notice_a_pause(&mut self, deadline: Option<Micros>) {
         let now = self.now();
-        if deadline.is_some_and(|deadline| since(deadline, now) > self.patience.beat) {
+        if deadline.is_some_and(|deadline| since(deadline, now) > self.patience.heartbeat) {
             self.resumed = now;
         }
     }
@@ -80,9 +80,9 @@ impl Wheel {
         }
     }
 
-    fn beat_deadline(&self) -> Option<Micros> {
+    fn heartbeat_deadline(&self) -> Option<Micros> {
         let earliest = self.heard.iter().min()?;
-        Some(Micros(earliest.0 + micros(self.patience.beat)))
+        Some(Micros(earliest.0 + micros(self.patience.heartbeat)))
     }
 
     pub(super) fn check_deadlines(&mut self) {
@@ -117,7 +117,9 @@ impl Wheel {
 
     fn complain(&self, serving: &Serving, now: Micros) {
         let stuck = is_overdue(serving, now);
-        let late = self.beat_deadline().is_some_and(|deadline| deadline <= now);
+        let late = self
+            .heartbeat_deadline()
+            .is_some_and(|deadline| deadline <= now);
         if self.shared().status.set_stuck(stuck) {
             tracing::warn!(
                 "{}",
@@ -132,9 +134,9 @@ impl Wheel {
             tracing::warn!(
                 "{}",
                 if late {
-                    "a rank's beat is late"
+                    "a rank's heartbeat is late"
                 } else {
-                    "the late rank beats again"
+                    "the late rank sends heartbeats again"
                 }
             );
         }

@@ -1,6 +1,6 @@
-//! A replica that steps with others: it votes on what it planned, and sends what the verdict makes of it.
+//! A replica that steps with others: it votes on what it planned, and sends what the decision makes of it.
 
-use plait_core::{Micros, Verdict};
+use plait_core::{Decision, Micros};
 use plait_proto::ExitCode;
 
 use super::{Stage, Wheel};
@@ -17,9 +17,9 @@ pub struct Grouped {
     pub num_replicas: u32,
     /// Tokens of the largest captured graph; 0 without any.
     largest_graph: u32,
-    /// What was voted on, until the verdict.
+    /// What was voted on, until the decision.
     draft: Option<Draft>,
-    /// The first verdict has come: all are there.
+    /// The first decision has come: all are there.
     has_begun: bool,
 }
 
@@ -53,7 +53,7 @@ impl Grouped {
 
     /// Plans and votes, where credit is left and the group waits or there is news.
     fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupEnd> {
-        if self.exchange.awaits_verdict() || !serving.has_credit() {
+        if self.exchange.awaits_decision() || !serving.has_credit() {
             return Ok(());
         }
         let draft = serving.draft(now);
@@ -68,10 +68,10 @@ impl Grouped {
 }
 
 impl Wheel {
-    /// Requests that come between the vote and its verdict wait for the verdict, which may end the group.
-    pub(super) fn awaits_verdict(&self) -> bool {
+    /// Requests that come between the vote and its decision wait for the decision, which may end the group.
+    pub(super) fn awaits_decision(&self) -> bool {
         let group = self.driver.group.as_ref();
-        group.is_some_and(|group| group.exchange.awaits_verdict())
+        group.is_some_and(|group| group.exchange.awaits_decision())
     }
 
     /// Requests are taken: a group takes them when all of its engines are there.
@@ -90,7 +90,7 @@ impl Wheel {
         };
         match group.exchange.hear(now) {
             Ok(None) => {}
-            Ok(Some(verdict)) => self.follow(&verdict),
+            Ok(Some(decision)) => self.follow(&decision),
             Err(end) => self.fail(end.code(), &end.to_string()),
         }
     }
@@ -111,24 +111,24 @@ impl Wheel {
         }
     }
 
-    fn follow(&mut self, verdict: &Verdict) {
+    fn follow(&mut self, decision: &Decision) {
         let now = self.now();
         let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
         else {
             return;
         };
-        if let Some(frames) = serving.seal(group.draft.take(), verdict, now)
+        if let Some(frames) = serving.apply_decision(group.draft.take(), decision, now)
             && let Err((rank, error)) = self.driver.link.send_all(frames)
         {
             return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
         }
-        let step = i64::try_from(verdict.step.0).expect("steps are counted one by one");
+        let step = i64::try_from(decision.step.0).expect("steps are counted one by one");
         self.driver.shared.metrics.group.step.set(step);
         self.begin();
-        if verdict.draining {
+        if decision.draining {
             self.close_admission();
         }
-        if verdict.stop {
+        if decision.stop {
             self.stop();
         }
     }

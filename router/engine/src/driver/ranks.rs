@@ -31,7 +31,7 @@ impl Wheel {
         match message {
             Message::Hello(hello) => self.hello(rank, hello),
             Message::StepResult(result) => self.result(rank, &result),
-            Message::Beat(_) => {}
+            Message::Heartbeat(_) => {}
             Message::Fail(fail) if fail.code == ExitCode::RankLost => {
                 self.rank_missed(rank, &fail.reason);
             }
@@ -40,7 +40,7 @@ impl Wheel {
             Message::Welcome(_)
             | Message::Plan(_)
             | Message::Vote(_)
-            | Message::Verdict(_)
+            | Message::Decision(_)
             | Message::Drain(_)
             | Message::Join(_) => {
                 let kind = message.kind();

@@ -1,11 +1,11 @@
 //! The votes of one round, as the first engine gathers them.
 
-use plait_core::{Verdict, Vote, verdict};
+use plait_core::{Decision, Vote, decide};
 
 /// Why a vote does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncounted {
-    /// On a step whose verdict is out.
+    /// On a step whose decision is out.
     Late,
     /// The replica's second on this step.
     Repeated,
@@ -63,8 +63,8 @@ impl Ballot {
             .collect()
     }
 
-    /// Once all have voted: the verdict, and a new ballot on the next step.
-    pub fn close(&mut self, graph_buckets: &[u32]) -> Option<Verdict> {
+    /// Once all have voted: the decision, and a new ballot on the next step.
+    pub fn close(&mut self, graph_buckets: &[u32]) -> Option<Decision> {
         if self.num_missing > 0 {
             return None;
         }
@@ -74,8 +74,8 @@ impl Ballot {
         self.num_missing = self.votes.len();
         self.step += 1;
         let num_replicas = u32::try_from(self.votes.len()).expect("replicas are a u32");
-        let verdict = verdict(&self.whole, num_replicas, graph_buckets);
-        Some(verdict.expect("one vote of each replica on one step was counted"))
+        let decision = decide(&self.whole, num_replicas, graph_buckets);
+        Some(decision.expect("one vote of each replica on one step was counted"))
     }
 }
 
@@ -106,8 +106,8 @@ mod tests {
         assert_eq!(ballot.close(&[]), None);
         assert_eq!(ballot.missing(), [0]);
         ballot.add(vote(0, 1)).unwrap();
-        let verdict = ballot.close(&[]).unwrap();
-        assert_eq!((verdict.step, verdict.mode), (StepId(1), Mode::Idle));
+        let decision = ballot.close(&[]).unwrap();
+        assert_eq!((decision.step, decision.mode), (StepId(1), Mode::Idle));
     }
 
     #[test]

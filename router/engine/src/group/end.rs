@@ -20,7 +20,7 @@ pub enum GroupEnd {
         /// For how long.
         waited: Duration,
     },
-    /// A vote that did not come in time; there is no verdict without it.
+    /// A vote that did not come in time; there is no decision without it.
     #[error(
         "{} ({}) did not vote on step {step} within {waited:?}: it hangs or cannot be reached",
         named("replica", .replicas), named("engine", .engines)
@@ -37,9 +37,9 @@ pub enum GroupEnd {
     },
     /// The first engine did not say what the step is.
     #[error(
-        "engine 0 gave no verdict on step {step} within {waited:?}: it hangs or cannot be reached"
+        "engine 0 gave no decision on step {step} within {waited:?}: it hangs or cannot be reached"
     )]
-    NoVerdict {
+    NoDecision {
         /// Which.
         step: u64,
         /// For how long.
@@ -83,9 +83,9 @@ pub enum GroupEnd {
     },
     /// What the first engine drew cannot follow from what this one voted.
     #[error(
-        "engine 0 sent a verdict on step {step} that cannot be: {why}; install all engines from one release"
+        "engine 0 sent a decision on step {step} that cannot be: {why}; install all engines from one release"
     )]
-    BadVerdict {
+    InvalidDecision {
         /// Which.
         step: u64,
         /// In words.

@@ -1,9 +1,9 @@
-//! The first engine: it gathers the votes, draws the verdict and names who is missing.
+//! The first engine: it gathers the votes, draws the decision and names who is missing.
 
 use std::time::Duration;
 
-use plait_core::{Micros, Verdict, Vote};
-use plait_proto::{Beat, ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
+use plait_core::{Decision, Micros, Vote};
+use plait_proto::{ExitCode, Fail, Heartbeat, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::clock::{micros, since};
 
@@ -12,7 +12,7 @@ use super::end::GroupEnd;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Owners, Seat};
 use super::socket::{Listener, PeerId, Received, Strays, Unsent};
-use super::wire::{verdict_to_wire, vote_from_wire, vote_to_wire};
+use super::wire::{decision_to_wire, vote_from_wire, vote_to_wire};
 
 /// A closed connection does not say whose it was: engines are called until one cannot be reached,
 /// for so long, so often.
@@ -30,7 +30,7 @@ pub struct First {
     ballot: Ballot,
     round: Round,
     /// What the round came to, until it is asked for.
-    verdict: Option<Verdict>,
+    decision: Option<Decision>,
     started: Micros,
     /// When the round's first vote came.
     opened: Option<Micros>,
@@ -58,7 +58,7 @@ impl First {
             owners: settings.owners(),
             ballot: Ballot::new(settings.num_replicas()),
             round: Round::first(),
-            verdict: None,
+            decision: None,
             started: now,
             opened: None,
             num_tokens: 0,
@@ -81,12 +81,12 @@ impl First {
 
     /// See [`super::Exchange::must_cast`].
     pub fn must_cast(&self, votes: &[Vote]) -> bool {
-        self.verdict.is_none() && self.round.must_cast(votes)
+        self.decision.is_none() && self.round.must_cast(votes)
     }
 
-    /// See [`super::Exchange::awaits_verdict`].
-    pub fn awaits_verdict(&self) -> bool {
-        self.verdict.is_some() || self.round.has_cast()
+    /// See [`super::Exchange::awaits_decision`].
+    pub fn awaits_decision(&self) -> bool {
+        self.decision.is_some() || self.round.has_cast()
     }
 
     /// What was dropped.
@@ -110,7 +110,7 @@ impl First {
     }
 
     /// Takes in what has come.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Verdict>, GroupEnd> {
+    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
         if !self.round.is_over() {
             self.listener.as_ref().inspect(|it| it.admit());
             self.look_for_closed_links(now);
@@ -120,12 +120,12 @@ impl First {
             self.find_the_lost(now)?;
             self.check_deadline(now)?;
         }
-        Ok(self.verdict.take())
+        Ok(self.decision.take())
     }
 
     /// When [`First::hear`] must look again.
     pub fn next_deadline(&self) -> Option<Micros> {
-        if self.verdict.is_some() {
+        if self.decision.is_some() {
             return Some(Micros(0));
         }
         if self.round.is_over() {
@@ -296,15 +296,15 @@ impl First {
     }
 
     fn close_ballot(&mut self) -> Result<(), GroupEnd> {
-        let Some(verdict) = self.ballot.close(&self.settings.graph_buckets) else {
+        let Some(decision) = self.ballot.close(&self.settings.graph_buckets) else {
             return Ok(());
         };
-        self.round.conclude(&verdict);
+        self.round.conclude(&decision);
         self.opened = None;
-        self.num_tokens = verdict.pad_tokens;
-        let told = plait_proto::encode(&verdict_to_wire(&verdict).into());
-        let stops = verdict.stop;
-        self.verdict = Some(verdict);
+        self.num_tokens = decision.pad_tokens;
+        let told = plait_proto::encode(&decision_to_wire(&decision).into());
+        let stops = decision.stop;
+        self.decision = Some(decision);
         let sent = self.send_all(1..self.settings.num_engines(), &told);
         if let Some(listener) = self.listener.as_ref().filter(|_| stops) {
             listener.stop_watching();
@@ -348,7 +348,7 @@ impl First {
         if search.until <= now {
             self.search = None;
         }
-        let call = Beat {
+        let call = Heartbeat {
             rank: 0,
             step: self.round.step(),
         };
@@ -423,7 +423,7 @@ impl First {
     /// Nothing more is said or heard; the others learn why.
     fn end(&mut self, end: GroupEnd) -> GroupEnd {
         self.round.end();
-        self.verdict = None;
+        self.decision = None;
         let (code, reason) = (end.code(), end.to_string());
         for engine in self.others() {
             let fail = Fail {

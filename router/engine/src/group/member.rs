@@ -1,8 +1,8 @@
-//! An engine that dials: its votes go to the first one, the verdict comes back.
+//! An engine that dials: its votes go to the first one, the decision comes back.
 
 use std::time::Duration;
 
-use plait_core::{Micros, Verdict, Vote};
+use plait_core::{Decision, Micros, Vote};
 use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::clock::micros;
@@ -11,7 +11,7 @@ use super::end::GroupEnd;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Seat};
 use super::socket::{Broken, Dialler, Strays, Unsent};
-use super::wire::{verdict_from_wire, vote_to_wire};
+use super::wire::{decision_from_wire, vote_to_wire};
 
 /// Messages that are taken in before the engine looks at anything else.
 const MAX_MESSAGES_A_TURN: usize = 64;
@@ -26,7 +26,7 @@ pub struct Member {
     votes: Vec<Vote>,
     /// What has become of the link.
     broken: Option<Broken>,
-    /// When the verdict on the votes that were cast is overdue.
+    /// When the decision on the votes that were cast is overdue.
     deadline: Option<Micros>,
     /// Tokens of the step before.
     num_tokens: u32,
@@ -86,7 +86,7 @@ impl Member {
     }
 
     /// Takes in what has come.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Verdict>, GroupEnd> {
+    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
         if self.round.is_over() {
             return Ok(None);
         }
@@ -96,14 +96,14 @@ impl Member {
             let Some(received) = self.dialler.receive() else {
                 return self.check_link(now).map(|()| None);
             };
-            if let Some(verdict) = self.take(received)? {
-                return Ok(Some(verdict));
+            if let Some(decision) = self.take(received)? {
+                return Ok(Some(decision));
             }
         }
         Ok(None)
     }
 
-    /// When [`Member::hear`] must look again: at once where the link broke behind a verdict.
+    /// When [`Member::hear`] must look again: at once where the link broke behind a decision.
     pub fn next_deadline(&self) -> Option<Micros> {
         let broken = self.broken.map(|_| Micros(0));
         broken.or(self.deadline).filter(|_| !self.round.is_over())
@@ -127,9 +127,9 @@ impl Member {
     fn take(
         &mut self,
         received: Result<Message, plait_proto::Malformed>,
-    ) -> Result<Option<Verdict>, GroupEnd> {
+    ) -> Result<Option<Decision>, GroupEnd> {
         match received {
-            Ok(Message::Verdict(verdict)) => return self.conclude(&verdict),
+            Ok(Message::Decision(decision)) => return self.conclude(&decision),
             Ok(Message::Vote(call)) if call.step == self.round.step() => self.round.call(),
             Ok(Message::Vote(_)) => self.strays.num_late += 1,
             Ok(Message::Fail(fail)) => {
@@ -138,7 +138,7 @@ impl Member {
                     reason: fail.reason,
                 }));
             }
-            Ok(Message::Beat(_)) => {}
+            Ok(Message::Heartbeat(_)) => {}
             Ok(_) => self.strays.num_unasked += 1,
             Err(malformed) => {
                 tracing::warn!("a malformed message of engine 0: {malformed}");
@@ -148,42 +148,42 @@ impl Member {
         Ok(None)
     }
 
-    fn conclude(&mut self, verdict: &plait_proto::Verdict) -> Result<Option<Verdict>, GroupEnd> {
-        if verdict.step != self.round.step() || !self.round.has_cast() {
+    fn conclude(&mut self, decision: &plait_proto::Decision) -> Result<Option<Decision>, GroupEnd> {
+        if decision.step != self.round.step() || !self.round.has_cast() {
             self.strays.num_late += 1;
             return Ok(None);
         }
-        if let Some(why) = self.flaw(verdict) {
-            let step = verdict.step;
+        if let Some(why) = self.flaw(decision) {
+            let step = decision.step;
             let why = why.to_owned();
-            return Err(self.end(GroupEnd::BadVerdict { step, why }));
+            return Err(self.end(GroupEnd::InvalidDecision { step, why }));
         }
-        let verdict = verdict_from_wire(verdict);
-        self.round.conclude(&verdict);
+        let decision = decision_from_wire(decision);
+        self.round.conclude(&decision);
         self.deadline = None;
-        self.num_tokens = verdict.pad_tokens;
-        if verdict.stop {
+        self.num_tokens = decision.pad_tokens;
+        if decision.stop {
             self.dialler.stop_watching();
         }
-        Ok(Some(verdict))
+        Ok(Some(decision))
     }
 
-    /// Why this is no verdict on what was cast.
-    fn flaw(&self, verdict: &plait_proto::Verdict) -> Option<&'static str> {
+    /// Why this is no decision on what was cast.
+    fn flaw(&self, decision: &plait_proto::Decision) -> Option<&'static str> {
         let num_replicas = self.settings.num_replicas();
-        if verdict.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
+        if decision.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
             return Some("it has a dummy for more replicas than there are");
         }
         let buckets = &self.settings.graph_buckets;
         let is_known = |bucket| buckets.contains(&bucket);
-        if !verdict.graph_bucket.is_none_or(is_known) {
+        if !decision.graph_bucket.is_none_or(is_known) {
             return Some("no graph has its size");
         }
-        if verdict.pad_tokens > self.settings.max_tokens {
+        if decision.pad_tokens > self.settings.max_tokens {
             return Some("it pads to more tokens than a step may have");
         }
-        let verdict = verdict_from_wire(verdict);
-        self.votes.iter().find_map(|vote| verdict.misfit(vote))
+        let decision = decision_from_wire(decision);
+        self.votes.iter().find_map(|vote| decision.misfit(vote))
     }
 
     /// Twice as long as the first engine waits, which knows better who is missing.
@@ -215,7 +215,7 @@ impl Member {
             return Ok(());
         }
         let (step, waited) = (self.round.step(), self.limit());
-        Err(self.end(GroupEnd::NoVerdict { step, waited }))
+        Err(self.end(GroupEnd::NoDecision { step, waited }))
     }
 
     fn unsent(&mut self, unsent: Unsent) -> GroupEnd {

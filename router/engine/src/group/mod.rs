@@ -1,12 +1,12 @@
-//! A group's engines agree on each step: votes go in, the verdict on the step comes out.
+//! A group's engines agree on each step: votes go in, the decision on the step comes out.
 //!
 //! The first engine listens, the others dial it. Each sends it the votes of its replicas, and it alone
-//! draws the verdict and sends it to all. Two hops and 2 (n - 1) messages a step, where all-to-all takes
+//! draws the decision and sends it to all. Two hops and 2 (n - 1) messages a step, where all-to-all takes
 //! one hop and n (n - 1) messages: the second hop costs less than the messages do, and n engines need
 //! n - 1 connections. A group of one engine does the same without a socket.
 //!
 //! A *round* is one vote of every replica on one step. Each has a number of its own, the step's: a
-//! verdict that nobody has rows uses its number up. The next round after such a verdict begins with the
+//! decision that nobody has rows uses its number up. The next round after such a decision begins with the
 //! first vote that has something to say, which the first engine passes on as a call to everybody else;
 //! until then nothing is sent and nobody wakes.
 
@@ -26,9 +26,9 @@ pub use settings::{
     ServerKeys,
 };
 pub use socket::{Handshake, Strays};
-pub(crate) use wire::verdict_to_wire;
+pub(crate) use wire::decision_to_wire;
 
-use plait_core::{Micros, Verdict, Vote};
+use plait_core::{Decision, Micros, Vote};
 use plait_proto::ExitCode;
 
 use first::First;
@@ -38,7 +38,7 @@ use member::Member;
 ///
 /// The caller polls [`Exchange::poll_items`] until [`Exchange::next_deadline`], calls
 /// [`Exchange::hear`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so. While it
-/// [`Exchange::awaits_verdict`] it takes no request: the verdict may stop the group, because all said
+/// [`Exchange::awaits_decision`] it takes no request: the decision may stop the group, because all said
 /// that they are idle.
 pub struct Exchange {
     role: Role,
@@ -69,7 +69,7 @@ impl Exchange {
     }
 
     /// Whether `votes`, one of each replica of this engine, must be cast now: the group waits for them,
-    /// or they are news to it. False after they were cast, until the verdict.
+    /// or they are news to it. False after they were cast, until the decision.
     pub fn must_cast(&self, votes: &[Vote]) -> bool {
         match &self.role {
             Role::First(first) => first.must_cast(votes),
@@ -77,10 +77,10 @@ impl Exchange {
         }
     }
 
-    /// The votes were cast and the verdict is not in.
-    pub fn awaits_verdict(&self) -> bool {
+    /// The votes were cast and the decision is not in.
+    pub fn awaits_decision(&self) -> bool {
         match &self.role {
-            Role::First(first) => first.awaits_verdict(),
+            Role::First(first) => first.awaits_decision(),
             Role::Member(member) => member.round().has_cast(),
         }
     }
@@ -93,9 +93,9 @@ impl Exchange {
         }
     }
 
-    /// Takes in what has come, without blocking: the verdict on the step that was voted on, if it is
+    /// Takes in what has come, without blocking: the decision on the step that was voted on, if it is
     /// there. After an error nothing more comes.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Verdict>, GroupEnd> {
+    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
         match &mut self.role {
             Role::First(first) => first.hear(now),
             Role::Member(member) => member.hear(now),

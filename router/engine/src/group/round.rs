@@ -1,6 +1,6 @@
 //! Where one engine stands in the group's current round.
 
-use plait_core::{Mode, Verdict, Vote};
+use plait_core::{Decision, Mode, Vote};
 
 /// One engine's view of a round.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub struct Round {
     has_cast: bool,
     /// All replicas of this engine were idle when they voted last.
     was_idle: bool,
-    /// The last verdict closed admission.
+    /// The last decision closed admission.
     is_draining: bool,
     is_over: bool,
 }
@@ -75,12 +75,12 @@ impl Round {
     }
 
     /// The next round; it waits to be called where nobody had rows.
-    pub fn conclude(&mut self, verdict: &Verdict) {
+    pub fn conclude(&mut self, decision: &Decision) {
         self.step += 1;
         self.has_cast = false;
-        self.is_called = verdict.mode != Mode::Idle;
-        self.is_draining = verdict.draining;
-        self.is_over = verdict.stop;
+        self.is_called = decision.mode != Mode::Idle;
+        self.is_draining = decision.draining;
+        self.is_over = decision.stop;
     }
 
     /// The group ended.

@@ -14,7 +14,7 @@ use super::settings::{ClientKeys, GroupProblem, ServerKeys};
 /// Messages that wait for one peer at most. A round has one vote of each replica; a peer that has not
 /// read those of several rounds has stopped reading.
 const HIGH_WATER_MARK: i32 = 4096;
-/// Bytes of a message: a Fail has 4 kB of reason, a verdict a bit a replica.
+/// Bytes of a message: a Fail has 4 kB of reason, a decision a bit a replica.
 const MAX_MESSAGE_BYTES: i64 = 64 << 10;
 /// How long a closing engine's last words may take to leave.
 const LINGER_MILLIS: i32 = 500;
@@ -32,7 +32,7 @@ pub struct Strays {
     pub num_strangers: u64,
     /// Frames that are no message, and votes that no plan can give.
     pub num_malformed: u64,
-    /// Votes on a step, or verdicts, that are out already.
+    /// Votes on a step, or decisions, that are out already.
     pub num_late: u64,
     /// Votes of a replica that had voted.
     pub num_repeated: u64,
@@ -401,7 +401,7 @@ fn problem(endpoint: &str, error: zmq::Error) -> GroupProblem {
 
 #[cfg(test)]
 mod tests {
-    use plait_proto::Beat;
+    use plait_proto::Heartbeat;
 
     use super::*;
 
@@ -429,8 +429,8 @@ mod tests {
             "nobody sits there"
         );
         listener.seat(1, peer);
-        let beat = plait_proto::encode(&Beat { rank: 0, step: 0 }.into());
-        let unsent = (0..1_000_000).find_map(|_| listener.send(1, &beat).err());
+        let heartbeat = plait_proto::encode(&Heartbeat { rank: 0, step: 0 }.into());
+        let unsent = (0..1_000_000).find_map(|_| listener.send(1, &heartbeat).err());
         assert_eq!(unsent, Some(Unsent::Full));
         drop(socket);
     }
@@ -449,7 +449,9 @@ mod tests {
     fn links_between_machines_are_probed() {
         let listener = Listener::bind("tcp://127.0.0.1:*", None).unwrap();
         let dialler = Dialler::dial(listener.endpoint(), None).unwrap();
-        dialler.send(&Beat { rank: 0, step: 0 }.into()).unwrap();
+        dialler
+            .send(&Heartbeat { rank: 0, step: 0 }.into())
+            .unwrap();
         zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
         let (_, port) = listener.endpoint().rsplit_once(':').unwrap();
         let port = format!(":{:04X}", port.parse::<u16>().unwrap());

@@ -1,6 +1,6 @@
-//! Votes and verdicts between the core's words and the wire's.
+//! Votes and decisions between the core's words and the wire's.
 
-use plait_core::{Mode, StepId, Verdict, Vote};
+use plait_core::{Decision, Mode, StepId, Vote};
 
 /// As it is sent.
 pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
@@ -33,38 +33,38 @@ pub fn vote_from_wire(vote: &plait_proto::Vote) -> Vote {
 }
 
 /// As it is sent, to engines and in plans.
-pub fn verdict_to_wire(verdict: &Verdict) -> plait_proto::Verdict {
-    plait_proto::Verdict {
-        step: verdict.step.0,
-        mode: match verdict.mode {
+pub fn decision_to_wire(decision: &Decision) -> plait_proto::Decision {
+    plait_proto::Decision {
+        step: decision.step.0,
+        mode: match decision.mode {
             Mode::Idle => plait_proto::Mode::Idle,
             Mode::Prefill => plait_proto::Mode::Prefill,
             Mode::Decode => plait_proto::Mode::Decode,
             Mode::Mixed => plait_proto::Mode::Mixed,
         },
-        pad_tokens: verdict.pad_tokens,
-        graph_bucket: verdict.graph_bucket,
-        dummy_replicas: bitmap(&verdict.dummy_replicas),
-        stop: verdict.stop,
-        draining: verdict.draining,
+        pad_tokens: decision.pad_tokens,
+        graph_bucket: decision.graph_bucket,
+        dummy_replicas: bitmap(&decision.dummy_replicas),
+        stop: decision.stop,
+        draining: decision.draining,
     }
 }
 
 /// As it was drawn.
-pub fn verdict_from_wire(verdict: &plait_proto::Verdict) -> Verdict {
-    Verdict {
-        step: StepId(verdict.step),
-        mode: match verdict.mode {
+pub fn decision_from_wire(decision: &plait_proto::Decision) -> Decision {
+    Decision {
+        step: StepId(decision.step),
+        mode: match decision.mode {
             plait_proto::Mode::Idle => Mode::Idle,
             plait_proto::Mode::Prefill => Mode::Prefill,
             plait_proto::Mode::Decode => Mode::Decode,
             plait_proto::Mode::Mixed => Mode::Mixed,
         },
-        pad_tokens: verdict.pad_tokens,
-        graph_bucket: verdict.graph_bucket,
-        dummy_replicas: set_bits(&verdict.dummy_replicas),
-        draining: verdict.draining,
-        stop: verdict.stop,
+        pad_tokens: decision.pad_tokens,
+        graph_bucket: decision.graph_bucket,
+        dummy_replicas: set_bits(&decision.dummy_replicas),
+        draining: decision.draining,
+        stop: decision.stop,
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_verdict_survives_the_wire(
+        fn a_decision_survives_the_wire(
             step: u64,
             numbers: [u32; 2],
             bits: [bool; 3],
@@ -108,7 +108,7 @@ mod tests {
         ) {
             let [pad_tokens, bucket] = numbers;
             let [has_graph, draining, stop] = bits;
-            let verdict = Verdict {
+            let decision = Decision {
                 step: StepId(step),
                 mode: Mode::Decode,
                 pad_tokens,
@@ -117,7 +117,7 @@ mod tests {
                 draining,
                 stop,
             };
-            prop_assert_eq!(verdict_from_wire(&verdict_to_wire(&verdict)), verdict);
+            prop_assert_eq!(decision_from_wire(&decision_to_wire(&decision)), decision);
         }
     }
 }

@@ -309,7 +309,7 @@ fn the_stopped_engine() {
         step: Duration::from_millis(50),
         step_token: Duration::ZERO,
         stuck: Duration::from_secs(1),
-        beat: Duration::from_millis(300),
+        heartbeat: Duration::from_millis(300),
         ..Patience::default()
     };
     let mut rig = waiting_for_a_silent_rank(patience);
@@ -351,13 +351,13 @@ fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
 }
 
 #[test]
-fn a_rank_without_beats_is_late_but_not_lost() {
+fn a_rank_without_heartbeats_is_late_but_not_lost() {
     let patience = Patience {
-        beat: Duration::from_millis(100),
+        heartbeat: Duration::from_millis(100),
         ..Patience::default()
     };
     let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|rank| rank.beats = false);
+    rig.dial(|rank| rank.heartbeats = false);
     rig.wait_for_phase("ready");
     rig.wait_until("it is late", |rig| rig.status()["late"] == true);
     rig.submit(1, "abc", &json!({"max_tokens": 5}));

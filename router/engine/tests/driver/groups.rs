@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plait_engine::group::GroupPatience;
 use plait_engine::{Engine, Patience};
-use plait_proto::{ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan, Verdict, Vote};
+use plait_proto::{Decision, ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan, Vote};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -73,17 +73,17 @@ fn engines_of_a_group_step_together_and_answer_as_alone() {
         rig.wait_for_phase("stopped");
     }
     let of_each: Vec<Vec<Plan>> = rigs.iter().map(plans).collect();
-    let verdicts = |plans: &[Plan]| -> Vec<Verdict> {
-        let verdicts = plans.iter().map(|plan| plan.verdict.clone().unwrap());
-        verdicts.collect()
+    let decisions = |plans: &[Plan]| -> Vec<Decision> {
+        let decisions = plans.iter().map(|plan| plan.decision.clone().unwrap());
+        decisions.collect()
     };
-    let agreed = verdicts(&of_each[0]);
+    let agreed = decisions(&of_each[0]);
     assert!(agreed.len() >= 20);
     for (replica, plans) in of_each.iter().enumerate() {
-        assert_eq!(verdicts(plans), agreed, "replica {replica}");
-        for (plan, verdict) in plans.iter().zip(&agreed) {
-            assert_eq!(plan.step, verdict.step);
-            let is_dummy = verdict.dummy_replicas.first().unwrap_or(&0) >> replica & 1 == 1;
+        assert_eq!(decisions(plans), agreed, "replica {replica}");
+        for (plan, decision) in plans.iter().zip(&agreed) {
+            assert_eq!(plan.step, decision.step);
+            let is_dummy = decision.dummy_replicas.first().unwrap_or(&0) >> replica & 1 == 1;
             assert_eq!(is_dummy, !has_rows(plan), "replica {replica}: {plan:?}");
         }
     }
@@ -279,8 +279,8 @@ fn idle(replica: u32, step: u64) -> Vote {
     }
 }
 
-fn idle_verdict(step: u64) -> Verdict {
-    Verdict {
+fn idle_decision(step: u64) -> Decision {
+    Decision {
         step,
         mode: Mode::Idle,
         pad_tokens: 0,
@@ -300,7 +300,7 @@ fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
     let mut member = engine(&place(1, 2, &endpoint), Patience::default());
     let peer = first.hear()[..1].to_vec(); // its Join
     first.hear(); // its vote on step 1
-    first.say(&peer, idle_verdict(1));
+    first.say(&peer, idle_decision(1));
     member.wait_for_phase("ready");
     first.say(&peer, idle(0, 2)); // somebody calls
     first.hear(); // it votes that it is idle
@@ -308,10 +308,10 @@ fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
     std::thread::sleep(Duration::from_millis(300));
     first.say(
         &peer,
-        Verdict {
+        Decision {
             stop: true,
             draining: true,
-            ..idle_verdict(2)
+            ..idle_decision(2)
         },
     );
     let answer = member.answer(1);

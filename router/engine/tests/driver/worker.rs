@@ -7,7 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_proto::{
-    Beat, Bye, Fingerprint, Hello, Message, PROTOCOL, Plan, StepResult, Welcome, schema_fingerprint,
+    Bye, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, Plan, StepResult, Welcome,
+    schema_fingerprint,
 };
 use rustc_hash::FxHashMap;
 
@@ -25,7 +26,7 @@ pub struct Conduct {
     pub step: Duration,
     /// What every step is said to take.
     pub said_micros: u64,
-    pub beats: bool,
+    pub heartbeats: bool,
     /// Done in place of the next answer, once a test has put one here.
     pub misdeed: Arc<Mutex<Option<Misdeed>>>,
 }
@@ -56,7 +57,7 @@ impl Conduct {
             num_pages: 64,
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
-            beats: true,
+            heartbeats: true,
             misdeed: Arc::default(),
         }
     }
@@ -141,17 +142,17 @@ struct Rank {
 impl Rank {
     fn run(mut self) {
         self.say(&self.hello().into());
-        let mut next_beat = Instant::now();
+        let mut next_heartbeat = Instant::now();
         while !*self.stop.lock().unwrap() {
-            if self.conduct.beats && Instant::now() >= next_beat {
+            if self.conduct.heartbeats && Instant::now() >= next_heartbeat {
                 self.say(
-                    &Beat {
+                    &Heartbeat {
                         rank: self.conduct.rank,
                         step: self.num_steps,
                     }
                     .into(),
                 );
-                next_beat = Instant::now() + Duration::from_millis(100);
+                next_heartbeat = Instant::now() + Duration::from_millis(100);
             }
             let wait = self
                 .due

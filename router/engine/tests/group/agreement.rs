@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use plait_core::{Mode, Settings, Verdict};
+use plait_core::{Decision, Mode, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -19,9 +19,9 @@ fn a_group_of_one_engine_needs_no_socket() {
     let log = engine.finish();
     assert_eq!((log.end, log.num_tokens), (None, 9 + 11));
     let steps = log
-        .verdicts
+        .decisions
         .iter()
-        .filter(|verdict| verdict.mode != Mode::Idle);
+        .filter(|decision| decision.mode != Mode::Idle);
     assert_eq!(log.num_dummies, 2 * steps.count(), "two replicas ran along");
 }
 
@@ -31,16 +31,16 @@ fn idle_engines_run_along_with_those_that_step() {
     group.engines[2].submit(0, Spec::new(9, 12));
     group.engines[2].wait_until("it has worked", |log| log.num_tokens == 9 + 11);
     let logs = group.drain();
-    let verdicts = &logs[0].verdicts;
-    let num_steps = verdicts
+    let decisions = &logs[0].decisions;
+    let num_steps = decisions
         .iter()
-        .filter(|verdict| verdict.mode != Mode::Idle)
+        .filter(|decision| decision.mode != Mode::Idle)
         .count();
     let dummies: Vec<usize> = logs.iter().map(|log| log.num_dummies).collect();
     assert_eq!(dummies, [num_steps, 2 * num_steps, 0]);
     assert!(
         logs.iter()
-            .all(|log| log.verdicts == *verdicts && log.end.is_none())
+            .all(|log| log.decisions == *decisions && log.end.is_none())
     );
 }
 
@@ -80,7 +80,7 @@ fn requests_that_arrive_as_the_group_falls_idle_are_served() {
     let logs = group.drain();
     assert!(
         logs.iter()
-            .all(|log| log.verdicts == logs[0].verdicts && log.num_refused == 0)
+            .all(|log| log.decisions == logs[0].decisions && log.num_refused == 0)
     );
 }
 
@@ -97,8 +97,11 @@ fn an_engine_without_graphs_takes_them_from_all_by_its_vote() {
     group.engines[1].submit(0, Spec::new(3, 20));
     group.engines[1].wait_until("it has worked", |log| log.num_tokens == 3 + 19);
     let logs = group.drain();
-    let mut decodes = logs[0].verdicts.iter().filter(|it| it.mode == Mode::Decode);
-    let runs_a_dummy = |it: &&Verdict| it.dummy_replicas.contains(&1);
+    let mut decodes = logs[0]
+        .decisions
+        .iter()
+        .filter(|it| it.mode == Mode::Decode);
+    let runs_a_dummy = |it: &&Decision| it.dummy_replicas.contains(&1);
     assert!(
         decodes.clone().any(|it| runs_a_dummy(&it)) && decodes.clone().any(|it| !runs_a_dummy(&it))
     );
@@ -114,14 +117,14 @@ fn a_drain_on_any_engine_closes_all_and_ends_when_all_are_idle() {
     group.engines[0].submit(0, Spec::new(9, 40));
     group.engines[0].wait_until("it works", |log| log.num_tokens > 9);
     group.engines[2].tell(Order::Drain);
-    let closed = |log: &crate::rig::Log| log.verdicts.iter().any(|it| it.draining);
+    let closed = |log: &crate::rig::Log| log.decisions.iter().any(|it| it.draining);
     group.engines[1].wait_until("admission is closed", closed);
     group.engines[1].submit(0, Spec::new(5, 4));
     let logs = group.finish();
     assert_eq!(logs[0].num_tokens, 9 + 39, "what was under way is finished");
     assert_eq!(logs[1].num_refused, 1);
     for log in &logs {
-        let stops: Vec<bool> = log.verdicts.iter().map(|verdict| verdict.stop).collect();
+        let stops: Vec<bool> = log.decisions.iter().map(|decision| decision.stop).collect();
         assert_eq!(stops.iter().position(|stop| *stop), Some(stops.len() - 1));
         assert_eq!(log.end, None);
     }
@@ -136,7 +139,7 @@ fn an_idle_group_drains_at_once() {
         group
             .finish()
             .iter()
-            .all(|log| log.verdicts.last().unwrap().stop)
+            .all(|log| log.decisions.last().unwrap().stop)
     );
 }
 
@@ -152,7 +155,7 @@ fn engines_may_start_in_any_order() {
     thread::sleep(Duration::from_millis(100));
     let first = start(0);
     thread::sleep(Duration::from_millis(100));
-    assert!(first.log().verdicts.is_empty(), "one is missing still");
+    assert!(first.log().decisions.is_empty(), "one is missing still");
     let third = start(1);
     second.wait_until("its request is served", |log| log.num_tokens == 5 + 3);
     third.tell(Order::Drain);
@@ -205,7 +208,7 @@ proptest! {
 
     /// The worlds check the tokens: none is lost, repeated or another's.
     #[test]
-    fn engines_follow_one_sequence_of_verdicts_and_lose_no_token(
+    fn engines_follow_one_sequence_of_decisions_and_lose_no_token(
         num_replicas in vec(1..3u32, 1..5),
         devices in vec(any_devices(), 4),
         work in vec(any_work(), 0..40),
@@ -222,10 +225,10 @@ proptest! {
         let logs = group.finish();
         for log in &logs {
             prop_assert_eq!(&log.end, &None);
-            prop_assert_eq!(&log.verdicts, &logs[0].verdicts);
+            prop_assert_eq!(&log.decisions, &logs[0].decisions);
             prop_assert_eq!(log.strays, Default::default());
         }
-        let steps: Vec<u64> = logs[0].verdicts.iter().map(|verdict| verdict.step.0).collect();
+        let steps: Vec<u64> = logs[0].decisions.iter().map(|decision| decision.step.0).collect();
         prop_assert_eq!(&steps, &(1..=steps.len() as u64).collect::<Vec<_>>());
     }
 }

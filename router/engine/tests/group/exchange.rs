@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use plait_core::{Micros, Mode, StepId, Vote};
 use plait_engine::group::{Exchange, GroupEnd};
-use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Verdict, schema_fingerprint};
+use plait_proto::{Decision, Drain, ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::rig::{CONFIG, Devices, Engine, FOREVER, MAX_TOKENS, group_settings, meeting_place};
 
@@ -59,7 +59,7 @@ fn join() -> Join {
 }
 
 #[test]
-fn a_verdict_that_waits_is_due_at_once() {
+fn a_decision_that_waits_is_due_at_once() {
     let mut alone = Exchange::new(group_settings(0, "", &[1]), Micros(0)).unwrap();
     assert_eq!(alone.next_deadline(), None);
     alone.cast(&[idle(0)], Micros(5)).unwrap();
@@ -107,15 +107,15 @@ fn played(vote: &Vote) -> Played {
 }
 
 impl Played {
-    fn answer(&self, verdict: Verdict) {
-        let mut frames = plait_proto::encode(&verdict.into());
+    fn answer(&self, decision: Decision) {
+        let mut frames = plait_proto::encode(&decision.into());
         frames.insert(0, self.peer.clone());
         self.first.send_multipart(frames, 0).unwrap();
     }
 }
 
-fn verdict(mode: plait_proto::Mode) -> Verdict {
-    Verdict {
+fn decision(mode: plait_proto::Mode) -> Decision {
+    Decision {
         step: 1,
         mode,
         pad_tokens: 0,
@@ -127,9 +127,9 @@ fn verdict(mode: plait_proto::Mode) -> Verdict {
 }
 
 #[test]
-fn a_link_that_broke_behind_a_verdict_is_looked_at_again_at_once() {
+fn a_link_that_broke_behind_a_decision_is_looked_at_again_at_once() {
     let played = played(&idle(1));
-    played.answer(verdict(plait_proto::Mode::Idle));
+    played.answer(decision(plait_proto::Mode::Idle));
     let mut member = played.member;
     drop(played.first);
     thread::sleep(SOON);
@@ -140,8 +140,8 @@ fn a_link_that_broke_behind_a_verdict_is_looked_at_again_at_once() {
 }
 
 #[test]
-fn a_verdict_that_cannot_be_ends_the_engine_by_name() {
-    type Change = fn(&mut Verdict);
+fn a_decision_that_cannot_be_ends_the_engine_by_name() {
+    type Change = fn(&mut Decision);
     let cases: [(&str, Change); 5] = [
         ("leaves out rows", |it| it.mode = plait_proto::Mode::Idle),
         ("dummy for more replicas", |it| {
@@ -161,17 +161,20 @@ fn a_verdict_that_cannot_be_ends_the_engine_by_name() {
     };
     for (words, change) in cases {
         let mut played = played(&decoding);
-        let mut broken = Verdict {
+        let mut broken = Decision {
             pad_tokens: 4,
             graph_bucket: Some(4),
-            ..verdict(plait_proto::Mode::Decode)
+            ..decision(plait_proto::Mode::Decode)
         };
         change(&mut broken);
         played.answer(broken);
         zmq::poll(&mut played.member.poll_items(), 60_000).unwrap();
         let end = played.member.hear(Micros(1)).unwrap_err();
         let told = end.to_string();
-        assert!(told.contains("engine 0 sent a verdict on step 1"), "{told}");
+        assert!(
+            told.contains("engine 0 sent a decision on step 1"),
+            "{told}"
+        );
         assert!(told.contains(words), "{told}");
     }
 }
@@ -256,7 +259,7 @@ fn a_second_engine_on_a_seat_ends_the_group_which_names_it() {
         let settings = group_settings(engine, &endpoint, &[1, 1]);
         Engine::start(settings, Devices::default())
     });
-    first.wait_until("both are there", |log| !log.verdicts.is_empty());
+    first.wait_until("both are there", |log| !log.decisions.is_empty());
     let second = dial(&endpoint);
     say(&second, join());
     let answer = plait_proto::decode(&second.recv_multipart(0).unwrap()).unwrap();

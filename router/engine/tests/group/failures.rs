@@ -86,7 +86,7 @@ fn be_a_process_if_told() {
 }
 
 fn works(log: &Log) -> bool {
-    log.verdicts.len() > 5
+    log.decisions.len() > 5
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_stopped_process_is_named_when_its_votes_are_overdue() {
 }
 
 #[test]
-fn a_stalled_member_is_named_and_no_verdict_is_drawn_without_it() {
+fn a_stalled_member_is_named_and_no_decision_is_drawn_without_it() {
     let group = Group::start_with(&[1, 1, 1], |_| slow(), hurry_the_first);
     group.wait_until_idle();
     group.engines[1].tell(Order::Stall);
@@ -157,9 +157,9 @@ fn a_stalled_member_is_named_and_no_verdict_is_drawn_without_it() {
     assert!(end(&logs[0]).contains("replica 1 (engine 1) did not vote on step"));
     assert_eq!(end(&logs[2]), end(&logs[0]));
     assert_eq!(
-        (logs[2].num_tokens, logs[0].verdicts.len()),
+        (logs[2].num_tokens, logs[0].decisions.len()),
         (0, 1),
-        "only the idle verdict"
+        "only the idle decision"
     );
 }
 
@@ -174,7 +174,7 @@ fn a_stalled_first_engine_is_named_by_the_others() {
     group.engines[0].tell(Order::Vanish);
     let logs = group.finish();
     assert!(
-        end(&logs[1]).starts_with("engine 0 gave no verdict on step 2 within 2s"),
+        end(&logs[1]).starts_with("engine 0 gave no decision on step 2 within 2s"),
         "{}",
         end(&logs[1])
     );

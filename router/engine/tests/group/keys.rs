@@ -51,7 +51,7 @@ fn pairs() -> [CurveKeyPair; 3] {
 fn heard_nothing(first: Engine) -> Log {
     first.tell(Order::Vanish);
     let log = first.finish();
-    assert!(log.verdicts.is_empty());
+    assert!(log.decisions.is_empty());
     assert_eq!(log.strays, Default::default());
     log
 }

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use plait_core::{Micros, Mode, Plan, Policy, Settings, Verdict, Vote};
+use plait_core::{Decision, Micros, Mode, Plan, Policy, Settings, Vote};
 use plait_engine::group::{Exchange, GroupEnd, GroupPatience, GroupSettings, Seat, Strays};
 use plait_proto::ExitCode;
 use tempfile::TempDir;
@@ -105,7 +105,7 @@ pub enum Order {
 /// What an engine has done.
 #[derive(Clone, Default)]
 pub struct Log {
-    pub verdicts: Vec<Verdict>,
+    pub decisions: Vec<Decision>,
     /// Submissions that were refused.
     pub num_refused: usize,
     /// Tokens that its devices computed, and dummy rows that they ran.
@@ -240,9 +240,9 @@ struct Wheel {
     /// When each world's steps on the wire are over.
     due: Vec<VecDeque<Instant>>,
     first_replica: u32,
-    /// What was voted on, until the verdict.
+    /// What was voted on, until the decision.
     plans: Vec<Option<Plan>>,
-    /// Requests that came between a vote and its verdict, which may end the group.
+    /// Requests that came between a vote and its decision, which may end the group.
     waiting: VecDeque<(usize, Spec)>,
     exchange: Exchange,
     orders: Receiver<Order>,
@@ -323,7 +323,7 @@ impl Wheel {
     }
 
     fn submit_waiting(&mut self) {
-        while !self.exchange.awaits_verdict()
+        while !self.exchange.awaits_decision()
             && let Some((replica, spec)) = self.waiting.pop_front()
         {
             let refused = self.worlds[replica].submit(spec).is_err();
@@ -331,14 +331,14 @@ impl Wheel {
         }
     }
 
-    /// False after the verdict that stops the group.
+    /// False after the decision that stops the group.
     fn step_while_possible(&mut self) -> Result<bool, GroupEnd> {
         loop {
-            let verdict = self.exchange.hear(self.now())?;
-            let has_verdict = verdict.is_some();
-            if let Some(verdict) = verdict {
-                self.follow(&verdict);
-                if verdict.stop {
+            let decision = self.exchange.hear(self.now())?;
+            let has_decision = decision.is_some();
+            if let Some(decision) = decision {
+                self.follow(&decision);
+                if decision.stop {
                     self.log.lock().unwrap().num_refused += self.waiting.len();
                     return Ok(false);
                 }
@@ -346,42 +346,42 @@ impl Wheel {
             self.submit_waiting();
             let has_landed = self.land_due();
             let has_cast = self.vote()?;
-            if !has_verdict && !has_landed && !has_cast {
+            if !has_decision && !has_landed && !has_cast {
                 return Ok(true);
             }
         }
     }
 
-    fn follow(&mut self, verdict: &Verdict) {
+    fn follow(&mut self, decision: &Decision) {
         let plans = std::mem::take(&mut self.plans);
         assert_eq!(
             plans.len(),
             self.worlds.len(),
-            "a verdict that nobody asked for"
+            "a decision that nobody asked for"
         );
         let replicas = self.first_replica..;
         for (replica, (index, plan)) in replicas.zip(plans.into_iter().enumerate()) {
             let world = &mut self.worlds[index];
-            let is_dummy = verdict.dummy_replicas.contains(&replica);
-            assert_eq!(is_dummy, plan.is_none() && verdict.mode != Mode::Idle);
-            let sealed = world.scheduler.seal(plan, verdict);
+            let is_dummy = decision.dummy_replicas.contains(&replica);
+            assert_eq!(is_dummy, plan.is_none() && decision.mode != Mode::Idle);
+            let decided = world.scheduler.apply_decision(plan, decision);
             assert_eq!(
-                sealed.is_some(),
-                verdict.mode != Mode::Idle,
+                decided.is_some(),
+                decision.mode != Mode::Idle,
                 "one engine steps alone"
             );
-            let Some(sealed) = sealed else { continue };
+            let Some(decided) = decided else { continue };
             assert_eq!(
-                &sealed.verdict, verdict,
+                &decided.decision, decision,
                 "something was decided after the vote"
             );
-            world.send(&sealed.plan);
+            world.send(&decided.plan);
             self.due[index].push_back(Instant::now() + self.devices.step);
             let mut log = self.log.lock().unwrap();
-            log.num_tokens += u64::from(sealed.plan.num_tokens());
+            log.num_tokens += u64::from(decided.plan.num_tokens());
             log.num_dummies += usize::from(is_dummy);
         }
-        self.log.lock().unwrap().verdicts.push(verdict.clone());
+        self.log.lock().unwrap().decisions.push(decision.clone());
     }
 
     fn land_due(&mut self) -> bool {
@@ -402,7 +402,7 @@ impl Wheel {
             .worlds
             .iter()
             .all(|world| world.num_on_the_wire() < CREDIT);
-        if self.exchange.awaits_verdict() || !has_credit {
+        if self.exchange.awaits_decision() || !has_credit {
             return Ok(false);
         }
         let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
@@ -463,7 +463,7 @@ impl Group {
     /// Waits until all are there and nobody has anything to do.
     pub fn wait_until_idle(&self) {
         for engine in &self.engines {
-            engine.wait_until("it is idle", |log| !log.verdicts.is_empty() && log.is_idle);
+            engine.wait_until("it is idle", |log| !log.decisions.is_empty() && log.is_idle);
         }
     }
 

@@ -127,20 +127,20 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     stage.good.submit(0, Spec::new(3, 2));
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(
-        stage.first.log().verdicts.len(),
+        stage.first.log().decisions.len(),
         0,
         "replica 1 has not voted"
     );
     peer.say(idle(1, 1));
     peer.say(idle(1, 1)); // again
-    let Message::Verdict(verdict) = peer.hear() else {
-        panic!("a verdict")
+    let Message::Decision(decision) = peer.hear() else {
+        panic!("a decision")
     };
-    let mut step = verdict.step;
+    let mut step = decision.step;
     while stage.good.log().num_tokens < 4 {
         step += 1;
         peer.say(idle(1, step));
-        while !matches!(peer.hear(), Message::Verdict(verdict) if verdict.step == step) {}
+        while !matches!(peer.hear(), Message::Decision(decision) if decision.step == step) {}
     }
     peer.say(idle(1, 1)); // of the past
     let num_twice_or_late = |log: &Log| log.strays.num_repeated + log.strays.num_late;

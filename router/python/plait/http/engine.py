@@ -47,7 +47,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stuck: bool
     """A step is overdue."""
     late: bool
-    """A rank's beat is."""
+    """A rank's heartbeat is."""
     hung: bool
     """The driver thread is a minute past the time by which it meant to go on."""
     num_pages: int = 0
