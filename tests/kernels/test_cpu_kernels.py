@@ -14,7 +14,7 @@ from plait_kernels.attention.paged import PagedHeads, PagedRows
 from plait_kernels.attention.rows import HeadSizes
 from plait_kernels.cpu import library
 from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents
-from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold
+from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold
 from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
 from plait_kernels.moe import hold_experts
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
@@ -74,25 +74,25 @@ def test_threads_that_crowd_each_other_change_nothing() -> None:
         assert torch.equal(matrix(x), together)
 
 
-def quantised(kind: str, outputs: int, inputs: int) -> Blocks:
+def quantised(kind: str, outputs: int, inputs: int) -> GgufWeight:
     weight = torch.randn(outputs, inputs).numpy()
-    return Blocks(kind, torch.from_numpy(gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])))
+    return GgufWeight(kind, torch.from_numpy(gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])))
 
 
 @pytest.mark.parametrize("kind", library.STORAGES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (97, 544)])
-@pytest.mark.parametrize("row_bits", ROW_BITS)
+@pytest.mark.parametrize("activation_bits", ROW_BITS)
 def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
-    kind: str, outputs: int, inputs: int, row_bits: int
+    kind: str, outputs: int, inputs: int, activation_bits: int
 ) -> None:
     blocks, bias = quantised(kind, outputs, inputs), torch.randn(outputs).bfloat16()
     whole = gguf.quants.dequantize(blocks.raw.numpy(), gguf.GGMLQuantizationType[kind])
     assert np.array_equal(blocks.dequantised().numpy(), whole)
-    matrix = BlockMatrix(blocks, bias, torch.bfloat16, row_bits)
+    matrix = GgufMatrix(blocks, bias, torch.bfloat16, activation_bits)
     for num_rows in (1, 13, 100):
         x = torch.randn(num_rows, inputs).bfloat16()
         x[0, :32] = 0
-        exact = rounded_rows(x, row_bits).double() @ blocks.dequantised().double().T + bias.double()
+        exact = rounded_rows(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
         torch.testing.assert_close(matrix.float32(x).double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
         together = matrix.float32(x)
@@ -120,7 +120,7 @@ def store_with(x: Tensor) -> None:
 
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
-    "blocks": lambda x: BlockMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).float32(x),
+    "blocks": lambda x: GgufMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).float32(x),
     "experts": lambda x: ExpertPanels([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
@@ -264,8 +264,8 @@ def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:
 def test_what_is_not_finite_stays_so_in_products_with_blocks(what: float, place: int) -> None:
     x = torch.randn(9, 64).bfloat16()
     x[4, place] = what
-    for row_bits in ROW_BITS:
-        given = BlockMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, row_bits).float32(x)
+    for activation_bits in ROW_BITS:
+        given = GgufMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, activation_bits).float32(x)
         assert not given[4].isfinite().any()
         assert given[torch.arange(9) != 4].isfinite().all()
 

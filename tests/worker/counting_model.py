@@ -60,7 +60,7 @@ class CountingModel:
     first_positions: list[int] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
     weight_bytes: int = 0
-    kept_kinds: frozenset[str] = frozenset()
+    gguf_types: frozenset[str] = frozenset()
     cache_spec: CacheSpec = field(default_factory=lambda: CacheSpec(1, 1, 1, torch.float32))
     attention_shape: MhaShape = field(default_factory=lambda: MhaShape(1, 1, 1, 1.0, torch.float32))
     config: ModelConfig = field(

@@ -11,8 +11,8 @@ from plait_proto import DeviceConfig, ExitCode
 from plait_worker.attention.registry import BACKENDS, BackendRequirements, find, names
 from plait_worker.attention.selection import choose_attention
 from plait_worker.attention.spec import MhaShape
-from plait_worker.capacity import Room, choose_num_pages, gpu_pool_bytes
-from plait_worker.failure import Failure
+from plait_worker.capacity import MemoryBudget, choose_num_pages, gpu_pool_bytes
+from plait_worker.errors import WorkerError
 from tiny_models import config_for, save_tiny_llama
 
 HEADS = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
@@ -36,9 +36,11 @@ def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -
 @pytest.mark.parametrize("name", sorted({kernels.name for kernels in BACKENDS}))
 def test_a_kernel_that_does_not_run_here_is_refused_by_its_flag(name: str) -> None:
     requirements = BackendRequirements(HEADS, 64, 0, 256, torch.device("cpu"))
-    with pytest.raises(Failure, match=rf"--attention-backend {name}: it .*; auto takes one that runs here") as refused:
+    with pytest.raises(
+        WorkerError, match=rf"--attention-backend {name}: it .*; auto takes one that runs here"
+    ) as error:
         choose_attention(name, requirements)
-    assert refused.value.code == ExitCode.HARDWARE
+    assert error.value.code == ExitCode.HARDWARE
 
 
 def test_an_older_gpu_has_none_of_the_kernels_and_each_says_what_it_needs() -> None:
@@ -49,8 +51,8 @@ def test_an_older_gpu_has_none_of_the_kernels_and_each_says_what_it_needs() -> N
 def test_too_little_memory_for_one_request_says_how_much_and_what_to_lower(tmp_path: Path) -> None:
     config = config_for(tmp_path, tmp_path, max_model_len=40_960, page_size=64)
     page_bytes = 9 << 20  # Qwen3-8B's
-    room = Room(free_bytes=8 * GIB, weight_bytes=16 * GIB, working_bytes=5 * GIB)
+    budget = MemoryBudget(free_bytes=8 * GIB, weight_bytes=16 * GIB, activation_bytes=5 * GIB)
     reason = r"needs 5\.62 GiB .* 0\.60 GiB are there .*8\.00 GiB of memory are free, a step takes 5\.00 GiB"
-    with pytest.raises(Failure, match=rf"{reason}\); lower --max-model-len or --max-batch-tokens") as refused:
-        choose_num_pages(config, page_bytes, gpu_pool_bytes(config, room), room)
-    assert refused.value.code == ExitCode.HARDWARE
+    with pytest.raises(WorkerError, match=rf"{reason}\); lower --max-model-len or --max-batch-tokens") as error:
+        choose_num_pages(config, page_bytes, gpu_pool_bytes(config, budget), budget)
+    assert error.value.code == ExitCode.HARDWARE

@@ -17,7 +17,6 @@ from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import slot_mapping
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta, read_plan
 from plait_worker.graph_inputs import GraphInputs
 from plait_worker.graph_sizes import Size, needed_size, sizes
 from plait_worker.graphs import StepGraphs
@@ -26,6 +25,7 @@ from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import StepInputs, read_plan
 from stepper import Stepper
 from tiny_models import VOCAB, save_tiny_llama
 from torch import Tensor
@@ -64,14 +64,14 @@ class Replayed:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     num_picked: int = 0
 
-    def replay(self, delta: Delta) -> Tensor:
-        self.inputs.fill(delta)
+    def replay(self, inputs: StepInputs) -> Tensor:
+        self.inputs.fill(inputs)
         rows = self.inputs.rows(self.rank.slots)
         assert rows.device_lengths is not None
         step: StepAttention = TokenByToken(rows, rows.device_lengths, self.rank.model.attention_shape.scale)
         hidden_TD = self.rank.model.forward(rows, self.rank.cache, step)
         self.logits = self.rank.model.logits(hidden_TD[rows.sample_index_S])
-        return self.logits[: int(delta.samples_R.sum())]
+        return self.logits[: int(inputs.samples_R.sum())]
 
     def pick(self, num: int) -> Tensor:
         self.num_picked += 1
@@ -163,15 +163,15 @@ def test_cached_tokens_of_prompts_are_listed_where_there_is_room_for_them(model:
     stepper.step(prefill={slots[0]: 25, slots[2]: 3})
     plan = stepper.step(prefill={slots[0]: 5, slots[1]: 7, slots[2]: 1})
     size = Size(prompt_tokens=16, prompt_rows=4, decode_rows=2, context_tokens=30)
-    inputs, delta = GraphInputs(size, rank.slots), read_plan(plan)
-    inputs.fill(delta)
-    lengths = inputs.rows(rank.slots).device_lengths
+    inputs, graph_inputs = read_plan(plan), GraphInputs(size, rank.slots)
+    graph_inputs.fill(inputs)
+    lengths = graph_inputs.rows(rank.slots).device_lengths
     assert lengths is not None
     assert lengths.context is not None
     assert lengths.context.row_I.tolist() == [0] * 25 + [2] * 3 + [3, 3]
     assert lengths.context.position_I.tolist() == [*range(25), *range(3), 0, 0]
-    assert size.fits(needed_size(delta))
-    assert not dataclasses.replace(size, context_tokens=27).fits(needed_size(delta))
+    assert size.fits(needed_size(inputs))
+    assert not dataclasses.replace(size, context_tokens=27).fits(needed_size(inputs))
 
 
 def test_steps_without_prompts_are_planned_by_nobody(model: Model[Any]) -> None:

@@ -15,14 +15,14 @@ from counting_model import CountingModel, counting_rank
 from plait_proto import Decision, ExitCode, Mode, Plan, StepResult
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.graph_sizes import Size
 from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import StepInputs
 from stepper import Stepper
 from tiny_models import VOCAB, save_tiny_llama
 from torch import Tensor
@@ -134,9 +134,9 @@ class Recorded:
     size: Size
     rows: list[int] = dataclasses.field(default_factory=list)
 
-    def replay(self, delta: Delta) -> Tensor:
-        self.rows.append(len(delta.slots_R))
-        return torch.zeros(int(delta.samples_R.sum()), 97)
+    def replay(self, inputs: StepInputs) -> Tensor:
+        self.rows.append(len(inputs.slots_R))
+        return torch.zeros(int(inputs.samples_R.sum()), 97)
 
     def pick(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.int32)
@@ -164,7 +164,7 @@ def test_the_decision_and_nothing_else_chooses_the_graph() -> None:
 
 def test_a_graph_that_this_rank_lacks_ends_it_with_what_to_do() -> None:
     rank, _, _ = with_graphs(1, 4)
-    with pytest.raises(Failure, match="graph of 8 decode rows") as raised:
+    with pytest.raises(WorkerError, match="graph of 8 decode rows") as raised:
         rank.step(dummy_plan(1, 8, 8))
     assert raised.value.code == ExitCode.SETTINGS
 
@@ -173,6 +173,6 @@ def test_a_decision_of_fewer_tokens_than_the_plan_is_a_bug() -> None:
     rank, _ = counting_rank(PAGE)
     stepper = Stepper(agreed(rank, 2), PAGE, NUM_PAGES)
     slot = stepper.admit([1, 2, 3])
-    with pytest.raises(Failure, match="pads to 2 tokens and the plan has 3"):
+    with pytest.raises(WorkerError, match="pads to 2 tokens and the plan has 3"):
         stepper.step(prefill={slot: 3})
     assert np.count_nonzero(rank.cache.layers[0]) == 0

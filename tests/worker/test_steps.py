@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plait_proto import ExitCode, Plan, StepResult, decode, encode
 from plait_worker.attention.backend import StepAttention
 from plait_worker.cache import KVCache
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.loop import Rank
 from plait_worker.rows import Rows
 from stepper import Stepper, words
@@ -81,7 +81,9 @@ def test_nan_is_an_error_that_names_the_request_and_never_a_token(temperature: f
     stepper.step(prefill={sound: 10})
     assert len(stepper.requests[sound].output) == 1
     broken = stepper.admit(some_prompt(2, 40), temperature=temperature)
-    with pytest.raises(Failure, match=rf"computed NaN .* after 40 tokens of the request in slot {broken}: ") as told:
+    with pytest.raises(
+        WorkerError, match=rf"computed NaN .* after 40 tokens of the request in slot {broken}: "
+    ) as told:
         stepper.step(prefill={broken: 40}, decode=[sound])
     assert told.value.code == ExitCode.MODEL_FILES
 
@@ -309,5 +311,5 @@ def test_a_plan_that_does_not_fit_the_slots_is_refused_with_a_sentence(
     stepper, _, rank = counting
     slot = stepper.admit(some_prompt(1, 12))
     stepper.step(prefill={slot: 10})
-    with pytest.raises(Failure, match=reason):
+    with pytest.raises(WorkerError, match=reason):
         rank.step(broken(**changes))

@@ -12,11 +12,10 @@ import msgspec
 import zmq
 from plait_proto import Bye, ExitCode, Fail, WorkerConfig, decode_config, encode
 
-from plait_worker.failure import EngineFailure, Failure
+from plait_worker.errors import EngineError, WorkerError, first_line, is_out_of_memory
 from plait_worker.link import Link
 from plait_worker.loop import run
 from plait_worker.machine import die_with_parent
-from plait_worker.out_of_memory import is_out_of_memory, what_was_asked
 from plait_worker.start import start
 
 _log = logging.getLogger("plait_worker")
@@ -56,14 +55,14 @@ def _serve(link: Link, config_path: Path, rank: int) -> int:
             link.send(encode(Bye(rank=rank, num_steps=0)))
         else:
             run(link, ready)
-    except EngineFailure as failure:
+    except EngineError as failure:
         return _end(failure.code, failure.reason)
-    except Failure as failure:
+    except WorkerError as failure:
         return _fail(link, rank, failure.code, failure.reason)
     except Exception as error:  # noqa: BLE001 (the process ends here, and says why)
         # The process's edge: whatever went wrong, the engine learns it before the process is gone.
         if is_out_of_memory(error):
-            reason = f"out of memory: {what_was_asked(error)}; free memory, or lower --num-pages or --max-batch-tokens"
+            reason = f"out of memory: {first_line(error)}; free memory, or lower --num-pages or --max-batch-tokens"
             return _fail(link, rank, ExitCode.HARDWARE, reason)
         _log.exception("a bug ended this rank")
         return _fail(link, rank, ExitCode.BUG, f"{type(error).__name__}: {error}")
@@ -75,7 +74,9 @@ def _read_config(path: Path) -> tuple[WorkerConfig, bytes]:
         raw = path.read_bytes()
         return decode_config(raw), raw
     except (OSError, msgspec.MsgspecError) as error:
-        raise Failure(ExitCode.SETTINGS, f"--config {path}: {error}; give the file that the engine wrote") from error
+        raise WorkerError(
+            ExitCode.SETTINGS, f"--config {path}: {error}; give the file that the engine wrote"
+        ) from error
 
 
 def _fail(link: Link, rank: int, code: ExitCode, reason: str) -> int:

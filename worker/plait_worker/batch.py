@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plait_worker.delta import Delta, Ints
-from plait_worker.failure import ensure
+from plait_worker.errors import ensure
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import Ints, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,61 +28,61 @@ class PromptTargets:
     """K of their records."""
 
 
-def build_rows(delta: Delta, slots: Slots, vocab: int) -> Rows:
+def build_rows(inputs: StepInputs, slots: Slots, vocab: int) -> Rows:
     """The step's rows, with the tokens of decode rows read from the slots.
 
-    Raises ``Failure`` where a token id lies outside the vocabulary.
+    Raises ``WorkerError`` where a token id lies outside the vocabulary.
     """
-    check_tokens(delta, vocab)
-    ends_R = np.cumsum(delta.lengths_R)
-    slots_R = slots.to_device(delta.slots_R)
-    prompt_ids = slots.to_device(without_lookaheads(delta))
+    check_tokens(inputs, vocab)
+    ends_R = np.cumsum(inputs.lengths_R)
+    slots_R = slots.to_device(inputs.slots_R)
+    prompt_ids = slots.to_device(without_lookaheads(inputs))
     return Rows(
-        num_prefill=delta.num_prefill,
-        slots=delta.slots_R.tolist(),
-        starts=delta.starts_R.tolist(),
-        lengths=delta.lengths_R.tolist(),
-        token_ids_T=torch.cat((prompt_ids, slots.last_tokens(slots_R[delta.num_prefill :]))),
-        positions_T=slots.to_device(positions(delta, ends_R)),
-        page_table_RW=slots.page_table(slots_R, int((delta.starts_R + delta.lengths_R).max(initial=0))),
-        sample_index_S=slots.to_device(ends_R[delta.samples_R] - 1),
+        num_prefill=inputs.num_prefill,
+        slots=inputs.slots_R.tolist(),
+        starts=inputs.starts_R.tolist(),
+        lengths=inputs.lengths_R.tolist(),
+        token_ids_T=torch.cat((prompt_ids, slots.last_tokens(slots_R[inputs.num_prefill :]))),
+        positions_T=slots.to_device(positions(inputs, ends_R)),
+        page_table_RW=slots.page_table(slots_R, int((inputs.starts_R + inputs.lengths_R).max(initial=0))),
+        sample_index_S=slots.to_device(ends_R[inputs.samples_R] - 1),
     )
 
 
-def check_tokens(delta: Delta, vocab: int) -> None:
-    """Raise ``Failure`` where a token id lies outside the vocabulary."""
-    ids = delta.token_ids
+def check_tokens(inputs: StepInputs, vocab: int) -> None:
+    """Raise ``WorkerError`` where a token id lies outside the vocabulary."""
+    ids = inputs.token_ids
     ensure(len(ids) == 0 or int(ids.max()) < vocab, "the plan holds a token id outside the model's vocabulary")
 
 
-def prompt_targets(delta: Delta, slots: Slots) -> list[PromptTargets]:
+def prompt_targets(inputs: StepInputs, slots: Slots) -> list[PromptTargets]:
     """What the prefill rows that want prompt log-probabilities predict, in row order."""
     wanted = slots.sampling.num_prompt_logprobs
     first = 0
     first_id = 0
     targets = []
-    for row in range(delta.num_prefill):
-        length, lookahead = int(delta.lengths_R[row]), int(delta.has_lookahead_P[row])
-        num_best = wanted[int(delta.slots_R[row])]
+    for row in range(inputs.num_prefill):
+        length, lookahead = int(inputs.lengths_R[row]), int(inputs.has_lookahead_P[row])
+        num_best = wanted[int(inputs.slots_R[row])]
         if num_best is not None and length + lookahead > 1:
-            ids_C = delta.token_ids[first_id + 1 : first_id + length + lookahead]
+            ids_C = inputs.token_ids[first_id + 1 : first_id + length + lookahead]
             targets.append(PromptTargets(first, ids_C, num_best))
         first += length
         first_id += length + lookahead
     return targets
 
 
-def positions(delta: Delta, ends_R: Ints) -> Ints:
+def positions(inputs: StepInputs, ends_R: Ints) -> Ints:
     """Row r's tokens lie at ``starts[r] ..``: their place in the batch, moved by what lies between the two."""
-    shift_R = delta.starts_R - (ends_R - delta.lengths_R)
-    positions_T: Ints = np.arange(delta.num_tokens) + np.repeat(shift_R, delta.lengths_R)
+    shift_R = inputs.starts_R - (ends_R - inputs.lengths_R)
+    positions_T: Ints = np.arange(inputs.num_tokens) + np.repeat(shift_R, inputs.lengths_R)
     return positions_T
 
 
-def without_lookaheads(delta: Delta) -> Ints:
+def without_lookaheads(inputs: StepInputs) -> Ints:
     """The prefill rows' tokens that are computed."""
-    if not delta.has_lookahead_P.any():
-        return delta.token_ids
-    num_ids_P = delta.lengths_R[: delta.num_prefill] + delta.has_lookahead_P
-    prompt_ids: Ints = np.delete(delta.token_ids, np.cumsum(num_ids_P)[delta.has_lookahead_P] - 1)
+    if not inputs.has_lookahead_P.any():
+        return inputs.token_ids
+    num_ids_P = inputs.lengths_R[: inputs.num_prefill] + inputs.has_lookahead_P
+    prompt_ids: Ints = np.delete(inputs.token_ids, np.cumsum(num_ids_P)[inputs.has_lookahead_P] - 1)
     return prompt_ids

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plait_proto import ExitCode, WorkerConfig
 
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 
 _GIB = 2**30
 _CPU_POOL_BYTES = 4 * _GIB
@@ -15,76 +15,77 @@ _GPU_FRACTION = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """Bytes of one rank, after its weights were loaded."""
 
     free_bytes: int
     """What can still be allocated."""
     weight_bytes: int
-    working_bytes: int
+    activation_bytes: int
     """What the largest step and the captured graphs take beside weights and pages."""
 
     @property
     def offered_bytes(self) -> int:
         """What is left for pages where all of it may be taken."""
-        return self.free_bytes - self.working_bytes
+        return self.free_bytes - self.activation_bytes
 
     def pool_bytes(self, fraction: float) -> int:
-        """What pages may take, where weights, pages and working space together take this share of the memory."""
-        return int((self.free_bytes + self.weight_bytes) * fraction) - self.weight_bytes - self.working_bytes
+        """What is left for pages when weights, pages and activations together take this fraction of the memory."""
+        return int((self.free_bytes + self.weight_bytes) * fraction) - self.weight_bytes - self.activation_bytes
 
 
-def cpu_pool_bytes(config: WorkerConfig, room: Room) -> int:
+def cpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
     """What the settings leave for pages on a CPU."""
     if config.memory_fraction is None:
-        return min(_CPU_POOL_BYTES, int(room.free_bytes * _CPU_SHARE), room.offered_bytes)
-    return room.pool_bytes(config.memory_fraction)
+        return min(_CPU_POOL_BYTES, int(budget.free_bytes * _CPU_SHARE), budget.offered_bytes)
+    return budget.pool_bytes(config.memory_fraction)
 
 
-def gpu_pool_bytes(config: WorkerConfig, room: Room) -> int:
+def gpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
     """What the settings leave for pages on a GPU, which nobody else uses."""
-    return room.pool_bytes(_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction)
+    return budget.pool_bytes(_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction)
 
 
-def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, room: Room) -> int:
+def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, budget: MemoryBudget) -> int:
     """The number that the settings ask for, or what ``pool_bytes`` hold.
 
-    Raises ``Failure`` of code HARDWARE where the pages asked for do not fit, or where those that fit are too few for
-    one request of ``max_model_len`` tokens.
+    Raises ``WorkerError`` of code HARDWARE if the pages asked for do not fit, or if those that fit cannot hold one
+    request of ``max_model_len`` tokens.
     """
     if config.num_pages is not None:
-        return _asked(config.num_pages, page_bytes, room)
+        return _asked(config.num_pages, page_bytes, budget)
     num_pages = max(0, pool_bytes) // page_bytes
     num_needed = -(-config.max_model_len // config.page_size)
     if num_pages < num_needed:
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
-            f"one request of {config.max_model_len} tokens needs {_gib(num_needed * page_bytes)} of key-value cache, "
-            f"and {_gib(num_pages * page_bytes)} are there for it ({_gib(room.free_bytes)} of memory are free, a step "
-            f"takes {_gib(room.working_bytes)}); lower --max-model-len or --max-batch-tokens, or set "
+            f"one request of {config.max_model_len} tokens needs {_gib(num_needed * page_bytes)} of KV cache, "
+            f"and {_gib(num_pages * page_bytes)} are there for it ({_gib(budget.free_bytes)} of memory are free, "
+            f"a step takes {_gib(budget.activation_bytes)}); lower --max-model-len or --max-batch-tokens, or set "
             f"--memory-fraction or --num-pages higher",
         )
     return num_pages
 
 
-def refuse_too_large(weight_bytes: int, free_bytes: int) -> None:
-    """Raise ``Failure`` of code HARDWARE where what the weights take at least exceeds the machine's free memory."""
+def check_fits(weight_bytes: int, free_bytes: int) -> None:
+    """Raise ``WorkerError`` of code HARDWARE where what the weights take at least exceeds the machine's free memory."""
     if weight_bytes > free_bytes:
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"the model's weights take {_gib(weight_bytes)} or more and {_gib(free_bytes)} of memory are free, "
             f"{_gib(weight_bytes - free_bytes)} too little; free memory, or serve a smaller model or --dtype bfloat16",
         )
 
 
-def _asked(num_pages: int, page_bytes: int, room: Room) -> int:
-    offered_bytes = max(0, room.offered_bytes)
+def _asked(num_pages: int, page_bytes: int, budget: MemoryBudget) -> int:
+    offered_bytes = max(0, budget.offered_bytes)
     if num_pages * page_bytes > offered_bytes:
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"--num-pages {num_pages} needs {_gib(num_pages * page_bytes)}, and {_gib(offered_bytes)} are there for "
-            f"pages ({_gib(room.free_bytes)} of memory are free, a step takes {_gib(room.working_bytes)}): at most "
-            f"{offered_bytes // page_bytes} pages fit; lower --num-pages or --max-batch-tokens",
+            f"pages ({_gib(budget.free_bytes)} of memory are free, "
+            f"a step takes {_gib(budget.activation_bytes)}): at most {offered_bytes // page_bytes} pages "
+            f"fit; lower --num-pages or --max-batch-tokens",
         )
     return num_pages
 

@@ -14,7 +14,7 @@ from plait_worker.attention.mha.cpu_mha import CpuMha
 from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.layers.mlp import SparseMlp
 from plait_worker.models import Model
-from plait_worker.models.decoder import Decoder, HeadsDecoder
+from plait_worker.models.decoder import Decoder, MhaDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def leave_cores_to_kernels(model: Model[Any], attention: AttentionBackend[Any]) 
         torch.set_num_threads(1)
     else:
         _log.info("left to torch: %s, on %d threads", ", ".join(left), torch.get_num_threads())
-    if isinstance(model, HeadsDecoder) and model.stack is not None and isinstance(attention, CpuMha):
+    if isinstance(model, MhaDecoder) and model.stack is not None and isinstance(attention, CpuMha):
         _log.info("the decoder's layers run as one compiled call a step")
 
 

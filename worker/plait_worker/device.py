@@ -8,7 +8,7 @@ import torch
 from plait_kernels.cpu.library import set_num_threads
 from plait_proto import ExitCode, WorkerConfig
 
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.machine import num_usable_cores
 from plait_worker.numa import stay_beside
 
@@ -19,8 +19,8 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
     """The rank's device, made ready, and what it is in words.
 
     The cores of a machine are shared among its ranks, unless the settings give a number of threads.
-    Raises ``Failure`` of code HARDWARE where the settings ask for a GPU that is not there, or for several, or for more
-    threads than the system starts.
+    Raises ``WorkerError`` of code HARDWARE if the settings ask for a GPU that is not there, for several GPUs, or for
+    more threads than the system starts.
     """
     num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // config.world)
     torch.set_num_threads(num_threads)
@@ -35,14 +35,16 @@ def _start_kernel_threads(num_threads: int) -> None:
     try:
         set_num_threads(num_threads)
     except RuntimeError as error:
-        raise Failure(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}; set --threads lower") from error
+        raise WorkerError(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}; set --threads lower") from error
 
 
 def _open_gpu(world: int) -> tuple[torch.device, str]:
     if world > 1:
-        raise Failure(ExitCode.HARDWARE, f"--tp {world}: several ranks do not run on GPUs yet; add --device cpu")
+        raise WorkerError(
+            ExitCode.HARDWARE, f"--tp {world}: tensor parallelism on GPUs is not supported yet; add --device cpu"
+        )
     if not torch.cuda.is_available():
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
             "or serve with --device cpu",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from plait_worker.batch import positions, without_lookaheads
-from plait_worker.delta import Delta, Ints
 from plait_worker.graph_sizes import Size
 from plait_worker.rows import DeviceContext, DeviceLengths, Rows
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import Ints, StepInputs
 from plait_worker.transfer import upload
 
 
@@ -32,7 +32,7 @@ class GraphInputs:
         self.values = torch.zeros(sum(self.widths), dtype=torch.int64, device=slots.device)
         self.fill(None)
 
-    def fill(self, delta: Delta | None) -> None:
+    def fill(self, inputs: StepInputs | None) -> None:
         """Write a step's integers; without one all rows are the dummy slot's."""
         values = np.zeros(self.values.shape[0], dtype=np.int64)
         tokens, position_ids, row_of, slots, sampling, picked, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
@@ -43,25 +43,25 @@ class GraphInputs:
         row_of[: size.prompt_tokens] = max(size.prompt_rows - 1, 0)
         row_of[size.prompt_tokens :] = np.arange(size.prompt_rows, size.num_rows)
         slots[:] = picked[:] = self.dummy_slot
-        if delta is not None:
-            num_prefill, num_decode = delta.num_prefill, len(delta.slots_R) - delta.num_prefill
-            num_prompt = delta.num_tokens - num_decode
-            ends_R = delta.lengths_R.cumsum()
+        if inputs is not None:
+            num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
+            num_prompt = inputs.num_tokens - num_decode
+            ends_R = inputs.lengths_R.cumsum()
             at_R = _spread(num_prefill, num_decode, size.prompt_rows)
             at_t = _spread(num_prompt, num_decode, size.prompt_tokens)
-            tokens[:num_prompt] = without_lookaheads(delta)
-            position_ids[at_t] = positions(delta, ends_R)
-            row_of[:num_prompt] = np.arange(num_prefill).repeat(delta.lengths_R[:num_prefill])
-            slots[at_R] = delta.slots_R
-            last_s = at_t[ends_R[delta.samples_R] - 1]
+            tokens[:num_prompt] = without_lookaheads(inputs)
+            position_ids[at_t] = positions(inputs, ends_R)
+            row_of[:num_prompt] = np.arange(num_prefill).repeat(inputs.lengths_R[:num_prefill])
+            slots[at_R] = inputs.slots_R
+            last_s = at_t[ends_R[inputs.samples_R] - 1]
             sampling[: len(last_s)] = last_s
-            picked[: len(last_s)] = delta.slots_R[delta.samples_R]
-            kv[:num_prefill] = (delta.starts_R + delta.lengths_R)[:num_prefill]
+            picked[: len(last_s)] = inputs.slots_R[inputs.samples_R]
+            kv[:num_prefill] = (inputs.starts_R + inputs.lengths_R)[:num_prefill]
             ends_q[1:] = num_prompt
             ends_q[1 : num_prefill + 1] = ends_R[:num_prefill]
             ends_kv[1:] = kv.cumsum()
             if size.context_tokens is not None:
-                _cached(delta.starts_R[:num_prefill], cached_row, cached_at)
+                _cached(inputs.starts_R[:num_prefill], cached_row, cached_at)
         self.values.copy_(upload(values, self.values.device))
 
     @property

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plait_worker.delta import Delta
+from plait_worker.step_inputs import StepInputs
 
 DECODE_ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
 """Rows of steps that only decode: padding costs at most a quarter, and little where a row costs much."""
@@ -68,10 +68,10 @@ class Size:
         )
 
 
-def needed_size(delta: Delta) -> Size:
+def needed_size(inputs: StepInputs) -> Size:
     """What a step needs of each."""
-    num_prefill, num_decode = delta.num_prefill, len(delta.slots_R) - delta.num_prefill
-    return Size(delta.num_tokens - num_decode, num_prefill, num_decode, int(delta.starts_R[:num_prefill].sum()))
+    num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
+    return Size(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
 
 
 def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[Size]:

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
 from plait_worker.batch import check_tokens
-from plait_worker.delta import Delta
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.graph_inputs import GraphInputs
 from plait_worker.graph_sizes import Size, needed_size
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import StepInputs
 
 _log = logging.getLogger(__name__)
 
@@ -73,16 +73,16 @@ class StepGraph:
         with torch.cuda.graph(self._picking, pool=pool):
             self._ids_R = self._pick(slots)
 
-    def replay(self, delta: Delta) -> Tensor:
+    def replay(self, inputs: StepInputs) -> Tensor:
         """``[s, V]`` of the rows that sample, until the next replay of any graph.
 
-        Raises ``Failure`` where a token id lies outside the vocabulary.
+        Raises ``WorkerError`` where a token id lies outside the vocabulary.
         """
-        check_tokens(delta, self._vocab)
-        self._inputs.fill(delta)
-        self._prompts.plan(self.size, *_prompts(delta))
+        check_tokens(inputs, self._vocab)
+        self._inputs.fill(inputs)
+        self._prompts.plan(self.size, *_prompts(inputs))
         self._graph.replay()
-        return self._logits_RV[: int(delta.samples_R.sum())]
+        return self._logits_RV[: int(inputs.samples_R.sum())]
 
     def pick(self, num: int) -> Tensor:
         """int32 ``[s]``: behind ``replay``, the best tokens of its logits, kept as the slots' last ones.
@@ -98,10 +98,10 @@ class StepGraph:
         return ids_R.to(torch.int32)
 
 
-def _prompts(delta: Delta) -> tuple[list[int], list[int]]:
+def _prompts(inputs: StepInputs) -> tuple[list[int], list[int]]:
     """Starts and lengths of the prefill rows."""
-    num = delta.num_prefill
-    return delta.starts_R[:num].tolist(), delta.lengths_R[:num].tolist()
+    num = inputs.num_prefill
+    return inputs.starts_R[:num].tolist(), inputs.lengths_R[:num].tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,24 @@ class StepGraphs:
     graphs: Sequence[StepGraph] = ()
     prompts: CapturedPrefill = field(default_factory=UnplannedPrefill)
 
-    def fitting(self, delta: Delta, slots: Slots) -> StepGraph | None:
+    def fitting(self, inputs: StepInputs, slots: Slots) -> StepGraph | None:
         """The best graph for the step; None where it is too large, or wants what graphs do not give."""
-        prompts = delta.slots_R[: delta.num_prefill]
-        if not delta.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):
+        prompts = inputs.slots_R[: inputs.num_prefill]
+        if not inputs.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):
             return None
-        needed = needed_size(delta)
-        if delta.num_prefill == 0:
+        needed = needed_size(inputs)
+        if inputs.num_prefill == 0:
             return next((graph for graph in self.graphs if graph.size.fits(needed)), None)
         roomy = {graph.size: graph for graph in self.graphs if graph.size.fits(needed)}
-        size = self.prompts.choose(list(roomy), *_prompts(delta))
+        size = self.prompts.choose(list(roomy), *_prompts(inputs))
         return None if size is None else roomy[size]
 
     def of_decode_rows(self, num_rows: int) -> StepGraph:
-        """The graph that a group's decision names. Raises ``Failure`` where this rank has none of that size."""
+        """The graph that a group's decision names. Raises ``WorkerError`` where this rank has none of that size."""
         wanted = Size(0, 0, num_rows)
         graph = next((graph for graph in self.graphs if graph.size == wanted), None)
         if graph is None:
-            raise Failure(
+            raise WorkerError(
                 ExitCode.SETTINGS,
                 f"the group runs a graph of {num_rows} decode rows and this rank captured none of that size; "
                 "name the sizes that every rank captures to all engines of the group",

@@ -20,10 +20,10 @@ from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.compile_modules import compile_modules
 from plait_worker.device import compute_capability
-from plait_worker.division import refuse_uneven
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.model_config import ModelConfig
 from plait_worker.models import choose_dtype
+from plait_worker.parallel import check_divisible
 from plait_worker.triton_cache import cache_folder, compiled_kernels
 from plait_worker.weights import ModelFilesError, open_checkpoint, open_config
 
@@ -36,7 +36,7 @@ def main() -> int:
     arguments = _arguments()
     try:
         _run(arguments)
-    except Failure as failure:
+    except WorkerError as failure:
         kind = failure.code.name.lower().replace("_", " ")
         print(f"plait: {kind} error (exit code {failure.code}): {failure.reason}", file=sys.stderr)
         return failure.code
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> None:
     fp8 = UNSCALED if arguments.kv_dtype == "fp8" else None
     shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
-        raise Failure(
+        raise WorkerError(
             ExitCode.SETTINGS,
             f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
             "prompts go by a kernel of ours, slower, and latent attention by torch",
@@ -61,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> None:
     num_failed = _build(modules) if arguments.action == "build" else 0
     _print(modules)
     if num_failed:
-        raise Failure(
+        raise WorkerError(
             ExitCode.SETTINGS,
             f"{num_failed} of {len(modules)} modules could not be compiled; why, and what to do, is said above",
         )
@@ -71,9 +71,9 @@ def _modules(shape: MhaShape | MlaShape, page_size: int, capability: Capability)
     try:
         return modules_for(shape, page_size, capability)
     except ImportError as error:
-        raise Failure(ExitCode.SETTINGS, f"flashinfer is not whole: {error}; run {INSTALL}") from error
+        raise WorkerError(ExitCode.SETTINGS, f"flashinfer is not whole: {error}; run {INSTALL}") from error
     except OSError as error:
-        raise Failure(
+        raise WorkerError(
             ExitCode.SETTINGS, f"flashinfer cannot keep its cache: {error}; name a folder in FLASHINFER_WORKSPACE_BASE"
         ) from error
 
@@ -85,10 +85,10 @@ def _capability(typed: str | None) -> Capability:
         found = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
         if found not in _KNOWN:
             known = ", ".join(f"{major}.{minor}" for major, minor in sorted(_KNOWN))
-            raise Failure(ExitCode.SETTINGS, f"--arch is {typed!r}; allowed: {known}")
+            raise WorkerError(ExitCode.SETTINGS, f"--arch is {typed!r}; allowed: {known}")
         return found
     if not torch.cuda.is_available():
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, or name the GPU "
             "to build for: --arch 9.0 is an H100 or H200. A CPU's kernels were compiled when Plait was installed",
@@ -101,11 +101,11 @@ def _config(model: str, world: int) -> ModelConfig:
     try:
         config = open_config(path) if path.is_dir() else open_checkpoint(path).config
     except ModelFilesError as error:
-        raise Failure(ExitCode.MODEL_FILES, str(error)) from error
+        raise WorkerError(ExitCode.MODEL_FILES, str(error)) from error
     try:
-        refuse_uneven(config, world)
+        check_divisible(config, world)
     except ValueError as error:
-        raise Failure(ExitCode.SETTINGS, str(error)) from error
+        raise WorkerError(ExitCode.SETTINGS, str(error)) from error
     return config
 
 
@@ -113,7 +113,7 @@ def _dtype(name: str) -> torch.dtype:
     """Of a GPU's weights: auto is bfloat16, which every GPU has that these modules are for."""
     dtype = choose_dtype("bfloat16" if name == "auto" else name, torch.device("cpu"))
     if dtype == torch.float32:
-        raise Failure(ExitCode.SETTINGS, "--dtype float32 is attended by torch, which needs no modules")
+        raise WorkerError(ExitCode.SETTINGS, "--dtype float32 is attended by torch, which needs no modules")
     return dtype
 
 
@@ -131,7 +131,7 @@ def _build(modules: list[GpuModule]) -> int:
     """How many of those that were not there could not be compiled."""
     wanted = [module for module in modules if not module.is_ready]
     if wanted and (reason := what_is_missing()):
-        raise Failure(
+        raise WorkerError(
             ExitCode.SETTINGS,
             f"{len(wanted)} modules are to be compiled, but {reason}. Or compile elsewhere with this flashinfer, and "
             f"put each NAME.so of its cache at {prebuilt_folder()}/NAME/. Without them plait serve takes backends that "

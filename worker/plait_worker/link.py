@@ -19,7 +19,7 @@ import zmq
 from plait_proto import Drain, ExitCode, Fail, Heartbeat, Kind, Malformed, Plan, Welcome, decode, encode
 from plait_proto.codec import MAX_FRAME_BYTES
 
-from plait_worker.failure import EngineFailure, Failure
+from plait_worker.errors import EngineError, WorkerError
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Link:
         """
         # Not a SimpleQueue: before CPython 3.13 its ``get`` waits for ever where the timeout ends between taking the
         # queue's free lock and waiting for it, which among busy processes 50 us sometimes do.
-        self._inbox: Queue[FromEngine | Failure] = Queue()
+        self._inbox: Queue[FromEngine | WorkerError] = Queue()
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PAIR)
         self._outbox.bind(_OUTBOX)
@@ -64,24 +64,24 @@ class Link:
     def welcome(self) -> Welcome | None:
         """The engine's answer to Hello, None where it is Drain; blocks.
 
-        Raises ``Failure`` where it is another, or none will come.
+        Raises ``WorkerError`` where it is another, or none will come.
         """
         answer = self._receive()
         if isinstance(answer, Drain):
             return None
         if not isinstance(answer, Welcome):
-            raise Failure(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
+            raise WorkerError(ExitCode.BUG, f"the engine answered Hello with {type(answer).__name__}")
         return answer
 
     def plans(self, is_busy: Callable[[], bool]) -> Iterator[Plan]:
         """Plans as they come in, until Drain.
 
         ``is_busy`` is asked before each wait, and again and again during one while it says yes.
-        Raises ``Failure`` where the link ends or the protocol is broken.
+        Raises ``WorkerError`` where the link ends or the protocol is broken.
         """
         while not isinstance(message := self._receive(is_busy), Drain):
             if not isinstance(message, Plan):
-                raise Failure(ExitCode.BUG, f"the engine sent {type(message).__name__} where a plan was due")
+                raise WorkerError(ExitCode.BUG, f"the engine sent {type(message).__name__} where a plan was due")
             yield message
 
     def finished(self, step: int) -> None:
@@ -97,11 +97,11 @@ class Link:
 
     def _receive(self, is_busy: Callable[[], bool] = lambda: False) -> FromEngine:
         received = self._next(is_busy)
-        if isinstance(received, Failure):
+        if isinstance(received, WorkerError):
             raise received
         return received
 
-    def _next(self, is_busy: Callable[[], bool]) -> FromEngine | Failure:
+    def _next(self, is_busy: Callable[[], bool]) -> FromEngine | WorkerError:
         while is_busy():
             with contextlib.suppress(Empty):
                 return self._inbox.get(timeout=_POLL_SECONDS)
@@ -116,7 +116,7 @@ class _Wire:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
         rank: int,
-        inbox: Queue[FromEngine | Failure],
+        inbox: Queue[FromEngine | WorkerError],
     ) -> None:
         self.last_step = 0
         self._rank = rank
@@ -170,13 +170,15 @@ class _Wire:
             self._refuse(frames, str(malformed))
             return
         if isinstance(message, Fail):
-            self._end(EngineFailure(message.code, message.reason))
+            self._end(EngineError(message.code, message.reason))
         elif not isinstance(message, FromEngine):
             self._refuse(frames, f"{type(message).__name__} is not for workers")
         elif self._inbox.qsize() < _MAX_WAITING:
             self._inbox.put(message)
         else:
-            self._end(Failure(ExitCode.BUG, f"the engine sent more than {_MAX_WAITING} messages ahead of its credit"))
+            self._end(
+                WorkerError(ExitCode.BUG, f"the engine sent more than {_MAX_WAITING} messages ahead of its credit")
+            )
 
     def _refuse(self, frames: list[bytes], reason: str) -> None:
         """Count and drop what cannot be read; end where the worker cannot do without it."""
@@ -184,7 +186,7 @@ class _Wire:
         _log.warning("malformed message %d from the engine: %s", self._num_malformed, reason)
         if frames and frames[0] in {bytes([kind]) for kind in _ESSENTIAL}:
             kind = Kind(frames[0][0]).name.capitalize()
-            self._end(Failure(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
+            self._end(WorkerError(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
 
     def _heartbeat(self) -> None:
         if os.getppid() != self._parent:
@@ -197,9 +199,9 @@ class _Wire:
     def _lose(self, reason: str) -> None:
         # What came in before the end goes first: it may say why.
         self._take_all()
-        self._end(EngineFailure(ExitCode.RANK_LOST, reason))
+        self._end(EngineError(ExitCode.RANK_LOST, reason))
 
-    def _end(self, failure: Failure) -> None:
+    def _end(self, failure: WorkerError) -> None:
         """Hear nothing more; the loop learns the first reason and closes the link."""
         if self._is_over:
             return

@@ -23,23 +23,23 @@ from torch import Tensor
 from plait_worker.attention.backend import AttentionBackend
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
-from plait_worker.delta import Delta, Ints, padded, read_plan
 from plait_worker.device import num_driver_allocations
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
 from plait_worker.models import Model
+from plait_worker.nvtx import nvtx_range
 from plait_worker.parallel import Parallel
-from plait_worker.ranges import named
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import Ints, StepInputs, padded, read_plan
 from plait_worker.transfer import Download, Mark
 
 _log = logging.getLogger(__name__)
 
 
 def run(link: Link, rank: Rank) -> None:
-    """Compute and answer plans until Drain. Raises ``Failure`` where a plan or the link is broken."""
+    """Compute and answer plans until Drain. Raises ``WorkerError`` where a plan or the link is broken."""
     flights, device = _Flights(link, rank), rank.slots.device
     before = num_driver_allocations(device)
     for plan in link.plans(flights.land_finished):
@@ -95,14 +95,14 @@ class Totals:
     num_head_rows: int = 0
     """Rows of the output head that tokens were sampled from."""
 
-    def count(self, delta: Delta) -> None:
+    def count(self, inputs: StepInputs) -> None:
         """Add one step."""
-        num_decode_rows = len(delta.slots_R) - delta.num_prefill
+        num_decode_rows = len(inputs.slots_R) - inputs.num_prefill
         self.num_steps += 1
-        self.num_mixed_steps += delta.num_prefill > 0 and num_decode_rows > 0
-        self.num_prefill_tokens += delta.num_tokens - num_decode_rows
+        self.num_mixed_steps += inputs.num_prefill > 0 and num_decode_rows > 0
+        self.num_prefill_tokens += inputs.num_tokens - num_decode_rows
         self.num_decode_rows += num_decode_rows
-        self.num_head_rows += int(delta.samples_R.sum())
+        self.num_head_rows += int(inputs.samples_R.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,40 +154,40 @@ class Rank:
         return plan.step == 0 or self.parallel.rank == 0
 
     def step(self, plan: Plan) -> StepResult:
-        """Compute the plan and wait for it. Raises ``Failure`` where it does not fit what the rank holds."""
+        """Compute the plan and wait for it. Raises ``WorkerError`` where it does not fit what the rank holds."""
         return self.launch(plan).result()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> InFlight:
-        """Hand the plan's work to the device. Raises ``Failure`` where it does not fit what the rank holds."""
-        with named(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
+        """Hand the plan's work to the device. Raises ``WorkerError`` where it does not fit what the rank holds."""
+        with nvtx_range(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
             begin = Mark(self.slots.device)
-            with named("plan"):
-                delta = read_plan(plan)
-                self.slots.apply(delta)
-                self.slots.advance(delta)
-                self.totals.count(delta)
-                graph = self._graph(plan.decision, delta)
+            with nvtx_range("plan"):
+                inputs = read_plan(plan)
+                self.slots.apply(inputs)
+                self.slots.advance(inputs)
+                self.totals.count(inputs)
+                graph = self._graph(plan.decision, inputs)
             if graph is not None:
-                return self._replay(graph, plan.step, begin, delta)
-            return self._eager(plan.step, begin, self._padded(plan.decision, delta))
+                return self._replay(graph, plan.step, begin, inputs)
+            return self._eager(plan.step, begin, self._padded(plan.decision, inputs))
 
-    def _padded(self, decision: Decision | None, delta: Delta) -> Delta:
+    def _padded(self, decision: Decision | None, inputs: StepInputs) -> StepInputs:
         """In a group a step has as many tokens as every replica's."""
-        return delta if decision is None else padded(delta, self.slots.dummy_slot, decision.pad_tokens)
+        return inputs if decision is None else padded(inputs, self.slots.dummy_slot, decision.pad_tokens)
 
-    def _graph(self, decision: Decision | None, delta: Delta) -> StepGraph | None:
+    def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
         """What replays the step: in a group that is the decision's to say, for all replicas alike."""
         if decision is None:
-            return self.graphs.fitting(delta, self.slots)
+            return self.graphs.fitting(inputs, self.slots)
         return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
 
-    def _replay(self, graph: StepGraph, step: int, begin: Mark, delta: Delta) -> InFlight:
+    def _replay(self, graph: StepGraph, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
         """A step whose forward and head are one graph."""
         self.totals.num_graph_steps += 1
-        slots_S = delta.slots_R[delta.samples_R]
-        with named("graph"):
-            logits_SV = graph.replay(delta)
+        slots_S = inputs.slots_R[inputs.samples_R]
+        with nvtx_range("graph"):
+            logits_SV = graph.replay(inputs)
             if len(slots_S) == 0:  # a dummy row's step
                 return self._flight(step, begin, self.slots.to_device(slots_S), [])
             if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
@@ -196,45 +196,45 @@ class Rank:
         return self._flight(step, begin, ids_S, records)
 
     @torch.inference_mode()
-    def try_step(self, delta: Delta) -> None:
+    def try_step(self, inputs: StepInputs) -> None:
         """Compute a step of slots that hold nothing, operation by operation; what it samples is nobody's."""
-        self._eager(0, Mark(self.slots.device), delta).result()
+        self._eager(0, Mark(self.slots.device), inputs).result()
 
-    def _eager(self, step: int, begin: Mark, delta: Delta) -> InFlight:
+    def _eager(self, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
         """A step whose every operation is launched by itself."""
-        with named("rows"):
-            rows = build_rows(delta, self.slots, self.model.config.vocab_size)
+        with nvtx_range("rows"):
+            rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:
             return self._flight(step, begin, rows.sample_index_S, [])
-        with named("forward"):
+        with nvtx_range("forward"):
             hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         ids_S, records = rows.sample_index_S, list[Records]()
         if ids_S.shape[0]:  # the head never sees a row that does not sample
             logits_SV = self.model.rounded_logits(hidden_TD[rows.sample_index_S])
-            ids_S, records = self._sample(logits_SV, delta.slots_R[delta.samples_R])
-        of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(delta, self.slots))
+            ids_S, records = self._sample(logits_SV, inputs.slots_R[inputs.samples_R])
+        of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
         return self._flight(step, begin, ids_S, records, of_prompts)
 
     def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
         """A token for each row, picked by rank 0; the next step's input."""
-        with named("sample"):
+        with nvtx_range("sample"):
             device_slots_S = self.slots.to_device(slots_S)
             is_first = self.parallel.rank == 0
             picked_S = (
                 sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
             )
             ids_S = self.parallel.broadcast(picked_S)
-            self._refuse_no_token(ids_S, slots_S)
+            self._check_sampled(ids_S, slots_S)
             self.slots.keep_tokens(device_slots_S, ids_S)
             return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
 
-    def _refuse_no_token(self, ids_S: Tensor, slots_S: Ints) -> None:
-        """Raise ``Failure`` where a row's logits were no distribution; on a GPU that is not looked for."""
+    def _check_sampled(self, ids_S: Tensor, slots_S: Ints) -> None:
+        """Raise ``WorkerError`` where a row's logits were no distribution; on a GPU that is not looked for."""
         if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
             return
         slot = int(slots_S[ids.index(NO_TOKEN)])
         is_widest = self.model.dtype == torch.float32
-        raise Failure(
+        raise WorkerError(
             ExitCode.MODEL_FILES,
             f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
             f"NaN or infinity where logits were due, after {self.slots.num_computed(slot)} tokens of the request in "
@@ -250,6 +250,6 @@ class Rank:
         of_outputs: Sequence[Records],
         of_prompts: Sequence[Records] = (),
     ) -> InFlight:
-        with named("download"):
+        with nvtx_range("download"):
             ids = Download(ids_S.to(torch.int32))
             return InFlight(step, begin, ids, of_outputs, of_prompts, Mark(self.slots.device))

@@ -1,19 +1,23 @@
-"""Tensor parallelism: which shard of a layer a rank holds, and how the ranks' results are joined.
+"""Tensor parallelism: the process group, the shard of a layer that a rank holds, and the collectives.
 
-A world of one runs the same code; its collectives return what they were given.
+A world of one runs the same code; its collectives return their input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from plait_proto import ExitCode
+from plait_proto import ExitCode, WorkerConfig
 from torch import Tensor
 
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
+from plait_worker.model_config import ModelConfig
+
+_MAX_LISTED_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,56 @@ def num_kv_copies(num_heads: int, num_kv_heads: int, world: int) -> int:
 
 
 def _talk(collective: Callable[[], object]) -> None:
-    """Run a collective; raises ``Failure`` of code RANK_LOST where another rank is gone."""
+    """Run a collective; raises ``WorkerError`` of code RANK_LOST where another rank is gone."""
     try:
         collective()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise Failure(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error
+        raise WorkerError(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error
+
+
+def init_parallel(config: WorkerConfig, rank: int) -> Parallel:
+    """Join the other ranks over gloo: TCP on loopback, with addresses in a FileStore in the run directory.
+
+    Raises ``WorkerError`` of code SETTINGS where the rank is none of this world, of RANK_LOST where another is missing.
+    """
+    if not 0 <= rank < config.world:
+        raise WorkerError(
+            ExitCode.SETTINGS, f"--rank {rank} of a world of {config.world}: give 0 to {config.world - 1}"
+        )
+    if config.world == 1:
+        return Parallel()
+    store = dist.FileStore(str(Path(config.run_dir) / "ranks"), config.world)
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=config.world)
+    except RuntimeError as error:
+        raise WorkerError(ExitCode.RANK_LOST, f"the {config.world} ranks did not meet: {error}") from error
+    return Parallel(rank, config.world, dist.group.WORLD)
+
+
+def check_divisible(config: ModelConfig, world: int) -> None:
+    """Raise ``ValueError`` that names the dimension which ``world`` ranks cannot divide, and the numbers that work."""
+    if config.num_heads < world:
+        raise ValueError(f"--tp {world} is more than the model's {config.num_heads} attention heads; {_values(config)}")
+    for name, size in _divided(config).items():
+        if size % world:
+            raise ValueError(f"--tp {world} does not divide the model's {name}, {size}; {_values(config)}")
+
+
+def _divided(config: ModelConfig) -> dict[str, int]:
+    """What every rank must hold an even share of; heads with keys and values of their own are not among them."""
+    moe, sizes = config.moe, {}
+    if config.mla is not None:
+        sizes["attention heads (num_attention_heads)"] = config.num_heads
+    if moe is None or moe.dense_layers:
+        sizes["MLP width (intermediate_size)"] = config.intermediate_size
+    if moe is not None:
+        # Shared experts are so wide, or a multiple of it.
+        sizes["experts' width (moe_intermediate_size)"] = moe.intermediate_size
+    return sizes
+
+
+def _values(config: ModelConfig) -> str:
+    sizes, most = _divided(config).values(), min(config.num_heads, _MAX_LISTED_RANKS)
+    working = [str(world) for world in range(1, most + 1) if all(size % world == 0 for size in sizes)]
+    return f"these values of --tp work: {', '.join(working)}"

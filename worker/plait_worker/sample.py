@@ -15,8 +15,8 @@ from plait_kernels.sampling import TokenScores, pick_filtered, pick_greedy, pick
 from torch import Tensor
 
 from plait_worker.batch import PromptTargets
-from plait_worker.delta import Ints
-from plait_worker.sampling_table import SamplingTable, Way
+from plait_worker.sampling_table import SamplingMode, SamplingTable
+from plait_worker.step_inputs import Ints
 from plait_worker.transfer import Download, upload
 
 # Prompt positions whose logits exist at a time: 256 of a vocabulary of 150,000 take 150 MB.
@@ -45,14 +45,14 @@ class Records:
 
 def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
     """The next token of each row, int64 ``[S]``; ``slots_S`` and ``device_slots_S`` are the same slots twice."""
-    ways_S = table.way_N[slots_S]
+    ways_S = table.mode_N[slots_S]
     present = np.unique(ways_S)
     if len(present) == 1:
-        return _pick(Way(present[0]), logits_SV, device_slots_S, table)
+        return _pick(SamplingMode(present[0]), logits_SV, device_slots_S, table)
     ids_S = torch.empty_like(device_slots_S)
     for way in present:
         rows = upload(np.flatnonzero(ways_S == way), logits_SV.device)
-        ids_S[rows] = _pick(Way(way), logits_SV[rows], device_slots_S[rows], table)
+        ids_S[rows] = _pick(SamplingMode(way), logits_SV[rows], device_slots_S[rows], table)
     return ids_S
 
 
@@ -73,12 +73,12 @@ def prompt_records(
     return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
-def _pick(way: Way, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
-    if way is Way.GREEDY:
+def _pick(way: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
+    if way is SamplingMode.GREEDY:
         return pick_greedy(logits_SV)
     temperature_S, filters = table.temperature(slots_S), table.filters(slots_S)
     uniform_S = uniform(*table.seeds_and_indices(slots_S))
-    if way is Way.RANDOM:
+    if way is SamplingMode.RANDOM:
         return pick_random(logits_SV, temperature_S, filters.min_p_S, uniform_S)
     return pick_filtered(logits_SV, temperature_S, filters, uniform_S)
 

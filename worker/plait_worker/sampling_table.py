@@ -15,14 +15,14 @@ from plait_kernels.sampling import Filters
 from plait_proto import NewSlot
 from torch import Tensor
 
-from plait_worker.delta import Ints
+from plait_worker.step_inputs import Ints
 from plait_worker.transfer import upload
 
 # Below this, softmax(logits / temperature) is the best token's alone, and the division loses its meaning.
 _COLDEST = 1e-5
 
 
-class Way(IntEnum):
+class SamplingMode(IntEnum):
     """What picking a token takes."""
 
     GREEDY = 0
@@ -38,7 +38,7 @@ class SamplingTable:
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         """Every slot greedy until a request takes it; the device has one more, which no request takes."""
-        self.way_N: NDArray[np.int8] = np.full(num_slots, Way.GREEDY, dtype=np.int8)
+        self.mode_N: NDArray[np.int8] = np.full(num_slots, SamplingMode.GREEDY, dtype=np.int8)
         self.num_logprobs: list[int | None] = [None] * num_slots
         """Best tokens that a slot wants with each output token; None: no log-probabilities at all."""
         self.num_prompt_logprobs: list[int | None] = [None] * num_slots
@@ -52,7 +52,7 @@ class SamplingTable:
     def assign(self, new_slots: Sequence[NewSlot]) -> None:
         """Set what the new slots' requests ask for."""
         slots = [new.slot for new in new_slots]
-        self.way_N[slots] = [_way(new) for new in new_slots]
+        self.mode_N[slots] = [_mode(new) for new in new_slots]
         for new in new_slots:
             self.num_logprobs[new.slot] = new.logprobs
             self.num_prompt_logprobs[new.slot] = new.prompt_logprobs
@@ -64,7 +64,7 @@ class SamplingTable:
 
     def is_plain(self, slots_S: Ints) -> bool:
         """Whether the rows of these slots want their best tokens, and nothing told of them."""
-        return not self.way_N[slots_S].any() and all(self.num_logprobs[slot] is None for slot in slots_S.tolist())
+        return not self.mode_N[slots_S].any() and all(self.num_logprobs[slot] is None for slot in slots_S.tolist())
 
     def temperature(self, slots_S: Tensor) -> Tensor:
         """float32 ``[S]``."""
@@ -85,10 +85,10 @@ class SamplingTable:
         self._ints_N3[:, 2].index_add_(0, slots_S, torch.ones_like(slots_S))
 
 
-def _way(new: NewSlot) -> Way:
+def _mode(new: NewSlot) -> SamplingMode:
     if new.temperature < _COLDEST:
-        return Way.GREEDY
-    return Way.FILTERED if new.top_k > 0 or new.top_p < 1 else Way.RANDOM
+        return SamplingMode.GREEDY
+    return SamplingMode.FILTERED if new.top_k > 0 or new.top_p < 1 else SamplingMode.RANDOM
 
 
 def _signed(seed: int) -> int:

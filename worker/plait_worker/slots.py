@@ -13,9 +13,9 @@ import torch
 from plait_proto import NewSlot
 from torch import Tensor
 
-from plait_worker.delta import Delta, Ints
-from plait_worker.failure import ensure
+from plait_worker.errors import ensure
 from plait_worker.sampling_table import SamplingTable
+from plait_worker.step_inputs import Ints, StepInputs
 from plait_worker.transfer import upload
 
 # Attention kernels take tables whose width is a multiple of this.
@@ -61,19 +61,19 @@ class Slots:
         """A slot that no request takes: its table is all dummy page. Rows that only pad a batch have it."""
         return self.num_slots
 
-    def apply(self, delta: Delta) -> None:
-        """Free, take and extend slots, in this order. Raises ``Failure`` where the plan does not fit the slots."""
-        self._free(delta.freed_F)
-        self._take(delta.new_slots)
-        self._append(delta.appended_A2)
+    def apply(self, inputs: StepInputs) -> None:
+        """Free, take and extend slots, in this order. Raises ``WorkerError`` where the plan does not fit the slots."""
+        self._free(inputs.freed_F)
+        self._take(inputs.new_slots)
+        self._append(inputs.appended_A2)
 
-    def advance(self, delta: Delta) -> None:
+    def advance(self, inputs: StepInputs) -> None:
         """Check that the step's rows continue what the slots hold, and count them as computed."""
-        self._check(delta)
-        slots_R = delta.slots_R
-        self._num_computed_N[slots_R] = delta.starts_R + delta.lengths_R
+        self._check(inputs)
+        slots_R = inputs.slots_R
+        self._num_computed_N[slots_R] = inputs.starts_R + inputs.lengths_R
         self._is_fresh_N[slots_R] = False
-        self._has_token_N[slots_R[delta.samples_R]] = True
+        self._has_token_N[slots_R[inputs.samples_R]] = True
 
     def page_table(self, slots_R: Tensor, num_tokens: int) -> Tensor:
         """int32 ``[R, W]``, wide enough for ``num_tokens`` of context, W a multiple of 4."""
@@ -134,16 +134,16 @@ class Slots:
         index = (self.to_device(slots_A), self.to_device(places_A))
         self._page_table_NM[index] = self.to_device(pages_A).to(torch.int32)
 
-    def _check(self, delta: Delta) -> None:
-        slots_R, starts_R = delta.slots_R, delta.starts_R
+    def _check(self, inputs: StepInputs) -> None:
+        slots_R, starts_R = inputs.slots_R, inputs.starts_R
         self._check_slots(slots_R)
         ensure(len(set(slots_R.tolist())) == len(slots_R), "two rows of the plan have the same slot")
         ensure(bool(self._is_live_N[slots_R].all()), "a row's slot holds nothing")
         room_R = self._num_held_N[slots_R] * self._page_size
-        ensure(bool((starts_R + delta.lengths_R <= room_R).all()), "a row's slot lacks a page for the row's tokens")
+        ensure(bool((starts_R + inputs.lengths_R <= room_R).all()), "a row's slot lacks a page for the row's tokens")
         continues_R = (starts_R == self._num_computed_N[slots_R]) | self._is_fresh_N[slots_R]
         ensure(bool(continues_R.all()), "a row does not start where its slot's computed tokens end")
-        decoding = slots_R[delta.num_prefill :]
+        decoding = slots_R[inputs.num_prefill :]
         ensure(bool(self._has_token_N[decoding].all()), "a decode row's slot has not sampled a token")
 
     def _check_slots(self, slots: Ints) -> None:

@@ -22,26 +22,24 @@ from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.attention.registry import BackendRequirements
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
-from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
+from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cores import leave_cores_to_kernels
-from plait_worker.cpu_working_space import cpu_working_bytes
+from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import free_device_bytes, open_device
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError, first_line, is_out_of_memory
+from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models import Model, dummy_model, load_model
-from plait_worker.out_of_memory import is_out_of_memory, what_was_asked
-from plait_worker.parallel import Parallel
-from plait_worker.rendezvous import meet
+from plait_worker.parallel import Parallel, init_parallel
+from plait_worker.profile_run import fill_allocators, measure_activation_bytes
 from plait_worker.rows import Rows
-from plait_worker.same_files import refuse_other_files
 from plait_worker.slots import Slots
-from plait_worker.usual_steps import StepLimits, usual_steps
+from plait_worker.warm_up import StepLimits, warm_up_steps
 from plait_worker.weights import ModelFilesError
-from plait_worker.working_space import fill_allocators, measure_working_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +59,9 @@ class Loaded:
 def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
     """Load the model, say Hello, and allocate what Welcome says; None where the engine drains instead.
 
-    Raises ``Failure`` where one of these cannot be.
+    Raises ``WorkerError`` where one of these cannot be.
     """
-    loaded = load(config, meet(config, rank))
+    loaded = load(config, init_parallel(config, rank))
     with _phase("memory"):
         hello = _hello(loaded, config_bytes)
     link.send(encode(hello))
@@ -75,7 +73,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
 
 def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
-    """Open the device, load the model and choose its attention. Raises ``Failure`` where one of these cannot be."""
+    """Open the device, load the model and choose its attention. Raises ``WorkerError`` where one of these cannot be."""
     device, device_name = open_device(config)
     with _phase("weights"):
         model = _load_model(config, device, parallel)
@@ -98,11 +96,11 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     graphs = _capture(loaded, cache, slots)
     ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
     if loaded.device.type == "cuda":
-        with _phase("largest steps"):
+        with _phase("profile run"):
             fill_allocators(config, model, loaded.attention, cache)
-        with _phase("usual steps"):
-            for delta in usual_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
-                ready.try_step(delta)
+        with _phase("warm-up"):
+            for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
+                ready.try_step(inputs)
         _log.info("memory left: %.1f GB", free_device_bytes(loaded.device) / 1e9)
     # What lives now lives until the end: the collector need never look at it again.
     gc.collect()
@@ -122,22 +120,22 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     """The model; every rank reads the same files, and measures memory before any of them fills it."""
     path, free_bytes = Path(config.model), _free_bytes(device)
     try:
-        refuse_other_files(path, parallel)
+        check_same_files(path, parallel)
         if config.load_format == "dummy":
             model = dummy_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
         else:
             model = load_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
     except ModelFilesError as error:
-        raise Failure(ExitCode.MODEL_FILES, str(error)) from error
+        raise WorkerError(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:
-        raise Failure(ExitCode.SETTINGS, str(error)) from error
+        raise WorkerError(ExitCode.SETTINGS, str(error)) from error
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"the weights do not fit the memory, of which {free_bytes / 2**30:.2f} GiB were free: "
-            f"{what_was_asked(error)}; serve a smaller model, or a smaller --dtype",
+            f"{first_line(error)}; serve a smaller model, or a smaller --dtype",
         ) from error
     parallel.wait_for_all()
     return model
@@ -180,25 +178,25 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
 
 def _dtype_in_words(model: Model[Any]) -> str:
     """The type, and how weights are kept that are not of it."""
-    kinds = " and ".join(sorted(model.kept_kinds))
+    kinds = " and ".join(sorted(model.gguf_types))
     return str(model.dtype).removeprefix("torch.") + (f" with {kinds} weights" if kinds else "")
 
 
 def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
     if loaded.device.type == "cpu":
-        working_bytes = cpu_working_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
-        room = Room(_free_bytes(loaded.device) // config.world, model.weight_bytes, working_bytes)
-        return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, room), room)
+        activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
+        budget = MemoryBudget(_free_bytes(loaded.device) // config.world, model.weight_bytes, activation_bytes)
+        return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
     try:
-        working_bytes = measure_working_bytes(config, model, loaded.attention, loaded.device)
+        activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.device)
     except torch.OutOfMemoryError as error:
-        raise Failure(
+        raise WorkerError(
             ExitCode.HARDWARE,
             f"a step of {config.max_batch_tokens} tokens does not fit: {error}; lower --max-batch-tokens or --max-seqs",
         ) from error
-    room = Room(_free_bytes(loaded.device), model.weight_bytes, working_bytes)
-    return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, room), room)
+    budget = MemoryBudget(_free_bytes(loaded.device), model.weight_bytes, activation_bytes)
+    return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, budget), budget)
 
 
 def _gathered_itemsize(loaded: Loaded) -> int | None:

@@ -34,7 +34,7 @@ STORAGES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
 
 
 class Matrix(ctypes.Structure):
-    """A matrix in panels; ``bias`` null where it has none; ``storage`` is 0, or of ``STORAGES`` with ``row_bits``."""
+    """A matrix in panels; ``bias`` null if it has none; ``storage`` 0, or of ``STORAGES`` with ``activation_bits``."""
 
     _fields_ = (
         ("weights", c_void_p),
@@ -42,7 +42,7 @@ class Matrix(ctypes.Structure):
         ("outputs", c_int64),
         ("inputs", c_int64),
         ("storage", c_int64),
-        ("row_bits", c_int64),
+        ("activation_bits", c_int64),
     )
 
 

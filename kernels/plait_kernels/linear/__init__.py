@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.linear import reference
-from plait_kernels.linear.blocks import Blocks
-from plait_kernels.linear.native import BlockMatrix, NativeMatrix, PanelMatrix, can_hold
+from plait_kernels.linear.blocks import GgufWeight
+from plait_kernels.linear.native import GgufMatrix, NativeMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.reference import RowNorm
 from plait_kernels.linear.table import TABLE, Tile, tiles_of
 from plait_kernels.solutions import triton_solution
@@ -54,8 +54,8 @@ def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | N
 
 __all__ = [
     "TABLE",
-    "BlockMatrix",
-    "Blocks",
+    "GgufMatrix",
+    "GgufWeight",
     "NativeMatrix",
     "PanelMatrix",
     "RowNorm",

@@ -22,7 +22,7 @@ ROW_BITS = {8: 127, 16: 127 * 256 + 127}
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class GgufWeight:
     """A matrix as a GGUF stores it."""
 
     kind: str
@@ -36,16 +36,16 @@ class Blocks:
         num_outputs, num_bytes = self.raw.shape
         return num_outputs, num_bytes // BLOCK_BYTES[self.kind] * BLOCK
 
-    def rows(self, rows: range) -> Blocks:
+    def rows(self, rows: range) -> GgufWeight:
         """Some outputs."""
-        return Blocks(self.kind, self.raw[rows.start : rows.stop])
+        return GgufWeight(self.kind, self.raw[rows.start : rows.stop])
 
-    def columns(self, columns: range) -> Blocks | None:
+    def columns(self, columns: range) -> GgufWeight | None:
         """Some inputs; None where they begin or end within a block."""
         if columns.start % BLOCK or columns.stop % BLOCK:
             return None
         size = BLOCK_BYTES[self.kind]
-        return Blocks(self.kind, self.raw[:, columns.start // BLOCK * size : columns.stop // BLOCK * size])
+        return GgufWeight(self.kind, self.raw[:, columns.start // BLOCK * size : columns.stop // BLOCK * size])
 
     def dequantised(self) -> Tensor:
         """The numbers that the blocks stand for, float32 ``[O, I]``."""
@@ -58,16 +58,16 @@ class Blocks:
         return (scale_OB1 * _nibbles(blocks_OBY[..., 4:]) + _float16(blocks_OBY, 2)).flatten(1)
 
 
-def join(parts: Sequence[Blocks]) -> Blocks | None:
+def join(parts: Sequence[GgufWeight]) -> GgufWeight | None:
     """Matrices over the same inputs, one below the other; None where their blocks are of several kinds."""
     if len({part.kind for part in parts}) > 1:
         return None
-    return Blocks(parts[0].kind, torch.cat([part.raw for part in parts]))
+    return GgufWeight(parts[0].kind, torch.cat([part.raw for part in parts]))
 
 
-def rounded_rows(x_NI: Tensor, row_bits: int) -> Tensor:
+def rounded_rows(x_NI: Tensor, activation_bits: int) -> Tensor:
     """What the products with blocks take for ``x``: whole parts of the largest of each 32, float32 ``[N, I]``."""
-    most = ROW_BITS[row_bits]
+    most = ROW_BITS[activation_bits]
     x_NB32 = x_NI.float().unflatten(1, (-1, BLOCK))
     largest_NB1 = x_NB32.abs().amax(dim=2, keepdim=True)
     # A number through a tensor would be its reciprocal's multiple, rounded twice.

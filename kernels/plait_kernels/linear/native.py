@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.cpu.memory import empty
-from plait_kernels.linear.blocks import BLOCK, BLOCK_BYTES, Blocks
+from plait_kernels.linear.blocks import BLOCK, BLOCK_BYTES, GgufWeight
 
 PANEL = 32
 """Outputs that lie side by side."""
@@ -26,7 +26,7 @@ class NativeMatrix:
         panels: Tensor,
         bias_O: Tensor | None,
         storage: int = 0,
-        row_bits: int = 0,
+        activation_bits: int = 0,
     ) -> None:
         """``shape`` is ``(O, I)``; rows and ``bias_O`` are of ``dtype``; ``storage`` is the kernels' number."""
         self.num_outputs, self.num_inputs = shape
@@ -36,7 +36,7 @@ class NativeMatrix:
         if bias_O is not None:
             cpu.expect(bias_O, dtype, self.num_outputs)
         bias = None if bias_O is None else bias_O.data_ptr()
-        self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, row_bits)
+        self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, activation_bits)
         """For kernels that do more than one product."""
         self._reference = ctypes.byref(self.struct)
 
@@ -81,21 +81,21 @@ class PanelMatrix(NativeMatrix):
         super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
 
 
-class BlockMatrix(NativeMatrix):
+class GgufMatrix(NativeMatrix):
     """A GGUF's blocks, multiplied as they are by rows that are rounded to whole numbers (``blocks.rounded_rows``).
 
     Products within a block of 32 are whole numbers; blocks are summed in float32 in their order, whatever the batch.
     """
 
-    def __init__(self, blocks: Blocks, bias_O: Tensor | None, dtype: torch.dtype, row_bits: int) -> None:
-        """``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``row_bits`` of the whole numbers: 8 or 16."""
+    def __init__(self, blocks: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> None:
+        """``dtype`` of the rows and of ``bias_O``: bfloat16 or float32; ``activation_bits``: 8 or 16."""
         num_outputs, num_inputs = blocks.shape
         raw = blocks.raw.contiguous()
         num_panels = math.ceil(num_outputs / PANEL)
         panels = empty((num_panels, num_inputs // BLOCK, PANEL * BLOCK_BYTES[blocks.kind]), torch.uint8)
         storage = cpu.STORAGES[blocks.kind]
         cpu.library().plait_pack_blocks(raw.data_ptr(), num_outputs, num_inputs, storage, panels.data_ptr())
-        super().__init__(blocks.shape, dtype, panels, bias_O, storage, row_bits)
+        super().__init__(blocks.shape, dtype, panels, bias_O, storage, activation_bits)
 
 
 def can_hold(weight_OI: Tensor) -> bool:

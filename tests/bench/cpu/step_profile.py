@@ -30,7 +30,7 @@ from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
-from plait_worker.models.decoder import HeadsDecoder
+from plait_worker.models.decoder import MhaDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
@@ -177,7 +177,7 @@ def least(function: Callable[[], object], now: Now) -> float:
 def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
     """Seconds of the layers' products and of their attention, each called alone; over all layers."""
     model = rank.model
-    if not isinstance(model, HeadsDecoder):
+    if not isinstance(model, MhaDecoder):
         return {}
     num_tokens = sum(length for _, length in case.rows)
     layers = [
@@ -198,7 +198,7 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
     }
 
 
-def attention_alone(rank: loop.Rank, model: HeadsDecoder, case: Case) -> Callable[[], None]:
+def attention_alone(rank: loop.Rank, model: MhaDecoder, case: Case) -> Callable[[], None]:
     shape = model.attention_shape
     num_tokens = sum(length for _, length in case.rows)
     table = torch.arange(len(case.rows) * PAGES_EACH, dtype=torch.int32).view(len(case.rows), PAGES_EACH)

@@ -96,7 +96,7 @@ class Warden:
 
 def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``Rank.launch`` under the warden's eyes."""
-    from plait_worker.delta import read_plan
+    from plait_worker.step_inputs import read_plan
 
     wardens: list[Warden] = []
     choose = random.Random(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attention_cases import CPU, MlaCase, latent
 from plait_worker.attention.spec import MlaShape
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from trtllm_gen import Launcher
 
 TOLERANCE = 0.02
@@ -29,5 +29,5 @@ def test_a_decode_row_of_two_tokens_is_refused(launcher: Launcher) -> None:
     from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
     world = MlaCase(shape := latent(128), [], [(3, 2)])
-    with pytest.raises(Failure, match="one query token"):
+    with pytest.raises(WorkerError, match="one query token"):
         world.error(CutlassMla(shape, 32, 64, 256, CPU))

@@ -10,7 +10,7 @@ from plait_proto import ExitCode
 from plait_worker.attention.registry import BackendRequirements
 from plait_worker.attention.selection import choose_attention
 from plait_worker.attention.spec import MhaShape, MlaShape
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from trtllm_gen import Launcher
 
 RULES = [
@@ -34,7 +34,7 @@ RULES = [
 def test_the_rule_is_named(
     launcher: Launcher, name: str, shape: MhaShape | MlaShape, page_size: int, rule: str
 ) -> None:
-    with pytest.raises(Failure) as refused:
+    with pytest.raises(WorkerError) as refused:
         choose_attention(name, BackendRequirements(shape, page_size, 64, 256, CPU))
     assert refused.value.code == ExitCode.HARDWARE
     assert rule in refused.value.reason
@@ -44,7 +44,7 @@ def test_the_rule_is_named(
 @pytest.mark.parametrize("shape", [heads(), latent()])
 def test_a_cpu_is_no_blackwell(shape: MhaShape | MlaShape) -> None:
     name = "trtllm_mla" if isinstance(shape, MlaShape) else "trtllm_mha"
-    with pytest.raises(Failure, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
+    with pytest.raises(WorkerError, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
         choose_attention(name, BackendRequirements(shape, 64, 64, 256, CPU))
 
 
@@ -56,7 +56,7 @@ def test_float8_latents_pass_the_problem_at_start(launcher: Launcher) -> None:
 
 def test_kernels_that_leave_what_is_no_number_are_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_gen.attend", lambda *_: None)
-    with pytest.raises(Failure, match="its result is off by nan"):
+    with pytest.raises(WorkerError, match="its result is off by nan"):
         choose_attention("trtllm_mla", BackendRequirements(latent(2), 32, 128, 256, CPU))
 
 

@@ -18,13 +18,13 @@ from plait_worker.attention.registry import BackendRequirements
 from plait_worker.attention.selection import try_backend
 from plait_worker.batch import build_rows
 from plait_worker.cache import KVCache
-from plait_worker.delta import read_plan
 from plait_worker.graph_sizes import Size, sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
+from plait_worker.step_inputs import read_plan
 from stepper import Stepper
 from test_gpu_mla_models import save_deepseek
 from torch import Tensor
@@ -64,19 +64,19 @@ class BothWays:
 
     @torch.inference_mode()
     def step(self, plan: Plan) -> StepResult:
-        delta = read_plan(plan)
-        self.slots.apply(delta)
-        self.slots.advance(delta)
-        rows = build_rows(delta, self.slots, VOCAB)
+        inputs = read_plan(plan)
+        self.slots.apply(inputs)
+        self.slots.advance(inputs)
+        rows = build_rows(inputs, self.slots, VOCAB)
         hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         right = self.model.rounded_logits(hidden[rows.sample_index_S]).float()
-        if (graph := self.graphs.fitting(delta, self.slots)) is None:
+        if (graph := self.graphs.fitting(inputs, self.slots)) is None:
             self.num_eager += 1
         else:
-            given = graph.replay(delta).float()
+            given = graph.replay(inputs).float()
             self.errors.setdefault(graph.size, []).append(float((given - right).abs().max() / right.abs().max()))
         ids = right.argmax(dim=-1)
-        self.slots.keep_tokens(self.slots.to_device(delta.slots_R[delta.samples_R]), ids)
+        self.slots.keep_tokens(self.slots.to_device(inputs.slots_R[inputs.samples_R]), ids)
         token_ids = ids.cpu().numpy().astype("<u4")
         num_accepted = np.ones(len(token_ids), dtype="<u4").tobytes()
         return StepResult(plan.step, 1, num_accepted, token_ids.tobytes(), b"", b"")

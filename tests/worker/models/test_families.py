@@ -16,7 +16,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_kernels.moe.native import ExpertPanels
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.models import dummy_model
 from plait_worker.parallel import Parallel
 
@@ -288,7 +288,7 @@ def test_a_model_is_drawn_where_there_is_room_for_it_and_for_its_largest_matrix_
     twice = model.config.num_layers * math.prod(largest) * dtype.itemsize if "deepseek" in family else 0
     needed = model.weight_bytes - twice + math.prod(largest) * dtype.itemsize
     assert draw(free_bytes=max(needed, model.weight_bytes)).weight_bytes == model.weight_bytes
-    with pytest.raises(Failure, match="too little"):
+    with pytest.raises(WorkerError, match="too little"):
         draw(free_bytes=needed - 1)
 
 

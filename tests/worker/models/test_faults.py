@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from plait_kernels.moe import Routing, route
 from plait_worker.layers.norm import ProjectionNorm
-from plait_worker.models.decoder import HeadsDecoder
+from plait_worker.models.decoder import MhaDecoder
 from torch import Tensor
 
 IDS = torch.randint(0, 61, (60,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -25,8 +25,8 @@ Fault = Callable[[pytest.MonkeyPatch, Path], None]
 
 
 def wrong_scale(patch: pytest.MonkeyPatch, _path: Path) -> None:
-    right = vars(HeadsDecoder)["attention_shape"]
-    patch.setattr(HeadsDecoder, "attention_shape", property(lambda self: replace(right.__get__(self), scale=0.2)))
+    right = vars(MhaDecoder)["attention_shape"]
+    patch.setattr(MhaDecoder, "attention_shape", property(lambda self: replace(right.__get__(self), scale=0.2)))
 
 
 def no_bias(ending: str) -> Fault:

@@ -13,11 +13,11 @@ from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.jit.modules import model_shape
 from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
+from plait_worker.fingerprint import check_same_files
 from plait_worker.models import dummy_model, load_model
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.rows import Rows
-from plait_worker.same_files import refuse_other_files
 from plait_worker.weights import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.json_config import read_config
@@ -83,9 +83,9 @@ def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp
     one, other = save_tiny("llama", seed=1).path, save_tiny("llama", seed=2).path
 
     def compare(parallel: Parallel) -> str:
-        refuse_other_files(one, parallel)
+        check_same_files(one, parallel)
         try:
-            refuse_other_files(one if parallel.rank == 0 else other, parallel)
+            check_same_files(one if parallel.rank == 0 else other, parallel)
         except ModelFilesError as error:
             return str(error)
         return ""
@@ -95,12 +95,12 @@ def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp
 
 
 def test_a_rank_that_misses_another_says_so(tmp_path: Path) -> None:
-    def leave_or_wait(parallel: Parallel) -> Failure | None:
+    def leave_or_wait(parallel: Parallel) -> WorkerError | None:
         met.wait()  # whoever left before the other was connected would break the meeting instead
         try:
             while parallel.rank == 0:
                 parallel.wait_for_all()
-        except Failure as failure:
+        except WorkerError as failure:
             return failure
         return None
 

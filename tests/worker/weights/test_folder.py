@@ -13,7 +13,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.model_config import LinearRope, Llama3Rope, YarnRope
 from plait_worker.models import choose_dtype, load_model
 from plait_worker.parallel import Parallel
@@ -411,12 +411,12 @@ def test_a_tensor_that_is_not_loaded_needs_no_memory(unread: str, saved: Path) -
     needed = held + largest  # a matrix is there twice until it is in panels
     rewrite(saved, lambda tensors: tensors.update({unread: torch.zeros(needed)}))
     load_model(saved, "float32", CPU, Parallel(), free_bytes=needed)
-    with pytest.raises(Failure, match="too little"):
+    with pytest.raises(WorkerError, match="too little"):
         load_model(saved, "float32", CPU, Parallel(), free_bytes=needed - 1)
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_read(saved: Path) -> None:
-    with pytest.raises(Failure, match=r"0\.00 GiB of memory are free, 0\.00 GiB too little") as failed:
+    with pytest.raises(WorkerError, match=r"0\.00 GiB of memory are free, 0\.00 GiB too little") as failed:
         load_model(saved, "float32", CPU, Parallel(), free_bytes=1000)
     assert failed.value.code == ExitCode.HARDWARE
     load_model(saved, "float32", CPU, Parallel(), free_bytes=1 << 30)

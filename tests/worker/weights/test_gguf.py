@@ -15,10 +15,10 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models import load_model
-from plait_worker.models.decoder import HeadsDecoder
+from plait_worker.models.decoder import MhaDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.weights import GgufFile, Held, ModelFilesError, Weights
 from rank_threads import on_every_rank
@@ -100,10 +100,10 @@ def test_matrices_stay_quantised_unless_a_type_is_named(
 ) -> None:
     path = write_gguf(tiny_llama, kind=kind)
     kept, rounded = (load_model(path, dtype, torch.device("cpu"), Parallel()) for dtype in ("auto", "bfloat16"))
-    assert isinstance(kept, HeadsDecoder)
-    assert isinstance(rounded, HeadsDecoder)
-    assert rounded.kept_kinds == set()
-    assert kept.kept_kinds == (KEPT[kind] if kept.dtype == torch.bfloat16 else set())
+    assert isinstance(kept, MhaDecoder)
+    assert isinstance(rounded, MhaDecoder)
+    assert rounded.gguf_types == set()
+    assert kept.gguf_types == (KEPT[kind] if kept.dtype == torch.bfloat16 else set())
     for ours, theirs in zip(kept.blocks, rounded.blocks, strict=True):
         for name in ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down"):
             one, other = (attrgetter(name)(block).multiply for block in (ours, theirs))
@@ -118,7 +118,7 @@ def test_matrices_stay_quantised_unless_a_type_is_named(
 def bytes_to_load(path: Path) -> int:
     """What is held in the end, and the largest tensor once more: a matrix is there twice until it is in panels."""
     model = load_model(path, "auto", CPU, Parallel())
-    source = Weights(GgufFile(path), model.dtype, CPU, keeps_blocks=bool(model.kept_kinds))
+    source = Weights(GgufFile(path), model.dtype, CPU, keeps_quantised=bool(model.gguf_types))
     return model.weight_bytes + max(source.least_bytes(()).values())
 
 
@@ -138,7 +138,7 @@ def test_memory_must_hold_what_is_kept_and_no_more(kind: Any, tiny_llama: Any, w
     path = write_gguf(tiny_llama, kind=kind)
     needed = bytes_to_load(path)
     load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
-    with pytest.raises(Failure, match=r"weights take .* or more and .* too little"):
+    with pytest.raises(WorkerError, match=r"weights take .* or more and .* too little"):
         load_model(path, "auto", CPU, Parallel(), free_bytes=needed - 1)
 
 
@@ -150,7 +150,7 @@ def test_too_little_memory_is_told_before_a_tensor_is_read(
     needed = bytes_to_load(path)
     load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
     monkeypatch.setattr(GgufFile, "read", lambda _file, name: pytest.fail(f"{name} was read"))
-    with pytest.raises(Failure, match="too little"):
+    with pytest.raises(WorkerError, match="too little"):
         load_model(path, "auto", CPU, Parallel(), free_bytes=int(0.95 * needed))
 
 

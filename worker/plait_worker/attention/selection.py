@@ -20,7 +20,7 @@ from plait_worker.attention.registry import BackendRequirements, BackendSpec, fi
 from plait_worker.attention.self_check import SelfCheck, self_check
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.device import compute_capability
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Trial:
 def choose_attention(name: str, requirements: BackendRequirements) -> AttentionBackend[Any]:
     """The backend of this name, or for ``auto`` the fastest.
 
-    Raises ``Failure`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
+    Raises ``WorkerError`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
     """
     if requirements.device.type == "cpu" and name == "auto":
         return cpu_attention(requirements.shape, requirements.page_size, requirements.context_chunk)
@@ -71,7 +71,7 @@ def choose_attention(name: str, requirements: BackendRequirements) -> AttentionB
         return _torch(requirements)
     outcome = try_backend(name, requirements, may_compile=True)
     if isinstance(outcome, str):
-        raise Failure(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
+        raise WorkerError(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
     return outcome
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import Blocks
+from plait_kernels.linear import GgufWeight
 from plait_kernels.linear.blocks import join
 from torch import Tensor
 
-from plait_worker.layers.matrix import block_matrix, matrix
+from plait_worker.layers.matrix import gguf_matrix, matrix
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.reader import Weights
 
-COARSE_BITS, FINE_BITS = 8, 16
+A8, A16 = 8, 16
 """What a row is rounded to before a product with quantised weights. The second, at twice the time, is for what moves a
 model's answers most: queries and keys, and the head."""
 
@@ -53,13 +53,13 @@ class Part:
         tensor = weights.take(name, shape, rows=shard.own)
         return torch.cat((tensor, tensor.new_zeros(shard.num_empty, *shape[1:]))) if shard.num_empty else tensor
 
-    def output_blocks(self, weights: Weights, num_inputs: int, parallel: Parallel) -> Blocks | None:
+    def output_blocks(self, weights: Weights, num_inputs: int, parallel: Parallel) -> GgufWeight | None:
         """This rank's rows of ``NAME.weight``, quantised as the files have them; None where they cannot be."""
         shard = self.shard(parallel)
         shape = (self.num_outputs, num_inputs)
         return None if shard.num_empty else weights.blocks(f"{self.name}.weight", shape, rows=shard.own)
 
-    def input_blocks(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> Blocks | None:
+    def input_blocks(self, weights: Weights, name: str, num_outputs: int, parallel: Parallel) -> GgufWeight | None:
         """This rank's columns of a matrix, quantised as the files have them; None where they cannot be."""
         shard = self.shard(parallel)
         shape = (num_outputs, self.num_outputs)
@@ -82,13 +82,13 @@ class ColumnLinear:
         num_inputs: int,
         parallel: Parallel,
         bias: bool = False,
-        row_bits: int = COARSE_BITS,
+        activation_bits: int = A8,
     ) -> None:
-        """Read ``NAME.weight`` (and ``NAME.bias``) of each part; ``row_bits`` where the matrices stay quantised."""
+        """Read ``NAME.weight`` (and ``NAME.bias``) of each part; ``activation_bits`` is for quantised weights."""
         bias_O = _output_biases(weights, parts, parallel) if bias else None
         blocks = _output_blocks(weights, parts, num_inputs, parallel)
         if blocks is not None:
-            self.multiply = block_matrix(blocks, bias_O, weights.dtype, row_bits)
+            self.multiply = gguf_matrix(blocks, bias_O, weights.dtype, activation_bits)
             return
         weight_OI = torch.cat(
             [
@@ -115,7 +115,7 @@ def _output_biases(weights: Weights, parts: Sequence[Part], parallel: Parallel) 
     )
 
 
-def _output_blocks(weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel) -> Blocks | None:
+def _output_blocks(weights: Weights, parts: Sequence[Part], num_inputs: int, parallel: Parallel) -> GgufWeight | None:
     """The parts' matrices in one, where all stay quantised in one way."""
     found = {f"{part.name}.weight": part.output_blocks(weights, num_inputs, parallel) for part in parts}
     blocks = {name: each for name, each in found.items() if each is not None}
@@ -138,7 +138,7 @@ class RowLinear:
         blocks = inputs.input_blocks(weights, f"{name}.weight", num_outputs, parallel)
         if blocks is not None:
             weights.keep({f"{name}.weight": blocks})
-            self.multiply = block_matrix(blocks, own_bias_O, weights.dtype, COARSE_BITS)
+            self.multiply = gguf_matrix(blocks, own_bias_O, weights.dtype, A8)
             return
         weight_OI = inputs.take_inputs(weights, f"{name}.weight", num_outputs, parallel)
         self.multiply = matrix(weight_OI, own_bias_O)

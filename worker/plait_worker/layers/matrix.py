@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import BlockMatrix, Blocks, PanelMatrix, can_hold, multiply_few, multiply_row, tiles_of
+from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold, multiply_few, multiply_row, tiles_of
 from torch import Tensor
 
 
@@ -41,9 +41,9 @@ def is_copy(held: Matrix) -> bool:
     return not isinstance(held, _Plain)
 
 
-def block_matrix(blocks: Blocks, bias_O: Tensor | None, dtype: torch.dtype, row_bits: int) -> Matrix:
-    """A quantised matrix, multiplied as it is by rows of ``dtype`` rounded to ``row_bits`` bits."""
-    return BlockMatrix(blocks, bias_O, dtype, row_bits)
+def gguf_matrix(blocks: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> Matrix:
+    """A quantised matrix, multiplied as it is by rows of ``dtype`` rounded to ``activation_bits`` bits."""
+    return GgufMatrix(blocks, bias_O, dtype, activation_bits)
 
 
 def _onednn_multiplies_bfloat16() -> bool:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait_worker.layers.linear import FINE_BITS
-from plait_worker.layers.matrix import GpuMatrix, Matrix, block_matrix, is_copy, matrix
+from plait_worker.layers.linear import A16
+from plait_worker.layers.matrix import GpuMatrix, Matrix, gguf_matrix, is_copy, matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -90,4 +90,4 @@ def _read_blocks(weights: Weights, name: str, shape: tuple[int, int], parallel: 
     if blocks is None:
         return None
     weights.keep({name: blocks})
-    return block_matrix(blocks, None, weights.dtype, FINE_BITS)
+    return gguf_matrix(blocks, None, weights.dtype, A16)

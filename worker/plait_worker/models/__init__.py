@@ -19,13 +19,12 @@ from torch import Tensor
 from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.cache import AnyCacheSpec, KVCache
-from plait_worker.capacity import refuse_too_large
-from plait_worker.division import refuse_uneven
+from plait_worker.capacity import check_fits
 from plait_worker.model_config import ModelConfig
 from plait_worker.models import llama, minimax_m2, qwen2, qwen3, qwen3_moe
-from plait_worker.models.decoder import BlockReader, HeadsDecoder
+from plait_worker.models.decoder import BlockReader, MhaDecoder
 from plait_worker.models.deepseek import DeepseekDecoder
-from plait_worker.parallel import Parallel
+from plait_worker.parallel import Parallel, check_divisible
 from plait_worker.rows import Rows
 from plait_worker.weights import (
     DummyWeights,
@@ -76,7 +75,7 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     @property
-    def kept_kinds(self) -> frozenset[str]:
+    def gguf_types(self) -> frozenset[str]:
         """GGUF's names of the blocks that matrices stay quantised in."""
         ...
 
@@ -117,16 +116,16 @@ def load_model(
     that the kernels take; a named type is what all weights are rounded to.
     ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. ``fp8`` are the scales of a
     cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` where the files are missing, broken or
-    not supported, ``ValueError`` where the ranks cannot divide the model, and ``Failure`` of code HARDWARE where
+    not supported, ``ValueError`` where the ranks cannot divide the model, and ``WorkerError`` of code HARDWARE where
     memory is too small for it.
     """
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    refuse_uneven(config, parallel.world)
+    check_divisible(config, parallel.world)
     chosen = choose_dtype(dtype, device)
     source = rows_in_halves(checkpoint, config)
-    keeps_blocks = dtype == "auto" and _keeps_blocks(chosen, device)
-    weights = Weights(source, chosen, device, keeps_blocks=keeps_blocks, held=_held(parallel, free_bytes))
+    keeps_quantised = dtype == "auto" and _keeps_blocks(chosen, device)
+    weights = Weights(source, chosen, device, keeps_quantised=keeps_quantised, held=_held(parallel, free_bytes))
     not_loaded = NOT_LOADED + _stored_twice(config)
     least_bytes = weights.least_bytes(not_loaded)
     weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
@@ -134,7 +133,7 @@ def load_model(
     ahead = read_ahead(checkpoint) if isinstance(checkpoint, Folder) and device.type == "cuda" else nullcontext()
     with torch.inference_mode(), ahead:
         model = read_model(config, weights, parallel, fp8)
-    weights.refuse_leftovers(not_loaded)
+    weights.check_leftovers(not_loaded)
     return model
 
 
@@ -151,12 +150,12 @@ def dummy_model(
     Raises as ``load_model`` does; where the numbers have no room, before one of them is drawn.
     """
     config = open_config(path)
-    refuse_uneven(config, parallel.world)
+    check_divisible(config, parallel.world)
     weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
     with torch.inference_mode():
         if free_bytes is not None:
             least_bytes = _drawn_bytes(config, weights.dtype, parallel, free_bytes)
-            refuse_too_large(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
+            check_fits(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
         return read_model(config, weights, parallel, fp8)
 
 
@@ -168,7 +167,7 @@ def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, fr
 
     def end_what_has_no_end(own: int, _to_come: int) -> None:
         if own * parallel.world > _COUNTED_BYTES:
-            refuse_too_large(own * parallel.world, free_bytes)
+            check_fits(own * parallel.world, free_bytes)
 
     sizes = DummyWeights(dtype, torch.device("meta"), Held(end_what_has_no_end))
     read_model(config, sizes, parallel, None)
@@ -188,16 +187,16 @@ def _held(parallel: Parallel, free_bytes: int | None) -> Held:
     progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
     if free_bytes is None:
         return Held(progress=progress)
-    return Held(lambda own, to_come: refuse_too_large(own * parallel.world + to_come, free_bytes), progress)
+    return Held(lambda own, to_come: check_fits(own * parallel.world + to_come, free_bytes), progress)
 
 
 def read_model(
     config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None
-) -> HeadsDecoder | DeepseekDecoder:
+) -> MhaDecoder | DeepseekDecoder:
     """The model over these weights; raises as what gives them does."""
     if config.mla is not None:
         return DeepseekDecoder(config, weights, parallel, None if fp8 is None else _latent_scale(fp8))
-    return HeadsDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
+    return MhaDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
 
 
 def _latent_scale(fp8: PageScales) -> float:

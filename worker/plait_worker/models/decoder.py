@@ -40,7 +40,7 @@ class Step(Generic[PreparedT]):
     attention: PreparedT
 
 
-HeadsStep = Step[StepAttention]
+MhaStep = Step[StepAttention]
 """Of families whose heads cache keys and values."""
 
 
@@ -102,7 +102,7 @@ class Decoder(Generic[PreparedT]):
         )
         self.rope = Rope(config.rope, config.head_dim, weights.device)
         self.weight_bytes = weights.held.num_bytes
-        self.kept_kinds = frozenset(weights.held.kinds)
+        self.gguf_types = frozenset(weights.held.kinds)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: PreparedT) -> Tensor:
@@ -125,7 +125,7 @@ class Decoder(Generic[PreparedT]):
         return self.head.rounded(hidden_SD, out_SV)
 
 
-class HeadsDecoder(Decoder[StepAttention]):
+class MhaDecoder(Decoder[StepAttention]):
     """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
 
     def __init__(

@@ -25,7 +25,7 @@ from torch import Tensor
 from plait_worker.attention.backend import MlaStep
 from plait_worker.attention.spec import MlaShape
 from plait_worker.cache import LatentCacheSpec
-from plait_worker.layers.expansion import expansion
+from plait_worker.layers.kv_b_proj import kv_up_projection
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
@@ -103,7 +103,7 @@ class LatentAttention:
         self._norm = LatentNorm(norm_L, _LATENT_EPS)
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
         up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
-        self._expand = expansion(up_weight.unflatten(0, (-1, up.unit_size)), mla)
+        self._expand = kv_up_projection(up_weight.unflatten(0, (-1, up.unit_size)), mla)
         weights.hold_more("kv_b_proj.weight", self._expand.num_more_bytes)
         self.key_HOL, self.value_HVL = self._expand.key_HOL, self._expand.value_HVL
         values = Part("o_proj", config.num_heads, mla.value_dim)

@@ -14,7 +14,7 @@ from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import MoeNames, SparseMlp
 from plait_worker.layers.norm import ProjectionNorm
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, HeadsStep
+from plait_worker.models.decoder import Block, MhaStep
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -36,7 +36,7 @@ class MiniMaxAttention:
         copies = parallel.kv_copies(config.num_heads, config.num_kv_heads)
         self.norm = ProjectionNorm(weights, {"q_norm": q, "k_norm": k}, (1, copies), config.norm_eps, parallel)
 
-    def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: MhaStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
         num_qk = self.num_heads + self.num_kv_heads
         qk, v = torch.split(self.qkv(x_TD), [num_qk * self.head_dim, self.num_kv_heads * self.head_dim], dim=1)

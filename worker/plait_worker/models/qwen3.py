@@ -11,11 +11,11 @@ from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.linear import FINE_BITS, ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import A16, ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, HeadsStep
+from plait_worker.models.decoder import Block, MhaStep
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -33,13 +33,13 @@ class Qwen3Attention(GroupedAttention):
         q = Part("q_proj", config.num_heads, config.head_dim, heads)
         k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
         v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias, FINE_BITS)
+        self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias, A16)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(weights, "k_norm", config.head_dim, config.norm_eps)
         self.norm = HeadNorm(self.q_norm.weight_D, self.k_norm.weight_D, config.norm_eps)
 
-    def __call__(self, x_TD: Tensor, step: HeadsStep, pages: Tensor) -> Tensor:
+    def __call__(self, x_TD: Tensor, step: MhaStep, pages: Tensor) -> Tensor:
         """``[T, D]``."""
         qkv_THE = self.qkv(x_TD).view(x_TD.shape[0], -1, self.head_dim)
         qk_THE, v_TGE = torch.split(qkv_THE, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)

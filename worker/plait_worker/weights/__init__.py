@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig
 from plait_worker.weights.dummy import DummyWeights
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile
 from plait_worker.weights.interleaved import rows_in_halves

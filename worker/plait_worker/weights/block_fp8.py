@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_worker.weights.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 
 FP8 = "F8_E4M3"

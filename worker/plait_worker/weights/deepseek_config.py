@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plait_kernels.moe import GroupLimit
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import GroupRouting, MlaConfig, MoeConfig, RopeConfig, YarnRope
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 
 V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait_worker.weights.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError
 
 MAX_INTEGER = 1 << 32
 MAX_SHOWN = 80

@@ -10,9 +10,9 @@ from typing import Protocol, cast
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig
 from plait_worker.weights.block_fp8 import FP8, SCALE_TYPES, BlockSize, dequantise, read_block_size, scale_name
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.json_config import read_config
 

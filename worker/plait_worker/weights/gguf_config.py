@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import FactorsRope, LinearRope, ModelConfig, MoeConfig, RopeConfig, RopeScaling, YarnRope
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.gguf_header import GgufHeader
 from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
@@ -26,7 +26,7 @@ def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, wher
     """
     kind = read_kind(header, where)
     fields = _of_family(header, kind, where)
-    _refuse_unsupported(header, fields, kind)
+    _check_supported(header, fields, kind)
     num_heads = fields.integer("attention.head_count", high=MAX_WIDTH)
     hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
     head_dim = _read_head_dim(fields, hidden_size, num_heads)
@@ -67,7 +67,7 @@ def _of_family(header: GgufHeader, kind: str, where: str) -> Fields:
     return Fields({k.removeprefix(prefix): v for k, v in header.fields.items() if k.startswith(prefix)}, where)
 
 
-def _refuse_unsupported(header: GgufHeader, fields: Fields, kind: str) -> None:
+def _check_supported(header: GgufHeader, fields: Fields, kind: str) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
     if Fields(header.fields, fields.where).integer("split.count", 0, low=0) > 1:
         raise ModelFilesError(

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from plait_kernels.linear import Blocks
+from plait_kernels.linear import GgufWeight
 from plait_kernels.linear.blocks import BLOCK_BYTES
 from torch import Tensor
 
-from plait_worker.weights.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError
 from plait_worker.weights.gguf_config import read_config, read_kind
 from plait_worker.weights.gguf_header import GgufHeader, GgufTensor, read_header
 from plait_worker.weights.gguf_names import hugging_face_names
@@ -77,14 +77,14 @@ class GgufFile:
             return unpermute(tensor, heads)
         return tensor
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str) -> GgufWeight | None:
         """A matrix whose blocks the kernels take, copied out of the file; its rows are in ``read``'s order."""
         stored = self._by_name[name]
         if not stored.is_kept:
             return None
         raw = torch.from_numpy(self._raw_rows(stored).copy())
         heads = self._permuted_heads(name) if self._unmixed else None
-        return Blocks(stored.tensor.kind.name, unpermute(raw, heads) if heads else raw)
+        return GgufWeight(stored.tensor.kind.name, unpermute(raw, heads) if heads else raw)
 
     def block_bytes(self, name: str) -> int | None:
         """From the header."""

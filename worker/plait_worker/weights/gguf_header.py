@@ -16,7 +16,7 @@ from mmap import mmap
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from plait_worker.weights.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError
 
 VERSIONS = (2, 3)
 MAX_FIELDS = 4096

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.weights.block_fp8 import read_block_size
 from plait_worker.weights.deepseek_config import V2, V3, read_deepseek_moe, read_mla
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.minimax_config import M2, read_minimax_moe
 from plait_worker.weights.rope_config import read_num_turned, read_rope
@@ -24,7 +24,7 @@ def read_config(fields: Fields) -> ModelConfig:
     pattern that is not supported.
     """
     architecture = read_architecture(fields)
-    _refuse_unsupported(fields)
+    _check_supported(fields)
     num_heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -89,7 +89,7 @@ def _read_head_dim(fields: Fields, architecture: str, hidden_size: int, num_head
     return fields.integer("head_dim", default)
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _check_supported(fields: Fields) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
     read_block_size(fields)
     activation = fields.text("hidden_act", "silu")

@@ -15,7 +15,7 @@ _FULL_ATTENTION = 1
 
 def read_minimax_moe(fields: Fields) -> MoeConfig:
     """The mixture of experts; raises ``ModelFilesError`` for a variant that is not supported, by its field."""
-    _refuse_variants(fields)
+    _check_variant(fields)
     return MoeConfig(
         num_experts=fields.integer("num_local_experts", high=_MAX_WIDTH),
         num_experts_per_token=fields.integer("num_experts_per_tok", high=_MAX_WIDTH),
@@ -25,7 +25,7 @@ def read_minimax_moe(fields: Fields) -> MoeConfig:
     )
 
 
-def _refuse_variants(fields: Fields) -> None:
+def _check_variant(fields: Fields) -> None:
     for name, only in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
         if fields.text(name, only) != only:
             raise fields.wrong(name, f"{only} in this architecture")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import torch
-from plait_kernels.linear import Blocks
+from plait_kernels.linear import GgufWeight
 from torch import Tensor
 
-from plait_worker.weights.errors import ModelFilesError
+from plait_worker.errors import ModelFilesError
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
@@ -34,7 +34,7 @@ class TensorSource(Protocol):
         """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
         ...
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str) -> GgufWeight | None:
         """A quantised matrix as the file has it, where that is a kind that products take as it is."""
         ...
 
@@ -70,18 +70,18 @@ class Held:
         self._to_come = dict(least_bytes)
         self._num_to_come = self._num_expected = sum(least_bytes.values())
         self._num_passing = num_passing
-        self._refuse_too_many()
+        self._check_room()
 
     def add(self, name: str, num_bytes: int) -> None:
         """One more tensor, or another form of one."""
         self.taken[name] = self.taken.get(name, 0) + num_bytes
         self.num_bytes += num_bytes
         self._num_to_come -= self._to_come.pop(name, 0)
-        self._refuse_too_many()
+        self._check_room()
         if self._progress is not None and self._num_expected:
             self._progress(self._num_to_come, self._num_expected)
 
-    def _refuse_too_many(self) -> None:
+    def _check_room(self) -> None:
         if self._check is not None:
             self._check(self.num_bytes, self._num_to_come + self._num_passing)
 
@@ -95,21 +95,21 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        keeps_blocks: bool = False,
+        keeps_quantised: bool = False,
         held: Held | None = None,
     ) -> None:
-        """Nothing is read yet; ``keeps_blocks`` leaves matrices quantised as the files have them."""
+        """Nothing is read yet; ``keeps_quantised`` leaves matrices quantised as the files have them."""
         self.source = source
         self.dtype = dtype
         self.device = device
-        self.keeps_blocks = keeps_blocks
+        self.keeps_quantised = keeps_quantised
         self.prefix = ""
         self.held = held or Held()
         """Of all prefixes."""
 
     def at(self, prefix: str) -> Weights:
         """The tensors whose names go on with ``prefix`` and a dot."""
-        below = Weights(self.source, self.dtype, self.device, keeps_blocks=self.keeps_blocks, held=self.held)
+        below = Weights(self.source, self.dtype, self.device, keeps_quantised=self.keeps_quantised, held=self.held)
         below.prefix = f"{self.prefix}{prefix}."
         return below
 
@@ -137,20 +137,20 @@ class Weights:
 
     def blocks(
         self, name: str, shape: tuple[int, int], rows: range | None = None, columns: range | None = None
-    ) -> Blocks | None:
+    ) -> GgufWeight | None:
         """The same of a matrix that stays quantised, for ``keep``; None where it must be taken as numbers.
 
         Raises ``ModelFilesError`` as ``take`` does.
         """
         full_name = self._checked(name, shape)
-        blocks = self.source.blocks(full_name) if self.keeps_blocks else None
+        blocks = self.source.blocks(full_name) if self.keeps_quantised else None
         if blocks is not None and rows is not None:
             blocks = blocks.rows(rows)
         if blocks is not None and columns is not None:
             blocks = blocks.columns(columns)
         return blocks
 
-    def keep(self, blocks: Mapping[str, Blocks]) -> None:
+    def keep(self, blocks: Mapping[str, GgufWeight]) -> None:
         """Matrices that were not taken as numbers, by their names."""
         for name, each in blocks.items():
             self.held.add(self.prefix + name, each.raw.nbytes)
@@ -170,7 +170,7 @@ class Weights:
 
     def _least_bytes(self, name: str) -> int:
         numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
-        may_stay = self.keeps_blocks and not name.endswith(_LOOKED_UP)
+        may_stay = self.keeps_quantised and not name.endswith(_LOOKED_UP)
         blocks = self.source.block_bytes(name) if may_stay else None
         return numbers if blocks is None else min(blocks, numbers)
 
@@ -198,7 +198,7 @@ class Weights:
         """A copy of its own: the source may lie in a mapped file."""
         return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
 
-    def refuse_leftovers(self, allowed: Collection[str]) -> None:
+    def check_leftovers(self, allowed: Collection[str]) -> None:
         """Raise ``ModelFilesError`` where tensors were not taken, except those whose names end as ``allowed`` says."""
         left = sorted(
             name for name in self.source.names if name not in self.held.taken and not name.endswith(tuple(allowed))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import LinearRope, Llama3Rope, RopeConfig, RopeScaling, YarnRope
-from plait_worker.weights.errors import ModelFilesError
 from plait_worker.weights.fields import Fields
 
 DEFAULT_THETA = 10000.0

@@ -23,7 +23,7 @@ from plait_worker.attention.lengths import device_lengths, ends, packed_pages, s
 from plait_worker.attention.mha.mixed_kernel import takes_mixed_kernel
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MhaShape
-from plait_worker.ranges import named
+from plait_worker.nvtx import nvtx_range
 from plait_worker.rows import Rows
 
 _WORKSPACE_BYTES = 128 << 20
@@ -65,10 +65,10 @@ class FlashinferMhaStep:
         out_THE = torch.empty_like(q_THE)
         num = self.num_prefill_tokens
         if self.prefill is not None:
-            with named("attention: prefill"):
+            with nvtx_range("attention: prefill"):
                 self.prefill.run(q_THE[:num], pages, out=out_THE[:num])
         if self.decode is not None:
-            with named("attention: decode"):
+            with nvtx_range("attention: decode"):
                 self.decode.run(q_THE[num:], pages, out=out_THE[num:])
         return out_THE
 

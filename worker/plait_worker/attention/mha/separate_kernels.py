@@ -21,8 +21,8 @@ from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
 from plait_worker.attention.lengths import decode_lengths, device_lengths, slot_mapping
 from plait_worker.attention.mha.upcast_kv import UpcastKv, upcast_kv
 from plait_worker.attention.spec import MhaShape
-from plait_worker.failure import ensure
-from plait_worker.ranges import named
+from plait_worker.errors import ensure
+from plait_worker.nvtx import nvtx_range
 from plait_worker.rows import DeviceLengths, Rows
 
 
@@ -74,10 +74,10 @@ class SeparateKernelsStep:
         out_THE = self.backend.output_THE[: q_THE.shape[0]]
         num = self.num_prefill_tokens
         if self.prefill is not None:
-            with named("attention: prefill"):
+            with nvtx_range("attention: prefill"):
                 self.backend.prefill(q_THE[:num], pages, self.prefill, out_THE[:num])
         if num < q_THE.shape[0]:
-            with named("attention: decode"):
+            with nvtx_range("attention: decode"):
                 self.backend.decode(q_THE[num:], pages, self.decode, out_THE[num:])
         return out_THE
 

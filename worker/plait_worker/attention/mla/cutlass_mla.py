@@ -15,7 +15,7 @@ from torch import Tensor
 from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 from plait_worker.attention.query_rows import QueryRows
 from plait_worker.attention.spec import MlaShape
-from plait_worker.failure import ensure
+from plait_worker.errors import ensure
 
 NUM_HEADS = 128
 LATENT = (512, 64)

@@ -22,7 +22,7 @@ from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.ragged_prefill import RaggedPrefill, RaggedStep
 from plait_worker.attention.mla.short_extend import OrderedRows, is_short, is_short_beside_others, short_last
 from plait_worker.attention.spec import MlaShape
-from plait_worker.ranges import named
+from plait_worker.nvtx import nvtx_range
 from plait_worker.rows import DeviceLengths, Rows
 
 LATENT_DIMS = (512, 576)
@@ -52,14 +52,14 @@ class HopperMlaStep(Generic[PlannedT]):
         """See ``MlaStep``."""
         if self.ragged is None:
             raise AssertionError("a step without prefill tokens")
-        with named("attention: prefill"):
+        with nvtx_range("attention: prefill"):
             self.ragged.attend(q_PHE, latent_PC, pages, kv_b_proj, out_PHV)
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """See ``MlaStep``."""
         if self.absorbed is None:
             raise AssertionError("a step without absorbed tokens")
-        with named("attention: decode"):
+        with nvtx_range("attention: decode"):
             return self.backend.attend(q_BHC, pages, self.absorbed)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_worker import working_space
+from plait_worker import profile_run
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
@@ -45,9 +45,9 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
     attention.steps = []
     picked = Counter[tuple[str, int]]()
     for name in ("pick_greedy", "pick_random", "pick_filtered"):
-        monkeypatch.setattr(working_space, name, counted(getattr(working_space, name), name, picked))
+        monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, picked))
     with torch.inference_mode():
-        working_space.run_largest_steps(config, model, attention, KVCache(model.cache_spec, 1, config.page_size, CPU))
+        profile_run.run_largest_steps(config, model, attention, KVCache(model.cache_spec, 1, config.page_size, CPU))
     assert max(rows.num_tokens for rows in attention.steps) == max_batch_tokens
     for rows in attention.steps:
         assert len(rows.lengths) <= max(max_seqs, -(-max_batch_tokens // max_model_len))

@@ -19,7 +19,7 @@ _RECORD_TOKENS = 256
 """Prompt tokens whose logits exist at a time, where they are asked for (``sample``), twice."""
 
 
-def cpu_working_bytes(
+def cpu_activation_bytes(
     config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int | None = None
 ) -> int:
     """Bytes of the largest step's activations, logits and temporary keys and values; ``itemsize`` of the model's.

@@ -38,7 +38,7 @@ _PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
 
 
 @torch.inference_mode()
-def measure_working_bytes(
+def measure_activation_bytes(
     config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], device: torch.device
 ) -> int:
     """Bytes that the largest steps and the captured graphs take."""
@@ -84,7 +84,7 @@ def run_largest_steps(
         del logits_SV
         asked_CV = model.logits(hidden_TD[:SLICE])
         score_tokens(asked_CV, rows.token_ids_T[:SLICE], min(_MAX_BEST, asked_CV.shape[1]))
-        _pick_every_way(model.rounded_logits(_sampling_rows(config, hidden_TD)))
+        _run_samplers(model.rounded_logits(_sampling_rows(config, hidden_TD)))
 
 
 def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
@@ -121,7 +121,7 @@ def _sampling_rows(config: WorkerConfig, hidden_TD: Tensor) -> Tensor:
     return hidden_TD[:1].expand(num_rows, -1).contiguous()
 
 
-def _pick_every_way(logits_SV: Tensor) -> None:
+def _run_samplers(logits_SV: Tensor) -> None:
     """The kernels of random picks are compiled at their first use, which takes two seconds."""
     pick_greedy(logits_SV)
     ones_S = torch.ones(len(logits_SV), device=logits_SV.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plait_worker.layers.expansion import JoinedExpansion, WholeExpansion
+from plait_worker.layers.kv_b_proj import ConcatKvUp, SingleGemmKvUp
 from plait_worker.model_config import MlaConfig
 
 DIMS = {"recall": (3, 64, 32, 16, 48), "odd": (2, 10, 6, 4, 5)}
@@ -19,7 +19,7 @@ def test_one_product_makes_keys_and_values_and_brings_the_shared_key_to_each_hea
     mla = MlaConfig(None, latent_dim, nope_dim, rope_dim, value_dim, scale=1.0, is_interleaved=False)
     up_HXL = torch.randn(num_heads, nope_dim + value_dim, latent_dim, generator=torch.Generator().manual_seed(0))
     latent_NC = torch.randn(num_tokens, mla.cached_dim, generator=torch.Generator().manual_seed(1))
-    joined, whole = JoinedExpansion(up_HXL, mla), WholeExpansion(up_HXL, mla)
+    joined, whole = ConcatKvUp(up_HXL, mla), SingleGemmKvUp(up_HXL, mla)
     for given, right in zip(whole(latent_NC), joined(latent_NC), strict=True):
         torch.testing.assert_close(given, right, atol=1e-5, rtol=1e-5)
     key_NHE, _ = whole(latent_NC)
@@ -30,5 +30,5 @@ def test_one_product_makes_keys_and_values_and_brings_the_shared_key_to_each_hea
 
 def test_zeros_and_the_unit_matrix_are_counted() -> None:
     mla = MlaConfig(None, 8, 4, 2, 6, scale=1.0, is_interleaved=False)
-    whole = WholeExpansion(torch.ones(3, 10, 8), mla)
+    whole = SingleGemmKvUp(torch.ones(3, 10, 8), mla)
     assert whole.num_more_bytes == 4 * 3 * (12 * 10 - 10 * 8)

@@ -14,9 +14,9 @@ from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.cache import KVCache
-from plait_worker.capacity import Room, choose_num_pages, cpu_pool_bytes
-from plait_worker.cpu_working_space import cpu_working_bytes
-from plait_worker.failure import Failure
+from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes
+from plait_worker.cpu_activations import cpu_activation_bytes
+from plait_worker.errors import WorkerError
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
@@ -64,7 +64,7 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
         held += size
         peak = max(peak, held)
     itemsize = shape.cached_dtype.itemsize if gathers else None
-    counted = cpu_working_bytes(config, model.config, model.dtype.itemsize, itemsize)
+    counted = cpu_activation_bytes(config, model.config, model.dtype.itemsize, itemsize)
     assert peak <= counted <= MOST_COUNTED * peak
 
 
@@ -118,30 +118,30 @@ def test_a_process_grows_in_its_largest_step_by_no_more_than_is_counted(check_mo
     assert ran.returncode == 0, ran.stderr
     for path, grown in zip(paths, map(int, ran.stdout.split()), strict=True):
         config = config_for(path, tmp_path, max_batch_tokens=num_tokens, context_chunk=256, max_model_len=8192)
-        counted = cpu_working_bytes(config, open_checkpoint(path).config, torch.bfloat16.itemsize)
+        counted = cpu_activation_bytes(config, open_checkpoint(path).config, torch.bfloat16.itemsize)
         assert grown - NOISE <= counted <= MOST_COUNTED * grown, path.name
 
 
 def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     config = config_for(tmp_path, tmp_path)
-    working = cpu_working_bytes(config, load_model(tmp_path, "float32", CPU, Parallel()).config, 4)
+    working = cpu_activation_bytes(config, load_model(tmp_path, "float32", CPU, Parallel()).config, 4)
     page, needed = 1000, 32 * 1000
-    room = Room(4 * (working + needed), 0, working)
-    assert choose_num_pages(config, page, cpu_pool_bytes(config, room), room) >= 32
-    tight = Room(working + needed - 1, 0, working)
-    with pytest.raises(Failure, match="a step takes"):
+    budget = MemoryBudget(4 * (working + needed), 0, working)
+    assert choose_num_pages(config, page, cpu_pool_bytes(config, budget), budget) >= 32
+    tight = MemoryBudget(working + needed - 1, 0, working)
+    with pytest.raises(WorkerError, match="a step takes"):
         choose_num_pages(config, page, cpu_pool_bytes(config, tight), tight)
 
 
 def test_pages_asked_for_beside_a_step_that_leaves_none_are_refused_in_words(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     config = config_for(tmp_path, tmp_path, num_pages=10)
-    room = Room(free_bytes=2 << 30, weight_bytes=0, working_bytes=3 << 30)
-    with pytest.raises(Failure) as refused:
-        choose_num_pages(config, 1 << 20, 0, room)
+    budget = MemoryBudget(free_bytes=2 << 30, weight_bytes=0, activation_bytes=3 << 30)
+    with pytest.raises(WorkerError) as refused:
+        choose_num_pages(config, 1 << 20, 0, budget)
     assert str(refused.value) == (
         "--num-pages 10 needs 0.01 GiB, and 0.00 GiB are there for pages (2.00 GiB of memory are free, a step takes "
         "3.00 GiB): at most 0 pages fit; lower --num-pages or --max-batch-tokens"
     )
-    assert choose_num_pages(config, 1 << 20, 0, Room((3 << 30) + (10 << 20), 0, 3 << 30)) == 10
+    assert choose_num_pages(config, 1 << 20, 0, MemoryBudget((3 << 30) + (10 << 20), 0, 3 << 30)) == 10

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu_driver import GPU
-from plait_worker.layers.expansion import WholeExpansion
+from plait_worker.layers.kv_b_proj import SingleGemmKvUp
 from plait_worker.model_config import MlaConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
@@ -19,7 +19,7 @@ def test_one_product_makes_keys_and_values_and_brings_the_shared_key_number_for_
     torch.manual_seed(0)
     up_HXL = (torch.randn(num_heads, 256, 512, device=GPU) * 512**-0.5).bfloat16()
     latent_NC = torch.randn(num_tokens, 576, device=GPU).bfloat16()
-    expand = WholeExpansion(up_HXL, MLA)
+    expand = SingleGemmKvUp(up_HXL, MLA)
     key_NHE, value_NHV = expand(latent_NC)
     right_NHX = torch.einsum("nl,hxl->nhx", latent_NC[:, :512].double(), up_HXL.double())
     for given, right in ((key_NHE[..., :128], right_NHX[..., :128]), (value_NHV, right_NHX[..., 128:])):

@@ -13,9 +13,8 @@ import pytest
 import torch
 from engine_side import EngineSide, engine_side
 from plait_proto import ExitCode, Fail, encode_config
-from plait_worker.failure import Failure
+from plait_worker.errors import WorkerError, is_out_of_memory
 from plait_worker.models import dummy_model
-from plait_worker.out_of_memory import is_out_of_memory
 from plait_worker.parallel import Parallel
 from tiny_models import config_for
 
@@ -80,7 +79,7 @@ def test_what_the_last_layer_has_no_memory_for_is_refused_before_the_first_is_dr
     whole = 8 * (3 * 1024 * 1024 + 3 * (1024 << 14) + 2 * 1024) + 2 * 1000 * 1024 + 1024
     largest = 1024 << 14  # a matrix is there twice until it is in panels
     in_words = rf"weights take {(whole + largest) * 4 / 2**30:.2f} GiB or more and 1\.00 GiB of memory are free"
-    with pytest.raises(Failure, match=in_words) as refused:
+    with pytest.raises(WorkerError, match=in_words) as refused:
         dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=1 << 30)
     assert refused.value.code == ExitCode.HARDWARE
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before) << 10 < 1 << 29
@@ -89,7 +88,7 @@ def test_what_the_last_layer_has_no_memory_for_is_refused_before_the_first_is_dr
 def test_drawn_weights_of_more_bytes_than_can_be_counted_are_refused(tmp_path: Path) -> None:
     wide = {"hidden_size": 1 << 20, "num_experts": 1 << 20, "moe_intermediate_size": 1 << 20, "num_experts_per_tok": 2}
     write_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], vocab_size=100, **wide)
-    with pytest.raises(Failure, match=r"weights take .* or more and 16\.00 GiB of memory are free"):
+    with pytest.raises(WorkerError, match=r"weights take .* or more and 16\.00 GiB of memory are free"):
         dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=16 << 30)
 
 
@@ -98,5 +97,5 @@ def test_drawn_weights_take_no_more_than_is_free(tmp_path: Path) -> None:
     largest = 256 * 256 * 4
     needed = dummy_model(tmp_path, "float32", CPU, Parallel()).weight_bytes + largest
     dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed)
-    with pytest.raises(Failure, match="too little"):
+    with pytest.raises(WorkerError, match="too little"):
         dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=needed - 1)

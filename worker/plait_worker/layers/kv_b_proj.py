@@ -15,7 +15,7 @@ from plait_worker.layers.matrix import Matrix, is_copy, matrix
 from plait_worker.model_config import MlaConfig
 
 
-class Expansion(Protocol):
+class KvUpProjection(Protocol):
     """Makes keys and values, and holds the matrices that make them."""
 
     key_HOL: Tensor
@@ -28,12 +28,12 @@ class Expansion(Protocol):
         ...
 
 
-def expansion(up_HXL: Tensor, mla: MlaConfig) -> Expansion:
+def kv_up_projection(up_HXL: Tensor, mla: MlaConfig) -> KvUpProjection:
     """The fastest way for the matrices' device."""
-    return WholeExpansion(up_HXL, mla) if up_HXL.is_cuda else JoinedExpansion(up_HXL, mla)
+    return SingleGemmKvUp(up_HXL, mla) if up_HXL.is_cuda else ConcatKvUp(up_HXL, mla)
 
 
-class JoinedExpansion:
+class ConcatKvUp:
     """The shared key is copied beside each head's own."""
 
     def __init__(self, up_HXL: Tensor, mla: MlaConfig) -> None:
@@ -44,7 +44,7 @@ class JoinedExpansion:
         self.num_more_bytes = up_HXL.nbytes if is_copy(self.up) else 0
 
     def __call__(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Expansion``."""
+        """See ``KvUpProjection``."""
         mla = self.mla
         latent_NL, key_NR = torch.split(latent_NC, [mla.latent_dim, mla.rope_dim], dim=1)
         kv_NHX = self.up(latent_NL).unflatten(1, (-1, mla.nope_dim + mla.value_dim))
@@ -55,7 +55,7 @@ class JoinedExpansion:
         return key_NHE, value_NHV
 
 
-class WholeExpansion:
+class SingleGemmKvUp:
     """One product makes all of it: rows of the unit matrix bring the shared key to each head, number for number.
 
     For 512 + 64 numbers of a token and heads of 128 + 64 and 128 it multiplies 1.4 times as much, by reckoning what
@@ -77,6 +77,6 @@ class WholeExpansion:
         self._heads = (num_heads, whole)
 
     def __call__(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Expansion``."""
+        """See ``KvUpProjection``."""
         key_NHE, value_NHV = self.up(latent_NC).view(len(latent_NC), *self._heads).split(self.sizes, dim=2)
         return key_NHE, value_NHV

@@ -16,7 +16,7 @@ _NUM_BLOCKS = 64
 _ENDINGS = (".json", ".safetensors", ".gguf")
 
 
-def refuse_other_files(path: Path, parallel: Parallel) -> None:
+def check_same_files(path: Path, parallel: Parallel) -> None:
     """Raise ``ModelFilesError``, on every rank, where one rank's files at ``path`` are not the first rank's.
 
     Names, sizes and 64 blocks of each file are compared: a whole read would take as long as loading.

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, NewSlot, Plan
 
-from plait_worker.failure import ensure
+from plait_worker.errors import ensure
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class StepInputs:
     """What one step computes, and what changes on the device before it."""
 
     freed_F: Ints
@@ -49,33 +49,33 @@ class Delta:
         return int(self.lengths_R.sum())
 
 
-def padded(delta: Delta, dummy_slot: int, num_tokens: int) -> Delta:
+def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
     """The step filled up with decode rows of ``dummy_slot``, which sample nothing, to ``num_tokens``.
 
-    Raises ``Failure`` where it has more.
+    Raises ``WorkerError`` where it has more.
     """
-    num_dummies = num_tokens - delta.num_tokens
-    ensure(num_dummies >= 0, f"the decision pads to {num_tokens} tokens and the plan has {delta.num_tokens}")
+    num_dummies = num_tokens - inputs.num_tokens
+    ensure(num_dummies >= 0, f"the decision pads to {num_tokens} tokens and the plan has {inputs.num_tokens}")
     if num_dummies == 0:
-        return delta
+        return inputs
     zeros = np.zeros(num_dummies, dtype=np.int64)
     return replace(
-        delta,
-        slots_R=np.concatenate((delta.slots_R, zeros + dummy_slot)),
-        starts_R=np.concatenate((delta.starts_R, zeros)),
-        lengths_R=np.concatenate((delta.lengths_R, zeros + 1)),
-        samples_R=np.concatenate((delta.samples_R, zeros != 0)),
+        inputs,
+        slots_R=np.concatenate((inputs.slots_R, zeros + dummy_slot)),
+        starts_R=np.concatenate((inputs.starts_R, zeros)),
+        lengths_R=np.concatenate((inputs.lengths_R, zeros + 1)),
+        samples_R=np.concatenate((inputs.samples_R, zeros != 0)),
     )
 
 
-def read_plan(plan: Plan) -> Delta:
+def read_plan(plan: Plan) -> StepInputs:
     """The arrays of a decoded plan, whose frames the decoder has found whole."""
     rows = _words(plan.rows)
     prefill_P4 = rows[: 4 * plan.num_prefill].reshape(-1, 4)
     decode_D2 = rows[4 * plan.num_prefill :].reshape(-1, 2)
     flags_P = prefill_P4[:, 3]
     ones_D = np.ones(len(decode_D2), dtype=np.int64)
-    return Delta(
+    return StepInputs(
         freed_F=_words(plan.freed_slots),
         new_slots=plan.new_slots,
         appended_A2=_words(plan.appended_pages).reshape(-1, 2),

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait_worker.delta import Delta, Ints
+from plait_worker.step_inputs import Ints, StepInputs
 
 _NUM_STEPS = 40
 _MOST_PROMPTS, _MOST_DECODE_ROWS = 3, 256
 _LONGEST_CHUNK, _LONGEST_CONTEXT = 4096, 16_384
-"""Tokens; greater numbers are for ``working_space``'s steps."""
+"""Tokens; the profile run (``profile_run``) covers larger steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class StepLimits:
     """Tokens that a request may have."""
 
 
-def usual_steps(limits: StepLimits) -> Iterator[Delta]:
+def warm_up_steps(limits: StepLimits) -> Iterator[StepInputs]:
     """Chunks of one to three prompts beside some rows that decode, each in a slot that holds nothing; all sample."""
     generator = np.random.default_rng(0)
     for _ in range(_NUM_STEPS):
         yield _draw(generator, limits)
 
 
-def _draw(generator: np.random.Generator, limits: StepLimits) -> Delta:
+def _draw(generator: np.random.Generator, limits: StepLimits) -> StepInputs:
     most_decode = min(_MOST_DECODE_ROWS, limits.max_slots - 1, limits.max_tokens - 1)
     num_decode = _spread(generator, 0, most_decode)
     most_prompts = min(_MOST_PROMPTS, limits.max_slots - num_decode, limits.max_tokens - num_decode)
@@ -47,7 +47,7 @@ def _draw(generator: np.random.Generator, limits: StepLimits) -> Delta:
     chunks = [_spread(generator, 1, longest) for _ in range(num_prompts)]
     lengths_R = np.array([*chunks, *[1] * num_decode], dtype=np.int64)
     starts_R = np.array([_start(generator, limits, length) for length in lengths_R.tolist()], dtype=np.int64)
-    return _delta(starts_R, lengths_R, num_prompts)
+    return _inputs(starts_R, lengths_R, num_prompts)
 
 
 def _start(generator: np.random.Generator, limits: StepLimits, length: int) -> int:
@@ -62,10 +62,10 @@ def _spread(generator: np.random.Generator, least: int, most: int) -> int:
     return min(int(drawn) - 1, most)
 
 
-def _delta(starts_R: Ints, lengths_R: Ints, num_prompts: int) -> Delta:
+def _inputs(starts_R: Ints, lengths_R: Ints, num_prompts: int) -> StepInputs:
     num_rows = len(lengths_R)
     nothing = np.zeros(0, dtype=np.int64)
-    return Delta(
+    return StepInputs(
         freed_F=nothing,
         new_slots=(),
         appended_A2=nothing.reshape(0, 2),
