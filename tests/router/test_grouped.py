@@ -32,7 +32,7 @@ def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
     assert seated(PLACE, here, parse()) == seated(PLACE, there, parse("--port", "9"))
 
 
-@pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-dtype", "fp8"), ("--load-format", "dummy")])
+@pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-cache-dtype", "fp8"), ("--load-format", "dummy")])
 def test_other_numbers_are_told_apart(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
     assert seated(PLACE, folder, parse()).computes != seated(PLACE, folder, parse(*words)).computes
@@ -43,7 +43,7 @@ def test_other_models_are_told_apart(tmp_path: Path) -> None:
     assert len({seated(PLACE, each, parse()).computes for each in models}) == 3
 
 
-@pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-records", "steps.jsonl")])
+@pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-trace", "steps.jsonl")])
 def test_what_times_one_engine_alone_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{words[0]} .* leave it out of a group"):
         seated(PLACE, model(tmp_path / "a"), parse(*words))

@@ -9,8 +9,8 @@ from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
 
 CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
 LLAMA, LATENT = "LlamaForCausalLM", "DeepseekV3ForCausalLM"
-NO_GRAPHS = DeviceSettings(cuda_graphs=False, max_graph_batch=8)
-CHUNKS = AttentionSettings(context_chunk=64)
+NO_GRAPHS = DeviceSettings(cuda_graphs=False, cuda_graph_max_bs=8)
+CHUNKS = AttentionSettings(mla_context_chunk_size=64)
 
 
 @pytest.mark.parametrize(
@@ -18,15 +18,15 @@ CHUNKS = AttentionSettings(context_chunk=64)
     [
         (ServeSettings(), LLAMA, CPU, None),
         (ServeSettings(attention=CHUNKS), LATENT, CPU, None),
-        (ServeSettings(device=DeviceSettings(max_graph_batch=8)), LLAMA, GPU, None),
+        (ServeSettings(device=DeviceSettings(cuda_graph_max_bs=8)), LLAMA, GPU, None),
         (ServeSettings(device=DeviceSettings(cuda_graphs=False)), LLAMA, GPU, None),
-        (ServeSettings(device=NO_GRAPHS), LLAMA, GPU, "--max-graph-batch (--no-cuda-graphs captures no steps)"),
+        (ServeSettings(device=NO_GRAPHS), LLAMA, GPU, "--cuda-graph-max-bs (--no-cuda-graphs captures no steps)"),
         (
             ServeSettings(device=NO_GRAPHS, attention=CHUNKS),
             LLAMA,
             CPU,
-            "--no-cuda-graphs and --max-graph-batch (a CPU captures no steps); "
-            "--context-chunk (the model has no latent attention)",
+            "--no-cuda-graphs and --cuda-graph-max-bs (a CPU captures no steps); "
+            "--mla-context-chunk-size (the model has no MLA)",
         ),
     ],
 )

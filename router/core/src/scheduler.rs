@@ -167,13 +167,13 @@ impl Scheduler {
             return;
         };
         let running = self.roster.seated(slot);
-        if draft.step.0 - running.last_step.0 <= u64::from(self.settings.starvation_steps) {
+        if draft.step.0 - running.last_step.0 <= u64::from(self.settings.prefill_starvation_steps) {
             return;
         }
         let settings = &self.settings;
         let most = settings
             .page_size
-            .min(settings.long_prefill)
+            .min(settings.long_prefill_token_threshold)
             .min(settings.max_batch_tokens);
         let length = running.num_to_prefill().min(most);
         if self.prefill_row(slot, length, draft) {
@@ -222,7 +222,7 @@ impl Scheduler {
     /// How many of the `remaining` tokens from `start` on a chunk may take now; nothing where it would
     /// be cut too short.
     pub(crate) fn chunk_length(&self, start: u32, remaining: u32, draft: &Draft) -> Option<u32> {
-        let most = remaining.min(self.settings.long_prefill);
+        let most = remaining.min(self.settings.long_prefill_token_threshold);
         let least = most.min(MIN_CHUNK).min(self.settings.max_batch_tokens);
         let in_time = self.time_target.as_ref().map_or(u32::MAX, |target| {
             target.room(draft.step, &draft.work, start)

@@ -15,7 +15,7 @@ pub(crate) struct TimeTarget {
     in_flight: VecDeque<(StepId, StepWork)>,
     /// The last step with a prefill row.
     last_prefill: StepId,
-    starvation_steps: u32,
+    prefill_starvation_steps: u32,
     /// Tokens that join where decoding has left no time for too long.
     least: u32,
 }
@@ -31,7 +31,7 @@ impl TimeTarget {
             cost: StepCost::new(micros / f64::from(least)),
             in_flight: VecDeque::new(),
             last_prefill: StepId(0),
-            starvation_steps: settings.starvation_steps,
+            prefill_starvation_steps: settings.prefill_starvation_steps,
             least,
         })
     }
@@ -39,7 +39,7 @@ impl TimeTarget {
     /// How many tokens of a chunk from `start` on may join the work of `step`.
     ///
     /// A step that keeps no decoder waiting may take as long as it likes. Where decoding alone leaves
-    /// no time, a page joins after `starvation_steps` steps without prefill.
+    /// no time, a page joins after `prefill_starvation_steps` steps without prefill.
     pub(crate) fn room(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
         if work.num_decode_rows == 0 {
             return u32::MAX;
@@ -94,6 +94,6 @@ impl TimeTarget {
 
     fn is_starved(&self, step: StepId, work: &StepWork) -> bool {
         let num_without = step.0 - self.last_prefill.0;
-        work.num_prefill_tokens == 0 && num_without > u64::from(self.starvation_steps)
+        work.num_prefill_tokens == 0 && num_without > u64::from(self.prefill_starvation_steps)
     }
 }

@@ -93,6 +93,14 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
         group.add_argument(
             *names, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, dest=flag.field, help=flag.help
         )
+        if flag.setting.off:
+            group.add_argument(
+                *flag.setting.off,
+                action="store_false",
+                default=argparse.SUPPRESS,
+                dest=flag.field,
+                help=f"as --no-{flag.name[2:]}",
+            )
     else:
         group.add_argument(*names, default=argparse.SUPPRESS, dest=flag.field, help=flag.help, metavar=flag.metavar)
 

@@ -75,7 +75,7 @@ pub struct Resolved {
     /// Pages kept free at admission.
     pub watermark: u32,
     /// Cap of one request's chunk.
-    pub long_prefill: u32,
+    pub long_prefill_token_threshold: u32,
 }
 
 /// Steps by time, all replicas together; one number for each span.
@@ -107,7 +107,7 @@ impl Report {
                 num_pages: setup.scheduler.num_pages,
                 max_model_len: setup.scheduler.max_model_len,
                 watermark: setup.scheduler.watermark,
-                long_prefill: setup.scheduler.long_prefill,
+                long_prefill_token_threshold: setup.scheduler.long_prefill_token_threshold,
             },
             itl_tail: tail(&tally.itl),
             composition: Composition::new(&tally, setup.num_replicas),

@@ -83,7 +83,7 @@ class Bench:
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
-            records = ("--step-records", str(self.logs / f"steps-{number}.jsonl"))
+            records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl"))
             with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))

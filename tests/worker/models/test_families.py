@@ -163,7 +163,7 @@ chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size
     plans=st.lists(chunk_lengths, min_size=1, max_size=4),
     num_decoded=st.integers(0, 3),
     page_size=st.sampled_from([1, 4, 16, 64]),
-    context_chunk=st.sampled_from([1, 5, 16, 64, 4096]),
+    mla_context_chunk_size=st.sampled_from([1, 5, 16, 64, 4096]),
 )
 def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
     saved: Any,
@@ -171,9 +171,9 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
     plans: list[list[int]],
     num_decoded: int,
     page_size: int,
-    context_chunk: int,
+    mla_context_chunk_size: int,
 ) -> None:
-    driver = drive(saved.path, page_size=page_size, num_pages=2048, context_chunk=context_chunk)
+    driver = drive(saved.path, page_size=page_size, num_pages=2048, mla_context_chunk_size=mla_context_chunk_size)
     prompts = {str(i): random_ids(sum(lengths), i) for i, lengths in enumerate(plans)}
     outputs = {name: random_ids(num_decoded, 100 + int(name)) for name in prompts}
     got: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}

@@ -18,10 +18,10 @@ fn a_prefill_row_of_this_plan_keeps_its_pages_when_a_decoder_lacks_one() {
         let settings = Settings {
             max_batch_tokens: 4,
             draft_width: 1,
-            long_prefill: 1,
+            long_prefill_token_threshold: 1,
             page_size: 2,
             num_pages,
-            starvation_steps: 1,
+            prefill_starvation_steps: 1,
             ..settings()
         };
         let mut world = World::new(settings);
@@ -165,7 +165,7 @@ fn a_decode_step_is_as_large_and_allocates_as_much_at_any_context_and_with_a_ful
             max_model_len: 4096,
             num_pages: 600,
             max_batch_tokens: 4096,
-            long_prefill: 4096,
+            long_prefill_token_threshold: 4096,
             prefix_cache,
             ..settings()
         };

@@ -189,18 +189,18 @@ fn all_settings() -> Vec<(Settings, usize)> {
         page_size: 2,
         num_pages: 4,
         max_seqs: 3,
-        starvation_steps: 2,
+        prefill_starvation_steps: 2,
         itl_target: None,
         ..settings()
     };
     let mut all = Vec::new();
     for (mixed, depth) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
-        for (max_batch_tokens, long_prefill, max_rows, watermark) in
+        for (max_batch_tokens, long_prefill_token_threshold, max_rows, watermark) in
             [(8, 8, 3, 0), (2, 2, 3, 1), (3, 1, 2, 0)]
         {
             let limits = Settings {
                 max_batch_tokens,
-                long_prefill,
+                long_prefill_token_threshold,
                 max_rows,
                 ..small.clone()
             };

@@ -243,7 +243,7 @@ fn prompt_logprobs_are_reported_once_though_a_preempted_prompt_is_computed_twice
     let mut world = World::new(Settings {
         page_size: 4,
         num_pages: 5,
-        long_prefill: 4,
+        long_prefill_token_threshold: 4,
         ..settings()
     });
     world.submit(Spec::new(4, 12)).unwrap();

@@ -22,15 +22,15 @@ prop_compose! {
     /// Pools of a few pages, where nearly every case preempts, to pools where none does.
     pub fn any_settings()(
         draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],
-        (batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
+        (batch_tokens, max_rows, max_seqs, long_prefill_token_threshold) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages) in (1..6u32, 2..14u32),
         (max_model_len, mixed, keeps_prefixes, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
-        (starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
+        (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
         policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair]),
     ) -> Settings {
         Settings {
-            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, policy, mixed,
-            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, starvation_steps, max_queue, max_queue_tokens: 200,
+            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill_token_threshold, page_size, num_pages, max_model_len, policy, mixed,
+            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, prefill_starvation_steps, max_queue, max_queue_tokens: 200,
             itl_target: itl_target.filter(|_| mixed).map(Micros),
         }
     }

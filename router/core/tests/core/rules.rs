@@ -9,7 +9,7 @@ pub fn settings() -> Settings {
         max_batch_tokens: 64,
         max_rows: 8,
         max_seqs: 8,
-        long_prefill: 32,
+        long_prefill_token_threshold: 32,
         page_size: 16,
         num_pages: 64,
         max_model_len: 256,
@@ -18,7 +18,7 @@ pub fn settings() -> Settings {
         mixed: true,
         prefix_cache: None,
         watermark: 0,
-        starvation_steps: 8,
+        prefill_starvation_steps: 8,
         itl_target: None,
         max_queue: 16,
         max_queue_tokens: 4096,
@@ -193,10 +193,10 @@ fn a_draining_scheduler_refuses_and_serves_what_it_took() {
 
 #[test]
 fn every_prompt_token_is_computed_once_at_every_chunk_size() {
-    for long_prefill in [1, 7, 16, 64] {
+    for long_prefill_token_threshold in [1, 7, 16, 64] {
         let mut world = world(
             Settings {
-                long_prefill,
+                long_prefill_token_threshold,
                 ..settings()
             },
             [(100, 2)],
@@ -216,7 +216,7 @@ fn every_prompt_token_is_computed_once_at_every_chunk_size() {
         assert_eq!(
             starts,
             (0..100).collect::<Vec<_>>(),
-            "chunks of {long_prefill}"
+            "chunks of {long_prefill_token_threshold}"
         );
     }
 }
@@ -347,7 +347,7 @@ fn a_chunk_is_not_cut_to_a_few_tokens() {
 #[test]
 fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
     let settings = Settings {
-        long_prefill: 4,
+        long_prefill_token_threshold: 4,
         num_pages: 5,
         ..settings()
     };
@@ -520,7 +520,7 @@ fn a_decode_plan_costs_what_changed_at_any_context() {
     let settings = Settings {
         max_model_len: 1024,
         num_pages: 128,
-        long_prefill: 64,
+        long_prefill_token_threshold: 64,
         ..settings()
     };
     let mut world = world(settings, [(500, 40), (500, 40)]);

@@ -115,7 +115,7 @@ impl Paced {
     fn new() -> Self {
         let settings = Settings {
             max_batch_tokens: 4096,
-            long_prefill: 4096,
+            long_prefill_token_threshold: 4096,
             max_rows: 64,
             max_seqs: 64,
             num_pages: 4096,
@@ -258,7 +258,7 @@ fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
     let settings = Settings {
         page_size: 4,
         num_pages: 200,
-        starvation_steps: 2,
+        prefill_starvation_steps: 2,
         itl_target: Some(Micros(1)),
         ..rules::settings()
     };
@@ -274,7 +274,7 @@ fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
 #[test]
 fn a_newcomer_is_admitted_with_a_page_where_time_leaves_it_nothing() {
     let settings = Settings {
-        starvation_steps: 2,
+        prefill_starvation_steps: 2,
         itl_target: Some(Micros(1)),
         ..rules::settings()
     };

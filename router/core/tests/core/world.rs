@@ -318,7 +318,7 @@ impl World {
         assert!(
             plan.prefill
                 .iter()
-                .all(|row| (1..=settings.long_prefill).contains(&row.length)),
+                .all(|row| (1..=settings.long_prefill_token_threshold).contains(&row.length)),
             "{plan:?}"
         );
         let widths = 1..=1 + settings.draft_width;

@@ -85,12 +85,12 @@ def _write_config(
                 kind=settings.device.device,
                 attention=settings.device.attention_backend,
                 cuda_graphs=settings.device.cuda_graphs,
-                max_graph_batch=settings.device.max_graph_batch,
+                cuda_graph_max_bs=settings.device.cuda_graph_max_bs,
             ),
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             kv_cache=KvCacheConfig(
-                dtype=settings.attention.kv_dtype,
+                dtype=settings.attention.kv_cache_dtype,
                 k_scale=settings.attention.k_scale,
                 v_scale=settings.attention.v_scale,
             ),
@@ -100,7 +100,7 @@ def _write_config(
             max_model_len=description.max_model_len,
             max_batch_tokens=batch_tokens(settings),
             max_seqs=settings.scheduler.max_seqs,
-            context_chunk=settings.attention.context_chunk,
+            mla_context_chunk_size=settings.attention.mla_context_chunk_size,
             threads=settings.process.threads,
             log_level=settings.process.log_level,
         )

@@ -21,7 +21,7 @@ def unused(settings: ServeSettings, architecture: str, device: str) -> str:
 def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
     default = DeviceSettings()
     off = "--no-cuda-graphs" if settings.cuda_graphs != default.cuda_graphs else None
-    size = "--max-graph-batch" if settings.max_graph_batch != default.max_graph_batch else None
+    size = "--cuda-graph-max-bs" if settings.cuda_graph_max_bs != default.cuda_graph_max_bs else None
     if device.startswith("cpu"):
         if given := " and ".join(filter(None, (off, size))):
             yield f"{given} (a CPU captures no steps)"
@@ -30,5 +30,6 @@ def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
 
 
 def _of_latents(settings: AttentionSettings, architecture: str) -> Iterator[str]:
-    if settings.context_chunk != AttentionSettings().context_chunk and not architecture.startswith(_LATENT):
-        yield "--context-chunk (the model has no latent attention)"
+    given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
+    if given and not architecture.startswith(_LATENT):
+        yield "--mla-context-chunk-size (the model has no MLA)"

@@ -48,7 +48,7 @@ class Resolved(msgspec.Struct, frozen=True):
     num_pages: int
     max_model_len: int
     watermark: int
-    long_prefill: int
+    long_prefill_token_threshold: int
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):

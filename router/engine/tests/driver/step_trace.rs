@@ -13,7 +13,7 @@ use crate::{model, worker::STEP_MICROS};
 fn every_step_is_recorded_with_its_work_and_its_time() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("steps.jsonl");
-    let mut rig = Rig::ready(&json!({"step_records": path}), |_| {});
+    let mut rig = Rig::ready(&json!({"step_trace": path}), |_| {});
     rig.submit(1, "abc", &json!({"max_tokens": 3}));
     rig.answer(1);
     rig.engine.close();
@@ -43,9 +43,9 @@ fn refusal(folder: &TempDir, change: &Value) -> String {
 #[test]
 fn a_file_that_cannot_be_written_is_told_at_the_start() {
     let folder = TempDir::new().unwrap();
-    let told = refusal(&folder, &json!({"step_records": "/dev/null/steps.jsonl"}));
+    let told = refusal(&folder, &json!({"step_trace": "/dev/null/steps.jsonl"}));
     assert!(
-        told.starts_with("--step-records /dev/null/steps.jsonl: Not a directory"),
+        told.starts_with("--step-trace /dev/null/steps.jsonl: Not a directory"),
         "{told}"
     );
 }
@@ -55,7 +55,7 @@ fn a_file_that_is_there_already_is_refused_and_left_as_it_is() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("thesis.txt");
     fs::write(&path, "all my work").unwrap();
-    let told = refusal(&folder, &json!({"step_records": path}));
+    let told = refusal(&folder, &json!({"step_trace": path}));
     assert!(told.contains("File exists"), "{told}");
     assert!(told.contains("name a new file"), "{told}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "all my work");
@@ -66,7 +66,7 @@ fn a_start_that_fails_leaves_no_file() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("steps.jsonl");
     let too_long = folder.path().join("x".repeat(107));
-    let told = refusal(&folder, &json!({"step_records": path, "run_dir": too_long}));
+    let told = refusal(&folder, &json!({"step_trace": path, "run_dir": too_long}));
     assert!(told.contains("choose a shorter directory"), "{told}");
     assert!(!path.exists());
 }
@@ -75,7 +75,7 @@ fn a_start_that_fails_leaves_no_file() {
 fn a_server_that_ends_before_its_first_step_leaves_no_file() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("steps.jsonl");
-    let rig = Rig::alone(&json!({"step_records": path}), Patience::default());
+    let rig = Rig::alone(&json!({"step_trace": path}), Patience::default());
     assert!(path.exists());
     rig.engine.close();
     assert!(!path.exists());

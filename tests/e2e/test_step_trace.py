@@ -14,7 +14,7 @@ def test_the_simulator_reads_what_the_server_wrote(
     check_models: Path, server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = tmp_path / "steps.jsonl"
-    running = server(check_models / "recall-gqa", "--step-records", str(records))
+    running = server(check_models / "recall-gqa", "--step-trace", str(records))
     body = {"prompt": "count 1 9", "max_tokens": 12, "ignore_eos": True}
     assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=120).status_code == 200
     running.stop()
@@ -30,8 +30,8 @@ def test_a_file_that_is_there_already_ends_with_2_and_is_kept(
 ) -> None:
     taken = tmp_path / "notes"
     taken.write_text("mine")
-    refused = server(check_models / "recall-gqa", "--step-records", str(taken))
+    refused = server(check_models / "recall-gqa", "--step-trace", str(taken))
     assert refused.wait() == 2
-    assert f"--step-records {taken}: File exists" in refused.last_line
+    assert f"--step-trace {taken}: File exists" in refused.last_line
     assert "name a new file" in refused.last_line
     assert taken.read_text() == "mine"
