@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from plait_kernels import dependent
+from plait_kernels import pdl
 from plait_proto import DeviceConfig, KvCacheConfig, Plan, StepResult, Welcome, WorkerConfig
 from plait_worker import start
 from plait_worker.loop import InFlight, Rank
@@ -142,13 +142,11 @@ def main() -> None:
     parser.add_argument("--attention", default="trtllm_mha")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument(
-        "--no-dependent-launch", action="store_true", help="our kernels start when those before them have ended"
-    )
+    parser.add_argument("--no-pdl", action="store_true", help="our kernels start when those before them have ended")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.no_dependent_launch:
-        dependent._can_overlap = lambda _device: False  # type: ignore[assignment]
+    if options.no_pdl:
+        pdl._supports_pdl = lambda _device: False  # type: ignore[assignment]
     counts = [int(count) for count in options.rows.split(",")]
     num_pages = max(counts) * (options.depth // PAGE_SIZE + 4) + 64
     rank = open_rank(
@@ -158,7 +156,7 @@ def main() -> None:
     for count in counts:
         figures = measure(rank, count, options.depth)
         kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_cache_dtype == "fp8")]
-        kinds += ["no kernel starts early"] * options.no_dependent_launch
+        kinds += ["no kernel starts early"] * options.no_pdl
         case = f"decode {count} rows at {options.depth}, {', '.join(kinds)}"
         print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
         rows += [

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import RowNorm, normed_logits_row
+from plait_kernels.linear import RowNorm, rmsnorm_router_gemv
 from plait_kernels.moe import Routing, route, softmax_top_k
 from torch import Tensor
 
@@ -79,5 +79,5 @@ class _Grouped(Router):
         if len(x_TD) != 1 or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
             return super().behind(x_TD, residual_TD, norm)
         row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
-        logits_TE, normed_TD, residual_TD = normed_logits_row(x_TD, row_norm, multiply.rounded_OI)
+        logits_TE, normed_TD, residual_TD = rmsnorm_router_gemv(x_TD, row_norm, multiply.rounded_OI)
         return route(logits_TE, self.bias_E, self.routing), normed_TD, residual_TD

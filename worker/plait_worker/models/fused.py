@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear import RowNorm, normed_gate_row, normed_multiply_row
+from plait_kernels.linear import RowNorm, rmsnorm_gate_up_silu, rmsnorm_gemv
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
@@ -114,7 +114,7 @@ def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
 def normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """The product with the norm of the sum, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
     if x_TD.shape[0] == 1 and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
-        return normed_multiply_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+        return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
     return matrix(normed_TD), residual_TD
 
@@ -122,6 +122,6 @@ def normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Mat
 def _normed_gate(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
     """The same with the gate behind it: ``[T, O / 2]``."""
     if x_TD.shape[0] == 1:
-        return normed_gate_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+        return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     product_TO, residual_TD = normed_product(x_TD, residual_TD, norm, matrix)
     return silu_mul(product_TO), residual_TD

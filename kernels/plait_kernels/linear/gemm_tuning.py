@@ -1,6 +1,6 @@
 """Which products of few rows our own kernel takes: those that it was faster at than cuBLAS, measured on an H200.
 
-The table is what `tests/bench/gpu/product_table.py` writes; its times are in `tests/bench/results/gpu-few-rows.json`.
+The table is what `tests/bench/gpu/gemm_tuning.py` writes; its times are in `tests/bench/results/gpu-few-rows.json`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-TABLE = Path(__file__).with_name("few_rows.json")
-MOST_TILES = 8192
+TABLE = Path(__file__).with_name("gemm_tuning_h200.json")
+MAX_TILES = 8192
 _MEASURED_ON = (9, 0)
 
 
@@ -31,7 +31,7 @@ class Tile:
     def takes(self, num_outputs: int, num_inputs: int) -> bool:
         """Whether a matrix consists of whole tiles."""
         is_whole = num_outputs % self.outputs == 0 and num_inputs % (self.inputs * self.splits) == 0
-        return is_whole and num_outputs // self.outputs <= MOST_TILES
+        return is_whole and num_outputs // self.outputs <= MAX_TILES
 
 
 def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:

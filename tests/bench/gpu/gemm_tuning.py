@@ -1,6 +1,6 @@
 """For each matrix of a model and each number of rows, the fastest of torch's product and our own for few rows.
 
-    python tests/bench/gpu/product_table.py --out FILE
+    python tests/bench/gpu/gemm_tuning.py --out FILE
 
 Times are a call's share of a captured chain over weights that no cache holds. Writes the table that products are chosen
 by, too: our tiles that are right and faster than torch by more than the noise.
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from plait.bench.record import commit, machine, versions
-from plait_kernels.linear import TABLE, Tile, multiply_few
+from plait_kernels.linear import TABLE, Tile, skinny_gemm
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -64,7 +64,7 @@ def compile_ahead(job: Job) -> Job | None:
         torch.zeros(n, num_inputs, dtype=torch.bfloat16, device="cuda") for n in (num_rows, tile.outputs)
     )
     try:
-        multiply_few(x_NI, weight_OI, tile)
+        skinny_gemm(x_NI, weight_OI, tile)
     except OutOfResources:
         return None
     return job
@@ -139,7 +139,7 @@ def measure(matrix: str, num_rows: int, weights: Sequence[Tensor], fits: Contain
     found = []
     for tile in tiles(*shape):
         if (num_rows, shape[1], tile) in fits:
-            own_error = error(multiply_few(x_NI, weights[0], tile), x_NI, weights[0])
+            own_error = error(skinny_gemm(x_NI, weights[0], tile), x_NI, weights[0])
             us = chain_us(functools.partial(_own, x_NI, tile), weights)
             found.append((own_error > 1.5 * torch_error, us, own_error, tile))
     is_wrong, own_us, own_error, tile = min(found, key=lambda each: each[:2])
@@ -150,7 +150,7 @@ def measure(matrix: str, num_rows: int, weights: Sequence[Tensor], fits: Contain
 
 
 def _own(x_NI: Tensor, tile: Tile, weight_OI: Tensor) -> Tensor:
-    return multiply_few(x_NI, weight_OI, tile)
+    return skinny_gemm(x_NI, weight_OI, tile)
 
 
 def table(found: Sequence[Measured]) -> dict[str, dict[str, list[int]]]:
@@ -180,7 +180,7 @@ def main() -> None:
             print(found[-1], flush=True)
     result = {
         "commit": commit(),
-        "command": "tests/bench/gpu/product_table.py",
+        "command": "tests/bench/gpu/gemm_tuning.py",
         "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
         "versions": versions(("plait", "torch", "triton")),
         "rows": [row for one in found for row in one.rows()],

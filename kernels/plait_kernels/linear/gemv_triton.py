@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from plait_kernels.dependent import overlap
 from plait_kernels.linear.reference import RowNorm
+from plait_kernels.pdl import pdl_launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class _Tile:
     num_warps: int
 
 
-def multiply_row(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
-    """See ``plait_kernels.linear.multiply_row``; all contiguous."""
+def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
+    """See ``plait_kernels.linear.gemv``; all contiguous."""
     out_1O = x_1I.new_empty(1, weight_OI.shape[0]) if out_1O is None else out_1O
     _launch(x_1I, None, weight_OI, out_1O, x_1I, is_gated=False)
     return out_1O
 
 
-def normed_multiply_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_multiply_row``; all contiguous."""
+def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_gemv``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, weight_OI.shape[0]), torch.empty_like(x_1I)
     _launch(x_1I, norm, weight_OI, out_1O, sum_1I, is_gated=False)
     return out_1O, sum_1I
 
 
-def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_gate_row``; all contiguous."""
+def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_gate_up_silu``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, gate_up_OI.shape[0] // 2), torch.empty_like(x_1I)
     _launch(x_1I, norm, gate_up_OI, out_1O, sum_1I, is_gated=True)
     return out_1O, sum_1I
@@ -57,7 +57,7 @@ def _launch(
 ) -> None:
     num_outputs, num_inputs = out_1O.shape[1], x_1I.shape[1]
     tile = _tile(num_inputs, is_gated=is_gated, has_norm=norm is not None)
-    _multiply_row[(triton.cdiv(num_outputs, tile.outputs),)](
+    _gemv[(triton.cdiv(num_outputs, tile.outputs),)](
         x_1I,
         norm.residual_1I if norm else x_1I,
         norm.weight_I if norm else x_1I,
@@ -73,7 +73,7 @@ def _launch(
         HAS_NORM=norm is not None,
         IS_GATED=is_gated,
         num_warps=tile.num_warps,
-        **overlap(x_1I),
+        **pdl_launch(x_1I),
     )
 
 
@@ -90,7 +90,7 @@ def _tile(num_inputs: int, *, is_gated: bool, has_norm: bool) -> _Tile:
 
 
 @triton.jit
-def _multiply_row(  # type: ignore[no-untyped-def]
+def _gemv(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     norm_ptr,
@@ -105,7 +105,7 @@ def _multiply_row(  # type: ignore[no-untyped-def]
     INPUTS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_GATED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     place = tl.arange(0, INPUTS)
@@ -113,7 +113,7 @@ def _multiply_row(  # type: ignore[no-untyped-def]
     up_row = row + num_outputs.to(tl.int64) * NUM_INPUTS
     weight = _tile_of(row, output, place, num_outputs, NUM_INPUTS, IS_EVEN)
     up = _tile_of(up_row, output, place, num_outputs, NUM_INPUTS, IS_EVEN) if IS_GATED else weight
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _LISTED = 1024
 
@@ -60,10 +60,10 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     sizes = {"HIDDEN": hidden_size, "WIDTH": width}
-    _gate_up_listed[_grid(tiles.gate_up, width, num_experts, num_tokens)](
+    _gate_up_grouped[_grid(tiles.gate_up, width, num_experts, num_tokens)](
         x_TH, gate_up_EJH, product_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
     )
-    _down_listed[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
+    _down_grouped[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
         product_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
     )
     combine(parts_NH, weights_TK, out_TH)
@@ -76,7 +76,7 @@ def _grid(tile: Tile, num_outputs: int, num_experts: int, num_tokens: int) -> tu
 
 def _launch(tile: Tile, like: Tensor) -> dict[str, int | bool]:
     cut = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "INPUTS": tile.inputs}
-    return {**cut, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **overlap(like)}
+    return {**cut, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **pdl_launch(like)}
 
 
 def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tensor | None = None) -> None:
@@ -93,7 +93,7 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tenso
         HAS_PLACES=place_N is not None,
         BLOCK=block,
         num_warps=4,
-        **overlap(out_TH),
+        **pdl_launch(out_TH),
     )
 
 
@@ -106,7 +106,7 @@ def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     block = min(_LISTED, triton.next_power_of_2(num_pairs))
     num_blocks = triton.next_power_of_2(triton.cdiv(num_pairs, block))
     where = (experts_TK, lists_ET, counts_E, num_pairs, num_tokens)
-    _list[(num_experts,)](*where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4, **overlap(experts_TK))
+    _list[(num_experts,)](*where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4, **pdl_launch(experts_TK))
     return lists_ET, counts_E
 
 
@@ -119,9 +119,9 @@ def _list(  # type: ignore[no-untyped-def]
     num_tokens,
     NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     expert = tl.program_id(0)
     count = 0
     for block in range(NUM_BLOCKS):
@@ -153,7 +153,7 @@ def _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _gate_up_listed(  # type: ignore[no-untyped-def]
+def _gate_up_grouped(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
     out_ptr,
@@ -166,9 +166,9 @@ def _gate_up_listed(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
         pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
@@ -190,7 +190,7 @@ def _gate_up_listed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _down_listed(  # type: ignore[no-untyped-def]
+def _down_grouped(  # type: ignore[no-untyped-def]
     product_ptr,
     weight_ptr,
     out_ptr,
@@ -202,9 +202,9 @@ def _down_listed(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
         pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
@@ -232,9 +232,9 @@ def _combine(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     HAS_PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = number < HIDDEN

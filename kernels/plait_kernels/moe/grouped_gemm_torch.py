@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait_kernels.activation import silu_mul
-from plait_kernels.solutions import triton_solution
+from plait_kernels.backends import triton_backend
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
@@ -28,5 +28,5 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
     place_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
     out_TH = torch.empty_like(x_TH)
-    triton_solution("plait_kernels.moe", "sorted_triton").combine(sorted_NH, weights_TK, out_TH, place_N)
+    triton_backend("plait_kernels.moe", "grouped_gemm_triton").combine(sorted_NH, weights_TK, out_TH, place_N)
     return out_TH

@@ -17,18 +17,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from plait_kernels.dependent import overlap
-from plait_kernels.linear.table import MOST_TILES, Tile
+from plait_kernels.linear.gemm_tuning import MAX_TILES, Tile
+from plait_kernels.pdl import pdl_launch
 
 
-def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:
-    """See ``plait_kernels.linear.multiply_few``; for up to 64 rows, by a tile that takes the matrix."""
+def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | None = None) -> Tensor:
+    """See ``plait_kernels.linear.skinny_gemm``; for up to 64 rows, by a tile that takes the matrix."""
     x_NI = x_NI.contiguous()
     (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
     out_NO = x_NI.new_empty(num_rows, num_outputs) if out_NO is None else out_NO
     rows = max(16, triton.next_power_of_2(num_rows))
     size = (tile.splits, num_outputs, rows) if tile.splits > 1 else (0,)
-    _multiply_few[(num_outputs // tile.outputs, tile.splits)](
+    _skinny_gemm[(num_outputs // tile.outputs, tile.splits)](
         x_NI,
         weight_OI,
         out_NO,
@@ -43,7 +43,7 @@ def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | N
         SPLITS=tile.splits,
         num_stages=tile.num_stages,
         num_warps=tile.num_warps,
-        **overlap(x_NI),
+        **pdl_launch(x_NI),
     )
     return out_NO
 
@@ -51,11 +51,11 @@ def multiply_few(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | N
 @functools.cache
 def _arrivals(device: torch.device) -> Tensor:
     """For each tile of outputs how many of its parts are done: 0 between calls, which follow each other on a stream."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit
-def _multiply_few(  # type: ignore[no-untyped-def]
+def _skinny_gemm(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
     out_ptr,
@@ -68,7 +68,7 @@ def _multiply_few(  # type: ignore[no-untyped-def]
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -78,7 +78,7 @@ def _multiply_few(  # type: ignore[no-untyped-def]
     weight_at = weight_ptr + output.to(tl.int64)[:, None] * NUM_INPUTS + place[None, :]
     x_at = x_ptr + row[None, :] * NUM_INPUTS + place[:, None]
     weight = tl.load(weight_at)
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     sums = tl.dot(weight, tl.load(x_at, mask=is_row[None, :], other=0.0))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _GATE_UP = {"OUTPUTS": 2, "INPUTS": 1024, "num_warps": 4}
 _DOWN = {"OUTPUTS": 4, "INPUTS": 2048, "num_warps": 8}
@@ -36,7 +36,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         WIDTH=width,
         TOP_K=top_k,
         **_GATE_UP,
-        **overlap(x_TH),
+        **pdl_launch(x_TH),
     )
     _down[(num_tokens, triton.cdiv(hidden_size, _DOWN["OUTPUTS"]))](
         product_NI,
@@ -48,7 +48,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         WIDTH=width,
         TOP_K=top_k,
         **_DOWN,
-        **overlap(x_TH),
+        **pdl_launch(x_TH),
     )
     return out_TH
 
@@ -64,9 +64,9 @@ def _gate_up(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     pair = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     place = tl.arange(0, INPUTS)
@@ -102,9 +102,9 @@ def _down(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     place = tl.arange(0, INPUTS)

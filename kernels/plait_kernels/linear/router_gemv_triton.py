@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
 from plait_kernels.linear.reference import RowNorm
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 
-def normed_logits_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_logits_row``; all contiguous, the sum is rounded before it is normalised."""
+def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_router_gemv``; all contiguous, the sum is rounded before it is normalised."""
     num_outputs, num_inputs = weight_OI.shape
     logits_1O = torch.empty(1, num_outputs, dtype=torch.float32, device=x_1I.device)
     normed_1I, sum_1I = torch.empty_like(x_1I), torch.empty_like(x_1I)
     block = triton.next_power_of_2(num_inputs)
-    _normed_logits_row[(num_outputs,)](
+    _rmsnorm_router_gemv[(num_outputs,)](
         x_1I,
         norm.residual_1I,
         norm.weight_I,
@@ -35,13 +35,13 @@ def normed_logits_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[T
         NUM_INPUTS=num_inputs,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
-        **overlap(x_1I),
+        **pdl_launch(x_1I),
     )
     return logits_1O, normed_1I, sum_1I
 
 
 @triton.jit
-def _normed_logits_row(  # type: ignore[no-untyped-def]
+def _rmsnorm_router_gemv(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     norm_ptr,
@@ -52,13 +52,13 @@ def _normed_logits_row(  # type: ignore[no-untyped-def]
     eps,
     NUM_INPUTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     output, place = tl.program_id(0), tl.arange(0, BLOCK)
     is_there = place < NUM_INPUTS
     weight = tl.load(weight_ptr + output.to(tl.int64) * NUM_INPUTS + place, mask=is_there, other=0.0).to(tl.float32)
     factor = tl.load(norm_ptr + place, mask=is_there, other=0.0).to(tl.float32)
-    start(OVERLAP)
+    pdl_wait(PDL)
     x = tl.load(x_ptr + place, mask=is_there, other=0.0)
     residual = tl.load(residual_ptr + place, mask=is_there, other=0.0)
     total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
