@@ -1,10 +1,10 @@
 //! What a replica's scheduler is given once, at start-up.
 
 use crate::ids::Micros;
-use crate::prefix::HashSeed;
+use crate::prefix_hasher::HashSeed;
 
 /// What comes first in the order by which requests are admitted, prefilled and, from its end, preempted.
-/// Turns to decode never depend on it.
+/// The decode queue never depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Arrival alone.

@@ -7,8 +7,8 @@ use plait_core::{Decision, Mode, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::harness::Spec;
 use crate::rig::{Devices, Engine, Group, Order, group_settings, meeting_place, settings};
-use crate::world::Spec;
 
 #[test]
 fn a_group_of_one_engine_needs_no_socket() {
@@ -206,7 +206,7 @@ fn any_work() -> impl Strategy<Value = Work> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
-    /// The worlds check the tokens: none is lost, repeated or another's.
+    /// The harnesses check the tokens: none is lost, repeated or another's.
     #[test]
     fn engines_follow_one_sequence_of_decisions_and_lose_no_token(
         num_replicas in vec(1..3u32, 1..5),

@@ -1,9 +1,9 @@
 //! What a result, an abort or a stop does to the requests.
 
 use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
-use crate::flight::Parked;
 use crate::ids::{RequestId, SlotId, TenantId, TokenId};
-use crate::scheduler::{Place, Scheduler};
+use crate::in_flight::Parked;
+use crate::scheduler::{Location, Scheduler};
 use crate::state::{Phase, Running};
 
 /// What one row sampled.
@@ -24,24 +24,24 @@ impl Sample<'_> {
 
 impl Scheduler {
     /// Takes in the result of the oldest step on the wire; rows of requests that ended are dropped.
-    pub(crate) fn land(
+    pub(crate) fn complete(
         &mut self,
         result: &StepResult<'_>,
         outputs: &mut Vec<Output>,
     ) -> Result<(), UnexpectedResult> {
-        let flight = self.flights.land(result)?;
-        if let Some(target) = &mut self.time_target {
-            target.land(result.step);
+        let completed = self.in_flight.complete(result)?;
+        if let Some(target) = &mut self.itl_target {
+            target.complete(result.step);
         }
-        for (slot, end) in flight.chunks {
-            if let Some(running) = self.roster.get_mut(slot) {
-                running.land_chunk(end);
+        for (slot, end) in completed.chunks {
+            if let Some(running) = self.running.get_mut(slot) {
+                running.complete_chunk(end);
                 self.publish(slot);
                 self.preempt_if_due(slot);
             }
         }
         let mut rest = result.token_ids;
-        let samples = flight.samples.into_iter().zip(result.num_accepted);
+        let samples = completed.samples.into_iter().zip(result.num_accepted);
         for (sampled_row, ((slot, num_sampled), num_accepted)) in (0..).zip(samples) {
             let (accepted, others) = rest.split_at(*num_accepted as usize);
             rest = others;
@@ -50,23 +50,23 @@ impl Scheduler {
                 num_sampled,
                 sampled_row,
             };
-            self.land_sample(slot, sample, outputs);
+            self.complete_sample(slot, sample, outputs);
         }
-        for parked in flight.parked {
+        for parked in completed.parked {
             self.pages.unpark(parked.pages);
-            self.roster.release_slot(parked.slot);
+            self.running.release_slot(parked.slot);
         }
         Ok(())
     }
 
-    fn land_sample(&mut self, slot: SlotId, sample: Sample<'_>, outputs: &mut Vec<Output>) {
-        let Some(running) = self.roster.get_mut(slot) else {
+    fn complete_sample(&mut self, slot: SlotId, sample: Sample<'_>, outputs: &mut Vec<Output>) {
+        let Some(running) = self.running.get_mut(slot) else {
             return;
         };
         let (tokens, end) =
-            running.land_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
-        if let Some(shares) = &mut self.shares {
-            shares.charge(running.job.tenant(), sample.num_accepted());
+            running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.charge(running.job.tenant(), sample.num_accepted());
         }
         outputs.push(tokens);
         self.publish(slot);
@@ -74,29 +74,29 @@ impl Scheduler {
             return self.finish(slot, reason, outputs);
         }
         if sample.num_accepted() < sample.num_sampled {
-            self.take_drafts_back(slot);
+            self.reject_draft_tokens(slot);
         }
         self.preempt_if_due(slot);
     }
 
     /// Tokens that were planned for and not accepted are due again, and their pages are free.
-    fn take_drafts_back(&mut self, slot: SlotId) {
-        self.roster.take_turns_again(slot);
-        if let Some(num_kept) = self.roster.trim(slot, &mut self.pages) {
+    fn reject_draft_tokens(&mut self, slot: SlotId) {
+        self.running.resume_decoding(slot);
+        if let Some(num_kept) = self.running.trim(slot, &mut self.pages) {
             self.trimmed_slots.push((slot, num_kept));
         }
     }
 
     /// Lets later prompts find the pages that a result has filled.
     fn publish(&mut self, slot: SlotId) {
-        let Some(namer) = &mut self.namer else {
+        let Some(hasher) = &mut self.prefix_hasher else {
             return;
         };
-        let (running, page_size) = (self.roster.seated_mut(slot), self.settings.page_size);
+        let (running, page_size) = (self.running.at_mut(slot), self.settings.page_size);
         while (running.lease.num_published() + 1) * page_size <= running.num_computed {
             let page = running.lease.num_published();
-            let key = running.job.keys(page + 1, page_size, namer)[page as usize];
-            self.pages.publish(&mut running.lease, key);
+            let hash = running.job.page_hashes(page + 1, page_size, hasher)[page as usize];
+            self.pages.publish(&mut running.lease, hash);
         }
     }
 
@@ -107,13 +107,13 @@ impl Scheduler {
         reason: FinishReason,
         outputs: &mut Vec<Output>,
     ) {
-        match self.places.get(&request) {
-            Some(Place::Slot(slot)) => self.finish(*slot, reason, outputs),
-            Some(Place::Queue(place)) => {
-                let queued = self.queue.remove(*place);
-                let queued = queued.expect("places name queued requests only");
+        match self.locations.get(&request) {
+            Some(Location::Slot(slot)) => self.finish(*slot, reason, outputs),
+            Some(Location::Queue(key)) => {
+                let queued = self.queue.remove(*key);
+                let queued = queued.expect("locations name queued requests only");
                 self.leave_share(queued.job().tenant());
-                self.places.remove(&request);
+                self.locations.remove(&request);
                 outputs.push(Output::Finished { request, reason });
             }
             None => {}
@@ -121,17 +121,17 @@ impl Scheduler {
     }
 
     fn finish(&mut self, slot: SlotId, reason: FinishReason, outputs: &mut Vec<Output>) {
-        let running = self.roster.unseat(slot);
+        let running = self.running.remove(slot);
         let request = running.job.id();
-        self.places.remove(&request);
+        self.locations.remove(&request);
         self.leave_share(running.job.tenant());
         self.free_or_park(running);
         outputs.push(Output::Finished { request, reason });
     }
 
     fn leave_share(&mut self, tenant: TenantId) {
-        if let Some(shares) = &mut self.shares {
-            shares.leave(tenant);
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.leave(tenant);
         }
     }
 
@@ -142,10 +142,10 @@ impl Scheduler {
                 slot: running.slot,
                 pages: self.pages.park(running.lease),
             };
-            self.flights.park(running.last_step, parked);
+            self.in_flight.park(running.last_step, parked);
         } else {
             self.pages.release(running.lease);
-            self.roster.release_slot(running.slot);
+            self.running.release_slot(running.slot);
         }
     }
 
@@ -156,16 +156,16 @@ impl Scheduler {
 
     /// Takes a request with nothing in flight out of its slot and back to the queue.
     pub(crate) fn preempt(&mut self, slot: SlotId) {
-        let (queued, lease, slot) = self.roster.unseat(slot).preempt();
+        let (queued, lease, slot) = self.running.remove(slot).preempt();
         self.pages.release(lease);
-        self.roster.release_slot(slot);
+        self.running.release_slot(slot);
         self.free_slot(slot);
         self.counts.num_preemptions += 1;
         self.enqueue(queued);
     }
 
     fn preempt_if_due(&mut self, slot: SlotId) {
-        let running = self.roster.seated(slot);
+        let running = self.running.at(slot);
         if running.phase == Phase::Held && !running.is_in_flight() {
             self.preempt(slot);
         }

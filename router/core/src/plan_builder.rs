@@ -1,4 +1,4 @@
-//! A plan while the rules fill it.
+//! A plan while it is built.
 
 use crate::ids::{PageId, SlotId, StepId};
 use crate::plan::{DecodeRow, NewSlot, PrefillRow};
@@ -8,7 +8,7 @@ use crate::step_cost::StepWork;
 
 /// What the rules have given out so far, and what is left.
 #[derive(Clone, Debug)]
-pub(crate) struct Draft {
+pub(crate) struct PlanBuilder {
     pub(crate) step: StepId,
     pub(crate) num_tokens_left: u32,
     pub(crate) num_rows_left: u32,
@@ -20,10 +20,10 @@ pub(crate) struct Draft {
     /// The last in order of those with a row.
     last_with_row: Option<Order>,
     /// Nobody after this one can still be asked for pages.
-    pub(crate) last_candidate: Option<Order>,
+    pub(crate) last_victim: Option<Order>,
 }
 
-impl Draft {
+impl PlanBuilder {
     pub(crate) fn new(step: StepId, settings: &Settings) -> Self {
         Self {
             step,
@@ -35,7 +35,7 @@ impl Draft {
             prefill: Vec::new(),
             decode: Vec::new(),
             last_with_row: None,
-            last_candidate: None,
+            last_victim: None,
         }
     }
 

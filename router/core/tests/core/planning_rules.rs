@@ -2,56 +2,8 @@
 
 use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
 
-use crate::world::{Spec, World};
-
-pub fn settings() -> Settings {
-    Settings {
-        max_batch_tokens: 64,
-        max_rows: 8,
-        max_seqs: 8,
-        long_prefill_token_threshold: 32,
-        page_size: 16,
-        num_pages: 64,
-        max_model_len: 256,
-        draft_width: 0,
-        policy: Policy::Priority,
-        mixed: true,
-        prefix_cache: None,
-        watermark: 0,
-        prefill_starvation_steps: 8,
-        itl_target: None,
-        max_queue: 16,
-        max_queue_tokens: 4096,
-    }
-}
-
-/// A world with these requests in its queue, given as prompt length and output.
-pub fn world<const N: usize>(settings: Settings, requests: [(u32, u32); N]) -> World {
-    let mut world = World::new(settings);
-    for (num_prompt, max_tokens) in requests {
-        world.submit(Spec::new(num_prompt, max_tokens)).unwrap();
-    }
-    world
-}
-
-/// Plans one step and lands it.
-pub fn step(world: &mut World) -> Plan {
-    let plan = world.plan().expect("there is something to do");
-    world.land();
-    plan
-}
-
-pub fn decoded(plan: &Plan) -> Vec<u64> {
-    plan.decode.iter().map(|row| row.request.0).collect()
-}
-
-/// Request, start and length of each prefill row.
-pub fn chunks(plan: &Plan) -> Vec<(u64, u32, u32)> {
-    plan.prefill
-        .iter()
-        .map(|row| (row.request.0, row.start, row.length))
-        .collect()
-}
+use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::harness::{Harness, Spec};
 
 #[test]
 fn settings_with_which_nothing_could_run_are_refused_by_name() {
@@ -94,10 +46,10 @@ fn the_output_is_capped_by_the_model_and_by_the_pool() {
             ..settings()
         },
     ] {
-        let mut world = world(settings, [(40, 100)]);
-        world.run_to_the_end(2);
+        let mut harness = harness(settings, [(40, 100)]);
+        harness.run_to_the_end(2);
         assert!(
-            world
+            harness
                 .clients
                 .values()
                 .all(|client| client.emitted.len() == 3)
@@ -107,7 +59,7 @@ fn the_output_is_capped_by_the_model_and_by_the_pool() {
 
 #[test]
 fn a_request_without_room_for_one_token_is_refused() {
-    let submit = |settings, spec| World::new(settings).submit(spec);
+    let submit = |settings, spec| Harness::new(settings).submit(spec);
     assert_eq!(
         submit(settings(), Spec::new(0, 1)),
         Err(Refusal::EmptyPrompt)
@@ -139,7 +91,7 @@ fn a_request_without_room_for_one_token_is_refused() {
 
 #[test]
 fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
-    let mut few = world(
+    let mut few = harness(
         Settings {
             max_queue: 1,
             ..settings()
@@ -165,7 +117,7 @@ fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
     few.run_to_the_end(1);
     assert_eq!(few.submit_all(more).map(|ids| ids.len()), Ok(5));
     few.run_to_the_end(1);
-    let mut short = world(
+    let mut short = harness(
         Settings {
             max_queue_tokens: 10,
             ..settings()
@@ -185,16 +137,16 @@ fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
 
 #[test]
 fn a_draining_scheduler_refuses_and_serves_what_it_took() {
-    let mut world = world(settings(), [(40, 3), (5, 2)]);
-    world.scheduler.drain();
-    assert_eq!(world.submit(Spec::new(1, 1)), Err(Refusal::Draining));
-    world.run_to_the_end(2);
+    let mut harness = harness(settings(), [(40, 3), (5, 2)]);
+    harness.scheduler.drain();
+    assert_eq!(harness.submit(Spec::new(1, 1)), Err(Refusal::Draining));
+    harness.run_to_the_end(2);
 }
 
 #[test]
 fn every_prompt_token_is_computed_once_at_every_chunk_size() {
     for long_prefill_token_threshold in [1, 7, 16, 64] {
-        let mut world = world(
+        let mut harness = harness(
             Settings {
                 long_prefill_token_threshold,
                 ..settings()
@@ -202,13 +154,13 @@ fn every_prompt_token_is_computed_once_at_every_chunk_size() {
             [(100, 2)],
         );
         let mut starts = Vec::new();
-        while world
+        while harness
             .scheduler
             .prompt_len(plait_core::RequestId(0))
             .is_some()
         {
             starts.extend(
-                chunks(&step(&mut world))
+                chunks(&step(&mut harness))
                     .into_iter()
                     .flat_map(|(_, start, length)| start..start + length),
             );
@@ -227,9 +179,9 @@ fn decoders_come_before_prefills_and_share_a_step_with_them() {
         max_batch_tokens: 20,
         ..settings()
     };
-    let mut world = world(settings, [(1, 50), (1, 50), (60, 5)]);
-    step(&mut world);
-    let plan = step(&mut world);
+    let mut harness = harness(settings, [(1, 50), (1, 50), (60, 5)]);
+    step(&mut harness);
+    let plan = step(&mut harness);
     assert_eq!(
         (decoded(&plan), chunks(&plan)),
         (vec![0, 1], vec![(2, 18, 18)])
@@ -238,8 +190,8 @@ fn decoders_come_before_prefills_and_share_a_step_with_them() {
 
 #[test]
 fn a_last_chunk_on_the_wire_makes_a_decoder() {
-    let mut world = world(settings(), [(40, 3)]);
-    let plans: Vec<Plan> = (0..4).map(|_| world.plan().unwrap()).collect();
+    let mut harness = harness(settings(), [(40, 3)]);
+    let plans: Vec<Plan> = (0..4).map(|_| harness.plan().unwrap()).collect();
     assert_eq!(
         (chunks(&plans[0]), chunks(&plans[1])),
         (vec![(0, 0, 32)], vec![(0, 32, 8)])
@@ -249,11 +201,11 @@ fn a_last_chunk_on_the_wire_makes_a_decoder() {
         (40, 41)
     );
     assert!(
-        world.plan().is_none(),
+        harness.plan().is_none(),
         "every token that is due is on the wire"
     );
-    (0..4).for_each(|_| drop(world.land()));
-    world.run_to_the_end(1);
+    (0..4).for_each(|_| drop(harness.complete()));
+    harness.run_to_the_end(1);
 }
 
 #[test]
@@ -263,17 +215,17 @@ fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
         mixed: false,
         ..settings()
     };
-    let mut world = world(settings, [(1, 50), (1, 50), (1, 50)]);
+    let mut harness = harness(settings, [(1, 50), (1, 50), (1, 50)]);
     assert_eq!(
         (
-            chunks(&step(&mut world)).len(),
-            chunks(&step(&mut world)).len()
+            chunks(&step(&mut harness)).len(),
+            chunks(&step(&mut harness)).len()
         ),
         (2, 1)
     );
-    let turns: Vec<_> = (0..3).map(|_| decoded(&step(&mut world))).collect();
+    let turns: Vec<_> = (0..3).map(|_| decoded(&step(&mut harness))).collect();
     assert_eq!(turns, [vec![0, 1], vec![0, 2], vec![1, 2]]);
-    assert_eq!(world.scheduler.stats().counts.carryover.tokens, 3);
+    assert_eq!(harness.scheduler.stats().counts.carryover.tokens, 3);
 }
 
 #[test]
@@ -283,23 +235,23 @@ fn priority_and_number_never_decide_turns() {
         mixed: false,
         ..settings()
     };
-    let mut world = World::new(settings);
+    let mut harness = Harness::new(settings);
     for priority in [0, -5, 5] {
-        world
+        harness
             .submit(Spec {
                 priority,
                 ..Spec::new(1, 50)
             })
             .unwrap();
     }
-    (0..3).for_each(|_| drop(step(&mut world)));
-    let turns: Vec<u64> = (0..6).flat_map(|_| decoded(&step(&mut world))).collect();
+    (0..3).for_each(|_| drop(step(&mut harness)));
+    let turns: Vec<u64> = (0..6).flat_map(|_| decoded(&step(&mut harness))).collect();
     assert_eq!(
         turns,
         [1, 0, 2, 1, 0, 2],
         "the order in which they came to decode"
     );
-    assert_eq!(world.scheduler.stats().counts.carryover.rows, 12);
+    assert_eq!(harness.scheduler.stats().counts.carryover.rows, 12);
 }
 
 #[test]
@@ -311,12 +263,12 @@ fn every_decoder_gets_a_row_within_the_bound() {
             mixed: false,
             ..settings()
         };
-        let mut world = world(settings, [(1, 100); 7]);
-        while !step(&mut world).prefill.is_empty() {}
+        let mut harness = harness(settings, [(1, 100); 7]);
+        while !step(&mut harness).prefill.is_empty() {}
         let num_in_bound = 7_u32.div_ceil(max_batch_tokens.min(max_rows));
         for _ in 0..20 {
             let mut served: Vec<u64> = (0..num_in_bound)
-                .flat_map(|_| decoded(&step(&mut world)))
+                .flat_map(|_| decoded(&step(&mut harness)))
                 .collect();
             served.sort_unstable();
             served.dedup();
@@ -331,14 +283,14 @@ fn a_chunk_is_not_cut_to_a_few_tokens() {
         max_batch_tokens: 40,
         ..settings()
     };
-    let mut world = world(settings, [(30, 1), (100, 1), (5, 1)]);
+    let mut harness = harness(settings, [(30, 1), (100, 1), (5, 1)]);
     assert_eq!(
-        chunks(&step(&mut world)),
+        chunks(&step(&mut harness)),
         [(0, 0, 30)],
         "10 are left, and nobody overtakes the second"
     );
     assert_eq!(
-        chunks(&step(&mut world)),
+        chunks(&step(&mut harness)),
         [(1, 0, 32), (2, 0, 5)],
         "a short prompt fits whole"
     );
@@ -351,23 +303,23 @@ fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
         num_pages: 5,
         ..settings()
     };
-    let mut world = world(settings, [(64, 2), (15, 40)]);
-    (0..12).for_each(|_| drop(step(&mut world)));
-    let waiting: Vec<Plan> = (0..8).map(|_| step(&mut world)).collect();
+    let mut harness = harness(settings, [(64, 2), (15, 40)]);
+    (0..12).for_each(|_| drop(step(&mut harness)));
+    let waiting: Vec<Plan> = (0..8).map(|_| step(&mut harness)).collect();
     assert!(
         waiting
             .iter()
             .all(|plan| plan.prefill.is_empty() && decoded(plan) == [1]),
         "no page is free"
     );
-    let plan = step(&mut world);
+    let plan = step(&mut harness);
     assert_eq!((decoded(&plan), chunks(&plan)), (vec![], vec![(0, 48, 4)]));
-    let counts = world.scheduler.stats().counts;
+    let counts = harness.scheduler.stats().counts;
     assert_eq!(
         (counts.num_starvation_grants, counts.num_preemptions),
         (1, 1)
     );
-    world.run_to_the_end(2);
+    harness.run_to_the_end(2);
 }
 
 #[test]
@@ -376,25 +328,25 @@ fn nobody_overtakes_the_head_of_the_queue() {
         num_pages: 6,
         ..settings()
     };
-    let mut world = world(settings, [(60, 20), (60, 1), (5, 1)]);
-    step(&mut world);
-    step(&mut world);
+    let mut harness = harness(settings, [(60, 20), (60, 1), (5, 1)]);
+    step(&mut harness);
+    step(&mut harness);
     assert_eq!(
-        world.scheduler.stats().num_waiting,
+        harness.scheduler.stats().num_waiting,
         2,
         "two pages are free, the second needs four, the third one"
     );
-    world.run_to_the_end(2);
+    harness.run_to_the_end(2);
 }
 
 /// The order in which requests of these priorities are admitted, one a step.
 fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64> {
-    let mut world = World::new(Settings {
+    let mut harness = Harness::new(Settings {
         max_rows: 1,
         ..settings.clone()
     });
     for priority in priorities {
-        world
+        harness
             .submit(Spec {
                 priority,
                 ..Spec::new(1, 1)
@@ -402,7 +354,7 @@ fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64>
             .unwrap();
     }
     (0..3)
-        .map(|_| step(&mut world).prefill[0].request.0)
+        .map(|_| step(&mut harness).prefill[0].request.0)
         .collect()
 }
 
@@ -427,27 +379,27 @@ fn the_watermark_is_kept_free_unless_nothing_holds_a_lease() {
         watermark: 2,
         ..settings()
     };
-    let mut world = world(settings, [(112, 1), (20, 8), (60, 2)]);
+    let mut harness = harness(settings, [(112, 1), (20, 8), (60, 2)]);
     assert_eq!(
-        chunks(&step(&mut world)),
+        chunks(&step(&mut harness)),
         [(0, 0, 32)],
         "seven of eight pages, yet it is alone"
     );
-    while world
+    while harness
         .scheduler
         .prompt_len(plait_core::RequestId(0))
         .is_some()
     {
-        step(&mut world);
+        step(&mut harness);
     }
     assert_eq!(
-        chunks(&step(&mut world)),
+        chunks(&step(&mut harness)),
         [(1, 0, 20), (2, 0, 32)],
         "2 + 4 + 2 pages"
     );
-    world.submit(Spec::new(1, 1)).unwrap();
+    harness.submit(Spec::new(1, 1)).unwrap();
     assert_eq!(
-        step(&mut world).prefill.len(),
+        step(&mut harness).prefill.len(),
         1,
         "the two that are left are the decoders'"
     );
@@ -459,10 +411,10 @@ fn without_mixing_prefills_come_first_and_a_plan_has_one_kind_of_rows() {
         mixed: false,
         ..settings()
     };
-    let mut world = world(settings, [(5, 9)]);
-    step(&mut world);
-    world.submit(Spec::new(40, 3)).unwrap();
-    let plans: Vec<Plan> = (0..3).map(|_| step(&mut world)).collect();
+    let mut harness = harness(settings, [(5, 9)]);
+    step(&mut harness);
+    harness.submit(Spec::new(40, 3)).unwrap();
+    let plans: Vec<Plan> = (0..3).map(|_| step(&mut harness)).collect();
     assert_eq!(
         (chunks(&plans[0]), chunks(&plans[1])),
         (vec![(1, 0, 32)], vec![(1, 32, 8)])
@@ -479,11 +431,11 @@ fn without_mixing_prefills_come_first_and_a_plan_has_one_kind_of_rows() {
 
 #[test]
 fn an_idle_scheduler_stays_idle_and_tells_of_freed_slots_with_the_next_rows() {
-    let mut world = world(settings(), [(5, 1)]);
-    step(&mut world);
-    assert!(world.scheduler.is_idle() && world.plan().is_none());
-    world.submit(Spec::new(5, 1)).unwrap();
-    let plan = step(&mut world);
+    let mut harness = harness(settings(), [(5, 1)]);
+    step(&mut harness);
+    assert!(harness.scheduler.is_idle() && harness.plan().is_none());
+    harness.submit(Spec::new(5, 1)).unwrap();
+    let plan = step(&mut harness);
     assert_eq!(
         (plan.freed_slots, plan.new_slots[0].slot),
         (vec![plan.new_slots[0].slot], plan.new_slots[0].slot)
@@ -523,9 +475,9 @@ fn a_decode_plan_costs_what_changed_at_any_context() {
         long_prefill_token_threshold: 64,
         ..settings()
     };
-    let mut world = world(settings, [(500, 40), (500, 40)]);
-    while !step(&mut world).prefill.is_empty() {}
-    let plans: Vec<Plan> = (0..16).map(|_| step(&mut world)).collect();
+    let mut harness = harness(settings, [(500, 40), (500, 40)]);
+    while !step(&mut harness).prefill.is_empty() {}
+    let plans: Vec<Plan> = (0..16).map(|_| step(&mut harness)).collect();
     assert!(
         plans
             .iter()
@@ -547,9 +499,9 @@ fn a_prefill_under_way_comes_before_one_that_waits() {
         max_batch_tokens: 32,
         ..settings()
     };
-    let mut world = world(settings, [(100, 1)]);
-    step(&mut world);
-    world.submit(Spec::new(20, 1)).unwrap();
-    assert_eq!(chunks(&step(&mut world)), [(0, 32, 32)]);
-    world.run_to_the_end(2);
+    let mut harness = harness(settings, [(100, 1)]);
+    step(&mut harness);
+    harness.submit(Spec::new(20, 1)).unwrap();
+    assert_eq!(chunks(&step(&mut harness)), [(0, 32, 32)]);
+    harness.run_to_the_end(2);
 }

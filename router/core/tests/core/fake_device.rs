@@ -29,23 +29,23 @@ pub struct Computed {
 
 /// KV by page, and the tables by slot.
 #[derive(Clone, Debug)]
-pub struct Device {
+pub struct FakeDevice {
     page_size: u32,
     /// By page and offset; nothing where the page was never written or its owner was freed.
     cells: Vec<Option<u64>>,
     /// Cells whose step's result is in.
-    is_landed: Vec<bool>,
+    is_complete: Vec<bool>,
     slots: Vec<Option<Slot>>,
     written: Vec<usize>,
 }
 
-impl Device {
+impl FakeDevice {
     pub fn new(num_pages: u32, page_size: u32, num_slots: u32) -> Self {
         let (cells, slots) = ((num_pages * page_size) as usize, num_slots as usize);
         Self {
             page_size,
             cells: vec![None; cells],
-            is_landed: vec![false; cells],
+            is_complete: vec![false; cells],
             slots: vec![None; slots],
             written: Vec::new(),
         }
@@ -85,15 +85,15 @@ impl Device {
     }
 
     /// The step's result is in.
-    pub fn land(&mut self, computed: &Computed) {
+    pub fn complete(&mut self, computed: &Computed) {
         for cell in &computed.written {
-            self.is_landed[*cell] = true;
+            self.is_complete[*cell] = true;
         }
     }
 
     /// The KV of every token in the page is computed, and the results of the steps are in.
     pub fn is_full(&self, page: PageId) -> bool {
-        self.is_landed[self.cells_of(page)].iter().all(|it| *it)
+        self.is_complete[self.cells_of(page)].iter().all(|it| *it)
     }
 
     /// The pages in a slot's table.
@@ -121,7 +121,7 @@ impl Device {
             if !is_hit {
                 let cells = self.cells_of(*page);
                 self.cells[cells.clone()].fill(None);
-                self.is_landed[cells].fill(false);
+                self.is_complete[cells].fill(false);
             }
         }
     }

@@ -20,7 +20,7 @@ struct Present {
 
 /// What all tenants were served.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shares {
+pub(crate) struct FairShare {
     present: FxHashMap<TenantId, Present>,
     /// What absent tenants were served, where it is more than the floor.
     debts: FxHashMap<TenantId, u64>,
@@ -28,7 +28,7 @@ pub(crate) struct Shares {
     floor: u64,
 }
 
-impl Shares {
+impl FairShare {
     /// One more request of a tenant.
     pub(crate) fn enter(&mut self, tenant: TenantId) {
         if !self.present.contains_key(&tenant) {
@@ -100,49 +100,52 @@ mod tests {
 
     #[test]
     fn a_newcomer_starts_level_with_the_least_served() {
-        let mut shares = Shares::default();
-        shares.enter(ONE);
-        shares.charge(ONE, 100);
-        shares.enter(TWO);
-        assert_eq!(shares.num_served(TWO), 100);
+        let mut fair_share = FairShare::default();
+        fair_share.enter(ONE);
+        fair_share.charge(ONE, 100);
+        fair_share.enter(TWO);
+        assert_eq!(fair_share.num_served(TWO), 100);
     }
 
     #[test]
     fn who_leaves_in_debt_comes_back_in_debt() {
-        let mut shares = Shares::default();
-        shares.enter(ONE);
-        shares.enter(TWO);
-        shares.charge(ONE, 100);
-        shares.leave(ONE);
-        shares.charge(TWO, 30);
-        shares.enter(ONE);
-        assert_eq!((shares.num_served(ONE), shares.num_served(TWO)), (100, 30));
+        let mut fair_share = FairShare::default();
+        fair_share.enter(ONE);
+        fair_share.enter(TWO);
+        fair_share.charge(ONE, 100);
+        fair_share.leave(ONE);
+        fair_share.charge(TWO, 30);
+        fair_share.enter(ONE);
+        assert_eq!(
+            (fair_share.num_served(ONE), fair_share.num_served(TWO)),
+            (100, 30)
+        );
     }
 
     #[test]
     fn what_was_served_while_nobody_else_was_there_is_no_debt() {
-        let mut shares = Shares::default();
-        shares.enter(ONE);
-        shares.charge(ONE, 100);
-        shares.leave(ONE);
-        shares.enter(TWO);
-        shares.enter(ONE);
-        assert_eq!(shares.num_served(ONE), shares.num_served(TWO));
-        assert!(shares.debts.is_empty());
+        let mut fair_share = FairShare::default();
+        fair_share.enter(ONE);
+        fair_share.charge(ONE, 100);
+        fair_share.leave(ONE);
+        fair_share.enter(TWO);
+        fair_share.enter(ONE);
+        assert_eq!(fair_share.num_served(ONE), fair_share.num_served(TWO));
+        assert!(fair_share.debts.is_empty());
     }
 
     #[test]
     fn debts_are_bounded_and_the_smallest_is_forgiven() {
-        let mut shares = Shares::default();
-        shares.enter(ONE);
+        let mut fair_share = FairShare::default();
+        fair_share.enter(ONE);
         for i in 0..5000 {
             let tenant = TenantId(10 + i);
-            shares.enter(tenant);
-            shares.charge(tenant, 10_000 - u32::try_from(i).unwrap());
-            shares.leave(tenant);
+            fair_share.enter(tenant);
+            fair_share.charge(tenant, 10_000 - u32::try_from(i).unwrap());
+            fair_share.leave(tenant);
         }
-        assert_eq!(shares.debts.len(), MAX_DEBTS);
-        assert!(shares.debts.contains_key(&TenantId(10)));
-        assert!(!shares.debts.contains_key(&TenantId(5009)));
+        assert_eq!(fair_share.debts.len(), MAX_DEBTS);
+        assert!(fair_share.debts.contains_key(&TenantId(10)));
+        assert!(!fair_share.debts.contains_key(&TenantId(5009)));
     }
 }

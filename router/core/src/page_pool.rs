@@ -6,8 +6,8 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 
 use crate::ids::PageId;
-use crate::prefix::PageKey;
-use crate::ring::Ring;
+use crate::index_list::IndexList;
+use crate::prefix_hasher::PageHash;
 
 /// Pages that one request holds, in the order of the positions that they cover.
 ///
@@ -41,7 +41,7 @@ pub(crate) struct ParkedPages(Vec<PageId>);
 
 /// What a prompt finds in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hits {
+pub(crate) struct CacheHits {
     /// Leading pages of the prompt that are there.
     pub(crate) num_pages: u32,
     /// Those of them that nobody holds: taking them leaves fewer for others.
@@ -63,11 +63,11 @@ pub struct PageCounts {
 
 #[derive(Clone, Debug, Default)]
 struct Page {
-    /// By what name prompts find it.
-    key: Option<PageKey>,
+    /// The hash by which prompts find it.
+    hash: Option<PageHash>,
     num_leases: u32,
     num_parkings: u32,
-    /// Its place in the last lookup, if it is there.
+    /// Its index in the last lookup, if it is there.
     found_at: u32,
 }
 
@@ -81,13 +81,13 @@ impl Page {
 /// for what it asked for before.
 #[derive(Clone, Debug, Default)]
 struct Lookup {
-    /// The prompt's last name, which stands for all before it.
-    last: Option<PageKey>,
+    /// The prompt's last hash, which covers all before it.
+    last: Option<PageHash>,
     /// The prompt's pages that are there, from its first one on.
     found: Vec<PageId>,
     /// Those of them that nobody holds.
     num_cached: u32,
-    /// Names that were asked for.
+    /// Hashes that were looked up.
     #[cfg(test)]
     num_probes: u32,
 }
@@ -98,8 +98,8 @@ pub(crate) struct PagePool {
     pages: Vec<Page>,
     free: Vec<PageId>,
     /// The cached pages; the one that was released first is the first to go.
-    cached: Ring,
-    by_key: FxHashMap<PageKey, PageId>,
+    cached: IndexList,
+    by_hash: FxHashMap<PageHash, PageId>,
     lookup: Lookup,
     num_leased: u32,
     num_parked: u32,
@@ -111,8 +111,8 @@ impl PagePool {
         Self {
             pages: vec![Page::default(); num_pages as usize],
             free: (0..num_pages).rev().map(PageId).collect(),
-            cached: Ring::new(num_pages),
-            by_key: FxHashMap::default(),
+            cached: IndexList::new(num_pages),
+            by_hash: FxHashMap::default(),
             lookup: Lookup::default(),
             num_leased: 0,
             num_parked: 0,
@@ -145,31 +145,31 @@ impl PagePool {
 
     /// How many of a prompt's pages, from its first one on, are in the cache.
     ///
-    /// Each page is found once: a prompt that is looked up again costs the one name that is missing, with
+    /// Each page is found once: a prompt that is looked up again costs one look-up of the hash that is missing, with
     /// a full cache too, whose pages are evicted meanwhile.
-    pub(crate) fn find(&mut self, keys: &[PageKey]) -> Hits {
-        if self.lookup.last.as_ref() != keys.last() {
-            self.lookup.last = keys.last().copied();
+    pub(crate) fn find(&mut self, hashes: &[PageHash]) -> CacheHits {
+        if self.lookup.last.as_ref() != hashes.last() {
+            self.lookup.last = hashes.last().copied();
             self.lookup.found.clear();
             self.lookup.num_cached = 0;
         }
-        self.find_more(keys);
-        let hits = Hits {
+        self.find_more(hashes);
+        let hits = CacheHits {
             num_pages: count(&self.lookup.found),
             num_cached: self.lookup.num_cached,
         };
-        debug_assert_eq!(hits, self.hits_of(keys));
+        debug_assert_eq!(hits, self.hits_of(hashes));
         hits
     }
 
     /// Goes on behind the pages that were found.
-    fn find_more(&mut self, keys: &[PageKey]) {
-        for key in &keys[self.lookup.found.len()..] {
+    fn find_more(&mut self, hashes: &[PageHash]) {
+        for hash in &hashes[self.lookup.found.len()..] {
             #[cfg(test)]
             {
                 self.lookup.num_probes += 1;
             }
-            let Some(page) = self.by_key.get(key) else {
+            let Some(page) = self.by_hash.get(hash) else {
                 return;
             };
             let state = &mut self.pages[page.0 as usize];
@@ -179,17 +179,17 @@ impl PagePool {
         }
     }
 
-    fn hits_of(&self, keys: &[PageKey]) -> Hits {
-        let found = keys.iter().map_while(|key| self.by_key.get(key));
-        found.fold(Hits::default(), |hits, page| Hits {
+    fn hits_of(&self, hashes: &[PageHash]) -> CacheHits {
+        let found = hashes.iter().map_while(|hash| self.by_hash.get(hash));
+        found.fold(CacheHits::default(), |hits, page| CacheHits {
             num_pages: hits.num_pages + 1,
             num_cached: hits.num_cached + u32::from(!self.pages[page.0 as usize].is_held()),
         })
     }
 
     /// A lease of pages that [`PagePool::find`] has just found.
-    pub(crate) fn pin(&mut self, keys: &[PageKey]) -> Lease {
-        let pages: Vec<PageId> = keys.iter().map(|key| self.by_key[key]).collect();
+    pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> Lease {
+        let pages: Vec<PageId> = hashes.iter().map(|hash| self.by_hash[hash]).collect();
         for page in &pages {
             self.pin_page(*page);
         }
@@ -210,13 +210,13 @@ impl PagePool {
 
     /// Lets later prompts find the next page of a lease; its KV is computed and its tokens are final.
     ///
-    /// Where another page has the name already, this one stays its lease's own.
-    pub(crate) fn publish(&mut self, lease: &mut Lease, key: PageKey) {
+    /// Where another page has the hash already, this one stays its lease's own.
+    pub(crate) fn publish(&mut self, lease: &mut Lease, hash: PageHash) {
         let page = lease.pages[lease.num_published as usize];
         lease.num_published += 1;
-        if let Entry::Vacant(entry) = self.by_key.entry(key) {
+        if let Entry::Vacant(entry) = self.by_hash.entry(hash) {
             entry.insert(page);
-            self.pages[page.0 as usize].key = Some(key);
+            self.pages[page.0 as usize].hash = Some(hash);
         }
     }
 
@@ -290,9 +290,9 @@ impl PagePool {
         let page = PageId(self.cached.first().expect("the caller saw enough pages"));
         self.lose(page);
         self.cached.remove(page.0);
-        let key = self.pages[page.0 as usize].key.take();
-        self.by_key
-            .remove(&key.expect("only pages with a name are cached"));
+        let hash = self.pages[page.0 as usize].hash.take();
+        self.by_hash
+            .remove(&hash.expect("only pages with a hash are cached"));
         self.num_evicted += 1;
         page
     }
@@ -309,8 +309,8 @@ impl PagePool {
 
     /// The last lookup found this page.
     fn is_found(&self, page: PageId) -> bool {
-        let place = self.pages[page.0 as usize].found_at;
-        self.lookup.found.get(place as usize) == Some(&page)
+        let index = self.pages[page.0 as usize].found_at;
+        self.lookup.found.get(index as usize) == Some(&page)
     }
 
     /// One lease of the page is gone; parked or in other leases it stays where it is.
@@ -330,7 +330,7 @@ impl PagePool {
     /// Nobody names the page any more.
     fn settle(&mut self, page: PageId) {
         let state = &self.pages[page.0 as usize];
-        if state.key.is_some() {
+        if state.hash.is_some() {
             self.lookup.num_cached += u32::from(self.is_found(page));
             self.cached.push(page.0);
         } else {
@@ -342,11 +342,11 @@ impl PagePool {
 /// The pages by state, each set in the order in which it is used.
 impl fmt::Debug for PagePool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = |page: u32| (PageId(page), self.pages[page as usize].key);
-        let mut held: Vec<_> = self.by_key.iter().collect();
+        let with_hash = |page: u32| (PageId(page), self.pages[page as usize].hash);
+        let mut held: Vec<_> = self.by_hash.iter().collect();
         held.retain(|(_, page)| self.pages[page.0 as usize].is_held());
         held.sort_unstable();
-        let cached: Vec<_> = self.cached.iter().map(named).collect();
+        let cached: Vec<_> = self.cached.iter().map(with_hash).collect();
         formatter
             .debug_struct("PagePool")
             .field("cached", &cached)
@@ -363,125 +363,125 @@ fn count(pages: &[PageId]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefix::{HashSeed, Namer};
+    use crate::prefix_hasher::{HashSeed, PrefixHasher};
 
-    const NUM_KEYS: u32 = 6;
+    const NUM_HASHES: u32 = 6;
 
-    fn keys() -> Vec<PageKey> {
-        let mut namer = Namer::new(HashSeed([1, 2]));
-        let root = Some(namer.root(0));
-        let chain = std::iter::successors(root, |parent| Some(namer.child(*parent, &[7])));
-        chain.skip(1).take(NUM_KEYS as usize).collect()
+    fn hashes() -> Vec<PageHash> {
+        let mut hasher = PrefixHasher::new(HashSeed([1, 2]));
+        let root = Some(hasher.root(0));
+        let chain = std::iter::successors(root, |parent| Some(hasher.child(*parent, &[7])));
+        chain.skip(1).take(NUM_HASHES as usize).collect()
     }
 
     /// A pool that keeps the first pages of a prompt.
-    fn pool_with(num_cached: u32, keys: &[PageKey]) -> PagePool {
+    fn pool_with(num_cached: u32, hashes: &[PageHash]) -> PagePool {
         let mut pool = PagePool::new(8);
         let mut lease = Lease::default();
         pool.grow(&mut lease, num_cached);
-        for key in &keys[..num_cached as usize] {
-            pool.publish(&mut lease, *key);
+        for hash in &hashes[..num_cached as usize] {
+            pool.publish(&mut lease, *hash);
         }
         pool.release(lease);
         pool
     }
 
     /// Names that a lookup asks for.
-    fn num_probes(pool: &mut PagePool, keys: &[PageKey]) -> u32 {
+    fn num_probes(pool: &mut PagePool, hashes: &[PageHash]) -> u32 {
         let before = pool.lookup.num_probes;
-        pool.find(keys);
+        pool.find(hashes);
         pool.lookup.num_probes - before
     }
 
     #[test]
     fn a_prompt_that_is_looked_up_again_costs_the_name_that_is_missing() {
-        let keys = keys();
-        let mut pool = pool_with(3, &keys);
-        assert_eq!(num_probes(&mut pool, &keys), 4);
-        assert_eq!(num_probes(&mut pool, &keys), 1);
-        let lease = pool.pin(&keys[..2]);
-        assert_eq!(num_probes(&mut pool, &keys), 1);
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        assert_eq!(num_probes(&mut pool, &hashes), 4);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
+        let lease = pool.pin(&hashes[..2]);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
         pool.release(lease);
-        assert_eq!(num_probes(&mut pool, &keys), 1);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
     }
 
     #[test]
     fn a_full_cache_that_loses_the_prompts_pages_one_by_one_costs_no_more() {
-        let keys = keys();
-        let mut pool = pool_with(6, &keys);
-        assert_eq!(pool.find(&keys).num_pages, 6);
+        let hashes = hashes();
+        let mut pool = pool_with(6, &hashes);
+        assert_eq!(pool.find(&hashes).num_pages, 6);
         let mut others = Lease::default();
         pool.grow(&mut others, 2);
         for num_left in (0..6).rev() {
             pool.grow(&mut others, 1);
-            assert_eq!(num_probes(&mut pool, &keys), 1);
-            assert_eq!(pool.find(&keys).num_pages, num_left);
+            assert_eq!(num_probes(&mut pool, &hashes), 1);
+            assert_eq!(pool.find(&hashes).num_pages, num_left);
         }
         pool.release(others);
     }
 
     #[test]
     fn a_page_that_was_found_and_changes_hands_is_seen() {
-        let keys = keys();
-        let mut pool = pool_with(3, &keys);
-        assert_eq!(pool.find(&keys).num_cached, 3);
-        let lease = pool.pin(&keys[..1]);
-        assert_eq!(pool.find(&keys).num_cached, 2);
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        assert_eq!(pool.find(&hashes).num_cached, 3);
+        let lease = pool.pin(&hashes[..1]);
+        assert_eq!(pool.find(&hashes).num_cached, 2);
         let parked = pool.park(lease);
-        assert_eq!(pool.find(&keys).num_cached, 2);
+        assert_eq!(pool.find(&hashes).num_cached, 2);
         pool.unpark(parked);
-        assert_eq!(pool.find(&keys).num_cached, 3);
+        assert_eq!(pool.find(&hashes).num_cached, 3);
     }
 
     /// The first page was published by another request than those behind it, and is evicted before them.
     #[test]
     fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
-        let keys = keys();
-        let mut pool = pool_with(1, &keys);
+        let hashes = hashes();
+        let mut pool = pool_with(1, &hashes);
         let mut lease = Lease::default();
         pool.grow(&mut lease, 3);
-        for key in &keys[..3] {
-            pool.publish(&mut lease, *key);
+        for hash in &hashes[..3] {
+            pool.publish(&mut lease, *hash);
         }
-        assert_eq!(pool.find(&keys).num_pages, 3);
+        assert_eq!(pool.find(&hashes).num_pages, 3);
         let mut others = Lease::default();
         pool.grow(&mut others, 5);
-        let nothing = Hits::default();
-        assert_eq!(pool.find(&keys), nothing);
+        let nothing = CacheHits::default();
+        assert_eq!(pool.find(&hashes), nothing);
         pool.release(lease);
-        assert_eq!(pool.find(&keys), nothing);
+        assert_eq!(pool.find(&hashes), nothing);
         pool.release(others);
         let mut again = Lease::default();
         pool.grow(&mut again, 1);
-        pool.publish(&mut again, keys[0]);
+        pool.publish(&mut again, hashes[0]);
         let (num_pages, num_cached) = (3, 2);
-        let hits = Hits {
+        let hits = CacheHits {
             num_pages,
             num_cached,
         };
-        assert_eq!(pool.find(&keys), hits);
+        assert_eq!(pool.find(&hashes), hits);
         pool.release(again);
     }
 
     #[test]
     fn the_page_that_was_missing_is_seen_when_it_comes() {
-        let keys = keys();
-        let mut pool = pool_with(3, &keys);
-        let mut lease = pool.pin(&keys[..3]);
-        assert_eq!(pool.find(&keys).num_pages, 3);
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        let mut lease = pool.pin(&hashes[..3]);
+        assert_eq!(pool.find(&hashes).num_pages, 3);
         pool.grow(&mut lease, 1);
-        pool.publish(&mut lease, keys[3]);
-        assert_eq!(pool.find(&keys).num_pages, 4);
+        pool.publish(&mut lease, hashes[3]);
+        assert_eq!(pool.find(&hashes).num_pages, 4);
         pool.release(lease);
     }
 
     #[test]
     fn another_prompt_is_looked_up_anew() {
-        let keys = keys();
-        let mut pool = pool_with(3, &keys);
-        pool.find(&keys);
-        assert_eq!(pool.find(&keys[..2]).num_pages, 2);
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        pool.find(&hashes);
+        assert_eq!(pool.find(&hashes[..2]).num_pages, 2);
         assert_eq!(pool.find(&[]).num_pages, 0);
-        assert_eq!(pool.find(&keys).num_pages, 3);
+        assert_eq!(pool.find(&hashes).num_pages, 3);
     }
 }

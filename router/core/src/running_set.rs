@@ -1,35 +1,35 @@
-//! Who holds a lease and a slot, found by slot, by order, by phase and by turn.
+//! The running requests, indexed by slot, by order and by phase.
 
 use std::collections::BTreeMap;
 
 use crate::ids::{PageId, SlotId, StepId};
-use crate::pages::PagePool;
+use crate::page_pool::PagePool;
+use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
 use crate::state::{Order, Phase, Running};
-use crate::turns::Turns;
 
 /// The requests that run. Every index follows from their phases and leases.
 #[derive(Clone, Debug)]
-pub(crate) struct Roster {
-    seats: Vec<Option<Running>>,
+pub(crate) struct RunningSet {
+    by_slot: Vec<Option<Running>>,
     free_slots: Vec<SlotId>,
     by_order: BTreeMap<Order, SlotId>,
     prefills: BTreeMap<Order, SlotId>,
-    turns: Turns,
+    decode_queue: RoundRobin,
     num_held: u32,
     num_held_pages: u32,
     num_prefill_pages: u32,
     page_size: u32,
 }
 
-impl Roster {
+impl RunningSet {
     pub(crate) fn new(settings: &Settings) -> Self {
         Self {
-            seats: (0..settings.max_seqs).map(|_| None).collect(),
+            by_slot: (0..settings.max_seqs).map(|_| None).collect(),
             free_slots: (0..settings.max_seqs).rev().map(SlotId).collect(),
             by_order: BTreeMap::new(),
             prefills: BTreeMap::new(),
-            turns: Turns::new(settings.max_seqs),
+            decode_queue: RoundRobin::new(settings.max_seqs),
             num_held: 0,
             num_held_pages: 0,
             num_prefill_pages: 0,
@@ -47,21 +47,21 @@ impl Roster {
 
     /// The request in a slot; none where it ended while rows of it were on the wire.
     pub(crate) fn get(&self, slot: SlotId) -> Option<&Running> {
-        self.seats[slot.0 as usize].as_ref()
+        self.by_slot[slot.0 as usize].as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, slot: SlotId) -> Option<&mut Running> {
-        self.seats[slot.0 as usize].as_mut()
+        self.by_slot[slot.0 as usize].as_mut()
     }
 
-    /// The request in a slot that an index of this roster named.
-    pub(crate) fn seated(&self, slot: SlotId) -> &Running {
-        self.get(slot).expect("the indexes name taken slots only")
+    /// The request in a slot that an index of this set gave.
+    pub(crate) fn at(&self, slot: SlotId) -> &Running {
+        self.get(slot).expect("the indexes hold taken slots only")
     }
 
-    pub(crate) fn seated_mut(&mut self, slot: SlotId) -> &mut Running {
+    pub(crate) fn at_mut(&mut self, slot: SlotId) -> &mut Running {
         self.get_mut(slot)
-            .expect("the indexes name taken slots only")
+            .expect("the indexes hold taken slots only")
     }
 
     pub(crate) fn num_held(&self) -> u32 {
@@ -78,8 +78,8 @@ impl Roster {
         self.num_prefill_pages
     }
 
-    pub(crate) fn turns(&mut self) -> &mut Turns {
-        &mut self.turns
+    pub(crate) fn decode_queue(&mut self) -> &mut RoundRobin {
+        &mut self.decode_queue
     }
 
     pub(crate) fn first_prefill(&self) -> Option<SlotId> {
@@ -101,7 +101,7 @@ impl Roster {
         let range = self
             .by_order
             .range((Unbounded, last.map_or(Unbounded, Included)));
-        range.rev().map(|(_, slot)| self.seated(*slot))
+        range.rev().map(|(_, slot)| self.at(*slot))
     }
 
     pub(crate) fn free_slot(&self) -> Option<SlotId> {
@@ -112,25 +112,25 @@ impl Roster {
         self.free_slots.push(slot);
     }
 
-    /// Seats a request in the slot that [`Roster::free_slot`] showed.
-    pub(crate) fn seat(&mut self, running: Running) {
+    /// Puts a request into the slot that [`RunningSet::free_slot`] showed.
+    pub(crate) fn insert(&mut self, running: Running) {
         let (order, slot) = (running.job.order, running.slot);
         assert_eq!(
             self.free_slots.pop(),
             Some(slot),
-            "a request is seated in the slot that is next"
+            "a request takes the slot that `free_slot` gave"
         );
         self.by_order.insert(order, slot);
-        self.seats[slot.0 as usize] = Some(running);
+        self.by_slot[slot.0 as usize] = Some(running);
         self.enter(slot);
     }
 
     /// Takes a request out; its lease and slot are the caller's to free or to park.
-    pub(crate) fn unseat(&mut self, slot: SlotId) -> Running {
+    pub(crate) fn remove(&mut self, slot: SlotId) -> Running {
         self.leave(slot);
-        let running = self.seats[slot.0 as usize]
+        let running = self.by_slot[slot.0 as usize]
             .take()
-            .expect("the indexes name taken slots only");
+            .expect("the indexes hold taken slots only");
         self.by_order.remove(&running.job.order);
         running
     }
@@ -140,15 +140,21 @@ impl Roster {
         self.shift(slot, Phase::Held);
     }
 
-    /// Books a row that samples `num_sampled` tokens at most; a decoder goes to the tail of the turns.
-    pub(crate) fn book_row(&mut self, slot: SlotId, step: StepId, length: u32, num_sampled: u32) {
-        let running = self.seated_mut(slot);
+    /// Schedules a row that samples `num_sampled` tokens at most; a decoder goes to the tail of the decode queue.
+    pub(crate) fn schedule_row(
+        &mut self,
+        slot: SlotId,
+        step: StepId,
+        length: u32,
+        num_sampled: u32,
+    ) {
+        let running = self.at_mut(slot);
         let before = running.phase;
-        let after = running.book_row(step, length, num_sampled);
+        let after = running.schedule_row(step, length, num_sampled);
         if before != after {
             self.shift(slot, after);
         } else if after == Phase::Decoding {
-            self.turns.move_to_tail(slot);
+            self.decode_queue.move_to_tail(slot);
         }
     }
 
@@ -161,9 +167,9 @@ impl Roster {
 
     /// Leases free pages to a request.
     pub(crate) fn grow(&mut self, slot: SlotId, num: u32, pages: &mut PagePool) -> &[PageId] {
-        let running = self.seats[slot.0 as usize]
+        let running = self.by_slot[slot.0 as usize]
             .as_mut()
-            .expect("the indexes name taken slots only");
+            .expect("the indexes hold taken slots only");
         if running.phase == Phase::Prefilling {
             self.num_prefill_pages -= num;
         }
@@ -171,8 +177,8 @@ impl Roster {
     }
 
     /// A decoder that was planned to its end is due tokens after all: its drafts were not accepted.
-    pub(crate) fn take_turns_again(&mut self, slot: SlotId) {
-        let running = self.seated(slot);
+    pub(crate) fn resume_decoding(&mut self, slot: SlotId) {
+        let running = self.at(slot);
         if running.phase == Phase::FullyPlanned && running.num_left() > 0 {
             self.shift(slot, Phase::Decoding);
         }
@@ -180,12 +186,12 @@ impl Roster {
 
     /// Takes back pages that no row on the wire can reach; how many are kept, where any are taken.
     pub(crate) fn trim(&mut self, slot: SlotId, pages: &mut PagePool) -> Option<u32> {
-        let num_kept = self.seated(slot).num_planned.div_ceil(self.page_size);
-        let num_surplus = self.seated(slot).lease.num_pages() - num_kept;
+        let num_kept = self.at(slot).num_planned.div_ceil(self.page_size);
+        let num_surplus = self.at(slot).lease.num_pages() - num_kept;
         if num_surplus == 0 {
             return None;
         }
-        let running = self.seated_mut(slot);
+        let running = self.at_mut(slot);
         pages.shrink(&mut running.lease, num_kept);
         if running.phase == Phase::Held {
             self.num_held_pages -= num_surplus;
@@ -195,19 +201,19 @@ impl Roster {
 
     fn shift(&mut self, slot: SlotId, phase: Phase) {
         self.leave(slot);
-        self.seated_mut(slot).phase = phase;
+        self.at_mut(slot).phase = phase;
         self.enter(slot);
     }
 
     fn enter(&mut self, slot: SlotId) {
-        let running = self.seated(slot);
+        let running = self.at(slot);
         let (order, num_pages) = (running.job.order, running.lease.num_pages());
         match running.phase {
             Phase::Prefilling => {
                 self.num_prefill_pages += self.num_missing_pages(running, running.job.num_known());
                 self.prefills.insert(order, slot);
             }
-            Phase::Decoding => self.turns.push(slot),
+            Phase::Decoding => self.decode_queue.push(slot),
             Phase::FullyPlanned => {}
             Phase::Held => {
                 self.num_held += 1;
@@ -217,14 +223,14 @@ impl Roster {
     }
 
     fn leave(&mut self, slot: SlotId) {
-        let running = self.seated(slot);
+        let running = self.at(slot);
         let (order, num_pages) = (running.job.order, running.lease.num_pages());
         match running.phase {
             Phase::Prefilling => {
                 self.num_prefill_pages -= self.num_missing_pages(running, running.job.num_known());
                 self.prefills.remove(&order);
             }
-            Phase::Decoding => self.turns.remove(slot),
+            Phase::Decoding => self.decode_queue.remove(slot),
             Phase::FullyPlanned => {}
             Phase::Held => {
                 self.num_held -= 1;

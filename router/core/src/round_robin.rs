@@ -1,20 +1,20 @@
-//! Whose turn it is to decode: one queue, in which only getting a row moves a request.
+//! The round-robin queue of decoders: only getting a row moves a request to the tail.
 
 use crate::ids::SlotId;
-use crate::ring::Ring;
+use crate::index_list::IndexList;
 
 /// A queue of slots, and how far this round has come in it.
 #[derive(Clone, Debug)]
-pub(crate) struct Turns {
-    slots: Ring,
+pub(crate) struct RoundRobin {
+    slots: IndexList,
     /// The last one passed over in this round, or the ring's end.
     passed: u32,
 }
 
-impl Turns {
+impl RoundRobin {
     pub(crate) fn new(num_slots: u32) -> Self {
         Self {
-            slots: Ring::new(num_slots),
+            slots: IndexList::new(num_slots),
             passed: num_slots,
         }
     }
@@ -60,11 +60,11 @@ impl Turns {
 mod tests {
     use super::*;
 
-    fn order(turns: &mut Turns) -> Vec<u32> {
-        turns.begin_round();
+    fn order(queue: &mut RoundRobin) -> Vec<u32> {
+        queue.begin_round();
         let mut slots = Vec::new();
-        while let Some(slot) = turns.next() {
-            turns.pass(slot);
+        while let Some(slot) = queue.next() {
+            queue.pass(slot);
             slots.push(slot.0);
         }
         slots
@@ -72,37 +72,37 @@ mod tests {
 
     #[test]
     fn newcomers_queue_at_the_tail() {
-        let mut turns = Turns::new(4);
+        let mut queue = RoundRobin::new(4);
         for slot in [2, 0, 3] {
-            turns.push(SlotId(slot));
+            queue.push(SlotId(slot));
         }
-        assert_eq!(order(&mut turns), [2, 0, 3]);
+        assert_eq!(order(&mut queue), [2, 0, 3]);
     }
 
     #[test]
     fn leaving_or_moving_keeps_the_others_in_place() {
-        let mut turns = Turns::new(4);
+        let mut queue = RoundRobin::new(4);
         for slot in 0..4 {
-            turns.push(SlotId(slot));
+            queue.push(SlotId(slot));
         }
-        turns.remove(SlotId(1));
-        turns.move_to_tail(SlotId(0));
-        assert_eq!(order(&mut turns), [2, 3, 0]);
-        assert_eq!(turns.len(), 3);
+        queue.remove(SlotId(1));
+        queue.move_to_tail(SlotId(0));
+        assert_eq!(order(&mut queue), [2, 3, 0]);
+        assert_eq!(queue.len(), 3);
     }
 
     #[test]
     fn one_that_was_passed_over_may_leave_in_the_middle_of_a_round() {
-        let mut turns = Turns::new(4);
+        let mut queue = RoundRobin::new(4);
         for slot in 0..4 {
-            turns.push(SlotId(slot));
+            queue.push(SlotId(slot));
         }
-        turns.begin_round();
-        turns.pass(SlotId(0));
-        turns.pass(SlotId(1));
-        turns.remove(SlotId(1));
-        assert_eq!(turns.next(), Some(SlotId(2)));
-        turns.remove(SlotId(0));
-        assert_eq!(turns.next(), Some(SlotId(2)));
+        queue.begin_round();
+        queue.pass(SlotId(0));
+        queue.pass(SlotId(1));
+        queue.remove(SlotId(1));
+        assert_eq!(queue.next(), Some(SlotId(2)));
+        queue.remove(SlotId(0));
+        assert_eq!(queue.next(), Some(SlotId(2)));
     }
 }

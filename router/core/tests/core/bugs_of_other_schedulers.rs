@@ -6,8 +6,8 @@ use plait_core::{
 };
 
 use crate::allocations::num_bytes_allocated;
-use crate::rules::{chunks, decoded, settings, step, world};
-use crate::world::{Spec, World};
+use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::harness::{Harness, Spec};
 
 /// A prefill row placed in this very plan was chosen as victim, and its pages went to a decode row. Here
 /// a starved prefill, the last in order, has its row before decoders ask for pages that are not there.
@@ -24,29 +24,29 @@ fn a_prefill_row_of_this_plan_keeps_its_pages_when_a_decoder_lacks_one() {
             prefill_starvation_steps: 1,
             ..settings()
         };
-        let mut world = World::new(settings);
+        let mut harness = Harness::new(settings);
         let last = Spec {
             priority: 1,
             ..Spec::new(9, 2)
         };
-        world.submit(last).unwrap();
-        step(&mut world);
+        harness.submit(last).unwrap();
+        step(&mut harness);
         for _ in 0..2 {
-            world.submit(Spec::new(1, 12)).unwrap();
+            harness.submit(Spec::new(1, 12)).unwrap();
         }
-        while !world.scheduler.is_idle() {
-            num_met += u32::from(has_granted_row_and_a_decoder_without_pages(&mut world));
+        while !harness.scheduler.is_idle() {
+            num_met += u32::from(has_granted_row_and_a_decoder_without_pages(&mut harness));
         }
-        world.check_the_end();
+        harness.check_the_end();
     }
     assert!(num_met > 0, "it never came to this");
 }
 
 /// One step, whose rows all keep their slots.
-fn has_granted_row_and_a_decoder_without_pages(world: &mut World) -> bool {
-    let before = world.scheduler.stats().counts;
-    let plan = step(world);
-    let after = world.scheduler.stats().counts;
+fn has_granted_row_and_a_decoder_without_pages(harness: &mut Harness) -> bool {
+    let before = harness.scheduler.stats().counts;
+    let plan = step(harness);
+    let after = harness.scheduler.stats().counts;
     let prefills = plan.prefill.iter().map(|row| row.slot);
     let decodes = plan.decode.iter().map(|row| row.slot);
     let new: Vec<_> = plan.new_slots.iter().map(|new| new.slot).collect();
@@ -67,22 +67,22 @@ fn a_token_in_flight_survives_the_preemption_of_its_request() {
         num_pages: 4,
         ..settings()
     };
-    let mut world = world(settings, [(4, 8), (4, 8)]);
-    (0..4).for_each(|_| drop(step(&mut world)));
-    world.plan();
+    let mut harness = harness(settings, [(4, 8), (4, 8)]);
+    (0..4).for_each(|_| drop(step(&mut harness)));
+    harness.plan();
     assert!(
-        world.plan().is_none(),
+        harness.plan().is_none(),
         "the second is held with a row on the wire"
     );
-    let num_emitted = |world: &World| -> usize {
-        let clients = world.clients.values();
+    let num_emitted = |harness: &Harness| -> usize {
+        let clients = harness.clients.values();
         clients.map(|client| client.emitted.len()).sum()
     };
-    let before = num_emitted(&world);
-    world.land();
-    let after = num_emitted(&world);
+    let before = num_emitted(&harness);
+    harness.complete();
+    let after = num_emitted(&harness);
     assert_eq!(after - before, 2, "both tokens of the step are kept");
-    world.run_to_the_end(2);
+    harness.run_to_the_end(2);
 }
 
 /// Ties were broken by the request's id: a client could buy priority with it.
@@ -138,18 +138,18 @@ fn decoders_that_do_not_fit_a_step_take_turns_whatever_their_order() {
         draft_width: 1,
         ..settings()
     };
-    let mut world = World::new(two_rows_a_step);
+    let mut harness = Harness::new(two_rows_a_step);
     for priority in [1, 0, 0, -1] {
         let spec = Spec {
             priority,
             ..Spec::new(1, 40)
         };
-        world.submit(spec).unwrap();
+        harness.submit(spec).unwrap();
     }
-    step(&mut world);
+    step(&mut harness);
     let mut num_rows = [0; 4];
     for _ in 0..20 {
-        for request in decoded(&step(&mut world)) {
+        for request in decoded(&step(&mut harness)) {
             num_rows[request as usize] += 1;
         }
     }
@@ -169,14 +169,14 @@ fn a_decode_step_is_as_large_and_allocates_as_much_at_any_context_and_with_a_ful
             prefix_cache,
             ..settings()
         };
-        let mut world = World::new(settings);
+        let mut harness = Harness::new(settings);
         if prefix_cache.is_some() {
-            fill_cache(&mut world);
+            fill_cache(&mut harness);
         }
-        world.submit(Spec::new(num_prompt, 9)).unwrap();
-        (0..2).for_each(|_| drop(step(&mut world)));
+        harness.submit(Spec::new(num_prompt, 9)).unwrap();
+        (0..2).for_each(|_| drop(step(&mut harness)));
         let mut sizes = (0, 0, 0);
-        let num_bytes = num_bytes_allocated(|| sizes = decode_step(&mut world.scheduler));
+        let num_bytes = num_bytes_allocated(|| sizes = decode_step(&mut harness.scheduler));
         assert_eq!(sizes, (1, 0, 0));
         num_bytes
     };
@@ -187,19 +187,19 @@ fn a_decode_step_is_as_large_and_allocates_as_much_at_any_context_and_with_a_ful
     assert_eq!(full, step_at(17, None), "no more than without a cache");
 }
 
-fn fill_cache(world: &mut World) {
+fn fill_cache(harness: &mut Harness) {
     for salt in 1..=3 {
         let filler = Spec {
             salt,
             ..Spec::new(2900, 1)
         };
-        world.submit(filler).unwrap();
-        world.run_to_the_end(1);
+        harness.submit(filler).unwrap();
+        harness.run_to_the_end(1);
     }
-    assert!(world.scheduler.stats().pages.free < 60);
+    assert!(harness.scheduler.stats().pages.free < 60);
 }
 
-/// One plan and its result, past the world; how many rows, new pages and token ids the plan has.
+/// One plan and its result, past the harness; how many rows, new pages and token ids the plan has.
 fn decode_step(scheduler: &mut Scheduler) -> (usize, usize, usize) {
     let plan = scheduler.plan(Micros(99)).unwrap();
     let result = StepResult {
@@ -228,13 +228,13 @@ fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
         max_queue_tokens: 1 << 20,
         ..settings()
     };
-    let mut world = world(settings, [(5, 200)]);
-    step(&mut world);
+    let mut harness = harness(settings, [(5, 200)]);
+    step(&mut harness);
     for _ in 0..20 {
-        world.submit(Spec::new(500, 1)).unwrap();
+        harness.submit(Spec::new(500, 1)).unwrap();
     }
     for _ in 0..100 {
-        let plan = step(&mut world);
+        let plan = step(&mut harness);
         assert!(decoded(&plan).contains(&0), "{plan:?}");
         assert!(!chunks(&plan).is_empty(), "and the prompts go on");
     }
@@ -243,9 +243,9 @@ fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
 /// One optimisation was switched off locally after the ranks had voted on it: they hung.
 #[test]
 fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_decision() {
-    let mut replicas = [world(settings(), [(5, 9)]), world(settings(), [(7, 3)])];
+    let mut replicas = [harness(settings(), [(5, 9)]), harness(settings(), [(7, 3)])];
     replicas.iter_mut().for_each(|it| drop(step(it)));
-    let plans = replicas.each_mut().map(|it| it.draft().unwrap());
+    let plans = replicas.each_mut().map(|it| it.plan_only().unwrap());
     let votes = [0, 1].map(|replica| {
         let scheduler = &replicas[replica as usize].scheduler;
         scheduler.vote(Some(&plans[replica as usize]), replica, 8)
@@ -267,14 +267,14 @@ fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_dec
 /// Parallel arrays of which one was not cut like the others: garbage.
 #[test]
 fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
-    let mut world = world(settings(), [(40, 3), (5, 3)]);
+    let mut harness = harness(settings(), [(40, 3), (5, 3)]);
     let measured = Spec {
         prompt_logprobs: true,
         ..Spec::new(70, 3)
     };
-    world.submit(measured).unwrap();
-    while !world.scheduler.is_idle() {
-        let plan = step(&mut world);
+    harness.submit(measured).unwrap();
+    while !harness.scheduler.is_idle() {
+        let plan = step(&mut harness);
         let num_tokens: u32 = plan
             .prefill
             .iter()
@@ -288,7 +288,7 @@ fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
 #[test]
 fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
     for num_prompt in 1..40 {
-        let mut world = world(
+        let mut harness = harness(
             Settings {
                 page_size: 4,
                 prefix_cache: Some(HashSeed([1, 2])),
@@ -296,10 +296,10 @@ fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
             },
             [(num_prompt, 1)],
         );
-        world.run_to_the_end(1);
-        world.submit(Spec::new(num_prompt, 1)).unwrap();
-        assert!(step(&mut world).prefill[0].length >= 1);
-        world.run_to_the_end(1);
+        harness.run_to_the_end(1);
+        harness.submit(Spec::new(num_prompt, 1)).unwrap();
+        assert!(step(&mut harness).prefill[0].length >= 1);
+        harness.run_to_the_end(1);
     }
 }
 

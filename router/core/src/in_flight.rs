@@ -1,10 +1,10 @@
-//! Steps on the wire, oldest first, and what goes free with their results.
+//! Steps in flight, oldest first, and what their results free.
 
 use std::collections::VecDeque;
 
 use crate::event::{StepResult, UnexpectedResult};
 use crate::ids::{SlotId, StepId};
-use crate::pages::ParkedPages;
+use crate::page_pool::ParkedPages;
 
 /// A slot and its pages whose request is gone while steps on the wire still name them.
 #[derive(Clone, Debug)]
@@ -13,9 +13,9 @@ pub(crate) struct Parked {
     pub(crate) pages: ParkedPages,
 }
 
-/// One step on the wire.
+/// One step in flight.
 #[derive(Clone, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightStep {
     pub(crate) step: StepId,
     /// Slots of the rows that sample nothing, and the position after each row's last.
     pub(crate) chunks: Vec<(SlotId, u32)>,
@@ -25,37 +25,43 @@ pub(crate) struct Flight {
     pub(crate) parked: Vec<Parked>,
 }
 
-/// All steps on the wire.
+/// All steps in flight.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Flights {
-    steps: VecDeque<Flight>,
+pub(crate) struct InFlight {
+    steps: VecDeque<InFlightStep>,
 }
 
-impl Flights {
+impl InFlight {
     pub(crate) fn len(&self) -> usize {
         self.steps.len()
     }
 
-    pub(crate) fn launch(&mut self, flight: Flight) {
-        self.steps.push_back(flight);
+    pub(crate) fn push(&mut self, step: InFlightStep) {
+        self.steps.push_back(step);
     }
 
     /// Keeps a slot and its pages until the result of `step`.
     pub(crate) fn park(&mut self, step: StepId, parked: Parked) {
-        let flight = self.steps.iter_mut().find(|flight| flight.step == step);
-        flight
+        let in_flight = self
+            .steps
+            .iter_mut()
+            .find(|in_flight| in_flight.step == step);
+        in_flight
             .expect("a request in flight has its last row in a step on the wire")
             .parked
             .push(parked);
     }
 
     /// The step that a result answers, once the result has been found to fit it.
-    pub(crate) fn land(&mut self, result: &StepResult<'_>) -> Result<Flight, UnexpectedResult> {
-        let flight = self.steps.front().ok_or(UnexpectedResult::Step {
+    pub(crate) fn complete(
+        &mut self,
+        result: &StepResult<'_>,
+    ) -> Result<InFlightStep, UnexpectedResult> {
+        let in_flight = self.steps.front().ok_or(UnexpectedResult::Step {
             given: result.step,
             expected: None,
         })?;
-        check_fit(flight, result)?;
+        check_fit(in_flight, result)?;
         Ok(self
             .steps
             .pop_front()
@@ -63,8 +69,8 @@ impl Flights {
     }
 }
 
-fn check_fit(flight: &Flight, result: &StepResult<'_>) -> Result<(), UnexpectedResult> {
-    let (step, expected) = (flight.step, flight.samples.len());
+fn check_fit(in_flight: &InFlightStep, result: &StepResult<'_>) -> Result<(), UnexpectedResult> {
+    let (step, expected) = (in_flight.step, in_flight.samples.len());
     if result.step != step {
         return Err(UnexpectedResult::Step {
             given: result.step,
@@ -78,7 +84,7 @@ fn check_fit(flight: &Flight, result: &StepResult<'_>) -> Result<(), UnexpectedR
             expected,
         });
     }
-    let rows = result.num_accepted.iter().zip(&flight.samples);
+    let rows = result.num_accepted.iter().zip(&in_flight.samples);
     for (row, (given, (_, planned))) in rows.enumerate() {
         if !(1..=*planned).contains(given) {
             return Err(UnexpectedResult::Accepted {

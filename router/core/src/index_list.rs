@@ -1,4 +1,4 @@
-//! A queue of small numbers, each in it once at most: in, out of the middle and on in constant time.
+//! A linked list of small integers, each in it at most once: O(1) push, removal and successor.
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -6,15 +6,14 @@ struct Link {
     after: u32,
 }
 
-/// One link for each number, closed to a ring by a link of its own that stands before the first and
-/// after the last.
+/// One link for each number; a sentinel link stands before the first and after the last.
 #[derive(Clone, Debug)]
-pub(crate) struct Ring {
+pub(crate) struct IndexList {
     links: Vec<Link>,
     len: u32,
 }
 
-impl Ring {
+impl IndexList {
     /// An empty queue for the numbers below `num`.
     pub(crate) fn new(num: u32) -> Self {
         let links = (0..=num)

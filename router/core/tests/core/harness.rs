@@ -7,7 +7,7 @@ use plait_core::{
     RequestId, Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
 };
 
-use crate::device::{Computed, Device};
+use crate::fake_device::{Computed, FakeDevice};
 use crate::oracle;
 
 /// What a client asks for.
@@ -72,7 +72,7 @@ pub struct Client {
 
 /// A step whose result is not in.
 #[derive(Clone, Debug)]
-struct OnTheWire {
+struct InFlight {
     step: StepId,
     computed: Computed,
     sampling: Vec<RequestId>,
@@ -81,24 +81,24 @@ struct OnTheWire {
 }
 
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Harness {
     pub scheduler: Scheduler,
     pub settings: Settings,
     pub clients: BTreeMap<RequestId, Client>,
-    device: Device,
-    on_the_wire: VecDeque<OnTheWire>,
+    device: FakeDevice,
+    in_flight: VecDeque<InFlight>,
     slots: BTreeMap<SlotId, RequestId>,
     now: u64,
     pub num_plans: u64,
 }
 
-impl World {
+impl Harness {
     pub fn new(settings: Settings) -> Self {
         Self {
             scheduler: Scheduler::new(settings.clone()).unwrap(),
-            device: Device::new(settings.num_pages, settings.page_size, settings.max_seqs),
+            device: FakeDevice::new(settings.num_pages, settings.page_size, settings.max_seqs),
             clients: BTreeMap::new(),
-            on_the_wire: VecDeque::new(),
+            in_flight: VecDeque::new(),
             slots: BTreeMap::new(),
             now: 0,
             num_plans: 0,
@@ -148,15 +148,15 @@ impl World {
         );
     }
 
-    /// Plans one step and runs it on the device; its result waits until it is landed.
+    /// Plans one step and runs it on the device; its result waits until it is completed.
     pub fn plan(&mut self) -> Option<Plan> {
-        let plan = self.draft()?;
+        let plan = self.plan_only()?;
         self.send(&plan);
         Some(plan)
     }
 
     /// Plans one step, which is sent later.
-    pub fn draft(&mut self) -> Option<Plan> {
+    pub fn plan_only(&mut self) -> Option<Plan> {
         self.now += 1;
         let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
         let plan = self.scheduler.plan(Micros(self.now))?;
@@ -184,7 +184,7 @@ impl World {
         let named = named
             .map(|(page, slot)| (*page, self.slots[slot]))
             .collect();
-        self.on_the_wire.push_back(OnTheWire {
+        self.in_flight.push_back(InFlight {
             step: plan.step,
             computed,
             sampling,
@@ -193,22 +193,22 @@ impl World {
         self.check_pool();
     }
 
-    pub fn num_on_the_wire(&self) -> usize {
-        self.on_the_wire.len()
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Hands the oldest result in.
-    pub fn land(&mut self) -> Vec<Output> {
-        let landed = self.on_the_wire.pop_front().expect("a step is on the wire");
-        self.device.land(&landed.computed);
+    pub fn complete(&mut self) -> Vec<Output> {
+        let completed = self.in_flight.pop_front().expect("a step is on the wire");
+        self.device.complete(&completed.computed);
         self.advance(Event::Measured {
-            step: landed.step,
-            elapsed: oracle::step_time(landed.step),
+            step: completed.step,
+            elapsed: oracle::step_time(completed.step),
         });
         let result = StepResult {
-            step: landed.step,
-            num_accepted: &landed.computed.num_accepted,
-            token_ids: &landed.computed.tokens,
+            step: completed.step,
+            num_accepted: &completed.computed.num_accepted,
+            token_ids: &completed.computed.tokens,
         };
         let outputs = self.advance(Event::Result(result));
         for output in &outputs {
@@ -219,7 +219,7 @@ impl World {
             } = output
             {
                 assert_eq!(
-                    landed.sampling[*sampled_row as usize], *request,
+                    completed.sampling[*sampled_row as usize], *request,
                     "the row of another request"
                 );
             }
@@ -244,11 +244,11 @@ impl World {
             .sum();
         let mut num_plans_left = 1_000 + 200 * due;
         while !self.scheduler.is_idle() {
-            while self.num_on_the_wire() < depth && self.plan().is_some() {
+            while self.num_in_flight() < depth && self.plan().is_some() {
                 num_plans_left = num_plans_left.checked_sub(1).expect("no livelock");
             }
-            assert!(self.num_on_the_wire() > 0, "stuck: {:#?}", self.scheduler);
-            self.land();
+            assert!(self.num_in_flight() > 0, "stuck: {:#?}", self.scheduler);
+            self.complete();
         }
         self.check_the_end();
     }
@@ -352,7 +352,7 @@ impl World {
         );
     }
 
-    /// The order of every policy but fair share, whose counts the world does not keep.
+    /// The order of every policy but fair share, whose counts the harness does not keep.
     fn order(&self, request: RequestId) -> (i32, RequestId) {
         let priority = match self.settings.policy {
             Policy::Fcfs => 0,
@@ -374,7 +374,7 @@ impl World {
             .map(|slot| self.slots[slot])
             .collect();
         victims.retain(|request| self.clients[request].ended.is_none());
-        if !self.on_the_wire.is_empty() || victims.len() as u64 != num_preempted {
+        if !self.in_flight.is_empty() || victims.len() as u64 != num_preempted {
             return;
         }
         let prefills = plan.prefill.iter().map(|row| row.request);
@@ -442,7 +442,7 @@ impl World {
         for (slot, page) in plan.appended_pages.iter().filter(|it| !hits.contains(it)) {
             assert!(taken.insert(*page), "{page:?} is in two leases");
             let named_for = self
-                .on_the_wire
+                .in_flight
                 .iter()
                 .filter_map(|step| step.named.get(page));
             let owner = self.slots[slot];

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use plait_core::{Event, Micros, Plan, Scheduler, Settings, StepCost, StepResult, StepWork};
 
+use crate::fixtures;
+use crate::harness::Spec;
 use crate::oracle::mix;
-use crate::rules;
-use crate::world::Spec;
 
 const TARGET: u64 = 20_000;
 
@@ -123,7 +123,7 @@ impl Paced {
             max_queue: 64,
             max_queue_tokens: 1 << 20,
             itl_target: Some(Micros(TARGET)),
-            ..rules::settings()
+            ..fixtures::settings()
         };
         let mut paced = Self {
             scheduler: Scheduler::new(settings).unwrap(),
@@ -149,7 +149,7 @@ impl Paced {
             step: plan.step,
             elapsed: Micros(micros),
         });
-        self.land(&plan);
+        self.complete(&plan);
         (plan, micros)
     }
 
@@ -160,7 +160,7 @@ impl Paced {
         self.in_flight.pop_front().unwrap()
     }
 
-    fn land(&mut self, plan: &Plan) {
+    fn complete(&mut self, plan: &Plan) {
         let last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk);
         let num = last_chunks.count() + plan.decode.len();
         self.advance(Event::Result(StepResult {
@@ -221,13 +221,13 @@ fn one_hiccup_does_not_stop_prefill_for_long() {
 fn without_times_a_prompt_still_gets_on() {
     let mut paced = Paced::new();
     let first = paced.next_plan();
-    paced.land(&first);
+    paced.complete(&first);
     paced.submit(300, 4);
     let mut num_prefill_tokens = 0;
     for _ in 0..400 {
         let plan = paced.next_plan();
         num_prefill_tokens += plan.num_prefill_tokens();
-        paced.land(&plan);
+        paced.complete(&plan);
     }
     assert_eq!(num_prefill_tokens, 300);
 }
@@ -245,7 +245,7 @@ fn a_target_needs_time_and_mixed_steps() {
         let settings = Settings {
             itl_target: Some(Micros(itl_target)),
             mixed,
-            ..rules::settings()
+            ..fixtures::settings()
         };
         Scheduler::new(settings).unwrap_err().to_string()
     };
@@ -260,11 +260,11 @@ fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
         num_pages: 200,
         prefill_starvation_steps: 2,
         itl_target: Some(Micros(1)),
-        ..rules::settings()
+        ..fixtures::settings()
     };
-    let mut world = rules::world(settings, [(100, 1), (5, 40)]);
+    let mut harness = fixtures::harness(settings, [(100, 1), (5, 40)]);
     let chunks: Vec<_> = (0..4)
-        .map(|_| rules::chunks(&rules::step(&mut world)))
+        .map(|_| fixtures::chunks(&fixtures::step(&mut harness)))
         .collect();
     assert_eq!(chunks[0], [(0, 0, 32), (1, 0, 5)]);
     assert!(chunks[1].is_empty() && chunks[2].is_empty());
@@ -276,13 +276,13 @@ fn a_newcomer_is_admitted_with_a_page_where_time_leaves_it_nothing() {
     let settings = Settings {
         prefill_starvation_steps: 2,
         itl_target: Some(Micros(1)),
-        ..rules::settings()
+        ..fixtures::settings()
     };
-    let mut world = rules::world(settings, [(5, 40)]);
-    rules::step(&mut world);
-    world.submit(Spec::new(20, 1)).unwrap();
+    let mut harness = fixtures::harness(settings, [(5, 40)]);
+    fixtures::step(&mut harness);
+    harness.submit(Spec::new(20, 1)).unwrap();
     let chunks: Vec<_> = (0..3)
-        .map(|_| rules::chunks(&rules::step(&mut world)))
+        .map(|_| fixtures::chunks(&fixtures::step(&mut harness)))
         .collect();
     assert_eq!(chunks, [vec![], vec![], vec![(1, 0, 16)]]);
 }

@@ -4,8 +4,8 @@ use plait_core::{
     Event, FinishReason, Output, RequestId, Settings, StepId, StepResult, UnexpectedResult,
 };
 
-use crate::rules::{chunks, decoded, settings, step, world};
-use crate::world::{Spec, World};
+use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::harness::{Harness, Spec};
 
 /// Four pages of four tokens.
 fn four_pages() -> Settings {
@@ -18,8 +18,8 @@ fn four_pages() -> Settings {
 
 #[test]
 fn the_last_in_order_gives_way_and_loses_no_token() {
-    let mut world = world(four_pages(), [(4, 8), (4, 8)]);
-    let plans: Vec<_> = (0..6).map(|_| step(&mut world)).collect();
+    let mut harness = harness(four_pages(), [(4, 8), (4, 8)]);
+    let plans: Vec<_> = (0..6).map(|_| step(&mut harness)).collect();
     assert_eq!(decoded(&plans[4]), [0, 1], "both fill their second page");
     assert_eq!(
         decoded(&plans[5]),
@@ -27,16 +27,16 @@ fn the_last_in_order_gives_way_and_loses_no_token() {
         "the first needs a third one, the second gives way"
     );
     assert_eq!(plans[5].freed_slots.len(), 1);
-    world.run_to_the_end(2);
-    assert_eq!(world.scheduler.stats().counts.num_preemptions, 1);
+    harness.run_to_the_end(2);
+    assert_eq!(harness.scheduler.stats().counts.num_preemptions, 1);
 }
 
 #[test]
 fn a_preempted_request_computes_prompt_and_output_again_and_goes_on() {
-    let mut world = world(four_pages(), [(4, 6), (4, 8)]);
-    (0..6).for_each(|_| drop(step(&mut world)));
-    let emitted = world.clients[&RequestId(1)].emitted.len();
-    let back = step(&mut world);
+    let mut harness = harness(four_pages(), [(4, 6), (4, 8)]);
+    (0..6).for_each(|_| drop(step(&mut harness)));
+    let emitted = harness.clients[&RequestId(1)].emitted.len();
+    let back = step(&mut harness);
     assert_eq!(emitted, 5);
     assert_eq!(chunks(&back), [(1, 0, 9)]);
     assert_eq!(
@@ -45,24 +45,24 @@ fn a_preempted_request_computes_prompt_and_output_again_and_goes_on() {
     );
     assert_eq!(
         back.token_ids[4..],
-        world.clients[&RequestId(1)].emitted[..5]
+        harness.clients[&RequestId(1)].emitted[..5]
     );
 }
 
 #[test]
 fn a_request_with_rows_on_the_wire_is_held_and_its_tokens_are_shown() {
-    let mut world = world(four_pages(), [(4, 8), (4, 8)]);
-    (0..4).for_each(|_| drop(step(&mut world)));
-    assert_eq!(decoded(&world.plan().unwrap()), [0, 1]);
-    world.submit(Spec::new(1, 1)).unwrap();
+    let mut harness = harness(four_pages(), [(4, 8), (4, 8)]);
+    (0..4).for_each(|_| drop(step(&mut harness)));
+    assert_eq!(decoded(&harness.plan().unwrap()), [0, 1]);
+    harness.submit(Spec::new(1, 1)).unwrap();
     assert!(
-        world.plan().is_none(),
+        harness.plan().is_none(),
         "the second is held, the first waits for its pages, nobody is admitted"
     );
-    assert_eq!(world.land().len(), 2, "the held one's token is shown");
-    assert_eq!(decoded(&world.plan().unwrap()), [0]);
-    world.land();
-    world.run_to_the_end(2);
+    assert_eq!(harness.complete().len(), 2, "the held one's token is shown");
+    assert_eq!(decoded(&harness.plan().unwrap()), [0]);
+    harness.complete();
+    harness.run_to_the_end(2);
 }
 
 #[test]
@@ -71,35 +71,35 @@ fn nobody_is_admitted_while_a_request_is_held() {
         num_pages: 6,
         ..four_pages()
     };
-    let mut world = world(six_pages, [(4, 8), (5, 4), (4, 8)]);
-    (0..3).for_each(|_| drop(step(&mut world)));
-    (0..2).for_each(|_| drop(world.plan().unwrap()));
+    let mut harness = harness(six_pages, [(4, 8), (5, 4), (4, 8)]);
+    (0..3).for_each(|_| drop(step(&mut harness)));
+    (0..2).for_each(|_| drop(harness.plan().unwrap()));
     assert!(
-        world.plan().is_none(),
+        harness.plan().is_none(),
         "the first waits for the pages of the third"
     );
-    world.submit(Spec::new(1, 1)).unwrap();
-    world.land();
+    harness.submit(Spec::new(1, 1)).unwrap();
+    harness.complete();
     assert!(
-        world.clients[&RequestId(1)].ended.is_some(),
+        harness.clients[&RequestId(1)].ended.is_some(),
         "the second ends, its two pages are free"
     );
-    let plan = world.plan().unwrap();
+    let plan = harness.plan().unwrap();
     assert_eq!(
         (decoded(&plan), plan.new_slots.len()),
         (vec![0], 0),
         "one for the first, none for the newcomer yet"
     );
-    world.run_to_the_end(2);
+    harness.run_to_the_end(2);
 }
 
 #[test]
 fn a_row_of_this_plan_is_never_a_victim() {
-    let mut world = world(four_pages(), [(4, 8)]);
-    (0..3).for_each(|_| drop(step(&mut world)));
-    world.submit(Spec::new(4, 8)).unwrap();
-    while !world.scheduler.is_idle() {
-        let plan = step(&mut world);
+    let mut harness = harness(four_pages(), [(4, 8)]);
+    (0..3).for_each(|_| drop(step(&mut harness)));
+    harness.submit(Spec::new(4, 8)).unwrap();
+    while !harness.scheduler.is_idle() {
+        let plan = step(&mut harness);
         let rows: Vec<_> = plan
             .prefill
             .iter()
@@ -117,32 +117,32 @@ fn a_row_of_this_plan_is_never_a_victim() {
 
 #[test]
 fn the_last_in_order_gives_its_own_pages_up_where_nobody_comes_after_it() {
-    let mut world = world(four_pages(), [(6, 8), (7, 9)]);
-    (0..2).for_each(|_| drop(step(&mut world)));
-    let plan = step(&mut world);
+    let mut harness = harness(four_pages(), [(6, 8), (7, 9)]);
+    (0..2).for_each(|_| drop(step(&mut harness)));
+    let plan = step(&mut harness);
     assert_eq!(decoded(&plan), [0], "the second needs a third page");
     assert_eq!(plan.freed_slots.len(), 1);
-    assert_eq!(world.scheduler.stats().counts.carryover.pages, 1);
-    world.run_to_the_end(1);
+    assert_eq!(harness.scheduler.stats().counts.carryover.pages, 1);
+    harness.run_to_the_end(1);
 }
 
 #[test]
 fn an_abort_parks_pages_until_the_last_step_that_names_them() {
-    let mut world = world(settings(), [(20, 9)]);
-    (0..3).for_each(|_| drop(world.plan()));
-    world.abort(RequestId(0));
-    let parked = |world: &World| world.scheduler.stats().pages.parked;
+    let mut harness = harness(settings(), [(20, 9)]);
+    (0..3).for_each(|_| drop(harness.plan()));
+    harness.abort(RequestId(0));
+    let parked = |harness: &Harness| harness.scheduler.stats().pages.parked;
     assert_eq!(
-        (world.scheduler.stats().pages.leased, parked(&world)),
+        (harness.scheduler.stats().pages.leased, parked(&harness)),
         (0, 2)
     );
     assert!(
-        world.land().is_empty() && world.land().is_empty(),
+        harness.complete().is_empty() && harness.complete().is_empty(),
         "its tokens are dropped"
     );
-    assert_eq!(parked(&world), 2);
-    world.land();
-    assert_eq!((parked(&world), world.scheduler.is_idle()), (0, true));
+    assert_eq!(parked(&harness), 2);
+    harness.complete();
+    assert_eq!((parked(&harness), harness.scheduler.is_idle()), (0, true));
 }
 
 #[test]
@@ -151,56 +151,56 @@ fn nobody_gives_way_where_parked_pages_will_do() {
         num_pages: 6,
         ..four_pages()
     };
-    let mut world = world(six_pages, [(4, 8), (5, 8), (4, 8)]);
-    (0..3).for_each(|_| drop(step(&mut world)));
-    world.plan();
-    world.abort(RequestId(1));
-    world.plan();
-    assert!(world.plan().is_none(), "both need a page, two are parked");
-    world.land();
-    assert_eq!(decoded(&world.plan().unwrap()), [0, 2]);
-    world.run_to_the_end(2);
-    assert_eq!(world.scheduler.stats().counts.num_preemptions, 0);
+    let mut harness = harness(six_pages, [(4, 8), (5, 8), (4, 8)]);
+    (0..3).for_each(|_| drop(step(&mut harness)));
+    harness.plan();
+    harness.abort(RequestId(1));
+    harness.plan();
+    assert!(harness.plan().is_none(), "both need a page, two are parked");
+    harness.complete();
+    assert_eq!(decoded(&harness.plan().unwrap()), [0, 2]);
+    harness.run_to_the_end(2);
+    assert_eq!(harness.scheduler.stats().counts.num_preemptions, 0);
 }
 
 #[test]
 fn a_parked_slot_is_not_given_out() {
-    let mut world = world(
+    let mut harness = harness(
         Settings {
             max_seqs: 1,
             ..settings()
         },
         [(20, 9), (5, 1)],
     );
-    world.plan();
-    world.abort(RequestId(0));
-    assert!(world.plan().is_none());
-    world.land();
-    assert_eq!(world.plan().unwrap().new_slots[0].request, RequestId(1));
-    world.land();
+    harness.plan();
+    harness.abort(RequestId(0));
+    assert!(harness.plan().is_none());
+    harness.complete();
+    assert_eq!(harness.plan().unwrap().new_slots[0].request, RequestId(1));
+    harness.complete();
 }
 
 #[test]
 fn a_waiting_request_can_be_aborted() {
-    let mut world = world(
+    let mut harness = harness(
         Settings {
             max_seqs: 1,
             ..settings()
         },
         [(20, 9), (5, 1)],
     );
-    step(&mut world);
-    assert_eq!(world.abort(RequestId(1)).len(), 1);
-    assert!(world.abort(RequestId(1)).is_empty(), "it ends once");
-    world.run_to_the_end(2);
+    step(&mut harness);
+    assert_eq!(harness.abort(RequestId(1)).len(), 1);
+    assert!(harness.abort(RequestId(1)).is_empty(), "it ends once");
+    harness.run_to_the_end(2);
 }
 
 #[test]
 fn a_stop_string_ends_a_request_and_drops_what_is_on_the_wire() {
-    let mut world = world(settings(), [(5, 20)]);
-    step(&mut world);
-    (0..2).for_each(|_| drop(world.plan()));
-    let outputs = world.stop(RequestId(0));
+    let mut harness = harness(settings(), [(5, 20)]);
+    step(&mut harness);
+    (0..2).for_each(|_| drop(harness.plan()));
+    let outputs = harness.stop(RequestId(0));
     assert_eq!(
         outputs,
         [Output::Finished {
@@ -208,66 +208,66 @@ fn a_stop_string_ends_a_request_and_drops_what_is_on_the_wire() {
             reason: FinishReason::Stop
         }]
     );
-    assert!(world.land().is_empty() && world.land().is_empty());
-    world.run_to_the_end(1);
+    assert!(harness.complete().is_empty() && harness.complete().is_empty());
+    harness.run_to_the_end(1);
 }
 
 #[test]
 fn what_is_sampled_after_a_stop_id_is_dropped() {
     let free_run = {
-        let mut world = world(settings(), [(5, 20)]);
-        world.run_to_the_end(1);
-        world.clients[&RequestId(0)].emitted.clone()
+        let mut harness = harness(settings(), [(5, 20)]);
+        harness.run_to_the_end(1);
+        harness.clients[&RequestId(0)].emitted.clone()
     };
-    let mut world = World::new(settings());
-    world
+    let mut harness = Harness::new(settings());
+    harness
         .submit(Spec {
             stop_ids: vec![free_run[3]],
             ..Spec::new(5, 20)
         })
         .unwrap();
-    world.run_to_the_end(3);
+    harness.run_to_the_end(3);
     let num_until_stop = free_run
         .iter()
         .position(|token| *token == free_run[3])
         .unwrap()
         + 1;
     assert_eq!(
-        world.clients[&RequestId(0)].emitted,
+        harness.clients[&RequestId(0)].emitted,
         free_run[..num_until_stop]
     );
 }
 
 #[test]
 fn prompt_logprobs_are_reported_once_though_a_preempted_prompt_is_computed_twice() {
-    let mut world = World::new(Settings {
+    let mut harness = Harness::new(Settings {
         page_size: 4,
         num_pages: 5,
         long_prefill_token_threshold: 4,
         ..settings()
     });
-    world.submit(Spec::new(4, 12)).unwrap();
-    world
+    harness.submit(Spec::new(4, 12)).unwrap();
+    harness
         .submit(Spec {
             prompt_logprobs: true,
             ..Spec::new(10, 4)
         })
         .unwrap();
-    world.run_to_the_end(1);
-    assert!(world.scheduler.stats().counts.num_preemptions > 0);
+    harness.run_to_the_end(1);
+    assert!(harness.scheduler.stats().counts.num_preemptions > 0);
 }
 
 #[test]
 fn a_result_that_fits_no_step_is_an_error_and_changes_nothing() {
-    let mut world = world(settings(), [(5, 20)]);
-    world.plan();
+    let mut harness = harness(settings(), [(5, 20)]);
+    harness.plan();
     let mut wrong = |step, num_accepted: &[u32], token_ids: &[u32]| {
         let result = StepResult {
             step: StepId(step),
             num_accepted,
             token_ids,
         };
-        world
+        harness
             .scheduler
             .advance(Event::Result(result), &mut Vec::new())
             .unwrap_err()
@@ -305,6 +305,6 @@ fn a_result_that_fits_no_step_is_an_error_and_changes_nothing() {
             expected: 1
         }
     );
-    world.land();
-    world.run_to_the_end(2);
+    harness.complete();
+    harness.run_to_the_end(2);
 }

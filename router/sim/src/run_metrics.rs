@@ -1,4 +1,4 @@
-//! What a replica counts while it runs; tallies of replicas add up.
+//! What a replica counts while it runs; received of replicas add up.
 
 use plait_core::{Micros, Plan};
 
@@ -8,7 +8,7 @@ const NUM_BINS: u64 = 240;
 
 /// Everything that is counted.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct RunMetrics {
     /// Microseconds from each request's arrival to its first token.
     pub ttft: Vec<u64>,
     /// Microseconds between tokens of one request.
@@ -18,14 +18,14 @@ pub struct Tally {
     /// When the last token came.
     pub end: Micros,
     /// Counts of the whole run.
-    pub counts: TallyCounts,
+    pub counts: RunCounts,
     /// Counts by time.
     pub bins: Bins,
 }
 
 /// Counts that add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TallyCounts {
+pub struct RunCounts {
     /// Requests that arrived.
     pub num_requests: u64,
     /// Requests that no queue took.
@@ -78,7 +78,7 @@ enum StepKind {
     Mixed,
 }
 
-impl Tally {
+impl RunMetrics {
     /// Nothing so far, of a trace whose last request arrives at `last`.
     pub fn new(last: Micros) -> Self {
         let width = (last.0 / NUM_BINS).max(10_000);
@@ -91,7 +91,7 @@ impl Tally {
             itl: Vec::new(),
             e2e: Vec::new(),
             end: Micros(0),
-            counts: TallyCounts::default(),
+            counts: RunCounts::default(),
             bins,
         }
     }
@@ -137,7 +137,7 @@ fn num_hits(plan: &Plan) -> u64 {
     first_chunks.map(|row| u64::from(row.start)).sum()
 }
 
-impl TallyCounts {
+impl RunCounts {
     fn add(&mut self, other: &Self) {
         self.num_requests += other.num_requests;
         self.num_refused += other.num_refused;

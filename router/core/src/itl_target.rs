@@ -9,7 +9,7 @@ use crate::step_cost::{StepCost, StepWork};
 
 /// Keeps steps that decode within a target, by what earlier steps took.
 #[derive(Clone, Debug)]
-pub(crate) struct TimeTarget {
+pub(crate) struct ItlTarget {
     micros: f64,
     cost: StepCost,
     in_flight: VecDeque<(StepId, StepWork)>,
@@ -20,7 +20,7 @@ pub(crate) struct TimeTarget {
     least: u32,
 }
 
-impl TimeTarget {
+impl ItlTarget {
     /// The target of the settings, where there is one.
     pub(crate) fn new(settings: &Settings) -> Option<Self> {
         let micros = settings.itl_target?.0 as f64;
@@ -40,17 +40,17 @@ impl TimeTarget {
     ///
     /// A step that keeps no decoder waiting may take as long as it likes. Where decoding alone leaves
     /// no time, a page joins after `prefill_starvation_steps` steps without prefill.
-    pub(crate) fn room(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
+    pub(crate) fn prefill_budget(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
         if work.num_decode_rows == 0 {
             return u32::MAX;
         }
         let margin = self.cost.excess().min(self.micros / 2.0);
         let left = self.micros - margin - self.cost.estimate(work);
-        let room = self.cost.num_tokens_within(left, start);
+        let budget = self.cost.num_tokens_within(left, start);
         if self.is_starved(step, work) {
-            room.max(self.least)
+            budget.max(self.least)
         } else {
-            room
+            budget
         }
     }
 
@@ -88,7 +88,7 @@ impl TimeTarget {
     }
 
     /// A step's result is in: its time is known, or never will be.
-    pub(crate) fn land(&mut self, step: StepId) {
+    pub(crate) fn complete(&mut self, step: StepId) {
         self.in_flight.retain(|(launched, _)| *launched > step);
     }
 
