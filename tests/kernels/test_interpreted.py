@@ -74,14 +74,14 @@ def test_queries_absorb_and_latents_reach_their_slots(
     assert_close(pages, right_pages)
     assert_close(latent_triton.absorb(*queries, turns), right)
     pages.fill_(9.0)
-    num_turned = num_tokens - num_tokens // 3
+    rotary_dim = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(queries.q_BHE, turns)
-    right_q = torch.cat((turned[:num_turned], queries.q_BHE[num_turned:]))
-    first = queries.q_BHE[:num_turned]
+    right_q = torch.cat((turned[:rotary_dim], queries.q_BHE[rotary_dim:]))
+    first = queries.q_BHE[:rotary_dim]
     stored, given = latent_triton.store_and_turn(cached, first, norm, turns, CacheTarget(pages, index))
     assert_close(stored, right_pages.view(-1, width + turning)[index])
     assert_close(pages, right_pages)
-    assert_close(given, right_q[:num_turned])
+    assert_close(given, right_q[:rotary_dim])
     assert_close(queries.q_BHE, right_q)  # where they lie, and no others
 
 

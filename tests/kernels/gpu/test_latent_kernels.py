@@ -56,13 +56,13 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
-    num_turned = num_tokens - num_tokens // 3
+    rotary_dim = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(q_THE, tables)
-    right = torch.cat((turned[:num_turned], q_THE[num_turned:]))
-    stored, given = store_and_turn(cached, q_THE[:num_turned], norm, tables, cache)
+    right = torch.cat((turned[:rotary_dim], q_THE[rotary_dim:]))
+    stored, given = store_and_turn(cached, q_THE[:rotary_dim], norm, tables, cache)
     assert_close(stored, latents)
     assert_close(pages.view(-1, 576)[index], latents)
-    assert_close(given, right[:num_turned])
+    assert_close(given, right[:rotary_dim])
     assert_close(q_THE, right)  # where they lie, and no others
 
 

@@ -1,7 +1,7 @@
-"""Tensors of mapped files brought in by a few threads, ahead of the one that takes them.
+"""Prefetch of tensors from mapped files, on a few threads ahead of the one that copies them.
 
-Of the time that copying takes out of a file which the system holds in memory, half goes into mapping its pages. Brought
-in so on two cores, a copy of 0.8 GiB takes 0.14 s for 0.17.
+Mapping the pages takes half the time of copying a file that is in the page cache. With two threads a copy of 0.8 GiB
+takes 0.14 s instead of 0.17 s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -26,19 +26,19 @@ _MADV_POPULATE_READ = 22
 
 
 @contextmanager
-def read_ahead(folder: Folder) -> Iterator[None]:
-    """Inside, the folder's tensors are brought in, layer by layer; nothing is where they would fill the memory."""
+def prefetch(folder: Folder, names: Collection[str]) -> Iterator[None]:
+    """Inside, the tensors are populated layer by layer; none if the files exceed half of the free memory."""
     with ThreadPoolExecutor(_THREADS) as threads:
         if folder.num_bytes() <= free_memory_bytes() // 2:
-            for name in sorted(folder.names, key=_in_order):
-                threads.submit(_bring_in, folder, name)
+            for name in sorted(names, key=_in_order):
+                threads.submit(_populate_tensor, folder, name)
         try:
             yield
         finally:
             threads.shutdown(cancel_futures=True)
 
 
-def bring_in(tensor: Tensor) -> bool:
+def populate(tensor: Tensor) -> bool:
     """Have a mapped tensor's pages mapped and read; False where the system does not do that."""
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     end = tensor.data_ptr() + tensor.nbytes
@@ -50,8 +50,8 @@ def bring_in(tensor: Tensor) -> bool:
     return not any(asked)
 
 
-def _bring_in(folder: Folder, name: str) -> None:
-    bring_in(folder.mapped(name))
+def _populate_tensor(folder: Folder, name: str) -> None:
+    populate(folder.mapped(name))
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
