@@ -10,7 +10,7 @@ from pathlib import Path
 import measure
 import pytest
 import recording
-from plait.bench.record import machine
+from plait.bench.result_file import machine
 
 pytest_plugins = ["pytester"]
 

@@ -15,7 +15,7 @@ import pytest
 from contestants import Contestant, Places, vllm_cpu
 from cpu_cases import beside_busy, closed_loop
 from cpu_report import encode, report
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 from turns import Field, run_all
 
 MOCK_FOLDER = Path(pages.__file__).parents[1] / "mock_server"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 from scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
 
 MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)

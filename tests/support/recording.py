@@ -19,7 +19,7 @@ from typing import Protocol
 
 import gate_parts
 import pytest
-from plait.bench.record import machine, versions
+from plait.bench.result_file import machine, versions
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
 GATES = {

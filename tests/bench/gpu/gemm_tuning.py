@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from plait.bench.record import commit, machine, versions
+from plait.bench.result_file import commit, machine, versions
 from plait_kernels.linear import TABLE, Tile, skinny_gemm
 from torch import Tensor
 from triton.runtime.errors import OutOfResources

@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[2] / "e2e"))
 from floors import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
 from load_cases import LOADED, RATE, LoadCase
 from model_shapes import SHAPES, write_shape
-from plait.bench.record import commit, machine, versions
+from plait.bench.result_file import commit, machine, versions
 from rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
 from running_server import Server, start_server
 from seeded_checkpoint import write_checkpoint

@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.simulate.command import run
 from plait.simulate.settings import ClusterSettings, LoadSettings, SchedulingSettings, SimulateSettings
 

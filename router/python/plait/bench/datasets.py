@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.bench.lengths import MAX_LEN
-from plait.bench.prompts import Exactly, text_prompt
+from plait.bench.prompts import VerbatimPrompt, text_prompt
 from plait.errors import SettingsError
 
 MAX_FILE_BYTES = 1 << 30
@@ -39,7 +39,7 @@ class TraceRow(msgspec.Struct, frozen=True):
 class FileRow(msgspec.Struct, frozen=True):
     """One prompt of a file; None where the file does not say how long the answer is."""
 
-    prompt: Exactly
+    prompt: VerbatimPrompt
     output_len: int | None
 
 
@@ -137,18 +137,18 @@ def read_prompts(path: Path, chat: bool) -> list[FileRow]:
     return rows
 
 
-def _exactly(line: _Line, chat: bool) -> Exactly:
+def _exactly(line: _Line, chat: bool) -> VerbatimPrompt:
     if line.messages is not None:
         if not chat:
             raise ValueError("`messages` need --api chat")
-        return Exactly(msgspec.json.encode(line.messages), None)
+        return VerbatimPrompt(msgspec.json.encode(line.messages), None)
     if isinstance(line.prompt, list):
         if chat:
             raise ValueError("token ids need --api completions")
-        return Exactly(msgspec.json.encode(line.prompt), len(line.prompt))
+        return VerbatimPrompt(msgspec.json.encode(line.prompt), len(line.prompt))
     if not line.prompt:
         raise ValueError("it has neither `prompt` (a text or token ids) nor `messages`")
-    return Exactly(text_prompt(chat, line.prompt), None)
+    return VerbatimPrompt(text_prompt(chat, line.prompt), None)
 
 
 def read_text_lines(path: Path) -> list[str]:

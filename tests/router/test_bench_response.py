@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait.bench.answer import Answer
 from plait.bench.connection import Connection, Exchange
 from plait.bench.messages import Counting, Go, Job, Outcome, Setup
+from plait.bench.response import Response
 
 STREAM = (
     b': a comment\n\ndata: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -23,9 +23,9 @@ TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def read(*pieces: bytes, counting: Counting = "usage", streamed: bool = True, status: int = 200) -> Answer:
+def read(*pieces: bytes, counting: Counting = "usage", streamed: bool = True, status: int = 200) -> Response:
     """An answer whose pieces arrive at 1, 2, 3 ..."""
-    answer = Answer(streamed, counting)
+    answer = Response(streamed, counting)
     answer.status = status
     for now, piece in enumerate(pieces, 1):
         answer.feed(float(now), piece)
@@ -138,7 +138,7 @@ def test_data_without_content_are_no_event() -> None:
 
 
 def test_a_body_that_never_ends_is_not_kept() -> None:
-    answer = Answer(True, "usage")
+    answer = Response(True, "usage")
     answer.status = 200
     for _ in range(40):
         answer.feed(1.0, bytes(1 << 20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from plait.bench.messages import NO_SOCKET
-from plait.bench.pace import Closed
+from plait.bench.pace import ClosedLoop
 from plait.bench.percentiles import percentile
 from plait.bench.run import Run
 
@@ -15,7 +15,7 @@ MAX_CPU_SHARE = 0.9
 """Of one core, for each process: above it the client may be the limit."""
 
 
-class Lateness(msgspec.Struct, frozen=True):
+class ClientLag(msgspec.Struct, frozen=True):
     """How late the client was, in seconds; the worst of its processes."""
 
     lag_p99: float
@@ -32,7 +32,7 @@ class Lateness(msgspec.Struct, frozen=True):
     """Why the run is invalid; empty where it is valid."""
 
 
-def lateness(run: Run, max_lag: float) -> Lateness:
+def client_lag(run: Run, max_lag: float) -> ClientLag:
     """The client's lateness in a run; `max_lag` in seconds."""
     sends = sorted(outcome.taken - outcome.due for outcome in run.outcomes) or [0.0]
     lag_p99 = max(report.lag_p99 for report in run.reports)
@@ -40,7 +40,7 @@ def lateness(run: Run, max_lag: float) -> Lateness:
     send_p99 = max(0.0, percentile(sends, 99))
     idle_share = sum(sends) / max(1e-9, sum(outcome.freed - outcome.taken for outcome in run.outcomes))
     # A closed loop's latencies begin when a request is taken up: lateness leaves them as they are and costs load.
-    is_closed = isinstance(run.load.case.pace, Closed)
+    is_closed = isinstance(run.load.case.pace, ClosedLoop)
     late = f"it sent requests {send_p99 * 1000:.1f} ms late (p99)"
     idle = f", and its streams stood idle for {idle_share:.1%} of their time" if is_closed else ""
     found = (
@@ -49,7 +49,7 @@ def lateness(run: Run, max_lag: float) -> Lateness:
         (cpu_share > MAX_CPU_SHARE, f"a client process took {cpu_share:.0%} of a core"),
         (any(one.failure == NO_SOCKET for one in run.outcomes), "it had no sockets left"),
     )
-    return Lateness(
+    return ClientLag(
         lag_p99=lag_p99,
         lag_max=max(report.lag_max for report in run.reports),
         send_p99=send_p99,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from plait.http.engine import Description, Status
-from plait.launch.unused import unused
+from plait.launch.unused_settings import unused_settings
 from plait.output import say
 from plait.settings import ServeSettings
 
@@ -16,13 +16,13 @@ READY = "Plait is ready: "
 """Scripts read the URL after it."""
 
 
-def announce(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
+def print_startup_summary(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
     """Model, memory, URL, and a command that works."""
     say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
     say(f"  memory   {_memory(status, settings.pages.page_size)}")
     say(f"  context  {description.max_model_len:,} tokens, {settings.scheduler.max_seqs} requests at a time")
-    if settings_unused := unused(settings, description.architecture, status.device):
-        say(f"  unused   {settings_unused}")
+    if unused := unused_settings(settings, description.architecture, status.device):
+        say(f"  unused   {unused}")
     say(f"{READY}{url}")
     say("Ask it something:")
     say("  " + curl_line(url, description.model_id, settings.http.api_key_file))

@@ -15,11 +15,11 @@ from plait_proto import ExitCode
 from plait.bench.compare import ratios, spread_table
 from plait.bench.measure import Bench, Measured
 from plait.bench.plots import draw, require_matplotlib
-from plait.bench.record import record
+from plait.bench.result_file import record
 from plait.bench.settings import BenchSettings
 from plait.bench.table import foot, table
 from plait.errors import DONE, SettingsError, StartError
-from plait.output import drop_output
+from plait.output import discard_output
 
 Stop: TypeAlias = StartError | KeyboardInterrupt | BrokenPipeError
 
@@ -42,7 +42,7 @@ def until_stopped(measure_all: Callable[[], object], runs: list[Measured]) -> St
         if not runs:
             raise
         if isinstance(stop, BrokenPipeError):  # nobody reads the tables; files are written all the same
-            drop_output()
+            discard_output()
         return stop
     return None
 
@@ -101,7 +101,7 @@ def _say(words: str) -> None:
     try:
         print(words, flush=True)
     except BrokenPipeError:
-        drop_output()
+        discard_output()
 
 
 def _write(settings: BenchSettings, runs: list[Measured], written: Written, folder: Path) -> list[Path]:
@@ -125,9 +125,9 @@ def _slug(settings: BenchSettings) -> list[str]:
 
 
 def _judge(runs: list[Measured]) -> int:
-    if not any(one.figures.num_completed for one in runs):
+    if not any(one.metrics.num_completed for one in runs):
         raise StartError("no request was completed; the kinds of failure stand in the tables above", ExitCode.SETTINGS)
-    late = next((one.lateness.reasons for one in runs if one.lateness.reasons), None)
+    late = next((one.client_lag.reasons for one in runs if one.client_lag.reasons), None)
     if late is None:
         return DONE
     print(

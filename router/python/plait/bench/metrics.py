@@ -32,7 +32,7 @@ class Timed(msgspec.Struct, frozen=True):
     e2e: float
 
 
-class Figures(msgspec.Struct, frozen=True):  # budget: the figures that the table shows
+class Metrics(msgspec.Struct, frozen=True):  # budget: the figures that the table shows
     """The figures of one run; seconds, and tokens or requests a second."""
 
     duration: float
@@ -70,14 +70,14 @@ DEFINITIONS = {
 }
 
 
-def figures(run: Run, slo: Slo | None) -> Figures:
+def compute_metrics(run: Run, slo: Slo | None) -> Metrics:
     """All figures of a run."""
     timed = [timed_request(run, outcome) for outcome in run.outcomes if outcome.failure is None]
     ended = run.ended if run.is_partial else max((outcome.freed for outcome in run.outcomes), default=run.ended)
     duration = max(ended - run.begun, 1e-6)  # Ctrl-C may come before the first arrival
     num_output = sum(one.num_output_tokens for one in timed)
     num_prompt = sum(one.num_prompt_tokens for one in timed)
-    return Figures(
+    return Metrics(
         duration=duration,
         num_completed=len(timed),
         failures=dict(Counter(outcome.failure for outcome in run.outcomes if outcome.failure is not None)),

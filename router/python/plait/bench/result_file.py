@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from plait.bench.compare import Ratio
-from plait.bench.figures import timed_request
 from plait.bench.measure import Measured
 from plait.bench.messages import Outcome
+from plait.bench.metrics import timed_request
 from plait.bench.run import Run
 from plait.bench.table import notes
 
@@ -51,18 +51,18 @@ def case_name(measured: Measured) -> str:
 
 def rows(measured: Measured) -> list[Row]:
     """The figures of one run, times in seconds."""
-    case, figures = case_name(measured), measured.figures
+    case, metrics = case_name(measured), measured.metrics
     made = [
         Row(case, metric, unit, float(value))
         for metric, unit in _UNITS.items()
-        if (value := getattr(figures, metric)) is not None
+        if (value := getattr(metrics, metric)) is not None
     ]
-    made.append(Row(case, "num_failed", "requests", float(sum(figures.failures.values()))))
-    latencies = {**figures.latencies, "wait": figures.wait}
+    made.append(Row(case, "num_failed", "requests", float(sum(metrics.failures.values()))))
+    latencies = {**metrics.latencies, "wait": metrics.wait}
     for name, found in latencies.items():
         if found is not None:
             made += [Row(case, f"{name}_{k}", "seconds", v) for k, v in msgspec.structs.asdict(found).items()]
-    late = msgspec.structs.asdict(measured.lateness)
+    late = msgspec.structs.asdict(measured.client_lag)
     made += [
         Row(case, f"client_{name}", "share" if name.endswith("share") else "seconds", late[name])
         for name in ("lag_p99", "lag_max", "send_p99", "send_max", "idle_share", "cpu_share")
@@ -93,11 +93,11 @@ def _describe(measured: Measured, with_requests: bool) -> dict[str, object]:
         "case": case_name(measured),
         "pace": run.load.case.pace,
         "model": run.model,
-        "is_valid": not measured.lateness.reasons,
-        "invalid_because": measured.lateness.reasons,
+        "is_valid": not measured.client_lag.reasons,
+        "invalid_because": measured.client_lag.reasons,
         "is_partial": run.is_partial,
         "counted_by": run.counting,
-        "failures": measured.figures.failures,
+        "failures": measured.metrics.failures,
         "failure_examples": {one.failure: one.detail for one in run.outcomes if one.failure is not None},
         "finish_reasons": Counter(one.finish_reason or "none" for one in run.outcomes if one.failure is None),
         "notes": notes([measured], None),

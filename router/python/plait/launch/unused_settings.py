@@ -10,7 +10,7 @@ _LATENT = "Deepseek"
 """What the names of architectures with latent attention begin with."""
 
 
-def unused(settings: ServeSettings, architecture: str, device: str) -> str:
+def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
     """Each with the reason, in one line; empty where all are read.
 
     ``device`` is what the worker says that it computes on. A setting that is given as its default is does not show.

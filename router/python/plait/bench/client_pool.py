@@ -18,14 +18,14 @@ PIPE_BYTES = 1 << 20
 REPORT_SECONDS = 10.0
 
 
-class Clients:
+class ClientPool:
     """Processes that send requests; one request belongs to one process, by its index."""
 
     def __init__(self, num_processes: int) -> None:
         self._processes = [_start() for _ in range(num_processes)]
         self._frames = {process.stdout.fileno(): Frames() for process in self._processes if process.stdout is not None}
 
-    def __enter__(self) -> Clients:
+    def __enter__(self) -> ClientPool:
         return self
 
     def __exit__(
@@ -79,7 +79,7 @@ class Clients:
 
 def _start() -> subprocess.Popen[bytes]:
     # -P: what lies in the folder that the bench is called from is none of the client's modules.
-    command = [sys.executable, "-P", "-m", "plait.bench.process"]
+    command = [sys.executable, "-P", "-m", "plait.bench.client"]
     # In a session of its own: Ctrl-C reaches the bench, which says when to stop.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
 

@@ -14,26 +14,26 @@ import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from plait.bench.client import LagWatch
+from plait.bench.client_lag import client_lag
 from plait.bench.compare import ratios, spread_table, value
-from plait.bench.figures import Figures, figures, tokens_by_second
-from plait.bench.lateness import lateness
 from plait.bench.lengths import Fixed
 from plait.bench.load import Case, Load, Random, Request
 from plait.bench.measure import Measured
 from plait.bench.messages import Outcome, Report
-from plait.bench.pace import Closed, Open, Pace
+from plait.bench.metrics import Metrics, compute_metrics, tokens_by_second
+from plait.bench.pace import ClosedLoop, OpenLoop, Pace
 from plait.bench.percentiles import summary
 from plait.bench.plots import _itl_tail
-from plait.bench.process import LagWatch
 from plait.bench.prompts import Part, TextSize
-from plait.bench.record import rows
+from plait.bench.result_file import rows
 from plait.bench.run import Run
 from plait.bench.slo import Slo, read_slo
 from plait.bench.sweep import knee, knee_words, sweep
 from plait.bench.table import notes, table
 from plait.errors import SettingsError
 
-CASE = Case("case", Random(Fixed(10), Fixed(4)), Closed(2), 2)
+CASE = Case("case", Random(Fixed(10), Fixed(4)), ClosedLoop(2), 2)
 
 
 def outcome(
@@ -90,7 +90,7 @@ def run_of(
 
 
 def measured_of(run: Run) -> Measured:
-    return Measured(run, figures(run, None), lateness(run, 0.01))
+    return Measured(run, compute_metrics(run, None), client_lag(run, 0.01))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def run() -> Run:
 
 
 def test_throughput_counts_completed_requests_over_the_duration(run: Run) -> None:
-    found = figures(run, None)
+    found = compute_metrics(run, None)
     assert (found.duration, found.num_completed, found.failures) == (4.0, 2, {"http 429": 1})
     assert found.requests_per_second == 0.5
     assert found.output_tokens_per_second == 2.0
@@ -114,7 +114,7 @@ def test_throughput_counts_completed_requests_over_the_duration(run: Run) -> Non
 
 def test_the_peak_is_that_of_the_busiest_second(run: Run) -> None:
     assert tokens_by_second(run) == [0, 2, 2, 3, 1]
-    assert figures(run, None).peak_output_tokens_per_second == 3
+    assert compute_metrics(run, None).peak_output_tokens_per_second == 3
 
 
 def test_the_tokens_of_a_whole_answer_arrive_at_its_end() -> None:
@@ -126,7 +126,7 @@ def test_the_tokens_of_a_whole_answer_arrive_at_its_end() -> None:
 
 def test_a_run_without_a_whole_second_has_no_peak() -> None:
     short = measured_of(run_of(outcome(0, [0.1], [1], ended=0.9)))
-    assert short.figures.peak_output_tokens_per_second is None
+    assert short.metrics.peak_output_tokens_per_second is None
     assert re.search(r"peak generated tokens/s +-\n", table(short))
     assert "peak_output_tokens_per_second" not in {row.metric for row in rows(short)}
 
@@ -134,60 +134,60 @@ def test_a_run_without_a_whole_second_has_no_peak() -> None:
 def test_a_stall_at_the_end_of_an_interrupted_run_is_told() -> None:
     run = run_of(outcome(0, [1.0], [1], ended=1.0), outcome(1, [2.0], [1], ended=2.0, intended=1.0))
     stalled = [msgspec.structs.replace(run.reports[0], in_flight=[1.5, 2.0])]
-    found = figures(msgspec.structs.replace(run, is_partial=True, reports=stalled), None)
+    found = compute_metrics(msgspec.structs.replace(run, is_partial=True, reports=stalled), None)
     assert (found.duration, found.requests_per_second) == (10.0, 0.2)
     assert found.peak_concurrency == 2
     assert found.mean_concurrency == pytest.approx((1.0 + 1.0 + 8.5 + 8.0) / 10)
 
 
 def test_concurrency_is_what_was_in_flight(run: Run) -> None:
-    found = figures(run, None)
+    found = compute_metrics(run, None)
     assert found.peak_concurrency == 2
     assert found.mean_concurrency == pytest.approx((4.0 + 3.5 + 0.1) / 4)
 
 
 def test_an_exchange_that_outlasts_its_answer_keeps_its_stream() -> None:
     found = measured_of(run_of(*(outcome(n, [1.0], [1], ended=1.0, freed=2.0, intended=n) for n in range(2))))
-    assert (found.figures.duration, found.figures.mean_concurrency) == (2.0, 1.5)
-    assert found.figures.peak_concurrency == 2
-    assert found.figures.latencies["e2e"] == summary([1.0, 0.0])
+    assert (found.metrics.duration, found.metrics.mean_concurrency) == (2.0, 1.5)
+    assert found.metrics.peak_concurrency == 2
+    assert found.metrics.latencies["e2e"] == summary([1.0, 0.0])
 
 
 def test_latencies_count_from_the_intended_arrival(run: Run) -> None:
-    found = figures(run, None).latencies
+    found = compute_metrics(run, None).latencies
     assert found["ttft"] == summary([1.0, 1.5])
     assert found["e2e"] == summary([4.0, 3.5])
     assert found["tpot"] == summary([1.0, 0.5])
 
 
 def test_gaps_are_counted_by_chunk_and_by_token(run: Run) -> None:
-    found = figures(run, None).latencies
+    found = compute_metrics(run, None).latencies
     assert found["itl"] == summary([0.5, 0.5, 2.0, 1.5])
     assert found["itl_token"] == summary([0.5, 0.5, 2.0, 0.5, 0.5, 0.5])
 
 
 def test_chunks_of_one_read_share_its_gap() -> None:
-    found = figures(run_of(outcome(0, [1.0, 3.0, 3.0], [1, 1, 1], ended=3.0)), None).latencies
+    found = compute_metrics(run_of(outcome(0, [1.0, 3.0, 3.0], [1, 1, 1], ended=3.0)), None).latencies
     assert found["itl"] == summary([2.0, 0.0])
     assert found["itl_token"] == summary([1.0, 1.0])
 
 
 def test_goodput_counts_requests_that_meet_every_limit(run: Run) -> None:
-    assert figures(run, Slo(ttft=1.2)).goodput == 0.25
-    assert figures(run, Slo(itl=1.5)).goodput == 0.25
-    assert figures(run, Slo(ttft=1.2, itl=1.5)).goodput == 0
-    assert figures(run, Slo(e2e=4.0)).goodput == 0.5
+    assert compute_metrics(run, Slo(ttft=1.2)).goodput == 0.25
+    assert compute_metrics(run, Slo(itl=1.5)).goodput == 0.25
+    assert compute_metrics(run, Slo(ttft=1.2, itl=1.5)).goodput == 0
+    assert compute_metrics(run, Slo(e2e=4.0)).goodput == 0.5
 
 
 def test_a_first_token_that_nobody_saw_keeps_no_limit() -> None:
     unseen, single = outcome(0, [], [], ended=1.0), outcome(1, [1.0], [1], ended=1.0)
-    assert figures(run_of(unseen), Slo(ttft=2.0)).goodput == 0
-    assert figures(run_of(unseen, single), Slo(ttft=2.0, tpot=0.1, itl=0.1)).goodput == 1
-    assert figures(run_of(unseen), Slo(e2e=2.0)).goodput == 1
+    assert compute_metrics(run_of(unseen), Slo(ttft=2.0)).goodput == 0
+    assert compute_metrics(run_of(unseen, single), Slo(ttft=2.0, tpot=0.1, itl=0.1)).goodput == 1
+    assert compute_metrics(run_of(unseen), Slo(e2e=2.0)).goodput == 1
 
 
 def test_a_run_in_which_nothing_was_completed_has_no_latencies() -> None:
-    found = figures(run_of(outcome(0, [], [], ended=0.1, failure="connection refused")), None)
+    found = compute_metrics(run_of(outcome(0, [], [], ended=0.1, failure="connection refused")), None)
     assert (found.num_completed, found.requests_per_second) == (0, 0)
     assert set(found.latencies.values()) == {None}
     assert "1 failed: connection refused" in table(
@@ -209,7 +209,7 @@ def test_percentiles_are_those_of_the_standard_library() -> None:
 )
 def test_a_client_that_was_late_makes_the_run_invalid(lag: float, cpu: float, words: str) -> None:
     late = measured_of(run_of(outcome(0, [1.0], [1], ended=1.0), lag=lag, cpu=cpu))
-    assert words in late.lateness.reasons[0]
+    assert words in late.client_lag.reasons[0]
     assert "INVALID" in table(late)
 
 
@@ -221,11 +221,11 @@ def sent_late(pace: Pace) -> Measured:
 
 
 def test_late_sends_make_an_open_loop_invalid() -> None:
-    assert sent_late(Open(1.0, None, None)).lateness.reasons == ("it sent requests 50.0 ms late (p99)",)
+    assert sent_late(OpenLoop(1.0, None, None)).client_lag.reasons == ("it sent requests 50.0 ms late (p99)",)
 
 
 def test_idle_streams_make_a_closed_loop_invalid() -> None:
-    (reason,) = sent_late(Closed(1)).lateness.reasons
+    (reason,) = sent_late(ClosedLoop(1)).client_lag.reasons
     assert reason == "it sent requests 50.0 ms late (p99), and its streams stood idle for 5.3% of their time"
 
 
@@ -268,7 +268,7 @@ def test_the_foot_tells_answers_and_prompts_of_other_lengths(run: Run) -> None:
 
 
 def test_the_foot_says_which_texts_nobody_sized() -> None:
-    assert "by the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_told=True)))
+    assert "by the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_measured=True)))
     assert "by the server's usage" not in " ".join(notes([], TextSize()))
 
 
@@ -305,8 +305,8 @@ def test_a_figure_is_found_by_its_name_in_the_results(run: Run) -> None:
 def saturating(load: float, served: float = 8.0) -> Measured:
     """A server that has `served` slots of one second each, in a closed loop of `load` streams."""
     e2e = max(1.0, load / served)
-    found = cast(Figures, SimpleNamespace(requests_per_second=load / e2e, latencies={"e2e": summary([e2e])}))
-    return cast(Measured, SimpleNamespace(figures=found, run=SimpleNamespace(is_partial=False)))
+    found = cast(Metrics, SimpleNamespace(requests_per_second=load / e2e, latencies={"e2e": summary([e2e])}))
+    return cast(Measured, SimpleNamespace(metrics=found, run=SimpleNamespace(is_partial=False)))
 
 
 def test_a_sweep_finds_the_knee_by_itself() -> None:

@@ -61,7 +61,7 @@ class _Event(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-class Answer:
+class Response:
     """What is known of an answer so far."""
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """A client process: takes requests from its standard input, sends them when told, writes what became of them.
 
-`python -m plait.bench.process`; the bench starts as many as the load needs.
+`python -m plait.bench.client`; the bench starts as many as the load needs.
 """
 
 from __future__ import annotations
@@ -139,12 +139,12 @@ class Client:
             async with asyncio.timeout(self._setup.timeout_seconds):
                 connection = await self._open()
         except ConnectionRefusedError as error:
-            exchange.answer.fail("connection refused", str(error))
+            exchange.response.fail("connection refused", str(error))
         except TimeoutError:
-            exchange.answer.fail("timed out", f"no connection within {self._setup.timeout_seconds:g} s")
+            exchange.response.fail("timed out", f"no connection within {self._setup.timeout_seconds:g} s")
         except OSError as error:
             kind = NO_SOCKET if error.errno in NO_SOCKET_ERRORS else "connection failed"
-            exchange.answer.fail(kind, str(error))
+            exchange.response.fail(kind, str(error))
         else:
             self._send(connection, exchange)
             return
@@ -165,7 +165,7 @@ class Client:
         if is_stale:
             # The server may close an idle connection at any time; it answered nothing, but may have seen the request.
             self._num_resent += 1
-            exchange.answer.failure = None
+            exchange.response.failure = None
             self._forget_timer(exchange)
             self._connect(exchange)
             return
@@ -174,7 +174,7 @@ class Client:
             self._idle.append(connection)
 
     def _time_out(self, connection: Connection, exchange: Exchange) -> None:
-        exchange.answer.fail("timed out", f"no end within {self._setup.timeout_seconds:g} s")
+        exchange.response.fail("timed out", f"no end within {self._setup.timeout_seconds:g} s")
         connection.abort()
 
     def _close(self, exchange: Exchange) -> None:
