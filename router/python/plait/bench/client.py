@@ -60,7 +60,7 @@ class LagWatch:
         self._loop.call_later(max(LEAST_WAIT_SECONDS, self._expected - monotonic()), self._tick)
 
     def _tick(self) -> None:
-        # One lag for each tick that was missed: a loop that stands still for long is late more than once.
+        # One lag for each missed tick: a blocked loop is late more than once.
         now = monotonic()
         while self._expected <= now:
             self._lags.append(now - self._expected)

@@ -10,7 +10,7 @@ from plait.bench.messages import Counting
 from plait.bench.prompts import MAX_TOKEN_ID
 
 MAX_EVENT_BYTES = 32 << 20
-"""Room for the echo of a prompt of four million token ids."""
+"""Enough for the echo of a prompt of four million token ids."""
 MAX_DETAIL_CHARS = 300
 SHOWN_BYTES = 100
 """Of a body or an event that is no answer."""
