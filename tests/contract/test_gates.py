@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import measure
 import pytest
-import recording
-from plait.bench.result_file import machine
+from plait.bench.record import machine
+from plait_testing import budgets, recording
 
 pytest_plugins = ["pytester"]
 
-TESTS = [path for path in measure.tracked(".py") if path.is_relative_to(measure.ROOT / "tests")]
+TESTS = [path for path in budgets.tracked(".py") if path.is_relative_to(budgets.ROOT / "tests")]
+PLUGIN = ("-p", "plait_testing.recording")
 THREE = """
 import pytest
 
@@ -76,7 +76,7 @@ def test_every_gate_has_tests() -> None:
 
 def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(THREE)
-    ran = pytester.runpytest_inprocess("-p", "recording", "--gate", "cpu", "-v")
+    ran = pytester.runpytest_inprocess(*PLUGIN, "--gate", "cpu", "-v")
     ran.assert_outcomes(passed=1, deselected=2)
     ran.stdout.fnmatch_lines(["*test_cpu PASSED*"])
 
@@ -95,7 +95,7 @@ def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
     ],
 )
 def test_a_part_of_a_gate_is_not_recorded(pytester: pytest.Pytester, words: list[str], said: str) -> None:
-    refused = pytester.runpytest_inprocess("-p", "recording", "--record", *words)
+    refused = pytester.runpytest_inprocess(*PLUGIN, "--record", *words)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines([f"*{said}*"])
 
@@ -104,7 +104,7 @@ def test_a_run_that_was_interrupted_is_not_recorded(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
-    words = ("-p", "recording", "--gate", "cpu", "--full", "--record")
+    words = (*PLUGIN, "--gate", "cpu", "--full", "--record")
     session = pytester.inline_run(*words, plugins=[Interrupts()], no_reraise_ctrlc=True)
     assert session.ret == pytest.ExitCode.INTERRUPTED
     assert not list(tmp_path.iterdir())
@@ -120,7 +120,7 @@ def gate(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gate:
     pytester.makepyfile(FOUR)
     pytester.run("git", "init", "--quiet")
     commit_all(pytester)
-    return lambda *words: pytester.runpytest_inprocess("-p", "recording", "--gate", "cpu", "--full", *words)
+    return lambda *words: pytester.runpytest_inprocess(*PLUGIN, "--gate", "cpu", "--full", *words)
 
 
 def commit_all(pytester: pytest.Pytester) -> None:

@@ -3,15 +3,15 @@
 import tomllib
 from typing import Any
 
-import measure
 import pytest
+from plait_testing import budgets
 
 ROOMS = ("proto", "kernels", "worker")
 OURS = ("plait-proto", "plait-kernels", "plait-worker")
 
 
 def manifest(path: str) -> dict[str, Any]:
-    return tomllib.loads((measure.ROOT / path).read_text())
+    return tomllib.loads((budgets.ROOT / path).read_text())
 
 
 def version() -> str:

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import measure
 import pytest
+from plait_testing import budgets
 
 TOOLS = ("sh", "sed", "sort", "head", "cut", "make", "cc", "c++")
 
@@ -29,7 +29,7 @@ def command(machine: Path, name: str, script: str) -> None:
 def preflight(machine: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["tools/preflight.sh"],
-        cwd=measure.ROOT,
+        cwd=budgets.ROOT,
         env={"PATH": str(machine), "PYTHON": python},
         capture_output=True,
         text=True,

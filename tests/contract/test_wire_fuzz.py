@@ -28,7 +28,7 @@ from plait_proto import (
     decode,
     encode,
 )
-from wire_golden import NAMES, golden_frames
+from plait_testing.wire_golden import NAMES, golden_frames
 
 U32 = st.integers(0, 2**32 - 1)
 

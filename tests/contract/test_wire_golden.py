@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 import pytest
 from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, decode, encode
-from wire_golden import GOLDEN, NAMES, golden_frames
+from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_server import Server, StartServer, start_server
+from plait_testing.running_server import Server, StartServer, start_server
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from plait import cli
-from running_server import Server
+from plait_testing.running_server import Server
 
 IDS = "100-200"
 """Inside the vocabulary of the small model."""

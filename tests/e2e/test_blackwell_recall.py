@@ -9,40 +9,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import recall
-from metrics import read_metrics
-from recording import Record
-from running_server import StartServer
+from plait_testing import recall
+from plait_testing.metrics import read_metrics
+from plait_testing.recording import Record
+from plait_testing.running_server import StartServer
 
-SUPPORT = Path(__file__).parent.parent / "support"
+TESTS = Path(__file__).parent.parent
 FLAGS = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024")
-FP8 = (
-    "--kv-cache-dtype",
-    "fp8",
-    "--k-scale",
-    "0.37",
-    "--long-prefill-token-threshold",
-    "256",
-    "--mla-context-chunk-size",
-    "192",
-)
+FP8 = ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "256", "--context-chunk", "192")
 # Model, backend, flags, and the calls that must have been made.
 CASES = [
     (
         "recall-mla",
         "trtllm_mla",
-        ("--long-prefill-token-threshold", "256", "--mla-context-chunk-size", "192"),
+        ("--long-prefill", "256", "--context-chunk", "192"),
         ("expanded causal", "expanded context", "latent decode"),
     ),
     ("recall-mla", "trtllm_mla", ("--no-mixed", *FP8), ("expanded causal", "expanded context", "latent decode")),
-    ("recall-gqa", "trtllm_mha", ("--long-prefill-token-threshold", "256"), ("heads context", "heads decode")),
+    ("recall-gqa", "trtllm_mha", ("--long-prefill", "256"), ("heads context", "heads decode")),
 ]
 
 
 @pytest.fixture
 def blackwell(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers started from here have workers that take their CPU for a B200."""
-    paths = [str(SUPPORT / "blackwell"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS / "plait_testing" / "blackwell"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
@@ -59,8 +50,8 @@ def test_every_answer_is_right(
     sized: Callable[[int, int], int],
     record: Record,
 ) -> None:
-    asked = recall.problems(check_models, seed=1, num=sized(5, 40), context=sized(768, 2048))
-    asked += recall.problems(check_models, seed=2, num=sized(0, 4), context=8192)
+    asked = recall.problems(seed=1, num=sized(5, 40), context=sized(768, 2048))
+    asked += recall.problems(seed=2, num=sized(0, 4), context=8192)
     running = server(check_models / model, *FLAGS, *flags, "--attention-backend", backend)
     wrong = recall.ask_all(running.url, asked, model=model)
     metrics = read_metrics(running.url)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gpu_runs
 import pytest
-from recording import Record
-from running_server import StartServer
+from plait_testing import gpu_runs
+from plait_testing.recording import Record
+from plait_testing.running_server import StartServer
 
 pytestmark = pytest.mark.gpu
 BACKENDS = ("triton", "trtllm_mha", "flashinfer", "torch")
-VARIANTS = gpu_runs.VARIANTS | {
-    "chunk-128": ("--long-prefill-token-threshold", "128"),
-    "fp8": ("--kv-cache-dtype", "fp8"),
-}
+VARIANTS = gpu_runs.VARIANTS | {"chunk-128": ("--long-prefill", "128"), "fp8": ("--kv-dtype", "fp8")}
 CASES = gpu_runs.cases(BACKENDS, VARIANTS)
 CASES += [("trtllm_mha", "--no-mixed", "fp8")]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-import recall
-from metrics import read_metrics
 from plait.settings import GroupPlace
-from running_server import Server, spawn_server, wait_until_ready
+from plait_testing import recall
+from plait_testing.metrics import read_metrics
+from plait_testing.running_server import Server, spawn_server, wait_until_ready
 
 ENGINE = Path(__file__).with_name("grouped_engine.py")
 LONG = {"prompt": "count 1 9", "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -88,10 +88,10 @@ def begin_long(running: Server, pool: ThreadPoolExecutor) -> Callable[[], list[s
 
 
 def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_one(
-    group: StartGroup, check_models: Path
+    group: StartGroup,
 ) -> None:
     servers = group(3)
-    asked = recall.problems(check_models, 11, 6, 512)
+    asked = recall.problems(11, 6, 512)
     with ThreadPoolExecutor(2) as pool:
         wrong = list(
             pool.map(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 import transformers
-from running_server import StartServer
+from plait_testing.running_server import StartServer
 from safetensors import safe_open
 
 SIZES = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-import recall
-from metrics import read_metrics
-from recording import Record
-from running_server import StartServer
+from plait_testing import recall
+from plait_testing.metrics import read_metrics
+from plait_testing.recording import Record
+from plait_testing.running_server import StartServer
 
 CONTEXT = 1024
 PAGE_SIZE = 16
@@ -21,7 +21,7 @@ VARIANTS = {
     "on": (),
     "off": ("--no-prefix-cache",),
     "evicted": TINY_POOL,
-    "evicted+chunk-64": (*TINY_POOL, "--long-prefill-token-threshold", "64"),
+    "evicted+chunk-64": (*TINY_POOL, "--long-prefill", "64"),
 }
 # recall-mla caches latents; it differs from the other in the worker alone.
 CASES = [
@@ -45,7 +45,7 @@ def test_questions_that_share_their_table_are_answered_right(
     record: Record,
 ) -> None:
     num_each = sized(*NUM_EACH[model])
-    tables = [recall.about_one_table(check_models, seed, num_each, CONTEXT) for seed in range(NUM_TABLES)]
+    tables = [recall.about_one_table(seed, num_each, CONTEXT) for seed in range(NUM_TABLES)]
     running = server(check_models / model, "--page-size", str(PAGE_SIZE), *VARIANTS[variant])
     wrong = []
     for first in range(0, num_each, NUM_A_TURN):
@@ -79,7 +79,7 @@ def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: flo
 
 
 def test_the_usage_says_how_much_came_from_the_cache(check_models: Path, server: StartServer) -> None:
-    problem = recall.about_one_table(check_models, 0, 1, CONTEXT)[0]
+    problem = recall.about_one_table(0, 1, CONTEXT)[0]
     running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE))
     body = {"messages": problem["messages"], "temperature": 0, "max_tokens": 8}
     with httpx.Client(base_url=running.url, timeout=120) as client:

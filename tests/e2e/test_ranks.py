@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from questions import QUESTIONS
-from recording import Record
-from running_server import Server, StartServer
+from plait_testing.questions import QUESTIONS
+from plait_testing.recording import Record
+from plait_testing.running_server import Server, StartServer
 
 
 @pytest.mark.acceptance("cpu")

@@ -9,25 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import recall
-from metrics import read_metrics
-from own_mistakes import mistakes_of_the_engine
-from recording import Record
-from running_server import StartServer
+from plait_testing import recall
+from plait_testing.metrics import read_metrics
+from plait_testing.model_mistakes import mistakes_of_the_engine
+from plait_testing.recording import Record
+from plait_testing.running_server import StartServer
 
 # One setting varied at a time from the default (chunks of 2048 as on a GPU, mixed, overlap, a large pool), then the
 # pairs that share code: chunks and preemption, chunks and separate phases, preemption and each phase.
 CHUNK = ("--max-batch-tokens", "2048")
 ROOMY = {
     "default": (),
-    "chunk-64": ("--long-prefill-token-threshold", "64"),
+    "chunk-64": ("--long-prefill", "64"),
     "no-mixed": ("--no-mixed",),
     "no-overlap": ("--no-overlap",),
-    "chunk-64+no-mixed": ("--long-prefill-token-threshold", "64", "--no-mixed"),
+    "chunk-64+no-mixed": ("--long-prefill", "64", "--no-mixed"),
 }
 PREEMPTED = {
     "preempted": (),
-    "chunk-64+preempted": ("--long-prefill-token-threshold", "64"),
+    "chunk-64+preempted": ("--long-prefill", "64"),
     "no-mixed+preempted": ("--no-mixed",),
     "no-overlap+preempted": ("--no-overlap",),
 }
@@ -36,14 +36,14 @@ SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
 # recall-mla caches latents; on several ranks both models are cut into shares.
 LATENT_AND_RANKS = {
     ("recall-mla", "default"): (),
-    ("recall-mla", "chunk-64"): ("--long-prefill-token-threshold", "64"),
-    ("recall-mla", "context-chunk-256"): ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "512"),
+    ("recall-mla", "chunk-64"): ("--long-prefill", "64"),
+    ("recall-mla", "context-chunk-256"): ("--context-chunk", "256", "--long-prefill", "512"),
     ("recall-mla", "no-mixed"): ("--no-mixed",),
     ("recall-mla", "preempted"): SMALL_POOL,
-    ("recall-mla", "fp8"): ("--kv-cache-dtype", "fp8", "--k-scale", "0.37", "--long-prefill-token-threshold", "512"),
+    ("recall-mla", "fp8"): ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "512"),
     ("recall-mla", "tp-2"): ("--tp", "2"),
     ("recall-mla", "tp-4"): ("--tp", "4"),
-    ("recall-mla", "chunk-64+tp-2"): ("--long-prefill-token-threshold", "64", "--tp", "2"),
+    ("recall-mla", "chunk-64+tp-2"): ("--long-prefill", "64", "--tp", "2"),
     ("recall-gqa", "tp-2"): ("--tp", "2"),
     ("recall-gqa", "tp-4"): ("--tp", "4"),
 }
@@ -69,7 +69,7 @@ def test_every_answer_is_right(
     running = server(model, *CHUNK, *ROOMY[variant])
     mistakes = []
     for context, sizes in SIZES.items():
-        asked = recall.problems(check_models, seed=context, num=sized(*sizes), context=context)
+        asked = recall.problems(seed=context, num=sized(*sizes), context=context)
         wrong = recall.ask_all(running.url, asked)
         mistakes += judge(model, f"recall-gqa {context} {variant}", asked, wrong, record)
     assert mistakes == []
@@ -88,7 +88,7 @@ def test_every_answer_is_right_where_requests_give_way(
     record: Record,
 ) -> None:
     model = check_models / "recall-gqa"
-    asked = recall.problems(check_models, seed=context, num=sized(*SIZES[context]), context=context)
+    asked = recall.problems(seed=context, num=sized(*SIZES[context]), context=context)
     small_pool = longest_in_pages(asked)
     running = server(model, *CHUNK, *with_pool(SMALL_POOL, small_pool), *PREEMPTED[variant])
     num_writers = NUM_WRITERS[context] if len(asked) >= ENOUGH else 0
@@ -112,7 +112,7 @@ def test_every_answer_from_latents_and_of_several_ranks_is_right(
     record: Record,
 ) -> None:
     sizes = {context: sized(*both) for context, both in SIZES_OF_LATENT_AND_RANKS.items()}
-    asked = [recall.problems(check_models, seed=context, num=num, context=context) for context, num in sizes.items()]
+    asked = [recall.problems(seed=context, num=num, context=context) for context, num in sizes.items()]
     small_pool = longest_in_pages([problem for problems in asked for problem in problems])
     running = server(check_models / model, *CHUNK, *with_pool(LATENT_AND_RANKS[model, variant], small_pool))
     num_writers = 12 if variant == "preempted" and sum(map(len, asked)) >= ENOUGH else 0
@@ -159,7 +159,7 @@ def assert_settings_were_exercised(variant: str, metrics: dict[str, float], num_
 
 def test_a_mistake_that_transformers_makes_too_is_the_models_own(check_models: Path) -> None:
     """Problem 113 of the gate is one that recall-mla itself gets wrong: 4881 + 8124."""
-    asked = recall.problems(check_models, seed=2048, num=114, context=2048)
+    asked = recall.problems(seed=2048, num=114, context=2048)
     answers = ("12005", "13006", "HTTP 500: internal error")
     wrong = [recall.Wrong(113, "add", asked[113]["answer"], given) for given in answers]
     assert mistakes_of_the_engine(check_models / "recall-mla", asked, wrong) == wrong[1:]

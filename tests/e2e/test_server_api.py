@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import socket
@@ -17,7 +16,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running_server import Server, StartServer
+from models import recall_tasks
+from plait_testing.running_server import Server, StartServer
 
 HELLO: Any = [{"role": "user", "content": "copy kilo"}]
 CHAT = "/v1/chat/completions"
@@ -26,17 +26,6 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture
 def client(recall_server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=recall_server.url + "/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def problems(check_models: Path, seed: int, num: int, budget: int) -> list[dict[str, Any]]:
-    """Chat problems with exact answers, made by the module beside the check models."""
-    spec = importlib.util.spec_from_file_location("recall_tasks", check_models / "recall_tasks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: list[dict[str, Any]] = module.problems(seed, num, budget)
-    return made
 
 
 def metric(server: Server, name: str) -> float:
@@ -78,12 +67,10 @@ def test_a_whole_answer_says_the_same_as_a_stream(client: openai.OpenAI) -> None
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
-def test_sixteen_streams_at_a_time_are_all_right_and_share_steps(
-    client: openai.OpenAI, recall_server: Server, check_models: Path
-) -> None:
-    asked = problems(check_models, seed=5, num=32, budget=600)
+def test_sixteen_streams_at_a_time_are_all_right_and_share_steps(client: openai.OpenAI, recall_server: Server) -> None:
+    asked = recall_tasks.problems(seed=5, num=32, budget=600)
 
-    def answer(problem: dict[str, Any]) -> str:
+    def answer(problem: Any) -> str:
         stream = client.chat.completions.create(
             model="recall-gqa", messages=problem["messages"], temperature=0, stream=True
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from running_server import Server, StartServer
+from plait_testing.running_server import Server, StartServer
 
 BUSY = {"messages": [{"role": "user", "content": "count 1 40"}], "stream": True, "max_tokens": 4000, "ignore_eos": True}
 

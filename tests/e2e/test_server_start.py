@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from running_server import StartServer
+from plait_testing.running_server import StartServer
 
 
 def test_a_missing_model_ends_with_4(server: StartServer) -> None:

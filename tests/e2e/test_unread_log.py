@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running_server import Server, start_server
+from plait_testing.running_server import Server, start_server
 
 ASKED = {"model": "recall-gqa", "prompt": "count 1 9", "max_tokens": 8, "ignore_eos": True}
 # Heartbeats come twice a second, and are late after one and a half.

@@ -9,17 +9,21 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pages
 import psutil
 import pytest
-from contestants import Contestant, Places, vllm_cpu
-from cpu_cases import beside_busy, closed_loop
-from cpu_report import encode, report
-from plait.bench.result_file import Row
-from turns import Field, run_all
+from bench.cpu import pages
+from bench.cpu.contestants import Contestant, Places, vllm_cpu
+from bench.cpu.cpu_cases import beside_busy, closed_loop
+from bench.cpu.cpu_report import encode, report
+from bench.cpu.turns import Field, run_all
+from plait.bench.record import Row
 
-MOCK_FOLDER = Path(pages.__file__).parents[1] / "mock_server"
-MOCK = "import sys; from mock_server import MockServer, Timing; MockServer(Timing({timing}), int(sys.argv[1])).serve()"
+TESTS = Path(pages.__file__).parents[2]
+MOCK = """
+import sys
+from plait_testing.mock_server import MockServer, Timing
+MockServer(Timing({timing}), int(sys.argv[1])).serve()
+"""
 ALONE = closed_loop(num_streams=1, input_len=16, per_stream=2, repeats=2)
 CASES = [ALONE, beside_busy(ALONE, seconds=5.0, repeats=1)]
 
@@ -27,7 +31,7 @@ CASES = [ALONE, beside_busy(ALONE, seconds=5.0, repeats=1)]
 def mock(name: str, timing: str) -> Contestant:
     """A server that keeps time."""
     command = [sys.executable, "-c", MOCK.format(timing=timing), "{port}"]
-    return Contestant(name, "time", command, environment={"PYTHONPATH": str(MOCK_FOLDER)}, ready="/v1/models")
+    return Contestant(name, "time", command, environment={"PYTHONPATH": str(TESTS)}, ready="/v1/models")
 
 
 def script(name: str, code: str) -> Contestant:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from in_memory_engine import LAST, InMemoryEngine, failure, record
 from plait.http import limits
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys
 from plait.http.engine import read_description
 from plait.http.server import http_server
 from plait.http.streams import Streams
+from plait_testing.in_memory_engine import LAST, InMemoryEngine, failure, record
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}

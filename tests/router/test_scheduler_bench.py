@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import msgspec
-from plait.bench.result_file import Row
-from scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
+from bench.scheduler.scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
+from plait.bench.record import Row
 
 MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_memory_engine import LAST, InMemoryEngine, failure, record
 from plait.http.streams import MAX_BACKLOG_BYTES, Data, Failure, Gone, Streams, parse_records
+from plait_testing.in_memory_engine import LAST, InMemoryEngine, failure, record
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import text_fixtures
-from recording import Record
-from reference import load_tokenizer
+from plait_testing import text_fixtures
+from plait_testing.recording import Record
+from plait_testing.reference import load_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_side import EngineSide, engine_side
 from plait_proto import ExitCode, Fail, encode_config
+from plait_testing.engine_side import EngineSide, engine_side
+from plait_testing.tiny_models import config_for
 from plait_worker.errors import WorkerError, is_out_of_memory
 from plait_worker.models import dummy_model
 from plait_worker.parallel import Parallel
-from tiny_models import config_for
 
 CPU = torch.device("cpu")
 TOO_MUCH = 1 << 50

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from plait_testing.stepper import Record, Stepper
+from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.loop import Rank
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
 from plait_worker.slots import Slots
-from stepper import Record, Stepper
-from tiny_models import VOCAB, save_tiny_llama
 from transformers import LlamaForCausalLM
 
 PAGE = 16

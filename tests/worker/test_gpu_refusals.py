@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_side import engine_side
 from plait_proto import DeviceConfig, ExitCode
+from plait_testing.engine_side import engine_side
+from plait_testing.tiny_models import config_for, save_tiny_llama
 from plait_worker.attention.registry import BACKENDS, BackendRequirements, find, names
 from plait_worker.attention.selection import choose_attention
 from plait_worker.attention.spec import MhaShape
 from plait_worker.capacity import MemoryBudget, choose_num_pages, gpu_pool_bytes
 from plait_worker.errors import WorkerError
-from tiny_models import config_for, save_tiny_llama
 
 HEADS = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
 GIB = 1 << 30
@@ -23,7 +23,7 @@ AMPERE = (8, 0)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
-    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, cuda_graph_max_bs=8)
+    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, max_graph_batch=8)
     with engine_side() as engine:
         engine.start(config_for(tmp_path, engine.folder, device=device))
         fail, code, errors = engine.failure()

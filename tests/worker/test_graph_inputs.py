@@ -13,6 +13,8 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import store
 from plait_kernels.sampling import pick_greedy
+from plait_testing.stepper import Stepper
+from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import slot_mapping
@@ -26,8 +28,6 @@ from plait_worker.parallel import Parallel
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs, read_plan
-from stepper import Stepper
-from tiny_models import VOCAB, save_tiny_llama
 from torch import Tensor
 
 CPU = torch.device("cpu")

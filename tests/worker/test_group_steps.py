@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from counting_model import CountingModel, counting_rank
 from plait_proto import Decision, ExitCode, Mode, Plan, StepResult
+from plait_testing.counting_model import CountingModel, counting_rank
+from plait_testing.stepper import Stepper
+from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
@@ -23,8 +25,6 @@ from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs
-from stepper import Stepper
-from tiny_models import VOCAB, save_tiny_llama
 from torch import Tensor
 
 PAGE, NUM_PAGES = 16, 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from engine_side import EngineSide, engine_side
 from plait_proto import Bye, Plan, encode
+from plait_testing.engine_side import EngineSide, engine_side
+from plait_testing.stepper import words
 from plait_worker import link as worker_link
 from plait_worker.link import Link
-from stepper import words
 
 NUM_PLANS = 12_000
 LOOKS_BETWEEN = 3

@@ -1,18 +1,13 @@
 """Which steps of prompts and decode rows go by one call: those that the recorded figures say are faster so."""
 
-import sys
-from pathlib import Path
+import json
 
 import pytest
 import torch
+from bench.gpu.mixed_kernel import kinds, table
 from plait_worker.attention.mha.mixed_kernel import TABLE, kind_of, takes_mixed_kernel
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
-
-sys.path.append(str(Path(__file__).parents[1] / "bench" / "gpu"))
-import json
-
-from mixed_kernel import kinds, table
 
 SHAPE = MhaShape(32, 8, 128, 128**-0.5, torch.bfloat16)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from engine_side import EngineSide, engine_side, welcome
+from models import recall_tasks as tasks
 from plait_proto import (
     Bye,
     Drain,
@@ -27,8 +27,9 @@ from plait_proto import (
     encode,
     encode_config,
 )
-from stepper import words
-from tiny_models import config_for, save_tiny_llama
+from plait_testing.engine_side import EngineSide, engine_side, welcome
+from plait_testing.stepper import words
+from plait_testing.tiny_models import config_for, save_tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +216,7 @@ def test_a_missing_configuration_file_is_a_settings_error(engine: EngineSide) ->
 def test_recall_gqa_answers_through_mixed_steps(engine: EngineSide, check_models: Path) -> None:
     config = config_for(check_models / "recall-gqa", engine.folder, page_size=64, max_model_len=2048, threads=1)
     _, stepper = engine.greet(config, num_pages=128)
-    problems = recall_problems(check_models, num=4)
+    problems = recall_problems(num=4)
     slots = [stepper.admit(prompt) for prompt, _ in problems]
     waiting, decoding = list(slots), list[int]()
     while waiting or decoding:
@@ -231,11 +232,8 @@ def has_ended(output: list[int]) -> bool:
     return output[-1] == 257 or len(output) > 300
 
 
-def recall_problems(check_models: Path, num: int) -> list[tuple[list[int], str]]:
+def recall_problems(num: int) -> list[tuple[list[int], str]]:
     """Prompts as byte-level tokens, with their answers."""
-    sys.path.insert(0, str(check_models))
-    import recall_tasks as tasks  # type: ignore[import-not-found]
-
     prompts = []
     for problem in tasks.problems(3, num, 400):
         ids = [tasks.BOS]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from plait_testing.tiny_models import config_for, save_tiny_llama
 from plait_worker import profile_run
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from tiny_models import config_for, save_tiny_llama
 from torch import Tensor
 
 CPU = torch.device("cpu")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from counting_model import CountingModel, counting_rank, next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode, Plan, StepResult, decode, encode
+from plait_testing.counting_model import CountingModel, counting_rank, next_token
+from plait_testing.stepper import Stepper, words
 from plait_worker.attention.backend import StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
 from plait_worker.loop import Rank
 from plait_worker.rows import Rows
-from stepper import Stepper, words
 from torch import Tensor
 
 PAGE = 16

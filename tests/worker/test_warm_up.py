@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from counting_model import counting_rank
+from plait_testing.counting_model import counting_rank
+from plait_testing.stepper import Stepper
 from plait_worker.warm_up import StepLimits, warm_up_steps
-from stepper import Stepper
 
 PAGE = 16
 LIMITS = [StepLimits(8192, 256, 32_768), StepLimits(160, 4, 300), StepLimits(3, 2, 5), StepLimits(1, 1, 1)]

@@ -37,7 +37,7 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class MlaCacheSpec:
+class LatentCacheSpec:
     """What a model with multi-head latent attention keeps of each token: the same on every rank."""
 
     num_layers: int
@@ -52,7 +52,7 @@ class MlaCacheSpec:
         return page_size, self.cached_dim
 
 
-AnyCacheSpec = CacheSpec | MlaCacheSpec
+AnyCacheSpec = CacheSpec | LatentCacheSpec
 
 
 def bytes_per_page(spec: AnyCacheSpec, page_size: int) -> int:

@@ -24,9 +24,7 @@ class Setting(NamedTuple):
 
     meaning: str
     aliases: tuple[str, ...] = ()
-    """Other names for the same: our short ones, vLLM's and SGLang's."""
-    off: tuple[str, ...] = ()
-    """Other names for the `--no-` form of a switch."""
+    """Names that other engines use for the same."""
     unset: str = ""
     """What None stands for."""
 
@@ -80,8 +78,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("where weights come from; dummy draws random ones for a configuration that has none"),
     ] = "auto"
     max_model_len: Annotated[
-        ContextLength | None,
-        Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
+        ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
     ] = None
 
 
@@ -105,16 +102,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
         ],
         Setting("attention kernels; auto takes the fastest that are right on this device"),
     ] = "auto"
-    cuda_graphs: Annotated[
-        bool,
-        Setting(
-            "capture decode steps of a GPU, where the attention kernels allow it",
-            off=("--enforce-eager", "--disable-cuda-graph"),
-        ),
-    ] = True
-    cuda_graph_max_bs: Annotated[
-        SlotCount,
-        Setting("rows of the largest captured decode step", ("--max-graph-batch", "--max-cudagraph-capture-size")),
+    cuda_graphs: Annotated[bool, Setting("capture decode steps of a GPU, where the attention kernels allow it")] = True
+    max_graph_batch: Annotated[
+        SlotCount, Setting("rows of the largest captured decode step", ("--cuda-graph-max-bs",))
     ] = 512
 
 
@@ -133,26 +123,20 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         SlotCount, Setting("requests that run at a time; more wait", ("--max-num-seqs", "--max-running-requests"))
     ] = 64
     """Beyond 64 rows a CPU makes hardly more tokens in all, while each request waits longer for its own."""
-    long_prefill_token_threshold: Annotated[
+    long_prefill: Annotated[
         TokenLimit | None,
-        Setting("tokens of one prompt in one step at most", ("--long-prefill",), unset="--max-batch-tokens"),
+        Setting(
+            "tokens of one prompt in one step at most", ("--long-prefill-token-threshold",), unset="--max-batch-tokens"
+        ),
     ] = None
-    mixed: Annotated[
-        bool,
-        Setting("prefill and decode rows in one batch (chunked prefill, mixed batching)", ("--enable-mixed-chunk",)),
-    ] = True
+    mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
     itl_target_ms: Annotated[
         ItlTarget | None,
         Setting(
             "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
         ),
     ] = None
-    overlap: Annotated[
-        bool,
-        Setting(
-            "plan a step while the one before it runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)
-        ),
-    ] = True
+    overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
     policy: Annotated[
         Policy,
         Setting(
@@ -161,9 +145,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("--scheduling-policy", "--schedule-policy"),
         ),
     ] = "fcfs"
-    prefill_starvation_steps: Annotated[
-        StepCount,
-        Setting("steps without a row after which the oldest prompt under way comes first", ("--starvation-steps",)),
+    starvation_steps: Annotated[
+        StepCount, Setting("steps without a row after which the oldest prompt under way comes first")
     ] = 8
     max_queue: Annotated[
         QueueLength,
@@ -187,7 +170,6 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "keep computed pages; prompts begin behind what they share with earlier ones",
             ("--enable-prefix-caching",),
-            off=("--disable-radix-cache",),
         ),
     ] = True
     watermark: Annotated[
@@ -207,20 +189,20 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
 class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attention."""
 
-    mla_context_chunk_size: Annotated[
+    context_chunk: Annotated[
         TokenLimit,
-        Setting("tokens of cached context that an MLA prefill (DeepSeek) attends to at a time", ("--context-chunk",)),
+        Setting("tokens of cached context that a prefill of latent attention (DeepSeek) attends to at a time"),
     ] = 4096
     """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
-    kv_cache_dtype: Annotated[
+    kv_dtype: Annotated[
         Literal["auto", "fp8"],
         Setting(
             "type of cached keys and values: the model's own, or float8 (e4m3), which holds twice as many tokens",
-            ("--kv-dtype",),
+            ("--kv-cache-dtype",),
         ),
     ] = "auto"
-    k_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for keys (value = stored * scale)")] = 1.0
-    v_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
+    k_scale: Annotated[PageScale, Setting("what a cached key in float8 stands for, over the number itself")] = 1.0
+    v_scale: Annotated[PageScale, Setting("the same of values")] = 1.0
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,16 +216,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         ThreadCount | None,
         Setting("threads of a CPU worker", unset="the cores that this process may use, divided among the workers"),
     ] = None
-    seed: Annotated[
-        Seed | None,
-        Setting("sampling seed for requests that send none", ("--random-seed",), unset="random at each start"),
-    ] = None
-    step_trace: Annotated[
+    seed: Annotated[Seed | None, Setting("seeds the draws for requests that bring no seed", unset="drawn at start")] = (
+        None
+    )
+    step_records: Annotated[
         str | None,
         Setting(
             "new file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait "
             "simulate --hardware`",
-            ("--step-records",),
             unset="none is written",
         ),
     ] = None
@@ -307,14 +287,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """None: the model's context."""
     max_batch_tokens: int
     max_seqs: int
-    long_prefill_token_threshold: int
+    long_prefill: int
     policy: Policy
     mixed: bool
     page_size: int
     prefix_cache: bool
     watermark: int | None
     """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
-    prefill_starvation_steps: int
+    starvation_steps: int
     """Plans without a row after which the oldest prefill is served first."""
     itl_target_ms: float | None
     max_queue: int
@@ -322,7 +302,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """Prompt tokens that may wait."""
     overlap: bool
     seed: int | None
-    step_trace: str | None
+    step_records: str | None
     log_level: LogLevel
     group: GroupPlace | None
     """None: the engine steps freely."""
@@ -350,19 +330,19 @@ def engine_settings(
         max_model_len=settings.model.max_model_len,
         max_batch_tokens=batch_tokens(settings),
         max_seqs=scheduler.max_seqs,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold or batch_tokens(settings),
+        long_prefill=scheduler.long_prefill or batch_tokens(settings),
         policy=scheduler.policy,
         mixed=scheduler.mixed,
         page_size=settings.pages.page_size,
         prefix_cache=settings.pages.prefix_cache,
         watermark=settings.pages.watermark,
-        prefill_starvation_steps=scheduler.prefill_starvation_steps,
+        starvation_steps=scheduler.starvation_steps,
         itl_target_ms=scheduler.itl_target_ms,
         max_queue=scheduler.max_queue,
         max_queue_tokens=scheduler.max_queue_tokens,
         overlap=scheduler.overlap,
         seed=settings.process.seed,
-        step_trace=settings.process.step_trace,
+        step_records=settings.process.step_records,
         log_level=settings.process.log_level,
         group=group,
     )

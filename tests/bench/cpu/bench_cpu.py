@@ -17,12 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from contestants import Contestant, add_flags, contestants, places
-from cpu_cases import CASES, CpuCase
-from cpu_report import PLAIT, encode, report
-from pages import RESULT, rewrite, table
 from plait_worker.machine import num_usable_cores
-from turns import run_all, say
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.cpu.contestants import Contestant, add_flags, contestants, places
+from bench.cpu.cpu_cases import CASES, CpuCase
+from bench.cpu.cpu_report import PLAIT, encode, report
+from bench.cpu.pages import RESULT, rewrite, table
+from bench.cpu.turns import run_all, say
 
 Named = TypeVar("Named", CpuCase, Contestant)
 INTERRUPTED = 130

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import peer_models
-from cpu_cases import KINDS, Kind
+from bench.cpu import peer_models
+from bench.cpu.cpu_cases import KINDS, Kind
 
 HERE = Path(__file__).parent
 SLOTS = 32

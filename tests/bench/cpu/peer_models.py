@@ -19,9 +19,9 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from transformers import AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from reference import read_llama
+from plait_testing.reference import read_llama
 
 GGUF_NAME, FOLDER_NAME = "SmolLM2-135M-Instruct-BF16.gguf", "SmolLM2-135M-Instruct-BF16"
 MOSTLY_BF16 = 32

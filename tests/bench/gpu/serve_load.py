@@ -27,16 +27,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from plait.bench.record import commit, machine, versions
 
-sys.path.append(str(Path(__file__).parents[2] / "e2e"))
-from floors import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
-from load_cases import LOADED, RATE, LoadCase
-from model_shapes import SHAPES, write_shape
-from plait.bench.result_file import commit, machine, versions
-from rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
-from running_server import Server, start_server
-from seeded_checkpoint import write_checkpoint
-from server_starts import Start
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.gpu.floors import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
+from bench.gpu.load_cases import LOADED, RATE, LoadCase
+from bench.gpu.model_shapes import SHAPES, write_shape
+from bench.gpu.rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
+from bench.gpu.seeded_checkpoint import write_checkpoint
+from bench.gpu.server_starts import Start
+from plait_testing.running_server import Server, start_server
 
 BASE_FLAGS = ("--no-prefix-cache",)
 LOADED_FLAGS = ("--max-seqs", "256", "--max-batch-tokens", "8192")
@@ -83,7 +84,7 @@ class Bench:
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
-            records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl"))
+            records = ("--step-records", str(self.logs / f"steps-{number}.jsonl"))
             with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from plait_worker.loop import Rank
-
-sys.path.append(str(Path(__file__).parents[2] / "worker"))
-from step_times import PAGE_SIZE, Ahead, open_rank
-from stepper import Stepper
 from torch.profiler import ProfilerActivity
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.gpu.step_times import PAGE_SIZE, Ahead, open_rank
+from plait_testing.stepper import Stepper
 
 STEPS = 12
 DEPTH = 192

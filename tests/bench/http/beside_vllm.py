@@ -16,16 +16,16 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "mock_server"))
-
-from mock_timing import Timing
 from plait.bench.cases import cases
 from plait.bench.compare import value
 from plait.bench.measure import Bench, Measured
-from plait.bench.result_file import Row, commit, machine, versions
+from plait.bench.record import Row, commit, machine, versions
 from plait.bench.settings import BenchSettings, LoadSettings, PaceSettings
-from running_mock import running_mock
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from plait_testing.mock_timing import Timing
+from plait_testing.running_mock import running_mock
 
 TIMING = Timing(ttft=0.1, itl=0.03, jitter=0.01)
 INPUT_LEN, OUTPUT_LEN, NUM_PROMPTS, STREAMS, RATE = 100, 40, 100, 8, 10.0
@@ -80,7 +80,7 @@ def main() -> None:
                 through_plait(mock.url, pace),
                 through_vllm(options.vllm, options.tokenizer, mock.url, *words),
             )
-            print(f"{case}; client late: {ours.client_lag.reasons or 'no'}")
+            print(f"{case}; client late: {ours.lateness.reasons or 'no'}")
             for metric, vllm in theirs.items():
                 plait = value(ours, metric)
                 assert plait is not None

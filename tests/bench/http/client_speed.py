@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "mock_server"))
-
-from mock_timing import Timing
 from plait.bench.cases import cases
 from plait.bench.measure import Bench, Measured
-from plait.bench.result_file import record
+from plait.bench.record import record
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings
 from plait.bench.table import table
-from running_mock import running_mock
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from plait_testing.mock_timing import Timing
+from plait_testing.running_mock import running_mock
 
 GOAL = 50_000.0
 """Tokens a second at 256 streams on two cores, the mock's share included."""
@@ -51,13 +51,13 @@ def main() -> None:
     options = parser.parse_args()
     measured = measure(options.streams, options.tokens_per_second, options.seconds, options.processes)
     print(table(measured))
-    late = measured.client_lag
+    late = measured.lateness
     print(f"the client's own lateness: {msgspec.json.encode(late).decode()}")
     if options.out is not None:
         result = record(f"tests/bench/http/{Path(__file__).name}", [measured], [], with_requests=False)
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    is_fast = measured.metrics.output_tokens_per_second >= GOAL and not late.reasons
-    print(f"{measured.metrics.output_tokens_per_second:.0f} tokens/s; goal: {GOAL:.0f}, and not late: {is_fast}")
+    is_fast = measured.figures.output_tokens_per_second >= GOAL and not late.reasons
+    print(f"{measured.figures.output_tokens_per_second:.0f} tokens/s; goal: {GOAL:.0f}, and not late: {is_fast}")
     sys.exit(not is_fast)
 
 

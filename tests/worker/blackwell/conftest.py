@@ -13,7 +13,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def launcher(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> object:
-    from trtllm_gen import Launcher, replace_launcher
+    from plait_testing.trtllm_gen import Launcher, replace_launcher
 
     made = Launcher()
     replace_launcher(made, monkeypatch.setattr)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from attention_cases import CPU, MlaCase, latent
+from plait_testing.attention_cases import CPU, MlaCase, latent
+from plait_testing.trtllm_gen import Launcher
 from plait_worker.attention.spec import MlaShape
 from plait_worker.errors import WorkerError
-from trtllm_gen import Launcher
 
 TOLERANCE = 0.02
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import CPU, heads, latent
 from plait_kernels.kv_cache import FP8
 from plait_proto import ExitCode
+from plait_testing.attention_cases import CPU, heads, latent
+from plait_testing.trtllm_gen import Launcher
 from plait_worker.attention.registry import BackendRequirements
 from plait_worker.attention.selection import choose_attention
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.errors import WorkerError
-from trtllm_gen import Launcher
 
 RULES = [
     ("trtllm_mla", latent(), 16, "pages of 32 or 64 tokens, not 16; set --page-size 64"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from plait_testing.trtllm_gen import BrokenContract, Launcher
 from torch import Tensor
-from trtllm_gen import BrokenContract, Launcher
 
 NUM_HEADS = 4
 Call = dict[str, Any]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from attention_cases import CPU, MhaCase, heads
+from plait_testing.attention_cases import CPU, MhaCase, heads
+from plait_testing.trtllm_gen import Launcher
 from plait_worker.attention.spec import MhaShape
-from trtllm_gen import Launcher
 
 if TYPE_CHECKING:
     from plait_worker.attention.mha.trtllm_gen_mha import TrtllmGenMha

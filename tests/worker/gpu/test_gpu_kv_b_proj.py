@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_driver import GPU
+from plait_testing.gpu_driver import GPU
 from plait_worker.layers.kv_b_proj import SingleGemmKvUp
 from plait_worker.model_config import MlaConfig
 

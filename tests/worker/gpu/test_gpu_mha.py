@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_kernels.attention import attend, reference
 from plait_kernels.kv_cache import PageScales, as_bytes, stored
+from plait_testing.gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_worker.attention.backend import AttentionBackend
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.registry import BackendRequirements, names

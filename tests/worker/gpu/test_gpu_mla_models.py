@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recall
 import torch
 import transformers
-from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, divergence, logprobs, save_random
 from plait_kernels.kv_cache import PageScales
+from plait_testing import recall
+from plait_testing.gpu_driver import (
+    GPU,
+    NUM_TOKENS,
+    PAGE_SIZE,
+    divergence,
+    logprobs,
+    save_deepseek,
+)
+from plait_testing.recording import Record
 from plait_worker.attention.backend import AttentionBackend
 from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.attention.registry import BackendRequirements, names
@@ -20,7 +28,6 @@ from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
-from recording import Record
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -32,23 +39,6 @@ LIMIT_FLASHMLA_FP8 = 4.0
 FP8_SCALES = PageScales(0.37, 1.0)
 STATISTICS = {"median": 0.5, "p99": 0.99, "mean": None}
 """By the quantile that each is; None of the mean."""
-
-
-def save_deepseek(path: Path, num_heads: int, q_rank: int | None) -> None:
-    """Two dense layers: an expert that rounding turns to would hide what attention does."""
-    config = transformers.DeepseekV3Config(
-        hidden_size=512,
-        first_k_dense_replace=2,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        q_lora_rank=q_rank,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        **RANDOM,
-    )
-    save_random(path, config, seed=num_heads)
 
 
 def torch_attention(model: Model[Any]) -> TorchMla:
@@ -112,7 +102,7 @@ def divergences(right: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> d
 def test_float8_latents_of_a_trained_model_are_told_from_float32(check_models: Path, record: Record) -> None:
     """Rounding turns single tokens to other experts: what they make of the mean is recorded, and held to nothing."""
     path = check_models / "recall-mla"
-    ids = dialogue(check_models, path)
+    ids = dialogue(path)
     exact = load_model(path, "float32", GPU, Parallel())
     right = logprobs(exact, torch_attention(exact), ids)
     for fp8, kind in ((None, ""), (FP8_SCALES, " float8")):
@@ -123,10 +113,10 @@ def test_float8_latents_of_a_trained_model_are_told_from_float32(check_models: P
         hold_against_torch(model, ids, right, f"recall-mla{kind}", record, LIMITS_TRAINED)
 
 
-def dialogue(check_models: Path, path: Path) -> list[int]:
+def dialogue(path: Path) -> list[int]:
     """The first tokens of what was asked about a table, with the answers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    asked = recall.about_one_table(check_models, seed=3, num=60, context=4000)
+    asked = recall.about_one_table(seed=3, num=60, context=4000)
     turns = "".join(f"{problem['messages'][1]['content']} {problem['answer']} " for problem in asked)
     ids: list[int] = tokenizer.encode(asked[0]["messages"][0]["content"] + " " + turns)
     assert len(ids) >= NUM_TOKENS

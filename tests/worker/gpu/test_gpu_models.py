@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
+from plait_testing.gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
+from plait_testing.recording import Record
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.registry import BackendRequirements, names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
 from plait_worker.models import Model, load_model
 from plait_worker.parallel import Parallel
-from recording import Record
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu

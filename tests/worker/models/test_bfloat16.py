@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from questions import QUESTIONS
-from recording import Record
-from reference import Reference, load_reference
+from plait_testing.questions import QUESTIONS
+from plait_testing.recording import Record
+from plait_testing.reference import Reference, load_reference
 from torch import Tensor
 
 # A token that the reference finds this much worse (in nats) is a fault, not rounding.

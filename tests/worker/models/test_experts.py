@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from counting_model import CountingModel
+from plait_testing.counting_model import CountingModel
 from plait_worker.layers.mlp import SparseMlp
 from plait_worker.model_config import MoeConfig
 from plait_worker.parallel import Parallel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import CPU, MlaCase, latent
 from plait_kernels.kv_cache import FP8
+from plait_testing.attention_cases import CPU, MlaCase, latent
 from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.attention.mla.torch_mla import TorchMla
 

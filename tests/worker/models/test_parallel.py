@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from plait_proto import ExitCode
+from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.jit.modules import model_shape
 from plait_worker.attention.spec import MhaShape
@@ -21,7 +22,6 @@ from plait_worker.rows import Rows
 from plait_worker.weights import ModelFilesError
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.json_config import read_config
-from rank_threads import on_every_rank
 
 CPU = torch.device("cpu")
 IDS = [5, 9, 2, 44, 17, 3, 60, 8, 1, 30]

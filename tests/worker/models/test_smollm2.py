@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from plait_testing.reference import load_reference
 from plait_worker.weights import GgufFile
-from reference import load_reference
 from torch import Tensor
 from transformers import LlamaForCausalLM
 

@@ -15,13 +15,13 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plait_testing.rank_threads import on_every_rank
 from plait_worker.errors import WorkerError
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
 from plait_worker.models import load_model
 from plait_worker.models.decoder import MhaDecoder
 from plait_worker.parallel import Parallel
 from plait_worker.weights import GgufFile, Held, ModelFilesError, Weights
-from rank_threads import on_every_rank
 
 CPU = torch.device("cpu")
 LLAMA = {

@@ -2,18 +2,17 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod allocations;
-mod bugs_of_other_schedulers;
+mod device;
+mod drafts;
+mod elsewhere;
 mod explorer;
 mod fairness;
-mod fake_device;
-mod fixtures;
 mod group;
-mod harness;
-mod itl_target;
 mod oracle;
-mod planning_rules;
-mod preemption;
-mod prefix_cache;
+mod pages;
+mod prefix;
 mod properties;
 mod queue;
-mod speculative_tokens;
+mod rules;
+mod time_target;
+mod world;

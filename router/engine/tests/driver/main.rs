@@ -7,6 +7,6 @@ mod flow;
 mod groups;
 mod model;
 mod rig;
-mod step_trace;
+mod step_records;
 mod streams;
 mod worker;

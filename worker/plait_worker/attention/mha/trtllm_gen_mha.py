@@ -1,7 +1,7 @@
 """TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them, for heads that cache keys and values.
 
 Both sorts of rows read lengths and tables on the device. The kernels were not run on our hardware: the calls are
-proven against a stand-in of the same contract (tests/support/trtllm_gen).
+proven against a stand-in of the same contract (tests/plait_testing/trtllm_gen.py).
 
 Shapes: T tokens of the step, P those of its prefill rows, A the others, H query heads and G key-value heads, D numbers
 in a head.
@@ -128,7 +128,7 @@ class TrtllmGenMha:
     def validate(shape: MhaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if shape.fp8 is not None:
-            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-cache-dtype fp8 out")
+            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim not in HEAD_DIMS:

@@ -1,0 +1,133 @@
+"""What is asked of a server on a GPU, whatever model it serves and by whatever kernels.
+
+A wrong answer that transformers gives too, in float32, is the model's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from plait_testing import recall
+from plait_testing.metrics import read_metrics
+from plait_testing.model_mistakes import mistakes_of_the_engine
+from plait_testing.recording import Record
+from plait_testing.running_server import Server, StartServer
+
+PAGE_SIZE = 64
+NUM_PAGES = 2048
+# Float8 rounds to four bits: what that costs is recorded, and held to a tenth of the answers.
+SHARE_WRONG_OF_FP8 = 0.1
+STRESSED = Path(__file__).parent / "stressed"
+# One setting varied at a time from the default, which mixes, overlaps, and captures what it can.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "chunk-512": ("--long-prefill", "512"),
+    "chunk-8192": ("--max-batch-tokens", "8192"),
+    "no-graphs": ("--no-cuda-graphs",),
+    "no-overlap": ("--no-overlap",),
+    "few-graphs": ("--max-graph-batch", "3"),
+    "preempted": (),
+}
+
+
+def cases(backends: Sequence[str], variants: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Backend, mixed or not, and variant: every backend by default, each variant with the one that is chosen."""
+    defaults = [(backend, mixed, "default") for backend in backends for mixed in ("--mixed", "--no-mixed")]
+    return defaults + [("auto", "--mixed", variant) for variant in variants]
+
+
+def shared_cases(backends: Sequence[str], chunk: str) -> list[tuple[str, str]]:
+    """Each backend's halves over pages that another request filled; and pages that come and go beneath."""
+    return [*((backend, "hits") for backend in backends), ("auto", "evicted"), ("auto", chunk)]
+
+
+@dataclass(frozen=True)
+class GpuRuns:
+    """Runs of one check model."""
+
+    model: str
+    check_models: Path
+    server: StartServer
+    sized: Callable[[int, int], int]
+    record: Record
+
+    def start(self, backend: str, num_pages: int, *flags: str) -> Server:
+        running = self.server(
+            self.check_models / self.model,
+            *("--device", "cuda", "--attention-backend", backend, "--num-pages", str(num_pages)),
+            *flags,
+        )
+        assert running.url, running.errors[-8000:]
+        return running
+
+    def judge(self, asked: list[recall.Problem], wrong: list[recall.Wrong]) -> list[recall.Wrong]:
+        """Those wrong answers that are not the model's own."""
+        return mistakes_of_the_engine(self.check_models / self.model, asked, wrong)
+
+    def note(self, case: str, num_asked: int, num_wrong: int, num_mistakes: int) -> None:
+        self.record(f"{self.model} {case}", "problems_right", "problems", num_asked - num_wrong, num_asked)
+        self.record(f"{self.model} {case}", "mistakes_of_the_engine", "problems", num_mistakes, 0)
+
+    def answers(self, backend: str, mixed: str, variant: str, *flags: str) -> None:
+        """Dialogues of up to 2k and 8k tokens are answered right, by steps of the sort that is named."""
+        asked = recall.problems(seed=1, num=self.sized(40, 400), context=2048)
+        asked += recall.problems(seed=2, num=self.sized(10, 100), context=8192)
+        longest = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
+        num_pages = longest if variant == "preempted" else NUM_PAGES
+        running = self.start(backend, num_pages, mixed, *flags)
+        num_writers = 12 if variant == "preempted" else 0
+        with recall.writers(running.url, num_writers, num_pages * PAGE_SIZE // 4, self.model):
+            wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13)
+        metrics = read_metrics(running.url)
+        case = f"{backend} {mixed.removeprefix('--')} {variant}"
+        mistakes = self.judge(asked, wrong)
+        self.note(case, len(asked), len(wrong), len(mistakes))
+        preemptions = metrics["plait_preemptions_total"]
+        self.record(f"{self.model} {case}", "preemptions", "preemptions", preemptions)
+        assert len(mistakes) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), mistakes
+        assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
+        assert (preemptions > 0) == (variant == "preempted")
+
+    def shared_tables(self, backend: str, variant: str, *flags: str) -> None:
+        """Prompts that begin as others did are answered right from the pages that those filled."""
+        num_tables, num_each, context = 5, self.sized(10, 100), 4096
+        tables = [recall.about_one_table(seed, num_each, context) for seed in range(num_tables)]
+        num_pages = 3 * context // PAGE_SIZE if variant == "evicted" else NUM_PAGES
+        running = self.start(backend, num_pages, *flags)
+        num_wrong, mistakes = 0, list[recall.Wrong]()
+        for first in range(0, num_each, 5):
+            for table in tables:
+                asked = table[first : first + 5]
+                wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=3)
+                num_wrong, mistakes = num_wrong + len(wrong), mistakes + self.judge(asked, wrong)
+        metrics = read_metrics(running.url)
+        share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
+        case = f"{backend} shared tables {variant}"
+        self.note(case, num_tables * num_each, num_wrong, len(mistakes))
+        self.record(f"{self.model} {case}", "share_of_prompt_tokens_cached", "share", share)
+        assert mistakes == []
+        assert share > (0.2 if variant == "evicted" else 0.5)
+        assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
+
+    def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slow steps over foul memory change no answer."""
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
+        running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill", "512")
+        num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()
+        for concurrency in (3, 13, 5, 8, 4, 11):  # graphs are padded, by another number of rows each time
+            asked = recall.problems(seed=concurrency, num=self.sized(5, 70), context=2048)
+            asked += recall.problems(seed=100 + concurrency, num=self.sized(1, 14), context=8192)
+            try:
+                wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=concurrency)
+            except httpx.HTTPError:
+                pytest.fail(running.errors[-2000:])
+            num_asked, num_wrong = num_asked + len(asked), num_wrong + len(wrong)
+            mistakes += self.judge(asked, wrong)
+        self.note(f"{backend} under stress", num_asked, num_wrong, len(mistakes))
+        assert mistakes == [], running.errors[-2000:]
+        assert running.stop() == 0

@@ -1,0 +1,30 @@
+"""Whose mistake a wrong answer is: the check model's own, where transformers gives it too, or the engine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from plait_testing.recall import Problem, Wrong
+
+
+def mistakes_of_the_engine(model: Path, asked: list[Problem], wrong: list[Wrong]) -> list[Wrong]:
+    """Those wrong answers that transformers, in float32 and greedily, does not give to the same problem.
+
+    The model is loaded only where an answer is wrong.
+    """
+    if not wrong:
+        return []
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    answers: dict[int, str] = {}
+    for index in {one.index for one in wrong}:
+        messages = asked[index]["messages"]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        with torch.inference_mode():
+            answer = reference.generate(ids["input_ids"], do_sample=False, max_new_tokens=400)
+        answers[index] = tokenizer.decode(answer[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [one for one in wrong if one.given != answers[one.index]]

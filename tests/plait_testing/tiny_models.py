@@ -1,0 +1,54 @@
+"""Random models of a few thousand weights, written as Hugging Face folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from plait_proto import DeviceConfig, KvCacheConfig, WorkerConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB = 300
+
+
+def save_tiny_llama(folder: Path) -> LlamaForCausalLM:
+    """A Llama of two layers in float32, wide enough in its weights that its tokens vary."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig:
+    """What the engine's side writes for one rank of this model."""
+    settings: dict[str, object] = {
+        "model": str(model),
+        "run_dir": str(run_dir),
+        "world": 1,
+        "device": DeviceConfig(kind="cpu", attention="auto", cuda_graphs=True, max_graph_batch=8),
+        "load_format": "auto",
+        "dtype": "float32",
+        "page_size": 16,
+        "num_pages": None,
+        "memory_fraction": None,
+        "max_model_len": 512,
+        "max_batch_tokens": 2048,
+        "max_seqs": 8,
+        "kv_cache": KvCacheConfig(dtype="auto", k_scale=1.0, v_scale=1.0),
+        "context_chunk": 64,
+        "threads": 1,
+        "log_level": "info",
+    }
+    return WorkerConfig(**{**settings, **changes})  # type: ignore[arg-type]
