@@ -14,7 +14,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``auto``, or a backend that ``plait_worker.attention.registry`` lists, or ``torch``."""
     cuda_graphs: bool
     """Whether decode steps are captured."""
-    max_graph_batch: int
+    cuda_graph_max_bs: int
     """Rows of the largest captured step."""
 
 
@@ -59,7 +59,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens in one step at most."""
     max_seqs: int
     """Slots."""
-    context_chunk: int
+    mla_context_chunk_size: int
     """Cached tokens that a prefill row of latent attention attends to at a time."""
     threads: int | None
     """Threads of a CPU rank; None takes the cores that this process may use, shared among the ranks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from plait.bench.record import machine
+from plait.bench.result_file import machine
 from plait_testing import budgets, recording
 
 pytest_plugins = ["pytester"]

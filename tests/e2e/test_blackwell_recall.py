@@ -16,17 +16,26 @@ from plait_testing.running_server import StartServer
 
 TESTS = Path(__file__).parent.parent
 FLAGS = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024")
-FP8 = ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "256", "--context-chunk", "192")
+FP8 = (
+    "--kv-cache-dtype",
+    "fp8",
+    "--k-scale",
+    "0.37",
+    "--long-prefill-token-threshold",
+    "256",
+    "--mla-context-chunk-size",
+    "192",
+)
 # Model, backend, flags, and the calls that must have been made.
 CASES = [
     (
         "recall-mla",
         "trtllm_mla",
-        ("--long-prefill", "256", "--context-chunk", "192"),
+        ("--long-prefill-token-threshold", "256", "--mla-context-chunk-size", "192"),
         ("expanded causal", "expanded context", "latent decode"),
     ),
     ("recall-mla", "trtllm_mla", ("--no-mixed", *FP8), ("expanded causal", "expanded context", "latent decode")),
-    ("recall-gqa", "trtllm_mha", ("--long-prefill", "256"), ("heads context", "heads decode")),
+    ("recall-gqa", "trtllm_mha", ("--long-prefill-token-threshold", "256"), ("heads context", "heads decode")),
 ]
 
 

@@ -12,7 +12,10 @@ from plait_testing.running_server import StartServer
 
 pytestmark = pytest.mark.gpu
 BACKENDS = ("triton", "trtllm_mha", "flashinfer", "torch")
-VARIANTS = gpu_runs.VARIANTS | {"chunk-128": ("--long-prefill", "128"), "fp8": ("--kv-dtype", "fp8")}
+VARIANTS = gpu_runs.VARIANTS | {
+    "chunk-128": ("--long-prefill-token-threshold", "128"),
+    "fp8": ("--kv-cache-dtype", "fp8"),
+}
 CASES = gpu_runs.cases(BACKENDS, VARIANTS)
 CASES += [("trtllm_mha", "--no-mixed", "fp8")]
 

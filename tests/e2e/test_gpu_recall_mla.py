@@ -13,11 +13,11 @@ from plait_testing.running_server import StartServer
 pytestmark = pytest.mark.gpu
 BACKENDS = ("flashmla", "flashinfer_mla", "torch")
 VARIANTS = gpu_runs.VARIANTS | {
-    "chunk-64": ("--long-prefill", "64"),
-    "context-chunk-256": ("--context-chunk", "256", "--long-prefill", "1024"),
+    "chunk-64": ("--long-prefill-token-threshold", "64"),
+    "context-chunk-256": ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "1024"),
     "no-prefix-cache": ("--no-prefix-cache",),
 }
-FP8 = ("--kv-dtype", "fp8", "--k-scale", "0.37")
+FP8 = ("--kv-cache-dtype", "fp8", "--k-scale", "0.37")
 CASES = gpu_runs.cases(BACKENDS, VARIANTS)
 FP8_CASES = [("flashmla", "--mixed"), ("flashmla", "--no-mixed"), ("flashinfer_mla", "--mixed"), ("torch", "--mixed")]
 

@@ -122,7 +122,7 @@ async def stream(client: AsyncOpenAI, model: str, index: int, has_begun: asyncio
 def test_prompt_tokens_are_computed_once_at_every_chunk_size(demo_gguf: Path, server: StartServer) -> None:
     """No chunk begins again at position 0: the steps' prefill tokens are the prompts' tokens."""
     for chunk in ("7", "64", "2048"):
-        running = server(demo_gguf, "--long-prefill", chunk, "--max-batch-tokens", "2048")
+        running = server(demo_gguf, "--long-prefill-token-threshold", chunk, "--max-batch-tokens", "2048")
         model = httpx.get(f"{running.url}/v1/models", timeout=60).json()["data"][0]["id"]
         before = read_metrics(running.url)['plait_step_tokens_total{phase="prefill"}']
         body = {"model": model, "prompt": list(range(1000, 1500)), "max_tokens": 1, "ignore_eos": True}

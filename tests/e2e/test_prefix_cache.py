@@ -21,7 +21,7 @@ VARIANTS = {
     "on": (),
     "off": ("--no-prefix-cache",),
     "evicted": TINY_POOL,
-    "evicted+chunk-64": (*TINY_POOL, "--long-prefill", "64"),
+    "evicted+chunk-64": (*TINY_POOL, "--long-prefill-token-threshold", "64"),
 }
 # recall-mla caches latents; it differs from the other in the worker alone.
 CASES = [

@@ -20,14 +20,14 @@ from plait_testing.running_server import StartServer
 CHUNK = ("--max-batch-tokens", "2048")
 ROOMY = {
     "default": (),
-    "chunk-64": ("--long-prefill", "64"),
+    "chunk-64": ("--long-prefill-token-threshold", "64"),
     "no-mixed": ("--no-mixed",),
     "no-overlap": ("--no-overlap",),
-    "chunk-64+no-mixed": ("--long-prefill", "64", "--no-mixed"),
+    "chunk-64+no-mixed": ("--long-prefill-token-threshold", "64", "--no-mixed"),
 }
 PREEMPTED = {
     "preempted": (),
-    "chunk-64+preempted": ("--long-prefill", "64"),
+    "chunk-64+preempted": ("--long-prefill-token-threshold", "64"),
     "no-mixed+preempted": ("--no-mixed",),
     "no-overlap+preempted": ("--no-overlap",),
 }
@@ -36,14 +36,14 @@ SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
 # recall-mla caches latents; on several ranks both models are cut into shares.
 LATENT_AND_RANKS = {
     ("recall-mla", "default"): (),
-    ("recall-mla", "chunk-64"): ("--long-prefill", "64"),
-    ("recall-mla", "context-chunk-256"): ("--context-chunk", "256", "--long-prefill", "512"),
+    ("recall-mla", "chunk-64"): ("--long-prefill-token-threshold", "64"),
+    ("recall-mla", "context-chunk-256"): ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "512"),
     ("recall-mla", "no-mixed"): ("--no-mixed",),
     ("recall-mla", "preempted"): SMALL_POOL,
-    ("recall-mla", "fp8"): ("--kv-dtype", "fp8", "--k-scale", "0.37", "--long-prefill", "512"),
+    ("recall-mla", "fp8"): ("--kv-cache-dtype", "fp8", "--k-scale", "0.37", "--long-prefill-token-threshold", "512"),
     ("recall-mla", "tp-2"): ("--tp", "2"),
     ("recall-mla", "tp-4"): ("--tp", "4"),
-    ("recall-mla", "chunk-64+tp-2"): ("--long-prefill", "64", "--tp", "2"),
+    ("recall-mla", "chunk-64+tp-2"): ("--long-prefill-token-threshold", "64", "--tp", "2"),
     ("recall-gqa", "tp-2"): ("--tp", "2"),
     ("recall-gqa", "tp-4"): ("--tp", "4"),
 }

@@ -21,12 +21,12 @@ from plait_testing.running_server import StartServer
 NEGLIGIBLE_GAP = 1e-3
 VARIANTS = {
     "default": (),
-    "chunk-7": ("--long-prefill", "7"),
-    "chunk-64": ("--long-prefill", "64"),
+    "chunk-7": ("--long-prefill-token-threshold", "7"),
+    "chunk-64": ("--long-prefill-token-threshold", "64"),
     "chunk-2048": ("--max-batch-tokens", "2048"),
     "page-16": ("--page-size", "16"),
     "page-64": ("--page-size", "64"),
-    "chunk-7+page-16": ("--long-prefill", "7", "--page-size", "16"),
+    "chunk-7+page-16": ("--long-prefill-token-threshold", "7", "--page-size", "16"),
 }
 
 

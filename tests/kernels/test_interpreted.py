@@ -23,11 +23,18 @@ from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, slot
 from plait_kernels.latent import AbsorbedQueries, CacheTarget, LatentNorm, Tables
 from plait_kernels.latent import reference as latent_reference
 from plait_kernels.latent import triton as latent_triton
-from plait_kernels.linear import RowNorm, Tile, logits_triton
-from plait_kernels.linear import few_triton as few_rows
+from plait_kernels.linear import RowNorm, Tile, router_gemv_triton, skinny_gemm_triton
 from plait_kernels.linear import reference as linear_reference
-from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, groups, routing_triton, sorted_triton
+from plait_kernels.moe import (
+    GroupLimit,
+    Routing,
+    grouped_gemm_torch,
+    grouped_gemm_triton,
+    indexed_gemv_triton,
+    routing_triton,
+)
 from plait_kernels.moe import reference as moe_reference
+from plait_kernels.moe import routing as routing_reference
 from plait_kernels.rope import rope_tables, tables_triton
 from triton.runtime import interpreter
 
@@ -67,14 +74,14 @@ def test_queries_absorb_and_latents_reach_their_slots(
     assert_close(pages, right_pages)
     assert_close(latent_triton.absorb(*queries, turns), right)
     pages.fill_(9.0)
-    num_turned = num_tokens - num_tokens // 3
+    rotary_dim = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(queries.q_BHE, turns)
-    right_q = torch.cat((turned[:num_turned], queries.q_BHE[num_turned:]))
-    first = queries.q_BHE[:num_turned]
+    right_q = torch.cat((turned[:rotary_dim], queries.q_BHE[rotary_dim:]))
+    first = queries.q_BHE[:rotary_dim]
     stored, given = latent_triton.store_and_turn(cached, first, norm, turns, CacheTarget(pages, index))
     assert_close(stored, right_pages.view(-1, width + turning)[index])
     assert_close(pages, right_pages)
-    assert_close(given, right_q[:num_turned])
+    assert_close(given, right_q[:rotary_dim])
     assert_close(queries.q_BHE, right_q)  # where they lie, and no others
 
 
@@ -233,21 +240,21 @@ def test_tokens_are_routed_alike(name: str) -> None:
     logits = torch.randn(20, num_experts)
     bias = torch.randn(num_experts) * 0.3 if routing.scoring == "sigmoid" else None
     weights, experts = routing_triton.route(logits, bias, routing)
-    right_weights, right_experts = groups.route(logits, bias, routing)
+    right_weights, right_experts = routing_reference.route(logits, bias, routing)
     assert torch.equal(experts, right_experts)
     assert_close(weights, right_weights)
 
 
-@pytest.mark.parametrize("solution", [few_triton, sorted_triton])
+@pytest.mark.parametrize("backend", [indexed_gemv_triton, grouped_gemm_triton])
 @pytest.mark.parametrize(("num_tokens", "hidden", "width"), [(1, 32, 16), (3, 24, 12), (19, 32, 16)])
 @pytest.mark.parametrize("routing", ["spread", "one expert"])
-def test_experts_multiply_alike(solution: object, num_tokens: int, hidden: int, width: int, routing: str) -> None:
+def test_experts_multiply_alike(backend: object, num_tokens: int, hidden: int, width: int, routing: str) -> None:
     x, gate_up, down = torch.randn(num_tokens, hidden), torch.randn(5, 2 * width, hidden), torch.randn(5, hidden, width)
     weights, experts = moe_reference.softmax_top_k(torch.randn(num_tokens, 5), 2, True)
     if routing == "one expert":
         experts = torch.stack((torch.full_like(experts[:, 0], 4), torch.zeros_like(experts[:, 0])), dim=1)
     right = moe_reference.expert_mlps(x, gate_up, down, weights, experts)
-    given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
+    given = backend.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
     torch.testing.assert_close(given, right, atol=1e-3, rtol=1e-4)
 
 
@@ -263,7 +270,7 @@ def test_experts_of_many_tokens_are_multiplied_in_groups(num_experts: int, routi
         logits[:, 1::2] -= 99
     weights, experts = moe_reference.softmax_top_k(logits, 4, True)
     right = moe_reference.expert_mlps(x.double(), gate_up.double(), down.double(), weights, experts)
-    given = grouped.expert_mlps(x, gate_up, down, weights, experts)
+    given = grouped_gemm_torch.expert_mlps(x, gate_up, down, weights, experts)
     torch.testing.assert_close(given.double(), right, atol=float(right.abs().max()) / 64, rtol=0)
 
 
@@ -272,15 +279,15 @@ def test_parts_of_a_product_are_added_by_whoever_comes_last(num_rows: int, split
     x, weight, tile = torch.randn(num_rows, 512), torch.randn(192, 512) / 23, Tile(64, 64, splits, 3, 4)
     assert tile.takes(192, 512)
     for _ in range(2):  # the second finds what the first left
-        assert_close(few_rows.multiply_few(x, weight, tile), x @ weight.T)
+        assert_close(skinny_gemm_triton.skinny_gemm(x, weight, tile), x @ weight.T)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 64), (12, 96)])
 def test_a_router_multiplies_the_norm_that_it_makes(num_outputs: int, num_inputs: int) -> None:
     x, weight = torch.randn(1, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
     norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs) + 0.5, 1e-6)
-    given = logits_triton.normed_logits_row(x, norm, weight)
-    for part, right in zip(given, linear_reference.normed_logits_row(x, norm, weight), strict=True):
+    given = router_gemv_triton.rmsnorm_router_gemv(x, norm, weight)
+    for part, right in zip(given, linear_reference.rmsnorm_router_gemv(x, norm, weight), strict=True):
         assert_close(part, right)
 
 

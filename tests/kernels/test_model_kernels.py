@@ -8,7 +8,7 @@ from plait_kernels.activation import silu_mul
 from plait_kernels.attention import attend, merge
 from plait_kernels.moe import GroupLimit, expert_mlps, sigmoid_group_top_k, softmax_group_top_k, softmax_top_k
 from plait_kernels.norm import add_rms_norm, rms_norm
-from plait_kernels.rope import apply_rope, reference, rope_tables, solution_for
+from plait_kernels.rope import apply_rope, backend_for, reference, rope_tables
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
 
 @pytest.mark.parametrize(("head_dim", "is_cuda"), [(96, True), (100, True), (128, False)])
 def test_heads_that_no_kernel_of_a_gpu_rotates_are_rotated_by_torch(head_dim: int, is_cuda: bool) -> None:
-    assert solution_for(head_dim, is_cuda=is_cuda) is reference
+    assert backend_for(head_dim, is_cuda=is_cuda) is reference
 
 
 def test_rope_keeps_the_scale_and_the_dtype() -> None:

@@ -26,11 +26,11 @@ SHARE_WRONG_OF_FP8 = 0.1
 STRESSED = Path(__file__).parent / "stressed"
 # One setting varied at a time from the default, which mixes, overlaps, and captures what it can.
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "chunk-512": ("--long-prefill", "512"),
+    "chunk-512": ("--long-prefill-token-threshold", "512"),
     "chunk-8192": ("--max-batch-tokens", "8192"),
     "no-graphs": ("--no-cuda-graphs",),
     "no-overlap": ("--no-overlap",),
-    "few-graphs": ("--max-graph-batch", "3"),
+    "few-graphs": ("--cuda-graph-max-bs", "3"),
     "preempted": (),
 }
 
@@ -117,7 +117,7 @@ class GpuRuns:
     def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Slow steps over foul memory change no answer."""
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
-        running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill", "512")
+        running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill-token-threshold", "512")
         num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()
         for concurrency in (3, 13, 5, 8, 4, 11):  # graphs are padded, by another number of rows each time
             asked = recall.problems(seed=concurrency, num=self.sized(5, 70), context=2048)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from plait.bench.record import machine, versions
+from plait.bench.result_file import machine, versions
 
 from plait_testing import acceptance_parts
 

@@ -37,7 +37,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "model": str(model),
         "run_dir": str(run_dir),
         "world": 1,
-        "device": DeviceConfig(kind="cpu", attention="auto", cuda_graphs=True, max_graph_batch=8),
+        "device": DeviceConfig(kind="cpu", attention="auto", cuda_graphs=True, cuda_graph_max_bs=8),
         "load_format": "auto",
         "dtype": "float32",
         "page_size": 16,
@@ -47,7 +47,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "max_batch_tokens": 2048,
         "max_seqs": 8,
         "kv_cache": KvCacheConfig(dtype="auto", k_scale=1.0, v_scale=1.0),
-        "context_chunk": 64,
+        "mla_context_chunk_size": 64,
         "threads": 1,
         "log_level": "info",
     }

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from plait.bench.cases import cases
-from plait.bench.files import MOONCAKE_BLOCK, TraceRow, read_prompts, read_trace
+from plait.bench.datasets import MOONCAKE_BLOCK, TraceRow, read_prompts, read_trace
 from plait.bench.lengths import draw, read_lengths, read_own_lengths
 from plait.bench.load import Case, Load, Random, Trace, body_prompt, build_load
-from plait.bench.pace import Closed, Open, Pace, TraceClock, due_offsets
+from plait.bench.pace import ClosedLoop, OpenLoop, Pace, TraceReplay, due_offsets
 from plait.bench.profiles import PROFILES
-from plait.bench.prompts import Exactly, Lines, Part, TextSize, TokenIds, Words
+from plait.bench.prompts import Lines, Part, TextSize, TokenIds, VerbatimPrompt, Words
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings, ServerSettings
 from plait.errors import SettingsError
 
@@ -33,7 +33,7 @@ def lengths_of(words: str, num: int, seed: int = 0) -> list[int]:
 
 
 def load_of(source: Random | Trace, num: int = 40, seed: int = 0, salt: str = "salt", scale: float = 1.0) -> Load:
-    return build_load(Case("case", source, Closed(1), num, scale), seed, salt, None)
+    return build_load(Case("case", source, ClosedLoop(1), num, scale), seed, salt, None)
 
 
 def ids(load: Load, index: int) -> list[int]:
@@ -115,7 +115,7 @@ def test_contents_follow_from_seed_and_salt() -> None:
 
 
 def test_poisson_arrivals_have_exactly_the_rate_and_exponential_gaps() -> None:
-    due = due_offsets(Open(20.0, 1.0, None), 4001, None, random.Random(0))
+    due = due_offsets(OpenLoop(20.0, 1.0, None), 4001, None, random.Random(0))
     gaps = [late - early for early, late in pairwise(due)]
     assert due[-1] == pytest.approx(200)
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(1, abs=0.05)
@@ -123,36 +123,36 @@ def test_poisson_arrivals_have_exactly_the_rate_and_exponential_gaps() -> None:
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (4.0, 0.5)])
 def test_burstiness_is_the_shape_of_gamma_gaps(burstiness: float, variation: float) -> None:
-    due = due_offsets(Open(20.0, burstiness, None), 8001, None, random.Random(0))
+    due = due_offsets(OpenLoop(20.0, burstiness, None), 8001, None, random.Random(0))
     gaps = [late - early for early, late in pairwise(due)]
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(variation, rel=0.08)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_burstiest_arrivals_keep_the_rate(seed: int) -> None:
-    assert due_offsets(Open(20.0, 0.00001, None), 3, None, random.Random(seed))[-1] == pytest.approx(0.1)
+    assert due_offsets(OpenLoop(20.0, 0.00001, None), 3, None, random.Random(seed))[-1] == pytest.approx(0.1)
 
 
 def test_fixed_arrivals_have_one_gap() -> None:
-    assert due_offsets(Open(4.0, None, None), 4, None, random.Random(0)) == [0, 0.25, 0.5, 0.75]
+    assert due_offsets(OpenLoop(4.0, None, None), 4, None, random.Random(0)) == [0, 0.25, 0.5, 0.75]
 
 
 def test_a_trace_keeps_its_own_clock_at_its_speed() -> None:
-    assert due_offsets(TraceClock(2.0, None), 3, [100.0, 101.0, 104.0], random.Random(0)) == [0, 0.5, 2.0]
+    assert due_offsets(TraceReplay(2.0, None), 3, [100.0, 101.0, 104.0], random.Random(0)) == [0, 0.5, 2.0]
 
 
 def test_an_open_loop_ends_with_its_duration() -> None:
-    load = build_load(Case("case", shape("9", "1"), Open(10.0, None, None), 100), 0, "", duration=2.0)
+    load = build_load(Case("case", shape("9", "1"), OpenLoop(10.0, None, None), 100), 0, "", duration=2.0)
     assert len(load.requests) == 21
 
 
 def test_requests_over_the_longest_length_are_left_out_and_counted() -> None:
-    load = build_load(Case("case", shape("uniform:1-100", "10"), Closed(1), 100, max_len=60), 0, "", None)
+    load = build_load(Case("case", shape("uniform:1-100", "10"), ClosedLoop(1), 100, max_len=60), 0, "", None)
     assert max(one.input_len or 0 for one in load.requests) == 50
     assert load.num_left_out == 50
 
 
-@pytest.mark.parametrize("pace", [Closed(1), Open(1.0, 1.0, None), TraceClock(1.0, None)])
+@pytest.mark.parametrize("pace", [ClosedLoop(1), OpenLoop(1.0, 1.0, None), TraceReplay(1.0, None)])
 def test_a_load_of_which_nothing_is_left_is_empty(pace: Pace) -> None:
     source = Trace((TraceRow(0.0, 100, 5),))
     assert build_load(Case("case", source, pace, 1, max_len=10), 0, "", None).requests == []
@@ -232,7 +232,7 @@ def test_prompts_of_a_file_are_sent_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Why?"}\n\n{"prompt": [5, 6], "output_len": 7}\n')
     rows = read_prompts(path, chat=False)
-    assert [row.prompt for row in rows] == [Exactly(b'"Why?"', None), Exactly(b"[5,6]", 2)]
+    assert [row.prompt for row in rows] == [VerbatimPrompt(b'"Why?"', None), VerbatimPrompt(b"[5,6]", 2)]
     assert [row.output_len for row in rows] == [None, 7]
 
 

@@ -19,10 +19,10 @@ import msgspec
 import pytest
 from plait import cli
 from plait.bench.cases import cases
-from plait.bench.clients import Clients
-from plait.bench.figures import figures
+from plait.bench.client_pool import ClientPool
 from plait.bench.load import build_load
 from plait.bench.measure import Bench, Measured
+from plait.bench.metrics import compute_metrics
 from plait.bench.run import send
 from plait.bench.settings import (
     BenchSettings,
@@ -81,14 +81,14 @@ def measured(
 def test_every_token_is_counted_and_no_latency_is_flattered(timing: Timing) -> None:
     with running_mock(timing) as mock:
         seen = measured(mock)
-        told = figures(as_sent(seen.run, mock.truth()), None)
-    assert seen.figures.num_completed == 12
+        told = compute_metrics(as_sent(seen.run, mock.truth()), None)
+    assert seen.metrics.num_completed == 12
     assert sorted(sum(one.tokens) for one in seen.run.outcomes) == LENGTHS
     num_chunks = [-(-length // timing.tokens_per_chunk) for length in LENGTHS]
     assert sorted(len(one.arrivals) for one in seen.run.outcomes) == sorted(num_chunks)
     assert seen.run.counting == timing.tells
     for name in ("ttft", "e2e"):
-        latency, true = seen.figures.latencies[name], told.latencies[name]
+        latency, true = seen.metrics.latencies[name], told.latencies[name]
         assert latency is not None
         assert true is not None
         assert all(getattr(latency, column) >= getattr(true, column) for column in ("mean", "p50", "p99", "max"))
@@ -99,7 +99,7 @@ def test_a_server_that_tells_less_is_counted_by_what_it_tells(tells: str, counti
     with running_mock(Timing(ttft=0.004, itl=0.002, tokens_per_chunk=2, tells=tells)) as mock:  # type: ignore[arg-type]
         seen = measured(mock)
     assert seen.run.counting == counting
-    num_tokens = seen.figures.output_tokens_per_second * seen.figures.duration
+    num_tokens = seen.metrics.output_tokens_per_second * seen.metrics.duration
     assert num_tokens == pytest.approx(sum(length if counting == "usage" else -(-length // 2) for length in LENGTHS))
 
 
@@ -110,10 +110,10 @@ def test_a_chat_is_sized_by_the_servers_usage(mock: Mock) -> None:
 
 def test_a_whole_answer_has_an_end_and_no_first_token(mock: Mock) -> None:
     seen = measured(mock, server=ServerSettings(stream=False))
-    assert seen.figures.num_completed == 12
-    assert seen.figures.latencies["ttft"] is None
-    assert seen.figures.latencies["e2e"] is not None
-    assert seen.figures.output_tokens_per_second * seen.figures.duration == pytest.approx(sum(LENGTHS))
+    assert seen.metrics.num_completed == 12
+    assert seen.metrics.latencies["ttft"] is None
+    assert seen.metrics.latencies["e2e"] is not None
+    assert seen.metrics.output_tokens_per_second * seen.metrics.duration == pytest.approx(sum(LENGTHS))
 
 
 def test_a_module_in_the_users_folder_is_not_taken_for_the_clients_own(
@@ -121,14 +121,14 @@ def test_a_module_in_the_users_folder_is_not_taken_for_the_clients_own(
 ) -> None:
     (tmp_path / "uvloop.py").write_text("raise SystemExit('taken from the folder')")
     monkeypatch.chdir(tmp_path)
-    assert measured(mock).figures.num_completed == 12
+    assert measured(mock).metrics.num_completed == 12
 
 
 def test_a_closed_loop_keeps_all_its_streams_busy_and_no_more() -> None:
     with running_mock(Timing(ttft=0.05, itl=0.002)) as mock:
         seen = measured(mock, measure=MeasureSettings(processes=2, warmup=0))
-    assert seen.figures.peak_concurrency == 4
-    assert seen.figures.num_completed == 12
+    assert seen.metrics.peak_concurrency == 4
+    assert seen.metrics.num_completed == 12
 
 
 def test_the_queue_of_a_stalled_server_is_not_hidden() -> None:
@@ -136,20 +136,20 @@ def test_the_queue_of_a_stalled_server_is_not_hidden() -> None:
     with running_mock(Timing(ttft=0.5, itl=0.0, slots=1)) as mock:
         load = LoadSettings(num_prompts=10, output_len="1")
         seen = measured(mock, PaceSettings(rate=1000.0, arrivals="fixed"), load)
-    ttft = seen.figures.latencies["ttft"]
+    ttft = seen.metrics.latencies["ttft"]
     assert ttft is not None
     assert ttft.max >= 10 * 0.5 - 0.01
-    assert seen.figures.peak_concurrency == 10
+    assert seen.metrics.peak_concurrency == 10
 
 
 def test_waiting_for_the_cap_of_an_open_loop_counts_as_latency() -> None:
     with running_mock(Timing(ttft=0.1, itl=0.0)) as mock:
         pace = PaceSettings(rate=1000.0, arrivals="fixed", max_concurrency=2)
         seen = measured(mock, pace, LoadSettings(num_prompts=10, output_len="1"), measure=MeasureSettings(processes=2))
-    ttft, wait = seen.figures.latencies["ttft"], seen.figures.wait
+    ttft, wait = seen.metrics.latencies["ttft"], seen.metrics.wait
     assert ttft is not None
     assert wait is not None
-    assert seen.figures.peak_concurrency == 2
+    assert seen.metrics.peak_concurrency == 2
     assert ttft.max >= 5 * 0.1 - 0.01
     assert wait.max >= 4 * 0.1 - 0.01
 
@@ -168,8 +168,8 @@ def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
     timing = Timing(ttft=0.004, itl=0.002, fail_every=4, failure=failure)  # type: ignore[arg-type]
     with running_mock(timing) as mock:
         seen = measured(mock, measure=MeasureSettings(warmup=0, timeout=5.0))
-    assert seen.figures.failures == {kind: 3}
-    assert seen.figures.num_completed == 9
+    assert seen.metrics.failures == {kind: 3}
+    assert seen.metrics.num_completed == 9
 
 
 def test_requests_ask_to_be_drawn_as_the_settings_say(mock: Mock) -> None:
@@ -189,9 +189,9 @@ def test_an_answer_that_never_ends_holds_its_stream_until_the_timeout() -> None:
         load = LoadSettings(num_prompts=8, output_len="4")
         measure = MeasureSettings(warmup=0, timeout=3.0, max_lag_ms=2000)
         seen = measured(mock, PaceSettings(concurrency=1), load, measure=measure)
-    assert seen.figures.failures == {"timed out": 2}
-    assert seen.figures.duration >= 2 * 3.0
-    assert seen.lateness.reasons == ()
+    assert seen.metrics.failures == {"timed out": 2}
+    assert seen.metrics.duration >= 2 * 3.0
+    assert seen.client_lag.reasons == ()
 
 
 def test_a_server_that_goes_away_refuses_the_rest() -> None:
@@ -201,7 +201,7 @@ def test_a_server_that_goes_away_refuses_the_rest() -> None:
         mock.process.kill()
         mock.process.wait()
         seen = bench.measure(cases(settings)[0], bench.servers[0], 0)
-    assert seen.figures.failures == {"connection refused": 12}
+    assert seen.metrics.failures == {"connection refused": 12}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
         if num_ended >= 1:
             signal.raise_signal(signal.SIGINT)
 
-    with running_mock(Timing(ttft=0.5, itl=0.2)) as mock, Clients(1) as clients:
+    with running_mock(Timing(ttft=0.5, itl=0.2)) as mock, ClientPool(1) as clients:
         load = LoadSettings(num_prompts=2, input_len="2", output_len="1")
         settings = BenchSettings(load=load, pace=PaceSettings(concurrency=2), measure=MeasureSettings(warmup=0))
         server = Bench(settings, [mock.url]).servers[0]
@@ -233,8 +233,8 @@ def test_what_an_interruption_leaves_in_flight_counts_as_load() -> None:
         clients.load(server.setup(), [server.body(b"[1000, 1001]", output_len) for output_len in (1, 40)])
         run = send(clients, made, server, 0, None, interrupt)
     assert (run.is_partial, run.num_unfinished, len(run.reports[0].in_flight)) == (True, 1, 1)
-    assert figures(run, None).peak_concurrency == 2
-    assert figures(run, None).duration == run.ended - run.begun
+    assert compute_metrics(run, None).peak_concurrency == 2
+    assert compute_metrics(run, None).duration == run.ended - run.begun
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once() -> None:
@@ -242,7 +242,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once() -> None:
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    with running_mock(FAST) as mock, Clients(1) as clients:
+    with running_mock(FAST) as mock, ClientPool(1) as clients:
         settings = BenchSettings(load=LOAD, pace=STREAMS, measure=MeasureSettings(warmup=0))
         server = Bench(settings, [mock.url]).servers[0]
         made = build_load(cases(settings)[0], 0, "salt", None)

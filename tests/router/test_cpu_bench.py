@@ -16,7 +16,7 @@ from bench.cpu.contestants import Contestant, Places, vllm_cpu
 from bench.cpu.cpu_cases import beside_busy, closed_loop
 from bench.cpu.cpu_report import encode, report
 from bench.cpu.turns import Field, run_all
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 
 TESTS = Path(pages.__file__).parents[2]
 MOCK = """

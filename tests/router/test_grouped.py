@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, read_settings
-from plait.launch.grouped import seated
+from plait.launch.grouped import group_place
 from plait.model_files import LocalModel
 from plait.settings import GroupPlace, ServeSettings
 
@@ -29,21 +29,21 @@ def model(folder: Path, config: str = "{}", num_bytes: int = 8) -> LocalModel:
 
 def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
     here, there = model(tmp_path / "a"), model(tmp_path / "b")
-    assert seated(PLACE, here, parse()) == seated(PLACE, there, parse("--port", "9"))
+    assert group_place(PLACE, here, parse()) == group_place(PLACE, there, parse("--port", "9"))
 
 
-@pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-dtype", "fp8"), ("--load-format", "dummy")])
+@pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-cache-dtype", "fp8"), ("--load-format", "dummy")])
 def test_other_numbers_are_told_apart(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
-    assert seated(PLACE, folder, parse()).computes != seated(PLACE, folder, parse(*words)).computes
+    assert group_place(PLACE, folder, parse()).computes != group_place(PLACE, folder, parse(*words)).computes
 
 
 def test_other_models_are_told_apart(tmp_path: Path) -> None:
     models = [model(tmp_path / "a"), model(tmp_path / "b", config="[]"), model(tmp_path / "c", num_bytes=9)]
-    assert len({seated(PLACE, each, parse()).computes for each in models}) == 3
+    assert len({group_place(PLACE, each, parse()).computes for each in models}) == 3
 
 
-@pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-records", "steps.jsonl")])
+@pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-trace", "steps.jsonl")])
 def test_what_times_one_engine_alone_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{words[0]} .* leave it out of a group"):
-        seated(PLACE, model(tmp_path / "a"), parse(*words))
+        group_place(PLACE, model(tmp_path / "a"), parse(*words))

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 from bench.scheduler.scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 
 MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)
 

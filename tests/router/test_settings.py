@@ -10,6 +10,7 @@ import pytest
 from plait import cli
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
+from plait.kernels import KernelsSettings
 from plait.nvidia import has_nvidia_gpu
 from plait.settings import (
     EngineSettings,
@@ -20,6 +21,7 @@ from plait.settings import (
     batch_tokens,
     engine_settings,
 )
+from plait.simulate.settings import SimulateSettings
 from plait_proto import ExitCode
 
 
@@ -40,12 +42,12 @@ def all_flags() -> list[str]:
 SETTINGS = """
     host port api-key-file served-model-name
     dtype load-format
-    device attention-backend cuda-graphs max-graph-batch
-    max-model-len max-batch-tokens max-seqs long-prefill mixed max-queue overlap
-    itl-target-ms policy starvation-steps max-queue-tokens
+    device attention-backend cuda-graphs cuda-graph-max-bs
+    max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
+    itl-target-ms policy prefill-starvation-steps max-queue-tokens
     page-size num-pages memory-fraction prefix-cache watermark
-    context-chunk kv-dtype k-scale v-scale
-    tp threads seed log-level step-records
+    mla-context-chunk-size kv-cache-dtype k-scale v-scale
+    tp threads seed log-level step-trace
 """
 
 
@@ -71,7 +73,7 @@ def test_a_step_is_as_large_as_its_device_computes_quickly() -> None:
     assert batch_tokens(parse("--device", "cpu")) == 160
     assert batch_tokens(parse("--device", "cuda")) == 2048
     asked = engine_settings(parse("--device", "cpu", "--max-batch-tokens", "7"), "model", None, "run")
-    assert (asked.max_batch_tokens, asked.long_prefill) == (7, 7)
+    assert (asked.max_batch_tokens, asked.long_prefill_token_threshold) == (7, 7)
 
 
 def test_flags_reach_their_component() -> None:
@@ -83,29 +85,73 @@ def test_flags_reach_their_component() -> None:
     assert settings.process.threads == 2
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("--max-num-batched-tokens", "--max-batch-tokens"),
-        ("--chunked-prefill-size", "--max-batch-tokens"),
-        ("--max-num-seqs", "--max-seqs"),
-        ("--max-running-requests", "--max-seqs"),
-        ("--long-prefill-token-threshold", "--long-prefill"),
-        ("--block-size", "--page-size"),
-        ("--num-gpu-blocks-override", "--num-pages"),
-        ("--gpu-memory-utilization", "--memory-fraction"),
-        ("--mem-fraction-static", "--memory-fraction"),
-    ],
-)
-def test_the_names_of_other_engines_mean_the_same(theirs: str, ours: str) -> None:
-    assert parse(theirs, "1") == parse(ours, "1") != parse()
+# Every other name of a setting, as glossary and interface state them: ours that are shorter, vLLM's, SGLang's.
+ALIASES = {
+    "--max-model-len": ("--context-length",),
+    "--cuda-graph-max-bs": ("--max-graph-batch", "--max-cudagraph-capture-size"),
+    "--max-batch-tokens": ("--max-num-batched-tokens", "--chunked-prefill-size"),
+    "--max-seqs": ("--max-num-seqs", "--max-running-requests"),
+    "--long-prefill-token-threshold": ("--long-prefill",),
+    "--mixed": ("--enable-mixed-chunk",),
+    "--overlap": ("--async-scheduling",),
+    "--policy": ("--scheduling-policy", "--schedule-policy"),
+    "--prefill-starvation-steps": ("--starvation-steps",),
+    "--max-queue": ("--max-queued-requests",),
+    "--page-size": ("--block-size",),
+    "--num-pages": ("--num-gpu-blocks-override",),
+    "--prefix-cache": ("--enable-prefix-caching",),
+    "--memory-fraction": ("--gpu-memory-utilization", "--mem-fraction-static"),
+    "--mla-context-chunk-size": ("--context-chunk",),
+    "--kv-cache-dtype": ("--kv-dtype",),
+    "--tp": ("--tensor-parallel-size", "--tp-size"),
+    "--seed": ("--random-seed",),
+    "--step-trace": ("--step-records",),
+}
+NO_ALIASES = {
+    "--no-cuda-graphs": ("--enforce-eager", "--disable-cuda-graph"),
+    "--no-overlap": ("--disable-overlap-schedule",),
+    "--no-prefix-cache": ("--disable-radix-cache",),
+}
 
 
-@pytest.mark.parametrize("theirs", ["--tensor-parallel-size", "--tp-size"])
-def test_so_do_their_names_for_the_number_of_ranks(theirs: str) -> None:
-    settings = parse(theirs, "2")
-    assert settings == parse("--tp", "2") != parse()
-    assert engine_settings(settings, "/model", None, "/run").num_ranks == 2
+@pytest.mark.parametrize("settings", [ServeSettings, SimulateSettings, KernelsSettings])
+def test_a_setting_has_the_same_aliases_in_every_command(settings: type[msgspec.Struct]) -> None:
+    of_command = [flag for component in msgspec.structs.fields(settings) for flag in flags(component.type)]
+    # `simulate --seed` seeds arrivals, not sampling.
+    of_command = [flag for flag in of_command if (settings, flag.field) != (SimulateSettings, "seed")]
+    for flag in of_command:
+        assert set(flag.setting.aliases) == set(ALIASES.get(flag.name, ())), flag.name
+        assert set(flag.setting.off) == set(NO_ALIASES.get(f"--no-{flag.name[2:]}", ())), flag.name
+
+
+def test_the_table_of_aliases_names_settings_of_serve_only() -> None:
+    assert set(ALIASES) | {name.replace("--no-", "--") for name in NO_ALIASES} <= set(all_flags())
+
+
+@pytest.mark.parametrize(("main", "alias"), [(main, alias) for main, names in ALIASES.items() for alias in names])
+def test_an_alias_means_its_main_name(main: str, alias: str) -> None:
+    values = {"--policy": "fair", "--kv-cache-dtype": "fp8", "--step-trace": "new.jsonl", "--max-batch-tokens": "3"}
+    if main in ("--mixed", "--overlap", "--prefix-cache"):
+        assert parse(f"--no-{alias[2:]}") == parse(f"--no-{main[2:]}") != parse(alias) == parse(main)
+    else:
+        value = values.get(main, "1" if main == "--memory-fraction" else "2")
+        assert parse(alias, value) == parse(main, value) != parse()
+
+
+@pytest.mark.parametrize(("main", "alias"), [(main, alias) for main, names in NO_ALIASES.items() for alias in names])
+def test_an_alias_that_switches_off_means_the_no_form(main: str, alias: str) -> None:
+    assert parse(alias) == parse(main) != parse()
+
+
+@pytest.mark.parametrize("alias", ["--long-prefill", "--starvation-steps", "--context-chunk"])
+def test_an_error_names_the_main_flag_where_an_alias_was_typed(alias: str) -> None:
+    (main,) = (main for main, names in ALIASES.items() if alias in names)
+    with pytest.raises(SettingsError, match=f"^{main} is '0'"):
+        parse(alias, "0")
+
+
+def test_the_number_of_ranks_reaches_the_engine() -> None:
+    assert engine_settings(parse("--tp", "2"), "/model", None, "/run").num_ranks == 2
 
 
 def test_switches_have_a_no() -> None:
@@ -117,8 +163,11 @@ def test_switches_have_a_no() -> None:
 
 
 def test_long_prefill_is_the_whole_step_unless_given() -> None:
-    assert engine_settings(parse("--max-batch-tokens", "512"), "/m", None, "/r").long_prefill == 512
-    assert engine_settings(parse("--long-prefill", "64"), "/m", None, "/r").long_prefill == 64
+    assert engine_settings(parse("--max-batch-tokens", "512"), "/m", None, "/r").long_prefill_token_threshold == 512
+    assert (
+        engine_settings(parse("--long-prefill-token-threshold", "64"), "/m", None, "/r").long_prefill_token_threshold
+        == 64
+    )
 
 
 def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
@@ -127,9 +176,9 @@ def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
 
 
 def test_who_goes_first_and_what_may_wait_are_settings() -> None:
-    words = ["--policy", "fair", "--starvation-steps", "3", "--watermark", "7", "--max-queue-tokens", "1000"]
+    words = ["--policy", "fair", "--prefill-starvation-steps", "3", "--watermark", "7", "--max-queue-tokens", "1000"]
     told = engine_settings(parse(*words), "/m", None, "/r")
-    assert (told.policy, told.starvation_steps, told.watermark, told.max_queue_tokens) == ("fair", 3, 7, 1000)
+    assert (told.policy, told.prefill_starvation_steps, told.watermark, told.max_queue_tokens) == ("fair", 3, 7, 1000)
     assert engine_settings(parse(), "/m", None, "/r").watermark is None
 
 
@@ -164,7 +213,7 @@ def test_the_engine_is_told_its_place_in_a_group(keys: FirstEngineKeys | MemberK
         ["--port", "x"],
         ["--max-seqs", "0"],
         ["--policy", "lifo"],
-        ["--starvation-steps", "0"],
+        ["--prefill-starvation-steps", "0"],
         ["--watermark", "-1"],
         ["--max-queue-tokens", "0"],
         ["--max-batch-tokens", "1.5"],

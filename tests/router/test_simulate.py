@@ -46,7 +46,7 @@ def test_the_settings_stand_beside_the_figures_as_they_were_used(tmp_path: Path)
     cli.run([*SMALL, "--max-batch-tokens", "512", "--out", str(tmp_path)])
     settings = figures(tmp_path)["settings"]
     assert isinstance(settings, dict)
-    assert settings["max_batch_tokens"] == settings["long_prefill"] == 512
+    assert settings["max_batch_tokens"] == settings["long_prefill_token_threshold"] == 512
     assert settings["num_pages"] > 0
     assert (settings["hardware"], settings["rate"]) == ("h200", 20.0)
 

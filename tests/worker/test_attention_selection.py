@@ -33,7 +33,7 @@ def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])
 def test_a_cpu_attends_by_compiled_kernels_unless_torch_is_asked_for(shape: MhaShape | MlaShape) -> None:
-    requirements = dataclasses.replace(NEED, shape=shape, context_chunk=64)
+    requirements = dataclasses.replace(NEED, shape=shape, mla_context_chunk_size=64)
     assert choose_attention("auto", requirements).name == "cpu"
     assert choose_attention("torch", requirements).name == "torch"
 
@@ -145,7 +145,7 @@ def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, p
 @pytest.mark.usefixtures("flashinfer_there")
 def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
     requirements = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
-    assert "--kv-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", requirements))
+    assert "--kv-cache-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", requirements))
 
 
 @pytest.mark.usefixtures("flashinfer_there")

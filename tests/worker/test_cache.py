@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from plait_worker.cache import CacheSpec, KVCache, LatentCacheSpec
+from plait_worker.cache import CacheSpec, KVCache, MlaCacheSpec
 
 CPU = torch.device("cpu")
 HUGE_PAGE = 2 << 20
@@ -23,10 +23,10 @@ HEADS = CacheSpec(30, 3, 64, torch.bfloat16)
         (CacheSpec(2, 2, 16, torch.float32), 3),
         (CacheSpec(16, 8, 128, torch.bfloat16), 2 * HUGE_PAGE // (1 << 16) - 1),  # each is whole huge pages
         (CacheSpec(64, 1, 64, torch.float8_e4m3fn), 1023),
-        (LatentCacheSpec(61, 576, torch.bfloat16), 1000),
+        (MlaCacheSpec(61, 576, torch.bfloat16), 1000),
     ],
 )
-def test_layers_begin_in_places_of_their_own_in_huge_pages(spec: CacheSpec | LatentCacheSpec, num_pages: int) -> None:
+def test_layers_begin_in_places_of_their_own_in_huge_pages(spec: CacheSpec | MlaCacheSpec, num_pages: int) -> None:
     layers = KVCache(spec, num_pages, PAGE_SIZE, CPU).layers
     places = sorted(layer.data_ptr() % HUGE_PAGE for layer in layers)
     gaps = [after - before for before, after in pairwise([*places, places[0] + HUGE_PAGE])]

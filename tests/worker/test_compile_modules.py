@@ -109,7 +109,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def build(monkeypatch: pytest.MonkeyPatch, model: Path) -> int:
-    settings = ["--dtype", "auto", "--kv-dtype", "auto", "--page-size", "64", "--tp", "1", "--arch", "9.0"]
+    settings = ["--dtype", "auto", "--kv-cache-dtype", "auto", "--page-size", "64", "--tp", "1", "--arch", "9.0"]
     monkeypatch.setattr(sys, "argv", ["plait kernels", "build", "--model", str(model), *settings])
     return kernels_command.main()
 

@@ -47,7 +47,7 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
 ) -> None:
     """What torch allocates at a time."""
     path = check_models / model_name
-    config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, context_chunk=256, max_model_len=1024)
+    config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, mla_context_chunk_size=256, max_model_len=1024)
     model = load_model(path, dtype, CPU, Parallel(), fp8=fp8)
     shape = model.attention_shape
     cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(shape, 16, 256)
@@ -117,7 +117,7 @@ def test_a_process_grows_in_its_largest_step_by_no_more_than_is_counted(check_mo
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | gives_back)
     assert ran.returncode == 0, ran.stderr
     for path, grown in zip(paths, map(int, ran.stdout.split()), strict=True):
-        config = config_for(path, tmp_path, max_batch_tokens=num_tokens, context_chunk=256, max_model_len=8192)
+        config = config_for(path, tmp_path, max_batch_tokens=num_tokens, mla_context_chunk_size=256, max_model_len=8192)
         counted = cpu_activation_bytes(config, open_checkpoint(path).config, torch.bfloat16.itemsize)
         assert grown - NOISE <= counted <= MOST_COUNTED * grown, path.name
 

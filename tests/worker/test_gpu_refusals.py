@@ -23,7 +23,7 @@ AMPERE = (8, 0)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
-    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, max_graph_batch=8)
+    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, cuda_graph_max_bs=8)
     with engine_side() as engine:
         engine.start(config_for(tmp_path, engine.folder, device=device))
         fail, code, errors = engine.failure()

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, model: Path, *words: str) -> int:
-    settings = ["--dtype", "auto", "--kv-dtype", "auto", "--page-size", "16", "--tp", "1"]
+    settings = ["--dtype", "auto", "--kv-cache-dtype", "auto", "--page-size", "16", "--tp", "1"]
     monkeypatch.setattr(sys, "argv", ["plait kernels", "build", "--model", str(model), *settings, *words])
     return kernels_command.main()
 

@@ -37,7 +37,7 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentCacheSpec:
+class MlaCacheSpec:
     """What a model with multi-head latent attention keeps of each token: the same on every rank."""
 
     num_layers: int
@@ -52,7 +52,7 @@ class LatentCacheSpec:
         return page_size, self.cached_dim
 
 
-AnyCacheSpec = CacheSpec | LatentCacheSpec
+AnyCacheSpec = CacheSpec | MlaCacheSpec
 
 
 def bytes_per_page(spec: AnyCacheSpec, page_size: int) -> int:

@@ -65,7 +65,7 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
     if mla is None:
         return 0
     each = 2 * mla.query_dim + mla.value_dim
-    tokens = config.max_batch_tokens + config.context_chunk
+    tokens = config.max_batch_tokens + config.mla_context_chunk_size
     merged = 2 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
     return model.num_heads * (tokens * each * itemsize + merged)
 
@@ -86,5 +86,5 @@ def _padded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> in
     mla: MlaConfig | None = model.mla
     if mla is None:
         return 0
-    tokens = config.max_batch_tokens + 2 * max(config.max_batch_tokens, config.context_chunk)
+    tokens = config.max_batch_tokens + 2 * max(config.max_batch_tokens, config.mla_context_chunk_size)
     return model.num_heads * tokens * max(mla.query_dim, mla.value_dim) * itemsize

@@ -48,7 +48,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> None:
     capability = _capability(arguments.arch)
     # Which modules are needed does not depend on the scales.
-    fp8 = UNSCALED if arguments.kv_dtype == "fp8" else None
+    fp8 = UNSCALED if arguments.kv_cache_dtype == "fp8" else None
     shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
         raise WorkerError(
@@ -164,7 +164,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("action", choices=("list", "build"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
-    parser.add_argument("--kv-dtype", choices=("auto", "fp8"), required=True)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), required=True)
     parser.add_argument("--page-size", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
     parser.add_argument("--arch")

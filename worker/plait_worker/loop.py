@@ -40,17 +40,17 @@ _log = logging.getLogger(__name__)
 
 def run(link: Link, rank: Rank) -> None:
     """Compute and answer plans until Drain. Raises ``WorkerError`` where a plan or the link is broken."""
-    flights, device = _Flights(link, rank), rank.slots.device
+    in_flight, device = _StepsInFlight(link, rank), rank.slots.device
     before = num_driver_allocations(device)
-    for plan in link.plans(flights.land_finished):
-        flights.launch(plan)
-    flights.land_all()
+    for plan in link.plans(in_flight.complete_finished):
+        in_flight.launch(plan)
+    in_flight.complete_all()
     asked = num_driver_allocations(device) - before
     _log.info("drained: %s; the driver was asked for memory %d times", rank.totals, asked)
     link.send(encode(Bye(rank=rank.parallel.rank, num_steps=rank.totals.num_steps)))
 
 
-class _Flights:
+class _StepsInFlight:
     """Steps that were launched and not yet answered, oldest first."""
 
     def __init__(self, link: Link, rank: Rank) -> None:
@@ -61,20 +61,20 @@ class _Flights:
     def launch(self, plan: Plan) -> None:
         self._steps.append((plan, self._rank.launch(plan)))
 
-    def land_finished(self) -> bool:
+    def complete_finished(self) -> bool:
         """Answer the steps that are over; whether others are still under way."""
         while self._steps and self._steps[0][1].is_over():
-            self._land()
+            self._complete_oldest()
         return bool(self._steps)
 
-    def land_all(self) -> None:
+    def complete_all(self) -> None:
         """Answer every step, waiting for each."""
         while self._steps:
-            self._land()
+            self._complete_oldest()
 
-    def _land(self) -> None:
-        plan, flight = self._steps.popleft()
-        result = flight.result()
+    def _complete_oldest(self) -> None:
+        plan, oldest = self._steps.popleft()
+        result = oldest.result()
         if self._rank.answers(plan):
             self._link.send(encode(result))
         self._link.finished(plan.step)
@@ -189,11 +189,11 @@ class Rank:
         with nvtx_range("graph"):
             logits_SV = graph.replay(inputs)
             if len(slots_S) == 0:  # a dummy row's step
-                return self._flight(step, begin, self.slots.to_device(slots_S), [])
+                return self._in_flight(step, begin, self.slots.to_device(slots_S), [])
             if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
-                return self._flight(step, begin, graph.pick(len(slots_S)), [])
+                return self._in_flight(step, begin, graph.pick(len(slots_S)), [])
         ids_S, records = self._sample(logits_SV, slots_S)
-        return self._flight(step, begin, ids_S, records)
+        return self._in_flight(step, begin, ids_S, records)
 
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
@@ -205,7 +205,7 @@ class Rank:
         with nvtx_range("rows"):
             rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:
-            return self._flight(step, begin, rows.sample_index_S, [])
+            return self._in_flight(step, begin, rows.sample_index_S, [])
         with nvtx_range("forward"):
             hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         ids_S, records = rows.sample_index_S, list[Records]()
@@ -213,7 +213,7 @@ class Rank:
             logits_SV = self.model.rounded_logits(hidden_TD[rows.sample_index_S])
             ids_S, records = self._sample(logits_SV, inputs.slots_R[inputs.samples_R])
         of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
-        return self._flight(step, begin, ids_S, records, of_prompts)
+        return self._in_flight(step, begin, ids_S, records, of_prompts)
 
     def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
         """A token for each row, picked by rank 0; the next step's input."""
@@ -242,7 +242,7 @@ class Rank:
             f"{'' if is_widest else ', or serve it with --dtype float32'}",
         )
 
-    def _flight(
+    def _in_flight(
         self,
         step: int,
         begin: Mark,

@@ -59,7 +59,7 @@ class RopeConfig:
     """Base of the frequencies."""
     scaling: RopeScaling | None = None
     """How the frequencies are changed for a longer context."""
-    num_turned: int | None = None
+    rotary_dim: int | None = None
     """Numbers of a head that are turned, the first in the files' order; None for all."""
 
 
@@ -151,4 +151,4 @@ class ModelConfig:  # budget: the sum of what the families' files state
     mla: MlaConfig | None = None
     """None where every head caches keys and values of its own."""
     num_mtp_layers: int = 0
-    """Layers behind the last that predict a token further on (arXiv 2412.19437, section 2.2)."""
+    """Multi-token-prediction layers in the files, after the last (arXiv 2412.19437, section 2.2); not loaded."""

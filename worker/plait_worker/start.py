@@ -79,7 +79,7 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
     requirements = BackendRequirements(
-        model.attention_shape, config.page_size, config.context_chunk, max_tokens, device
+        model.attention_shape, config.page_size, config.mla_context_chunk_size, max_tokens, device
     )
     with _phase("attention"):
         attention = choose_attention(config.device.attention, requirements)
@@ -148,7 +148,7 @@ def _fp8(config: WorkerConfig) -> PageScales | None:
         return scales
     if scales != PageScales():
         raise ValueError(
-            "--k-scale and --v-scale are those of a cache in float8; add --kv-dtype fp8, or leave them out"
+            "--k-scale and --v-scale are those of a cache in float8; add --kv-cache-dtype fp8, or leave them out"
         )
     return None
 
@@ -220,7 +220,7 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     prompts = attention.captured_prefill
     max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
     prompts = prompts or UnplannedPrefill()
-    wanted = sizes(min(settings.max_graph_batch, slots.num_slots), max_tokens, prompts.contexts)
+    wanted = sizes(min(settings.cuda_graph_max_bs, slots.num_slots), max_tokens, prompts.contexts)
     shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
     logits_RV = torch.empty(shape, dtype=model.dtype, device=slots.device)
     return capture(wanted, Captured(slots, compute, logits_RV, prompts))

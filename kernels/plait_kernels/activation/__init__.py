@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.activation import reference
-from plait_kernels.solutions import triton_solution
+from plait_kernels.backends import triton_backend
 
 
 def silu_mul(gate_up_N2I: Tensor) -> Tensor:
     """``silu(gate) * up`` of the two halves of the last dimension: ``[N, I]`` in the dtype of the input."""
-    solution = triton_solution(__name__) if gate_up_N2I.is_cuda else reference
-    product_NI: Tensor = solution.silu_mul(gate_up_N2I)
+    backend = triton_backend(__name__) if gate_up_N2I.is_cuda else reference
+    product_NI: Tensor = backend.silu_mul(gate_up_N2I)
     return product_NI
 
 

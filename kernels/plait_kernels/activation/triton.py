@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _BLOCK = 1024
 
@@ -17,13 +17,13 @@ def silu_mul(gate_up_N2I: Tensor) -> Tensor:
     out_NI = gate_up_N2I.new_empty(num_rows, width)
     if num_rows:
         grid = (num_rows, triton.cdiv(width, _BLOCK))
-        _silu_mul[grid](gate_up_N2I, out_NI, width, BLOCK=_BLOCK, **overlap(gate_up_N2I))
+        _silu_mul[grid](gate_up_N2I, out_NI, width, BLOCK=_BLOCK, **pdl_launch(gate_up_N2I))
     return out_NI
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    start(OVERLAP)
+def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    pdl_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = column < width

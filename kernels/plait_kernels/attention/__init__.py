@@ -9,8 +9,8 @@ from torch import Tensor
 from plait_kernels.attention import reference
 from plait_kernels.attention.merge import merge, merge_into
 from plait_kernels.attention.reference import PagedPrefill, RowShares, attend
+from plait_kernels.backends import triton_backend
 from plait_kernels.kv_cache import UNSCALED, PageScales
-from plait_kernels.solutions import triton_solution
 
 
 def decode_paged(
@@ -30,11 +30,11 @@ def decode_paged(
     head ``h // (H / G)``. With ``divided``, what ``divide_rows`` made of these lengths, they are not read again.
     """
     if divided is not None:
-        by_depth = triton_solution(__name__, "divided_triton")
+        by_depth = triton_backend(__name__, "divided_triton")
         by_depth.decode_divided(q_BHD, pages, table_BW, divided, scale, out_BHD, scales)
     else:
-        solution = triton_solution(__name__) if q_BHD.is_cuda else reference
-        solution.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
+        backend = triton_backend(__name__) if q_BHD.is_cuda else reference
+        backend.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
 
 
 def divide_rows(
@@ -47,7 +47,7 @@ def divide_rows(
     """
     if not lengths_B.is_cuda or not len(lengths_B):
         return None
-    by_depth = triton_solution(__name__, "divided_triton")
+    by_depth = triton_backend(__name__, "divided_triton")
     shares: RowShares | None = by_depth.divide_rows(lengths_B, page_size, num_heads, num_kv_heads, head_dim)
     return shares
 
@@ -60,8 +60,8 @@ def prefill_paged(
     ``pages`` as above, and they hold the new tokens' keys and values already; ``q_THD`` has as many tokens as a row's
     end says, or more.
     """
-    solution = triton_solution(__name__, "prefill_triton") if q_THD.is_cuda else reference
-    solution.prefill_paged(q_THD, pages, rows, scale, out_THD, scales)
+    backend = triton_backend(__name__, "prefill_triton") if q_THD.is_cuda else reference
+    backend.prefill_paged(q_THD, pages, rows, scale, out_THD, scales)
 
 
 __all__ = [

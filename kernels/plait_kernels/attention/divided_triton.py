@@ -16,8 +16,8 @@ from torch import Tensor
 
 from plait_kernels.attention.reference import RowShares
 from plait_kernels.attention.triton import LOG2_E, attend_pages, fixed_shares, num_sms, tiling
-from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _SPARE_PER_SM = 4
 """Programs for what deep rows are divided into, beyond one for each row and key-value head."""
@@ -59,7 +59,7 @@ def divide_rows(
         HEADS=triton.next_power_of_2(num_kv_heads),
         ROWS=block,
         SLOTS=slots,
-        **overlap(lengths_B),
+        **pdl_launch(lengths_B),
     )
     return RowShares(shares_J4, arrived_JG, parts_JHD, sums_JH)
 
@@ -85,7 +85,7 @@ def decode_divided(
         table_BW.stride(0),
         PARTS=_PARTS,
         **tiling(q_BHD, pages),
-        **overlap(q_BHD),
+        **pdl_launch(q_BHD),
     )
 
 
@@ -109,9 +109,9 @@ def _divide(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     SLOTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     row, slot = tl.arange(0, ROWS), tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     num_pages = (tl.load(lengths_ptr + row, mask=row < num_rows, other=0) + PAGE - 1) // PAGE
     # All that is beyond a row's first share is paid for out of the pages: the spare slots are enough.
@@ -151,9 +151,9 @@ def _decode_share(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     PARTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     kv_head, slot = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(shares_ptr + slot * 4).to(tl.int64)
     share, num_shares = tl.load(shares_ptr + slot * 4 + 1), tl.load(shares_ptr + slot * 4 + 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait_kernels.solutions import triton_solution
+from plait_kernels.backends import triton_backend
 
 
 def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
@@ -15,7 +15,7 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     either gets 0 and -inf. What is given for a row that sees nothing of a part is not read.
     """
     if a_THD.is_cuda:
-        out_THD, lse_TH = triton_solution("plait_kernels.attention", "merge_triton").merge(
+        out_THD, lse_TH = triton_backend("plait_kernels.attention", "merge_triton").merge(
             a_THD, lse_a_TH, b_THD, lse_b_TH
         )
         return out_THD, lse_TH
@@ -34,8 +34,8 @@ def merge_into(joined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, part_TH: Te
     Sums are float32; ``joined`` is so too where more parts follow, so that it is rounded once.
     """
     if joined_THD.is_cuda:
-        solution = triton_solution("plait_kernels.attention", "merge_triton")
-        solution.merge_into(joined_THD, lse_TH, part_THD, part_TH)
+        backend = triton_backend("plait_kernels.attention", "merge_triton")
+        backend.merge_into(joined_THD, lse_TH, part_THD, part_TH)
         return
     sum_THD, sum_TH = merge(joined_THD, lse_TH, part_THD, part_TH)
     joined_THD.copy_(sum_THD)

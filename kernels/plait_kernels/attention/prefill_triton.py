@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plait_kernels.attention.reference import PagedPrefill
 from plait_kernels.attention.triton import online_softmax
-from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _QUERIES = 128
 """Tokens times the heads of a group in a program."""
@@ -56,7 +56,7 @@ def prefill_paged(
         PAGE=page_size,
         num_warps=8,
         num_stages=3,
-        **overlap(q_THD),
+        **pdl_launch(q_THD),
     )
 
 
@@ -81,9 +81,9 @@ def _prefill(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     each = tl.arange(0, ROWS)
     lengths = tl.load(ends_ptr + each + 1, mask=each < num_rows, other=0) - tl.load(
         ends_ptr + each, mask=each < num_rows, other=0

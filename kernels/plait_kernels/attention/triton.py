@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import PageScales
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
@@ -55,11 +55,11 @@ def decode_paged(
         table_BW.stride(0),
         SHARES=shares,
         **tiling(q_BHD, pages),
-        **overlap(q_BHD),
+        **pdl_launch(q_BHD),
     )
     if shares > 1:
         _merge[(num_rows, num_heads)](
-            parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2, **overlap(q_BHD)
+            parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2, **pdl_launch(q_BHD)
         )
 
 
@@ -150,9 +150,9 @@ def _decode(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SHARES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + row)
     num_pages = (length + PAGE - 1) // PAGE
@@ -181,9 +181,9 @@ def _decode(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merge(  # type: ignore[no-untyped-def]
-    parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr, OVERLAP: tl.constexpr
+    parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr, PDL: tl.constexpr
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     at = tl.program_id(0).to(tl.int64) * num_heads + tl.program_id(1)
     share, number = tl.arange(0, SHARES), tl.arange(0, HEAD_DIM)
     sums = tl.load(sums_ptr + at * SHARES + share)

@@ -1,1 +1,1 @@
-"""The compiled CPU kernels behind the families' ``native`` solutions."""
+"""The compiled CPU kernels behind the families' ``native`` backends."""

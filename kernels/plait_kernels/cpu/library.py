@@ -226,7 +226,7 @@ def _raise_unless_done(status: int, function: Callable[..., object], _arguments:
 
 
 def library() -> ctypes.CDLL:
-    """The kernels, for solutions that were chosen because they are there. Raises ``RuntimeError`` otherwise.
+    """The kernels, for backends that were chosen because they are there. Raises ``RuntimeError`` otherwise.
 
     Its functions raise ``MemoryError`` where there is no room for what they keep beside their tensors.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plait_kernels.backends import triton_backend
 from plait_kernels.kv_cache import reference
 from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales, as_bytes, stored
-from plait_kernels.solutions import triton_solution
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales = UNSCALED) -> None:
@@ -14,8 +14,8 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
 
     ``pages`` is ``[N, 2, G, P, D]``, contiguous, in the dtype of the keys or float8_e4m3fn; ``slot_mapping_T`` int64.
     """
-    solution = triton_solution(__name__) if pages.is_cuda else reference
-    solution.store(k_TGD, v_TGD, pages, slot_mapping_T, scales)
+    backend = triton_backend(__name__) if pages.is_cuda else reference
+    backend.store(k_TGD, v_TGD, pages, slot_mapping_T, scales)
 
 
 def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
@@ -24,8 +24,8 @@ def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, pa
     Position ``positions_T[t]`` (int64) of row ``row_T[t]`` (int64; of row t where that is None), whose pages
     ``table_RW`` (int32) names.
     """
-    solution = triton_solution(__name__, "slot_mapping_triton") if positions_T.is_cuda else reference
-    slot_mapping_T: Tensor = solution.slot_mapping(table_RW, row_T, positions_T, page_size)
+    backend = triton_backend(__name__, "slot_mapping_triton") if positions_T.is_cuda else reference
+    slot_mapping_T: Tensor = backend.slot_mapping(table_RW, row_T, positions_T, page_size)
     return slot_mapping_T
 
 

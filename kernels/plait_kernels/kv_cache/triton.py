@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import FP8, PageScales
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales) -> None:
@@ -34,7 +34,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK=triton.next_power_of_2(num_heads * head_dim),
-        **overlap(pages),
+        **pdl_launch(pages),
     )
 
 
@@ -55,9 +55,9 @@ def _store(  # type: ignore[no-untyped-def]
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     index = tl.arange(0, BLOCK)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plait_kernels.backends import triton_backend
 from plait_kernels.latent import reference
 from plait_kernels.latent.reference import AbsorbedQueries, CacheTarget, LatentNorm, Tables, keep_latents
-from plait_kernels.solutions import triton_solution
 
 
 def store_and_turn(
@@ -22,15 +22,15 @@ def store_and_turn(
     And the queries of the first tokens with their last R numbers turned; a GPU turns them where they lie. Both may be
     parts of wider rows.
     """
-    solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    latent_TC, turned_PHE = solution.store_and_turn(cached_TC, q_PHE, norm, tables, cache)
+    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
+    latent_TC, turned_PHE = backend.store_and_turn(cached_TC, q_PHE, norm, tables, cache)
     return latent_TC, turned_PHE
 
 
 def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
     """Queries ``[B, H, C]`` that see in latents what ``q``, once turned, sees in the keys that ``key_HOL`` makes."""
-    solution = triton_solution(__name__) if q_BHE.is_cuda else reference
-    q_BHC: Tensor = solution.absorb(q_BHE, key_HOL, tables)
+    backend = triton_backend(__name__) if q_BHE.is_cuda else reference
+    q_BHC: Tensor = backend.absorb(q_BHE, key_HOL, tables)
     return q_BHC
 
 
@@ -38,8 +38,8 @@ def absorb_and_store(
     queries: AbsorbedQueries, cached_TC: Tensor, norm: LatentNorm, tables: Tables, cache: CacheTarget
 ) -> Tensor:
     """``absorb(*queries, tables)`` of steps of nothing but decode rows; the pages get each token's latent too."""
-    solution = triton_solution(__name__) if cached_TC.is_cuda else reference
-    q_THC: Tensor = solution.absorb_and_store(queries, cached_TC, norm, tables, cache)
+    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
+    q_THC: Tensor = backend.absorb_and_store(queries, cached_TC, norm, tables, cache)
     return q_THC
 
 

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from plait_kernels.dependent import overlap
 from plait_kernels.kv_cache.triton import rounded
 from plait_kernels.latent.reference import AbsorbedQueries, CacheTarget, LatentNorm, Tables
+from plait_kernels.pdl import pdl_launch
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
 _LATENT_SHARE = 128
@@ -49,7 +49,7 @@ def store_and_turn(
             HALF=tables.width // 2,
             HEADS=_HEADS,
             num_warps=4,
-            **overlap(cached_TC),
+            **pdl_launch(cached_TC),
         )
     return latent_TC, q_PHE
 
@@ -116,15 +116,15 @@ def _enter(
         TILE=tile,
         IS_STORED=is_stored,
         num_warps=4,
-        **overlap(q_BHE),
+        **pdl_launch(q_BHE),
     )
     return q_BHC
 
 
 @triton.jit
-def _wait(OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def _wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     """For the kernel before this one. The next is not let in early: FlashMLA's would not wait for what it reads."""
-    if OVERLAP:
+    if PDL:
         gdc_wait()
 
 
@@ -158,7 +158,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     IS_STORED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     program, first = tl.program_id(0), tl.program_id(1) * TILE
     if program < num_absorbing:
@@ -170,7 +170,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + still[:, None] * key_row_stride + number[None, :]
         is_key = (still < NUM_STILL)[:, None] & (number < WIDTH)[None, :]
         key = tl.load(key_at, mask=is_key, other=0.0)
-        _wait(OVERLAP)  # the matrix is nobody's output
+        _wait(PDL)  # the matrix is nobody's output
         q = tl.load(q_at + still[None, :], mask=is_row[:, None] & (still < NUM_STILL)[None, :], other=0.0)
         absorbed = tl.dot(q, key, input_precision="ieee")
         out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
@@ -179,7 +179,7 @@ def _absorb_and_store(  # type: ignore[no-untyped-def]
         if share == 0:
             _turn_rows(q_at + NUM_STILL, cos_ptr, sin_ptr, out_at + WIDTH, row[:, None], is_row[:, None], HALF)
     elif IS_STORED:
-        _wait(OVERLAP)
+        _wait(PDL)
         token = first + program - num_absorbing
         if token < num_rows:
             source, target = (
@@ -211,10 +211,10 @@ def _store_and_turn(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _wait(OVERLAP)
+    _wait(PDL)
     if share == 0:
         source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, slot_mapping_ptr, factor, copy_ptr)
         _store_token(token, source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)

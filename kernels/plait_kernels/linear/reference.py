@@ -20,25 +20,25 @@ class RowNorm(NamedTuple):
     eps: float
 
 
-def multiply_row(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
-    """See ``plait_kernels.linear.multiply_row``."""
+def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
+    """See ``plait_kernels.linear.gemv``."""
     product_1O = F.linear(x_1I, weight_OI)
     return product_1O if out_1O is None else torch.Tensor.copy_(out_1O, product_1O)
 
 
-def normed_multiply_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_multiply_row``."""
+def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
     return F.linear(normed_1I, weight_OI), sum_1I
 
 
-def normed_gate_row(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_gate_row``."""
-    product_1O, sum_1I = normed_multiply_row(x_1I, norm, gate_up_OI)
+def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_gate_up_silu``."""
+    product_1O, sum_1I = rmsnorm_gemv(x_1I, norm, gate_up_OI)
     return activation.silu_mul(product_1O), sum_1I
 
 
-def normed_logits_row(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``plait_kernels.linear.normed_logits_row``."""
+def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_router_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)
     return F.linear(normed_1I.float(), weight_OI.float()), normed_1I, sum_1I

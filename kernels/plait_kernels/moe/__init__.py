@@ -8,15 +8,16 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from plait_kernels.moe import grouped, groups, reference
-from plait_kernels.moe.groups import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
+from plait_kernels.backends import triton_backend
+from plait_kernels.moe import grouped_gemm_torch, reference
+from plait_kernels.moe import routing as routing_reference
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import softmax_top_k
-from plait_kernels.solutions import triton_solution
+from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 
-FEW_TOKENS = 2
+MAX_INDEXED_TOKENS = 2
 """Up to here each pair of token and expert reads its matrices by itself: listing them would take longer."""
-MANY_TOKENS = 2048
+MAX_TRITON_TOKENS = 2048
 """Above here torch's grouped GEMM is the faster one; it takes bfloat16 alone."""
 _TRITON_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -46,10 +47,10 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     """
     if not x_TH.is_cuda or x_TH.dtype not in _TRITON_DTYPES:
         return reference.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
-    if x_TH.shape[0] > MANY_TOKENS and x_TH.dtype == torch.bfloat16:
-        return grouped.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
-    module = "few_triton" if x_TH.shape[0] <= FEW_TOKENS else "sorted_triton"
-    out_TH: Tensor = triton_solution(__name__, module).expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    if x_TH.shape[0] > MAX_TRITON_TOKENS and x_TH.dtype == torch.bfloat16:
+        return grouped_gemm_torch.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    module = "indexed_gemv_triton" if x_TH.shape[0] <= MAX_INDEXED_TOKENS else "grouped_gemm_triton"
+    out_TH: Tensor = triton_backend(__name__, module).expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
     return out_TH
 
 
@@ -58,8 +59,8 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 
     ``logits_TE`` float32; ``bias_E`` float32, only with sigmoid scores.
     """
-    solution = triton_solution(__name__, "routing_triton") if logits_TE.is_cuda else groups
-    weights_TK, experts_TK = solution.route(logits_TE, bias_E, routing)
+    backend = triton_backend(__name__, "routing_triton") if logits_TE.is_cuda else routing_reference
+    weights_TK, experts_TK = backend.route(logits_TE, bias_E, routing)
     return weights_TK, experts_TK
 
 

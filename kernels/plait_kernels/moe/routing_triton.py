@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
-from plait_kernels.moe.groups import Routing
+from plait_kernels.moe.routing import Routing
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 
 def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
             HAS_BIAS=bias_E is not None,
             IS_NORMALISED=routing.normalise,
             num_warps=1,
-            **overlap(logits_TE),
+            **pdl_launch(logits_TE),
         )
     return weights_TK, experts_TK
 
@@ -61,9 +61,9 @@ def _route(  # type: ignore[no-untyped-def]
     IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_NORMALISED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     is_there = expert < num_experts

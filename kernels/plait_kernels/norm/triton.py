@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -26,20 +26,20 @@ def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float
             eps,
             BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
-            **overlap(x_ND),
+            **pdl_launch(x_ND),
         )
     return normed_ND, sum_ND
 
 
 @triton.jit
 def _add_rms_norm(  # type: ignore[no-untyped-def]
-    x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, width, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     is_there = column < width
     weight = tl.load(weight_ptr + column, mask=is_there, other=0.0).to(tl.float32)
-    start(OVERLAP)
+    pdl_wait(PDL)
     x = tl.load(x_ptr + row + column, mask=is_there, other=0.0)
     residual = tl.load(residual_ptr + row + column, mask=is_there, other=0.0)
     total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)

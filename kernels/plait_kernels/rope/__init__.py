@@ -6,10 +6,10 @@ from types import ModuleType
 
 from torch import Tensor
 
+from plait_kernels.backends import triton_backend
 from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.rope import reference
 from plait_kernels.rope.reference import HeadNorm, apply_rope
-from plait_kernels.solutions import triton_solution
 
 
 def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
@@ -17,8 +17,8 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
 
     Both are multiplied by ``scale``, one number or one a frequency.
     """
-    solution = triton_solution(__name__, "tables_triton") if positions_T.is_cuda else reference
-    cos_T1D, sin_T1D = solution.rope_tables(positions_T, frequencies_F, scale)
+    backend = triton_backend(__name__, "tables_triton") if positions_T.is_cuda else reference
+    cos_T1D, sin_T1D = backend.rope_tables(positions_T, frequencies_F, scale)
     return cos_T1D, sin_T1D
 
 
@@ -29,8 +29,8 @@ def rotate_heads(
 
     ``cos`` and ``sin`` are those of ``rope_tables``; both results are in the dtype of ``qk``.
     """
-    solution = solution_for(qk_THD.shape[2], is_cuda=qk_THD.is_cuda)
-    q_THD, k_TGD = solution.rotate_heads(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
+    backend = backend_for(qk_THD.shape[2], is_cuda=qk_THD.is_cuda)
+    q_THD, k_TGD = backend.rotate_heads(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
     return _together(q_THD), _together(k_TGD)
 
 
@@ -48,8 +48,8 @@ def rotate_and_store(
 
     ``pages`` and ``slot_mapping_T`` are those of ``plait_kernels.kv_cache.store``.
     """
-    solution = solution_for(qkv_THD.shape[2], is_cuda=qkv_THD.is_cuda)
-    q_THD: Tensor = solution.rotate_and_store(
+    backend = backend_for(qkv_THD.shape[2], is_cuda=qkv_THD.is_cuda)
+    q_THD: Tensor = backend.rotate_and_store(
         qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, slot_mapping_T, scales
     )
     return _together(q_THD)
@@ -60,9 +60,9 @@ def _together(heads_THD: Tensor) -> Tensor:
     return heads_THD.contiguous() if heads_THD.is_cuda else heads_THD
 
 
-def solution_for(head_dim: int, *, is_cuda: bool) -> ModuleType:
+def backend_for(head_dim: int, *, is_cuda: bool) -> ModuleType:
     """A GPU's kernel takes halves of heads that are a power of two wide; torch rotates all others."""
-    return triton_solution(__name__) if is_cuda and (head_dim // 2).bit_count() == 1 else reference
+    return triton_backend(__name__) if is_cuda and (head_dim // 2).bit_count() == 1 else reference
 
 
-__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_and_store", "rotate_heads", "solution_for"]
+__all__ = ["HeadNorm", "apply_rope", "backend_for", "rope_tables", "rotate_and_store", "rotate_heads"]

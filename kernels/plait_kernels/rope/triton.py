@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
 from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales
 from plait_kernels.kv_cache.triton import rounded
+from plait_kernels.pdl import pdl_launch, pdl_wait
 from plait_kernels.rope.reference import HeadNorm
 
 _HEADS = 16
@@ -80,7 +80,7 @@ def _launch(
         HEADS=_HEADS,
         HALF=head_dim // 2,
         num_warps=2,
-        **overlap(heads_THD),
+        **pdl_launch(heads_THD),
     )
 
 
@@ -106,9 +106,9 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     IS_FP8: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start(OVERLAP)
+    pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     number = tl.arange(0, HALF)[None, :]

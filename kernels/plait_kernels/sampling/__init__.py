@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plait_kernels.backends import triton_backend
 from plait_kernels.sampling import pick
 from plait_kernels.sampling.philox import philox4x32
 from plait_kernels.sampling.pick import pick_filtered, pick_random, uniform
 from plait_kernels.sampling.reference import NO_TOKEN, Filters
 from plait_kernels.sampling.scores import TokenScores, score_tokens
-from plait_kernels.solutions import triton_solution
 
 
 def pick_greedy(logits_SV: Tensor) -> Tensor:
@@ -22,8 +22,8 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
 
     As all picks it gives ``NO_TOKEN`` on a CPU where a row is no distribution.
     """
-    solution = triton_solution(__name__) if logits_SV.is_cuda else pick
-    ids_S: Tensor = solution.pick_greedy(logits_SV)
+    backend = triton_backend(__name__) if logits_SV.is_cuda else pick
+    ids_S: Tensor = backend.pick_greedy(logits_SV)
     return ids_S
 
 

@@ -1,4 +1,4 @@
-"""The door to picking tokens: which solution takes a call. The contracts are the reference's.
+"""The door to picking tokens: which backend takes a call. The contracts are the reference's.
 
 A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN`` on a CPU. On a GPU, where nobody looks
 at a token before it is the next step's input, it gives some token of the vocabulary.

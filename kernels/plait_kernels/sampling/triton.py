@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plait_kernels.dependent import overlap, start
+from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _BLOCK = 4096
 
@@ -23,7 +23,7 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
     ids_SB = torch.empty(num_rows, num_blocks, dtype=torch.int64, device=logits_SV.device)
     ids_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
     if num_rows:
-        early = overlap(logits_SV)
+        early = pdl_launch(logits_SV)
         grid = (num_rows, num_blocks)
         _best_of_block[grid](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK, **early)
         _best_of_row[(num_rows,)](best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), **early)
@@ -31,8 +31,8 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
 
 
 @triton.jit
-def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    start(OVERLAP)
+def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    pdl_wait(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
@@ -42,8 +42,8 @@ def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.c
 
 
 @triton.jit
-def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    start(OVERLAP)
+def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    pdl_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))

@@ -1,19 +1,19 @@
 //! The way in: into the queue (rule 0), and from the queue to a slot and pages (rule 4).
 
-use crate::draft::Draft;
 use crate::ids::{Micros, RequestId, SlotId, TenantId};
-use crate::pages::Hits;
-use crate::queue::QueuePlace;
+use crate::page_pool::CacheHits;
+use crate::plan_builder::PlanBuilder;
+use crate::queue::QueueKey;
 use crate::request::{Refusal, Request};
-use crate::scheduler::{Place, Scheduler};
+use crate::scheduler::{Location, Scheduler};
 use crate::settings::Settings;
-use crate::state::{Job, Queued, Seat};
+use crate::state::{Admission, Job, Queued};
 
 /// What the head of the queue can have now.
-struct Room {
-    place: QueuePlace,
+struct QueueHead {
+    key: QueueKey,
     slot: SlotId,
-    hits: Hits,
+    hits: CacheHits,
     /// Tokens of its first chunk.
     length: u32,
 }
@@ -52,8 +52,8 @@ impl Scheduler {
     fn take_in(&mut self, request: Request, num_due: u32, now: Micros) -> RequestId {
         let id = RequestId(self.num_submitted);
         self.num_submitted += 1;
-        if let Some(shares) = &mut self.shares {
-            shares.enter(request.tenant);
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.enter(request.tenant);
         }
         let job = Box::new(Job::new(id, request, num_due, self.settings.policy));
         self.enqueue(Queued::Waiting { job, since: now });
@@ -61,68 +61,73 @@ impl Scheduler {
     }
 
     pub(crate) fn enqueue(&mut self, queued: Queued) {
-        let (job, is_fair) = (queued.job(), self.shares.is_some());
+        let (job, is_fair) = (queued.job(), self.fair_share.is_some());
         let lane = if is_fair {
             job.tenant()
         } else {
             TenantId::default()
         };
         let order = job.order;
-        let place = Place::Queue(QueuePlace { lane, order });
-        self.places.insert(job.id(), place);
+        let location = Location::Queue(QueueKey { lane, order });
+        self.locations.insert(job.id(), location);
         self.queue.push(lane, queued);
     }
 
     /// Rule 4: the waiting requests, strictly in order.
-    pub(crate) fn admit(&mut self, now: Micros, draft: &mut Draft) {
-        while let Some(room) = self.room_for_first(draft) {
-            let Some(mut queued) = self.queue.remove(room.place) else {
+    pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
+        while let Some(head) = self.admissible_head(builder) {
+            let Some(mut queued) = self.queue.remove(head.key) else {
                 return;
             };
-            let seat = self.seat_for(queued.job_mut(), &room);
-            let slot = seat.slot;
-            self.charge_prompt(&mut queued, seat.num_cached);
-            draft
+            let admission = self.admission_of(queued.job_mut(), &head);
+            let slot = admission.slot;
+            self.charge_prompt(&mut queued, admission.num_cached);
+            builder
                 .appended_pages
-                .extend(seat.lease.pages().iter().map(|page| (slot, *page)));
-            let (running, new_slot) = queued.admit(seat, draft.step, now);
-            self.places.insert(running.job.id(), Place::Slot(slot));
-            draft.new_slots.push(new_slot);
-            self.roster.seat(running);
-            let has_row = self.prefill_row(slot, room.length, draft);
+                .extend(admission.lease.pages().iter().map(|page| (slot, *page)));
+            let (running, new_slot) = queued.admit(admission, builder.step, now);
+            self.locations
+                .insert(running.job.id(), Location::Slot(slot));
+            builder.new_slots.push(new_slot);
+            self.running.insert(running);
+            let has_row = self.prefill_row(slot, head.length, builder);
             assert!(has_row, "admission saw free pages for the whole prompt");
         }
     }
 
     /// A tenant is served its prompt at the admission, and nothing for coming back from a preemption.
     fn charge_prompt(&mut self, queued: &mut Queued, num_cached: u32) {
-        let (Some(shares), Queued::Waiting { job, .. }) = (&mut self.shares, &*queued) else {
+        let (Some(fair_share), Queued::Waiting { job, .. }) = (&mut self.fair_share, &*queued)
+        else {
             return;
         };
         let (tenant, num_tokens) = (job.tenant(), job.prompt_len() - num_cached);
-        queued.place_in_order(shares.num_served(tenant));
-        shares.charge(tenant, num_tokens);
+        queued.set_num_served(fair_share.num_served(tenant));
+        fair_share.charge(tenant, num_tokens);
     }
 
     /// A slot, a first chunk and what the cache has for the head of the queue, where it can be admitted
     /// now.
-    fn room_for_first(&mut self, draft: &Draft) -> Option<Room> {
-        let slot = self.roster.free_slot()?;
-        if self.roster.num_held() > 0 || draft.is_full() {
+    fn admissible_head(&mut self, builder: &PlanBuilder) -> Option<QueueHead> {
+        let slot = self.running.free_slot()?;
+        if self.running.num_held() > 0 || builder.is_full() {
             return None;
         }
         let page_size = self.settings.page_size;
-        let place = self.queue.first(self.shares.as_ref())?;
-        let job = self.queue.job_mut(place)?;
+        let key = self.queue.first(self.fair_share.as_ref())?;
+        let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
-        let hits = self.namer.as_mut().map_or_else(Hits::default, |namer| {
-            self.pages.find(job.cacheable_keys(page_size, namer))
-        });
+        let hits = self
+            .prefix_hasher
+            .as_mut()
+            .map_or_else(CacheHits::default, |hasher| {
+                self.pages.find(job.cacheable_hashes(page_size, hasher))
+            });
         let num_cached = hits.num_pages * page_size;
-        let length = self.chunk_length(num_cached, num_known - num_cached, draft)?;
+        let length = self.chunk_length(num_cached, num_known - num_cached, builder)?;
         let num_new = num_known.div_ceil(page_size) - hits.num_pages;
-        self.has_pages(num_new, hits).then_some(Room {
-            place,
+        self.has_pages(num_new, hits).then_some(QueueHead {
+            key,
             slot,
             hits,
             length,
@@ -130,29 +135,28 @@ impl Scheduler {
     }
 
     /// Whether `num_new` pages are left beside what prefills under way need, the watermark, and the hits.
-    fn has_pages(&self, num_new: u32, hits: Hits) -> bool {
-        let watermark = if self.roster.is_empty() {
+    fn has_pages(&self, num_new: u32, hits: CacheHits) -> bool {
+        let watermark = if self.running.is_empty() {
             0
         } else {
             self.settings.watermark
         };
         let num_needed =
-            u64::from(num_new) + u64::from(self.roster.num_prefill_pages()) + u64::from(watermark);
+            u64::from(num_new) + u64::from(self.running.num_prefill_pages()) + u64::from(watermark);
         num_needed <= u64::from(self.pages.num_available() - hits.num_cached)
     }
 
     /// Pins what the cache has in the same call that looked it up.
-    fn seat_for(&mut self, job: &mut Job, room: &Room) -> Seat {
-        let (num_hits, page_size) = (room.hits.num_pages, self.settings.page_size);
-        let keys = self
-            .namer
-            .as_mut()
-            .map_or(&[][..], |namer| job.keys(num_hits, page_size, namer));
+    fn admission_of(&mut self, job: &mut Job, head: &QueueHead) -> Admission {
+        let (num_hits, page_size) = (head.hits.num_pages, self.settings.page_size);
+        let hashes = self.prefix_hasher.as_mut().map_or(&[][..], |hasher| {
+            job.page_hashes(num_hits, page_size, hasher)
+        });
         let num_cached = num_hits * page_size;
         self.counts.num_hit_tokens += u64::from(num_cached);
-        Seat {
-            slot: room.slot,
-            lease: self.pages.pin(keys),
+        Admission {
+            slot: head.slot,
+            lease: self.pages.pin(hashes),
             num_cached,
         }
     }
@@ -167,12 +171,12 @@ fn num_due(request: &Request, settings: &Settings) -> Result<u32, Refusal> {
     if request.max_tokens == 0 {
         return Err(Refusal::NoOutput);
     }
-    let room_in = |limit: u64| limit.checked_sub(prompt as u64).filter(|room| *room > 0);
-    let in_model = room_in(settings.max_model_len.into()).ok_or(Refusal::TooLongForModel {
+    let left_of = |limit: u64| limit.checked_sub(prompt as u64).filter(|left| *left > 0);
+    let in_model = left_of(settings.max_model_len.into()).ok_or(Refusal::TooLongForModel {
         prompt,
         limit: settings.max_model_len,
     })?;
-    let in_pool = room_in(num_pool).ok_or(Refusal::TooLongForPool {
+    let in_pool = left_of(num_pool).ok_or(Refusal::TooLongForPool {
         prompt,
         limit: num_pool,
     })?;

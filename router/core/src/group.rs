@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use crate::flight::Flight;
 use crate::ids::StepId;
+use crate::in_flight::InFlightStep;
 use crate::plan::Plan;
 use crate::scheduler::Scheduler;
 
@@ -297,7 +297,7 @@ impl Scheduler {
     fn dummy(&mut self) -> Plan {
         let step = self.next_step();
         self.last_step = step;
-        self.flights.launch(Flight {
+        self.in_flight.push(InFlightStep {
             step,
             chunks: Vec::new(),
             samples: Vec::new(),

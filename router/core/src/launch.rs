@@ -1,29 +1,29 @@
-//! From a draft to a plan on the wire.
+//! From a `PlanBuilder` to a plan in flight.
 
-use crate::draft::Draft;
-use crate::flight::Flight;
 use crate::ids::{StepId, TokenId};
+use crate::in_flight::InFlightStep;
 use crate::plan::{DecodeRow, Plan, PrefillRow};
+use crate::plan_builder::PlanBuilder;
 use crate::scheduler::Scheduler;
 use crate::state::Order;
 
 impl Scheduler {
-    /// Puts the draft on the wire: its rows in order, and everything that changed since the last plan.
-    pub(crate) fn launch(&mut self, draft: Draft) -> Plan {
-        let prefill: Vec<PrefillRow> = in_order(draft.prefill);
-        let decode: Vec<DecodeRow> = in_order(draft.decode);
-        self.flights
-            .launch(flight_of(&prefill, &decode, draft.step));
-        self.last_step = draft.step;
-        if let Some(target) = &mut self.time_target {
-            target.launch(draft.step, draft.work);
+    /// Puts the plan in flight: its rows in order, and every change since the last plan.
+    pub(crate) fn launch(&mut self, builder: PlanBuilder) -> Plan {
+        let prefill: Vec<PrefillRow> = in_order(builder.prefill);
+        let decode: Vec<DecodeRow> = in_order(builder.decode);
+        self.in_flight
+            .push(in_flight_step(&prefill, &decode, builder.step));
+        self.last_step = builder.step;
+        if let Some(target) = &mut self.itl_target {
+            target.launch(builder.step, builder.work);
         }
         Plan {
-            step: draft.step,
+            step: builder.step,
             freed_slots: std::mem::take(&mut self.freed_slots),
-            new_slots: draft.new_slots,
+            new_slots: builder.new_slots,
             trimmed_slots: std::mem::take(&mut self.trimmed_slots),
-            appended_pages: draft.appended_pages,
+            appended_pages: builder.appended_pages,
             token_ids: self.tokens_of(&prefill),
             prefill,
             decode,
@@ -34,8 +34,8 @@ impl Scheduler {
         let mut tokens = Vec::new();
         for row in rows {
             let end = row.start + row.length + u32::from(row.lookahead);
-            self.roster
-                .seated(row.slot)
+            self.running
+                .at(row.slot)
                 .job
                 .extend_with_tokens(&mut tokens, row.start, end);
         }
@@ -43,16 +43,16 @@ impl Scheduler {
     }
 }
 
-/// Turns rotate slowly, so the rows come as a few sorted runs, which a stable sort only merges.
+/// RoundRobin rotate slowly, so the rows come as a few sorted runs, which a stable sort only merges.
 fn in_order<Row>(mut rows: Vec<(Order, Row)>) -> Vec<Row> {
     rows.sort_by_key(|(order, _)| *order);
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn flight_of(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) -> Flight {
+fn in_flight_step(prefill: &[PrefillRow], decode: &[DecodeRow], step: StepId) -> InFlightStep {
     let (last, middle): (Vec<_>, Vec<_>) = prefill.iter().partition(|row| row.is_last_chunk);
     let decoders = decode.iter().map(|row| (row.slot, row.length));
-    Flight {
+    InFlightStep {
         step,
         chunks: middle
             .into_iter()

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::fair_share::FairShare;
 use crate::ids::TenantId;
 use crate::request::Refusal;
 use crate::settings::Settings;
-use crate::shares::Shares;
 use crate::state::{Job, Order, Queued};
 
 /// Where a request stands in the queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueuePlace {
+pub(crate) struct QueueKey {
     /// Every request's is the same where tenants do not matter.
     pub(crate) lane: TenantId,
     pub(crate) order: Order,
@@ -101,13 +101,13 @@ impl Queue {
     ///
     /// Counts only grow, so a lane that seems to come first and was served more since is put where it
     /// belongs; the others are not looked at.
-    pub(crate) fn first(&mut self, shares: Option<&Shares>) -> Option<QueuePlace> {
+    pub(crate) fn first(&mut self, fair_share: Option<&FairShare>) -> Option<QueueKey> {
         loop {
             let head = *self.heads.first()?;
-            let num_served = shares.map_or(0, |shares| shares.num_served(head.lane));
+            let num_served = fair_share.map_or(0, |fair_share| fair_share.num_served(head.lane));
             if num_served == head.num_served {
                 let Head { lane, order, .. } = head;
-                return Some(QueuePlace { lane, order });
+                return Some(QueueKey { lane, order });
             }
             self.move_head(Head { num_served, ..head });
         }
@@ -122,19 +122,19 @@ impl Queue {
         }
     }
 
-    pub(crate) fn job(&self, place: QueuePlace) -> Option<&Job> {
-        let lane = self.lanes.get(&place.lane)?;
-        Some(lane.requests.get(&place.order)?.job())
+    pub(crate) fn job(&self, key: QueueKey) -> Option<&Job> {
+        let lane = self.lanes.get(&key.lane)?;
+        Some(lane.requests.get(&key.order)?.job())
     }
 
-    pub(crate) fn job_mut(&mut self, place: QueuePlace) -> Option<&mut Job> {
-        let lane = self.lanes.get_mut(&place.lane)?;
-        Some(lane.requests.get_mut(&place.order)?.job_mut())
+    pub(crate) fn job_mut(&mut self, key: QueueKey) -> Option<&mut Job> {
+        let lane = self.lanes.get_mut(&key.lane)?;
+        Some(lane.requests.get_mut(&key.order)?.job_mut())
     }
 
-    pub(crate) fn remove(&mut self, place: QueuePlace) -> Option<Queued> {
-        let lane = self.lanes.get_mut(&place.lane)?;
-        let queued = lane.requests.remove(&place.order)?;
+    pub(crate) fn remove(&mut self, key: QueueKey) -> Option<Queued> {
+        let lane = self.lanes.get_mut(&key.lane)?;
+        let queued = lane.requests.remove(&key.order)?;
         match lane.requests.first_key_value() {
             Some((order, _)) => {
                 let head = Head {
@@ -145,7 +145,7 @@ impl Queue {
             }
             None => {
                 self.heads.remove(&lane.head);
-                self.lanes.remove(&place.lane);
+                self.lanes.remove(&key.lane);
             }
         }
         self.len -= 1;

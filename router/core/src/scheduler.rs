@@ -2,20 +2,20 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::draft::Draft;
 use crate::event::{Event, FinishReason, Output, UnexpectedResult};
-use crate::flight::Flights;
+use crate::fair_share::FairShare;
 use crate::ids::{Micros, RequestId, SlotId, StepId};
-use crate::pages::PagePool;
+use crate::in_flight::InFlight;
+use crate::itl_target::ItlTarget;
+use crate::page_pool::PagePool;
 use crate::plan::{DecodeRow, Plan, PrefillRow};
-use crate::prefix::Namer;
-use crate::queue::{Queue, QueuePlace};
-use crate::roster::Roster;
+use crate::plan_builder::PlanBuilder;
+use crate::prefix_hasher::PrefixHasher;
+use crate::queue::{Queue, QueueKey};
+use crate::running_set::RunningSet;
 use crate::settings::{Policy, Settings, SettingsError};
-use crate::shares::Shares;
 use crate::state::Phase;
 use crate::stats::{Counts, Stats};
-use crate::time_target::TimeTarget;
 
 /// A chunk is not cut shorter than this for lack of tokens: a remainder of 3 in every plan would
 /// take a prompt of 8,192 tokens through thousands of steps.
@@ -23,8 +23,8 @@ pub(crate) const MIN_CHUNK: u32 = 16;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    Queue(QueuePlace),
+pub(crate) enum Location {
+    Queue(QueueKey),
     Slot(SlotId),
 }
 
@@ -33,12 +33,12 @@ pub(crate) enum Place {
 pub struct Scheduler {
     pub(crate) settings: Settings,
     pub(crate) queue: Queue,
-    pub(crate) roster: Roster,
+    pub(crate) running: RunningSet,
     pub(crate) pages: PagePool,
-    pub(crate) flights: Flights,
+    pub(crate) in_flight: InFlight,
     pub(crate) counts: Counts,
-    pub(crate) time_target: Option<TimeTarget>,
-    pub(crate) places: FxHashMap<RequestId, Place>,
+    pub(crate) itl_target: Option<ItlTarget>,
+    pub(crate) locations: FxHashMap<RequestId, Location>,
     /// Slots that the worker has not been told of yet.
     pub(crate) freed_slots: Vec<SlotId>,
     /// Slots that lost pages since the last plan, with how many they keep.
@@ -47,9 +47,9 @@ pub struct Scheduler {
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
     /// What tenants were served, where it decides who goes first.
-    pub(crate) shares: Option<Shares>,
-    /// Names full pages, where prefixes are kept.
-    pub(crate) namer: Option<Namer>,
+    pub(crate) fair_share: Option<FairShare>,
+    /// Hashes full pages, where prefixes are kept.
+    pub(crate) prefix_hasher: Option<PrefixHasher>,
 }
 
 impl Scheduler {
@@ -58,19 +58,19 @@ impl Scheduler {
         settings.check()?;
         Ok(Self {
             queue: Queue::default(),
-            roster: Roster::new(&settings),
+            running: RunningSet::new(&settings),
             pages: PagePool::new(settings.num_pages),
-            flights: Flights::default(),
+            in_flight: InFlight::default(),
             counts: Counts::default(),
-            time_target: TimeTarget::new(&settings),
-            places: FxHashMap::default(),
+            itl_target: ItlTarget::new(&settings),
+            locations: FxHashMap::default(),
             freed_slots: Vec::new(),
             trimmed_slots: Vec::new(),
             num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
-            shares: (settings.policy == Policy::Fair).then(Shares::default),
-            namer: settings.prefix_cache.map(Namer::new),
+            fair_share: (settings.policy == Policy::Fair).then(FairShare::default),
+            prefix_hasher: settings.prefix_cache.map(PrefixHasher::new),
             settings,
         })
     }
@@ -80,20 +80,20 @@ impl Scheduler {
     /// May be called while earlier steps have no result yet. How many may be in flight is the
     /// caller's choice.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
-        let mut draft = Draft::new(StepId(self.last_step.0 + 1), &self.settings);
+        let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.settings);
         if self.settings.mixed {
-            self.grant(&mut draft);
-            self.decode(&mut draft);
-            self.resume(&mut draft);
-            self.admit(now, &mut draft);
+            self.grant(&mut builder);
+            self.decode(&mut builder);
+            self.resume(&mut builder);
+            self.admit(now, &mut builder);
         } else {
-            self.resume(&mut draft);
-            self.admit(now, &mut draft);
-            if draft.is_empty() {
-                self.decode(&mut draft);
+            self.resume(&mut builder);
+            self.admit(now, &mut builder);
+            if builder.is_empty() {
+                self.decode(&mut builder);
             }
         }
-        (!draft.is_empty()).then(|| self.launch(draft))
+        (!builder.is_empty()).then(|| self.launch(builder))
     }
 
     /// Takes in what happened. What follows from it is appended to `outputs`, in order.
@@ -106,9 +106,9 @@ impl Scheduler {
         outputs: &mut Vec<Output>,
     ) -> Result<(), UnexpectedResult> {
         match event {
-            Event::Result(result) => self.land(&result, outputs)?,
+            Event::Result(result) => self.complete(&result, outputs)?,
             Event::Measured { step, elapsed } => {
-                if let Some(target) = &mut self.time_target {
+                if let Some(target) = &mut self.itl_target {
                     target.measure(step, elapsed);
                 }
             }
@@ -125,24 +125,24 @@ impl Scheduler {
 
     /// Nothing waits, runs or is on the wire.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.roster.is_empty() && self.num_in_flight() == 0
+        self.queue.is_empty() && self.running.is_empty() && self.num_in_flight() == 0
     }
 
     /// Steps on the wire.
     pub fn num_in_flight(&self) -> usize {
-        self.flights.len()
+        self.in_flight.len()
     }
 
     /// How long a step on the wire should take by what earlier ones took; nothing without a step-time target.
     pub fn expected(&self, step: StepId) -> Option<Micros> {
-        self.time_target.as_ref()?.expected(step)
+        self.itl_target.as_ref()?.expected(step)
     }
 
     /// Tokens of a request's prompt; nothing once it has ended.
     pub fn prompt_len(&self, request: RequestId) -> Option<u32> {
-        let job = match self.places.get(&request)? {
-            Place::Queue(place) => self.queue.job(*place)?,
-            Place::Slot(slot) => &self.roster.get(*slot)?.job,
+        let job = match self.locations.get(&request)? {
+            Location::Queue(key) => self.queue.job(*key)?,
+            Location::Slot(slot) => &self.running.get(*slot)?.job,
         };
         Some(job.prompt_len())
     }
@@ -151,7 +151,7 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         Stats {
             num_waiting: self.queue.len(),
-            num_running: self.roster.len(),
+            num_running: self.running.len(),
             num_in_flight: self.num_in_flight(),
             pages: self.pages.counts(),
             counts: Counts {
@@ -162,87 +162,98 @@ impl Scheduler {
     }
 
     /// Rule 1: a prefill that had no row for too long comes before the decoders, with a page at most.
-    fn grant(&mut self, draft: &mut Draft) {
-        let Some(slot) = self.roster.first_prefill() else {
+    fn grant(&mut self, builder: &mut PlanBuilder) {
+        let Some(slot) = self.running.first_prefill() else {
             return;
         };
-        let running = self.roster.seated(slot);
-        if draft.step.0 - running.last_step.0 <= u64::from(self.settings.starvation_steps) {
+        let running = self.running.at(slot);
+        if builder.step.0 - running.last_step.0 <= u64::from(self.settings.prefill_starvation_steps)
+        {
             return;
         }
         let settings = &self.settings;
         let most = settings
             .page_size
-            .min(settings.long_prefill)
+            .min(settings.long_prefill_token_threshold)
             .min(settings.max_batch_tokens);
         let length = running.num_to_prefill().min(most);
-        if self.prefill_row(slot, length, draft) {
+        if self.prefill_row(slot, length, builder) {
             self.counts.num_starvation_grants += 1;
         }
     }
 
     /// Rule 2: every decoder in turn, one row each.
-    fn decode(&mut self, draft: &mut Draft) {
+    fn decode(&mut self, builder: &mut PlanBuilder) {
         let mut num_asked = 0;
-        self.roster.turns().begin_round();
-        while let Some(slot) = self.roster.turns().next() {
-            let running = self.roster.seated(slot);
-            if running.last_step == draft.step {
+        self.running.decode_queue().begin_round();
+        while let Some(slot) = self.running.decode_queue().next() {
+            let running = self.running.at(slot);
+            if running.last_step == builder.step {
                 return;
             }
             let length = running.num_left().min(1 + self.settings.draft_width);
-            if length > draft.num_tokens_left || draft.num_rows_left == 0 {
-                return self.carry_over(num_asked, draft);
+            if length > builder.num_tokens_left || builder.num_rows_left == 0 {
+                return self.carry_over(num_asked, builder);
             }
             num_asked += 1;
-            self.decode_row(slot, length, draft);
+            self.decode_row(slot, length, builder);
         }
     }
 
     /// Rule 3: the prefills under way, in order, as long as tokens are left.
-    fn resume(&mut self, draft: &mut Draft) {
-        let mut next = self.roster.first_prefill();
+    fn resume(&mut self, builder: &mut PlanBuilder) {
+        let mut next = self.running.first_prefill();
         while let Some(slot) = next {
-            let running = self.roster.seated(slot);
+            let running = self.running.at(slot);
             let order = running.job.order;
-            let has_row = running.last_step == draft.step;
+            let has_row = running.last_step == builder.step;
             let length = self
-                .chunk_length(running.num_planned, running.num_to_prefill(), draft)
+                .chunk_length(running.num_planned, running.num_to_prefill(), builder)
                 .filter(|_| !has_row);
-            if length.is_some_and(|length| !self.prefill_row(slot, length, draft)) {
+            if length.is_some_and(|length| !self.prefill_row(slot, length, builder)) {
                 return;
             }
             next = self
-                .roster
+                .running
                 .prefill_after(order)
-                .filter(|_| !draft.is_full());
+                .filter(|_| !builder.is_full());
         }
     }
 
     /// How many of the `remaining` tokens from `start` on a chunk may take now; nothing where it would
     /// be cut too short.
-    pub(crate) fn chunk_length(&self, start: u32, remaining: u32, draft: &Draft) -> Option<u32> {
-        let most = remaining.min(self.settings.long_prefill);
+    pub(crate) fn chunk_length(
+        &self,
+        start: u32,
+        remaining: u32,
+        builder: &PlanBuilder,
+    ) -> Option<u32> {
+        let most = remaining.min(self.settings.long_prefill_token_threshold);
         let least = most.min(MIN_CHUNK).min(self.settings.max_batch_tokens);
-        let in_time = self.time_target.as_ref().map_or(u32::MAX, |target| {
-            target.room(draft.step, &draft.work, start)
+        let in_time = self.itl_target.as_ref().map_or(u32::MAX, |target| {
+            target.prefill_budget(builder.step, &builder.work, start)
         });
-        let length = most.min(draft.num_tokens_left).min(in_time);
-        (length >= least && draft.num_rows_left > 0).then_some(length)
+        let length = most.min(builder.num_tokens_left).min(in_time);
+        (length >= least && builder.num_rows_left > 0).then_some(length)
     }
 
-    pub(crate) fn prefill_row(&mut self, slot: SlotId, length: u32, draft: &mut Draft) -> bool {
-        let start = self.roster.seated(slot).num_planned;
-        if !self.lease_pages(slot, start + length, draft) {
+    pub(crate) fn prefill_row(
+        &mut self,
+        slot: SlotId,
+        length: u32,
+        builder: &mut PlanBuilder,
+    ) -> bool {
+        let start = self.running.at(slot).num_planned;
+        if !self.lease_pages(slot, start + length, builder) {
             return false;
         }
-        let job = &mut self.roster.seated_mut(slot).job;
+        let job = &mut self.running.at_mut(slot).job;
         let (order, end) = (job.order, start + length);
         let is_last_chunk = end == job.num_known();
         let lookahead = !is_last_chunk && job.wants_lookahead(end);
         let prompt_logprobs = job.claim_prompt_positions(start, end);
         let request = job.id();
-        draft.push_prefill(
+        builder.push_prefill(
             order,
             PrefillRow {
                 request,
@@ -254,26 +265,26 @@ impl Scheduler {
                 prompt_logprobs,
             },
         );
-        self.roster
-            .book_row(slot, draft.step, length, u32::from(is_last_chunk));
+        self.running
+            .schedule_row(slot, builder.step, length, u32::from(is_last_chunk));
         true
     }
 
-    fn decode_row(&mut self, slot: SlotId, length: u32, draft: &mut Draft) {
-        let start = self.roster.seated(slot).num_planned;
-        if !self.lease_pages(slot, start + length, draft) {
+    fn decode_row(&mut self, slot: SlotId, length: u32, builder: &mut PlanBuilder) {
+        let start = self.running.at(slot).num_planned;
+        if !self.lease_pages(slot, start + length, builder) {
             self.counts.carryover.pages += 1;
             if self
-                .roster
+                .running
                 .get(slot)
                 .is_some_and(|running| running.phase == Phase::Decoding)
             {
-                self.roster.turns().pass(slot);
+                self.running.decode_queue().pass(slot);
             }
             return;
         }
-        let job = &self.roster.seated(slot).job;
-        draft.push_decode(
+        let job = &self.running.at(slot).job;
+        builder.push_decode(
             job.order,
             DecodeRow {
                 request: job.id(),
@@ -282,13 +293,14 @@ impl Scheduler {
                 length,
             },
         );
-        self.roster.book_row(slot, draft.step, length, length);
+        self.running
+            .schedule_row(slot, builder.step, length, length);
     }
 
-    fn carry_over(&mut self, num_asked: u32, draft: &Draft) {
-        let num_left = u64::from(self.roster.turns().len().saturating_sub(num_asked));
+    fn carry_over(&mut self, num_asked: u32, builder: &PlanBuilder) {
+        let num_left = u64::from(self.running.decode_queue().len().saturating_sub(num_asked));
         let carryover = &mut self.counts.carryover;
-        let cause = if draft.num_rows_left > 0 {
+        let cause = if builder.num_rows_left > 0 {
             &mut carryover.tokens
         } else {
             &mut carryover.rows

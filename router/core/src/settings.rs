@@ -1,10 +1,10 @@
 //! What a replica's scheduler is given once, at start-up.
 
 use crate::ids::Micros;
-use crate::prefix::HashSeed;
+use crate::prefix_hasher::HashSeed;
 
 /// What comes first in the order by which requests are admitted, prefilled and, from its end, preempted.
-/// Turns to decode never depend on it.
+/// The decode queue never depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Arrival alone.
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Requests that may hold a lease at a time; each has a slot on the workers.
     pub max_seqs: u32,
     /// L: cap of one request's chunk in one plan.
-    pub long_prefill: u32,
+    pub long_prefill_token_threshold: u32,
     /// P: tokens in one page.
     pub page_size: u32,
     /// Pages in the pool.
@@ -44,7 +44,7 @@ pub struct Settings {
     /// Pages kept free at admission for the decoders' next pages.
     pub watermark: u32,
     /// Plans without a row after which the oldest prefill under way is served first.
-    pub starvation_steps: u32,
+    pub prefill_starvation_steps: u32,
     /// How long a step that decodes should take; prefill joins as far as that leaves time. Without it
     /// only tokens and rows bound a step. Needs `mixed`.
     pub itl_target: Option<Micros>,
@@ -140,8 +140,8 @@ impl Settings {
         at_least("max-rows", self.max_rows, 1, "a step has at least one row")?;
         at_least("max-seqs", self.max_seqs, 1, "a request needs a slot")?;
         at_least(
-            "long-prefill",
-            self.long_prefill,
+            "long-prefill-token-threshold",
+            self.long_prefill_token_threshold,
             1,
             "a chunk has at least one token",
         )?;
@@ -153,8 +153,8 @@ impl Settings {
         )?;
         at_least("num-pages", self.num_pages, 1, "a request needs a page")?;
         at_least(
-            "starvation-steps",
-            self.starvation_steps,
+            "prefill-starvation-steps",
+            self.prefill_starvation_steps,
             1,
             "0 would put every prefill before the decoders",
         )?;

@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 
 use crate::event::{FinishReason, Output};
 use crate::ids::{Micros, RequestId, SlotId, StepId, TenantId, TokenId};
-use crate::pages::Lease;
+use crate::page_pool::Lease;
 use crate::plan::NewSlot;
-use crate::prefix::{Namer, PageKey};
+use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
 use crate::settings::Policy;
 
@@ -33,8 +33,8 @@ pub(crate) struct Job {
     output: Vec<TokenId>,
     /// Prompt positions below this one had their log-probabilities asked of the worker.
     num_prompt_reported: u32,
-    /// Names of its full pages, as far as they were needed; a token once known never changes.
-    keys: Vec<PageKey>,
+    /// Hashes of its full pages, as far as they were needed; a known token never changes.
+    page_hashes: Vec<PageHash>,
 }
 
 impl Job {
@@ -50,7 +50,7 @@ impl Job {
             num_due,
             output: Vec::new(),
             num_prompt_reported: 0,
-            keys: Vec::new(),
+            page_hashes: Vec::new(),
         }
     }
 
@@ -83,30 +83,39 @@ impl Job {
         tokens.extend_from_slice(&self.output[past_prompt(start)..past_prompt(end)]);
     }
 
-    /// Names of the first `num_pages` pages, whose tokens are all known; each is computed once.
-    pub(crate) fn keys(&mut self, num_pages: u32, page_size: u32, namer: &mut Namer) -> &[PageKey] {
+    /// Hashes of the first `num_pages` pages, whose tokens are all known; each is computed once.
+    pub(crate) fn page_hashes(
+        &mut self,
+        num_pages: u32,
+        page_size: u32,
+        hasher: &mut PrefixHasher,
+    ) -> &[PageHash] {
         let mut tokens = Vec::new();
-        for page in len_u32(&self.keys)..num_pages {
-            let parent = self.keys.last().copied();
-            let parent = parent.unwrap_or_else(|| namer.root(self.request.salt));
+        for page in len_u32(&self.page_hashes)..num_pages {
+            let parent = self.page_hashes.last().copied();
+            let parent = parent.unwrap_or_else(|| hasher.root(self.request.salt));
             tokens.clear();
             self.extend_with_tokens(&mut tokens, page * page_size, (page + 1) * page_size);
-            self.keys.push(namer.child(parent, &tokens));
+            self.page_hashes.push(hasher.child(parent, &tokens));
         }
-        &self.keys[..num_pages as usize]
+        &self.page_hashes[..num_pages as usize]
     }
 
-    /// Names of the pages that may be taken from the cache: the last token is computed in any case, for
+    /// Hashes of the pages that may be taken from the cache: the last token is computed in any case, for
     /// the next one is sampled from it, and so is every one that predicts a prompt token whose
     /// log-probability is still to be reported.
-    pub(crate) fn cacheable_keys(&mut self, page_size: u32, namer: &mut Namer) -> &[PageKey] {
+    pub(crate) fn cacheable_hashes(
+        &mut self,
+        page_size: u32,
+        hasher: &mut PrefixHasher,
+    ) -> &[PageHash] {
         let is_measured = self.request.sampling.prompt_logprobs.is_some();
         let num_tokens = if is_measured && self.num_prompt_reported < self.prompt_len() {
             self.num_prompt_reported.saturating_sub(1)
         } else {
             self.num_known() - 1
         };
-        self.keys(num_tokens / page_size, page_size, namer)
+        self.page_hashes(num_tokens / page_size, page_size, hasher)
     }
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.
@@ -169,34 +178,39 @@ impl Queued {
         }
     }
 
-    /// Fair share: a request keeps the place in order that its first admission gave it.
-    pub(crate) fn place_in_order(&mut self, num_served: u64) {
+    /// Fair share: a request keeps the position that its first admission gave it.
+    pub(crate) fn set_num_served(&mut self, num_served: u64) {
         if let Self::Waiting { job, .. } = self {
             job.order.num_served = num_served;
         }
     }
 
     /// Gives the request a slot and a lease.
-    pub(crate) fn admit(self, seat: Seat, step: StepId, now: Micros) -> (Running, NewSlot) {
+    pub(crate) fn admit(
+        self,
+        admission: Admission,
+        step: StepId,
+        now: Micros,
+    ) -> (Running, NewSlot) {
         let (job, waited) = match self {
             Self::Waiting { job, since } => (job, Some(Micros(now.0.saturating_sub(since.0)))),
             Self::Preempted { job } => (job, None),
         };
         let new_slot = NewSlot {
-            slot: seat.slot,
+            slot: admission.slot,
             request: job.id(),
             sampling: job.request.sampling.clone(),
             next_output: job.num_output(),
-            num_cached: seat.num_cached,
+            num_cached: admission.num_cached,
             waited,
         };
-        (Running::new(job, seat, step), new_slot)
+        (Running::new(job, admission, step), new_slot)
     }
 }
 
 /// What a request is admitted to.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Admission {
     pub(crate) slot: SlotId,
     /// The pages that were found in the cache.
     pub(crate) lease: Lease,
@@ -209,7 +223,7 @@ pub(crate) struct Seat {
 pub(crate) enum Phase {
     /// Tokens of its prompt (or of the output it had before a preemption) are not planned yet.
     Prefilling,
-    /// It takes turns for rows of one token.
+    /// It is in the decode queue, one token a row.
     Decoding,
     /// Every token it is due is on the wire: it needs no more rows.
     FullyPlanned,
@@ -237,14 +251,14 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    fn new(job: Box<Job>, seat: Seat, step: StepId) -> Self {
+    fn new(job: Box<Job>, admission: Admission, step: StepId) -> Self {
         Self {
             job,
-            slot: seat.slot,
-            lease: seat.lease,
+            slot: admission.slot,
+            lease: admission.lease,
             phase: Phase::Prefilling,
-            num_planned: seat.num_cached,
-            num_computed: seat.num_cached,
+            num_planned: admission.num_cached,
+            num_computed: admission.num_cached,
             last_step: step,
             num_rows_in_flight: 0,
             num_tokens_in_flight: 0,
@@ -265,9 +279,9 @@ impl Running {
         self.job.num_due - self.job.num_output() - self.num_tokens_in_flight
     }
 
-    /// Books a row of `length` tokens that samples `num_sampled` at most, and gives the phase that
+    /// Schedules a row of `length` tokens that samples `num_sampled` at most, and gives the phase that
     /// follows.
-    pub(crate) fn book_row(&mut self, step: StepId, length: u32, num_sampled: u32) -> Phase {
+    pub(crate) fn schedule_row(&mut self, step: StepId, length: u32, num_sampled: u32) -> Phase {
         self.num_planned += length;
         self.last_step = step;
         self.num_rows_in_flight += 1;
@@ -280,14 +294,14 @@ impl Running {
     }
 
     /// The result of a middle chunk that ends before position `end` is in.
-    pub(crate) fn land_chunk(&mut self, end: u32) {
+    pub(crate) fn complete_chunk(&mut self, end: u32) {
         self.num_rows_in_flight -= 1;
         self.num_computed = end;
     }
 
     /// The result of a row that could accept `num_sampled` tokens is in: the output that follows, up to
     /// what ends the request, and whether it does.
-    pub(crate) fn land_sample(
+    pub(crate) fn complete_sample(
         &mut self,
         accepted: &[TokenId],
         num_sampled: u32,

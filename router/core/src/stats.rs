@@ -1,6 +1,6 @@
 //! What the scheduler counts.
 
-use crate::pages::PageCounts;
+use crate::page_pool::PageCounts;
 
 /// The state of now, and what happened since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Stats {
 pub struct Counts {
     /// Requests that gave their pages up and went back to the queue.
     pub num_preemptions: u64,
-    /// Turns to decode that were put off, by cause.
+    /// RoundRobin to decode that were put off, by cause.
     pub carryover: Carryover,
     /// Tokens of admitted requests whose KV was in the cache, returns from a preemption included.
     pub num_hit_tokens: u64,
@@ -32,7 +32,7 @@ pub struct Counts {
     pub num_starvation_grants: u64,
 }
 
-/// Turns to decode that were put off to a later plan.
+/// RoundRobin to decode that were put off to a later plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carryover {
     /// The plan had no token left.

@@ -23,7 +23,7 @@ use crate::serving::Serving;
 use crate::settings::EngineSettings;
 use crate::shared::{Patience, Shared};
 use crate::status::Phase;
-use crate::step_records::StepRecorder;
+use crate::step_trace::StepRecorder;
 use crate::text::ApiError;
 use crate::text_pool::Admission;
 

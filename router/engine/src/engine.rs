@@ -20,7 +20,7 @@ use crate::output::Output;
 use crate::seeds::SeedSource;
 use crate::settings::{EngineSettings, GroupPlace, SettingsProblem};
 use crate::shared::{Patience, Sentinel, Shared};
-use crate::step_records::{StepFile, StepRecorder};
+use crate::step_trace::{StepFile, StepRecorder};
 use crate::text::{ApiError, ModelFilesError, ModelText};
 use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
 
@@ -40,9 +40,9 @@ pub enum StartError {
     /// The model's files cannot be served.
     #[error(transparent)]
     Model(#[from] ModelFilesError),
-    /// The file of step records cannot be written.
-    #[error("--step-records {path}: {source}; name a new file in a folder that may be written")]
-    StepRecords {
+    /// The step trace cannot be written.
+    #[error("--step-trace {path}: {source}; name a new file in a folder that may be written")]
+    StepTrace {
         /// As given.
         path: PathBuf,
         /// What the system says.
@@ -94,7 +94,7 @@ impl Engine {
             .as_ref()
             .map(|place| join(place, settings.max_batch_tokens, config, patience.group));
         let group = group.transpose()?;
-        let records = settings.step_records.as_deref().map(create_records);
+        let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
         let outline = Outline {
             settings,
@@ -282,8 +282,8 @@ fn join(
     Ok(Grouped::new(exchange, &settings))
 }
 
-fn create_records(path: &Path) -> Result<(StepRecorder, StepFile), StartError> {
-    StepFile::create(path).map_err(|source| StartError::StepRecords {
+fn create_step_trace(path: &Path) -> Result<(StepRecorder, StepFile), StartError> {
+    StepFile::create(path).map_err(|source| StartError::StepTrace {
         path: path.to_owned(),
         source,
     })

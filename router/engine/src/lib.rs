@@ -27,7 +27,7 @@ mod shared;
 mod status;
 mod stderr;
 mod step;
-mod step_records;
+mod step_trace;
 mod text_pool;
 mod wakeup;
 

@@ -19,7 +19,7 @@ use crate::outbox::StreamId;
 use crate::output::StreamEvent;
 use crate::shared::{Patience, Shared};
 use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
-use crate::step_records::StepRecorder;
+use crate::step_trace::StepRecorder;
 use crate::text::{ApiError, TokenLogprobs};
 use crate::text_pool::Admission;
 

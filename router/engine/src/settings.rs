@@ -29,7 +29,7 @@ pub struct EngineSettings {
     /// Requests that may hold pages at a time, and rows of one step.
     pub max_seqs: u32,
     /// Cap of one request's chunk.
-    pub long_prefill: u32,
+    pub long_prefill_token_threshold: u32,
     /// Who goes first.
     pub policy: Policy,
     /// Prefill and decode rows share a step.
@@ -41,7 +41,7 @@ pub struct EngineSettings {
     /// Pages kept free at admission; None takes a hundredth of the pool.
     pub watermark: Option<u32>,
     /// Plans without a row after which the oldest prefill is served first.
-    pub starvation_steps: u32,
+    pub prefill_starvation_steps: u32,
     /// Milliseconds that a step which decodes should take; None sets no target.
     pub itl_target_ms: Option<f64>,
     /// Requests that may wait.
@@ -53,7 +53,7 @@ pub struct EngineSettings {
     /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
     pub seed: Option<u64>,
     /// A file that gets what each step computed and took; None writes none.
-    pub step_records: Option<PathBuf>,
+    pub step_trace: Option<PathBuf>,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
@@ -290,7 +290,7 @@ impl EngineSettings {
             max_batch_tokens: self.max_batch_tokens,
             max_rows: self.max_seqs,
             max_seqs: self.max_seqs,
-            long_prefill: self.long_prefill,
+            long_prefill_token_threshold: self.long_prefill_token_threshold,
             page_size: self.page_size,
             num_pages,
             max_model_len,
@@ -302,7 +302,7 @@ impl EngineSettings {
             watermark: self
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
-            starvation_steps: self.starvation_steps,
+            prefill_starvation_steps: self.prefill_starvation_steps,
             itl_target: self.itl_target_ms.map(micros_of),
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
-from plait.flags import Parser, add_flags, read_settings, refuse_unknown
+from plait.flags import Parser, add_flags, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
-from plait.output import drop_output, say
+from plait.output import discard_output, say
 from plait.settings import ServeSettings
 from plait.simulate.settings import SimulateSettings
 
@@ -45,10 +45,10 @@ def _append_folders(variable: str, folders: list[Path]) -> None:
         os.environ[variable] = os.pathsep.join(known + more)
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """Run one command; the exit code. The last line on standard error says what was wrong and what to do."""
     try:
-        return _run(words)
+        return _run(argv)
     except StartError as error:
         say(_last_line(error), sys.stderr)
         return error.exit_code
@@ -56,7 +56,7 @@ def run(words: list[str]) -> int:
         say("Stopped", sys.stderr)
         return DONE
     except BrokenPipeError:
-        drop_output()
+        discard_output()
         return DONE
 
 
@@ -66,18 +66,18 @@ def _last_line(error: StartError) -> str:
     return f"plait: {kind} error (exit code {error.exit_code}): {error.message}" + (f"; {advice}" if advice else "")
 
 
-def _run(words: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     parser, commands = _parsers()
-    typed, unknown = parser.parse_known_args(words)
-    if typed.command is None:
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
         raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
-    refuse_unknown(commands[_command(typed)], unknown)
-    return bench(typed, words) if typed.command == "bench" else _COMMANDS[typed.command](typed)
+    reject_unknown(commands[_command(args)], unknown)
+    return bench(args, argv) if args.command == "bench" else _COMMANDS[args.command](args)
 
 
-def _command(typed: argparse.Namespace) -> str:
+def _command(args: argparse.Namespace) -> str:
     """`serve`, or `bench serve`."""
-    return typed.command if getattr(typed, "bench", None) is None else f"{typed.command} {typed.bench}"
+    return args.command if getattr(args, "bench", None) is None else f"{args.command} {args.bench}"
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
@@ -115,39 +115,39 @@ def _version() -> str:
         return "from a source tree"
 
 
-def _serve(typed: argparse.Namespace) -> int:
-    settings = read_settings(typed, ServeSettings)
+def _serve(args: argparse.Namespace) -> int:
+    settings = read_settings(args, ServeSettings)
     if settings.pages.page_size.bit_count() != 1:
         raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
     if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
         raise SettingsError("--itl-target-ms needs mixed steps; leave it or --no-mixed out")
     from plait.launch.serve import serve
 
-    return serve(typed.model, settings)
+    return serve(args.model, settings)
 
 
-def _chat(typed: argparse.Namespace) -> int:
+def _chat(args: argparse.Namespace) -> int:
     from plait.chat import chat
     from plait.http.auth import read_keys
 
-    if typed.temperature is not None and not 0 <= typed.temperature <= MAX_TEMPERATURE:
-        raise SettingsError(f"--temperature is {typed.temperature}; allowed: a number from 0 to {MAX_TEMPERATURE}")
-    keys = read_keys(Path(typed.api_key_file)) if typed.api_key_file is not None else [None]
-    return chat(typed.url, keys[0], typed.temperature)
+    if args.temperature is not None and not 0 <= args.temperature <= MAX_TEMPERATURE:
+        raise SettingsError(f"--temperature is {args.temperature}; allowed: a number from 0 to {MAX_TEMPERATURE}")
+    keys = read_keys(Path(args.api_key_file)) if args.api_key_file is not None else [None]
+    return chat(args.url, keys[0], args.temperature)
 
 
-def _simulate(typed: argparse.Namespace) -> int:
-    settings = read_settings(typed, SimulateSettings)
+def _simulate(args: argparse.Namespace) -> int:
+    settings = read_settings(args, SimulateSettings)
     from plait.simulate.command import simulate
 
     return simulate(settings)
 
 
-def _kernels(typed: argparse.Namespace) -> int:
-    settings = read_settings(typed, KernelsSettings)
+def _kernels(args: argparse.Namespace) -> int:
+    settings = read_settings(args, KernelsSettings)
     if settings.need.arch is not None:
         os.environ[_ARCH_VARIABLE] = f"{settings.need.arch.removesuffix('a')}a"
-    return run_kernels(typed.action, typed.model, settings.need)
+    return run_kernels(args.action, args.model, settings.need)
 
 
 _COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate, "kernels": _kernels}

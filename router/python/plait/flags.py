@@ -93,13 +93,21 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
         group.add_argument(
             *names, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, dest=flag.field, help=flag.help
         )
+        if flag.setting.off:
+            group.add_argument(
+                *flag.setting.off,
+                action="store_false",
+                default=argparse.SUPPRESS,
+                dest=flag.field,
+                help=f"as --no-{flag.name[2:]}",
+            )
     else:
         group.add_argument(*names, default=argparse.SUPPRESS, dest=flag.field, help=flag.help, metavar=flag.metavar)
 
 
-def read_settings(typed: argparse.Namespace, components: type[S]) -> S:
+def read_settings(args: argparse.Namespace, components: type[S]) -> S:
     """The settings that the typed words mean; raises `SettingsError` naming the flag that cannot be used."""
-    given = vars(typed)
+    given = vars(args)
     values = {field.name: _read_component(given, field.type) for field in msgspec.structs.fields(components)}
     return components(**values)
 
@@ -109,11 +117,11 @@ def _read_component(given: dict[str, object], component: type[S]) -> S:
     return component(**{flag.field: _convert(flag, given[flag.field]) for flag in named})
 
 
-def _convert(flag: Flag, typed: object) -> object:
+def _convert(flag: Flag, raw: object) -> object:
     try:
-        return msgspec.convert(typed, type=flag.target, strict=False)
+        return msgspec.convert(raw, type=flag.target, strict=False)
     except msgspec.ValidationError:
-        message = f"{flag.name} is {typed!r}; allowed: {_allowed(flag)} ({flag.setting.meaning})"
+        message = f"{flag.name} is {raw!r}; allowed: {_allowed(flag)} ({flag.setting.meaning})"
         raise SettingsError(message) from None
 
 
@@ -126,7 +134,7 @@ def _allowed(flag: Flag) -> str:
     return f"{noun} from {flag.bounds.ge} to {flag.bounds.le}"
 
 
-def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     """Raise `SettingsError` for words that no flag took, with the nearest name that exists."""
     if not unknown:
         return

@@ -27,8 +27,8 @@ class NeedSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16"], Setting("number format of weights and KV; auto is bfloat16 on a GPU")
     ] = "auto"
-    kv_dtype: Annotated[
-        Literal["auto", "fp8"], Setting("type of cached keys and values, as for serve", ("--kv-cache-dtype",))
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"], Setting("type of cached keys and values, as for serve", ("--kv-dtype",))
     ] = "auto"
     page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
         PageSettings().page_size
@@ -67,8 +67,8 @@ def run_kernels(action: str, model: str | None, need: NeedSettings) -> int:
         raise SettingsError("the worker is not installed here, which GPU modules belong to: pip install plait-worker")
     words = ["--model", str(find_model(model).path), "--dtype", need.dtype, "--page-size", str(need.page_size)]
     words += [
-        "--kv-dtype",
-        need.kv_dtype,
+        "--kv-cache-dtype",
+        need.kv_cache_dtype,
         "--tp",
         str(need.tp),
         *(["--arch", need.arch] if need.arch is not None else []),

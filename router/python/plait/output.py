@@ -9,7 +9,7 @@ import sys
 from typing import TextIO
 
 
-def drop_output(stream: TextIO | None = None) -> None:
+def discard_output(stream: TextIO | None = None) -> None:
     """Nobody reads any more (`| head`): what is still printed, and what is flushed at the exit, goes nowhere.
 
     ``stream`` is standard output by default.
@@ -24,10 +24,10 @@ def say(line: str, stream: TextIO | None = None) -> None:
     try:
         print(line, file=stream, flush=True)
     except BrokenPipeError:
-        drop_output(stream)
+        discard_output(stream)
 
 
-def pass_on(text: bytes) -> None:
+def forward_to_stderr(text: bytes) -> None:
     """Write to standard error what its reader takes at once, and drop the rest: a server waits for nobody's log."""
     stderr = sys.stderr.fileno()
     writable = select.poll()

@@ -24,7 +24,9 @@ class Setting(NamedTuple):
 
     meaning: str
     aliases: tuple[str, ...] = ()
-    """Names that other engines use for the same."""
+    """Other names for the same: our short ones, vLLM's and SGLang's."""
+    off: tuple[str, ...] = ()
+    """Other names for the `--no-` form of a switch."""
     unset: str = ""
     """What None stands for."""
 
@@ -78,7 +80,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("where weights come from; dummy draws random ones for a configuration that has none"),
     ] = "auto"
     max_model_len: Annotated[
-        ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
+        ContextLength | None,
+        Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
 
 
@@ -102,9 +105,16 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
         ],
         Setting("attention kernels; auto takes the fastest that are right on this device"),
     ] = "auto"
-    cuda_graphs: Annotated[bool, Setting("capture decode steps of a GPU, where the attention kernels allow it")] = True
-    max_graph_batch: Annotated[
-        SlotCount, Setting("rows of the largest captured decode step", ("--cuda-graph-max-bs",))
+    cuda_graphs: Annotated[
+        bool,
+        Setting(
+            "capture decode steps of a GPU, where the attention kernels allow it",
+            off=("--enforce-eager", "--disable-cuda-graph"),
+        ),
+    ] = True
+    cuda_graph_max_bs: Annotated[
+        SlotCount,
+        Setting("rows of the largest captured decode step", ("--max-graph-batch", "--max-cudagraph-capture-size")),
     ] = 512
 
 
@@ -123,20 +133,26 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         SlotCount, Setting("requests that run at a time; more wait", ("--max-num-seqs", "--max-running-requests"))
     ] = 64
     """Beyond 64 rows a CPU makes hardly more tokens in all, while each request waits longer for its own."""
-    long_prefill: Annotated[
+    long_prefill_token_threshold: Annotated[
         TokenLimit | None,
-        Setting(
-            "tokens of one prompt in one step at most", ("--long-prefill-token-threshold",), unset="--max-batch-tokens"
-        ),
+        Setting("tokens of one prompt in one step at most", ("--long-prefill",), unset="--max-batch-tokens"),
     ] = None
-    mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
+    mixed: Annotated[
+        bool,
+        Setting("prefill and decode rows in one batch (chunked prefill, mixed batching)", ("--enable-mixed-chunk",)),
+    ] = True
     itl_target_ms: Annotated[
         ItlTarget | None,
         Setting(
             "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
         ),
     ] = None
-    overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
+    overlap: Annotated[
+        bool,
+        Setting(
+            "plan a step while the one before it runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)
+        ),
+    ] = True
     policy: Annotated[
         Policy,
         Setting(
@@ -145,8 +161,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("--scheduling-policy", "--schedule-policy"),
         ),
     ] = "fcfs"
-    starvation_steps: Annotated[
-        StepCount, Setting("steps without a row after which the oldest prompt under way comes first")
+    prefill_starvation_steps: Annotated[
+        StepCount,
+        Setting("steps without a row after which the oldest prompt under way comes first", ("--starvation-steps",)),
     ] = 8
     max_queue: Annotated[
         QueueLength,
@@ -170,6 +187,7 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "keep computed pages; prompts begin behind what they share with earlier ones",
             ("--enable-prefix-caching",),
+            off=("--disable-radix-cache",),
         ),
     ] = True
     watermark: Annotated[
@@ -189,20 +207,20 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
 class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attention."""
 
-    context_chunk: Annotated[
+    mla_context_chunk_size: Annotated[
         TokenLimit,
-        Setting("tokens of cached context that a prefill of latent attention (DeepSeek) attends to at a time"),
+        Setting("tokens of cached context that an MLA prefill (DeepSeek) attends to at a time", ("--context-chunk",)),
     ] = 4096
     """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
-    kv_dtype: Annotated[
+    kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Setting(
             "type of cached keys and values: the model's own, or float8 (e4m3), which holds twice as many tokens",
-            ("--kv-cache-dtype",),
+            ("--kv-dtype",),
         ),
     ] = "auto"
-    k_scale: Annotated[PageScale, Setting("what a cached key in float8 stands for, over the number itself")] = 1.0
-    v_scale: Annotated[PageScale, Setting("the same of values")] = 1.0
+    k_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for keys (value = stored * scale)")] = 1.0
+    v_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,14 +234,16 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         ThreadCount | None,
         Setting("threads of a CPU worker", unset="the cores that this process may use, divided among the workers"),
     ] = None
-    seed: Annotated[Seed | None, Setting("seeds the draws for requests that bring no seed", unset="drawn at start")] = (
-        None
-    )
-    step_records: Annotated[
+    seed: Annotated[
+        Seed | None,
+        Setting("sampling seed for requests that send none", ("--random-seed",), unset="random at each start"),
+    ] = None
+    step_trace: Annotated[
         str | None,
         Setting(
             "new file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait "
             "simulate --hardware`",
+            ("--step-records",),
             unset="none is written",
         ),
     ] = None
@@ -287,14 +307,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """None: the model's context."""
     max_batch_tokens: int
     max_seqs: int
-    long_prefill: int
+    long_prefill_token_threshold: int
     policy: Policy
     mixed: bool
     page_size: int
     prefix_cache: bool
     watermark: int | None
     """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
-    starvation_steps: int
+    prefill_starvation_steps: int
     """Plans without a row after which the oldest prefill is served first."""
     itl_target_ms: float | None
     max_queue: int
@@ -302,7 +322,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     """Prompt tokens that may wait."""
     overlap: bool
     seed: int | None
-    step_records: str | None
+    step_trace: str | None
     log_level: LogLevel
     group: GroupPlace | None
     """None: the engine steps freely."""
@@ -330,19 +350,19 @@ def engine_settings(
         max_model_len=settings.model.max_model_len,
         max_batch_tokens=batch_tokens(settings),
         max_seqs=scheduler.max_seqs,
-        long_prefill=scheduler.long_prefill or batch_tokens(settings),
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold or batch_tokens(settings),
         policy=scheduler.policy,
         mixed=scheduler.mixed,
         page_size=settings.pages.page_size,
         prefix_cache=settings.pages.prefix_cache,
         watermark=settings.pages.watermark,
-        starvation_steps=scheduler.starvation_steps,
+        prefill_starvation_steps=scheduler.prefill_starvation_steps,
         itl_target_ms=scheduler.itl_target_ms,
         max_queue=scheduler.max_queue,
         max_queue_tokens=scheduler.max_queue_tokens,
         overlap=scheduler.overlap,
         seed=settings.process.seed,
-        step_records=settings.process.step_records,
+        step_trace=settings.process.step_trace,
         log_level=settings.process.log_level,
         group=group,
     )

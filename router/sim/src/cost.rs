@@ -61,12 +61,12 @@ impl Roofline {
     fn seconds(&self, work: &StepWork, num_sampled: f64) -> f64 {
         let num_tokens = (work.num_prefill_tokens + work.num_decode_rows) as f64;
         let model = &self.model;
-        let layers = self.matrices(
+        let layers = self.gemm_seconds(
             model.parameters_read(num_tokens),
             model.parameters_per_token() * num_tokens,
         );
         let head = if num_sampled > 0.0 {
-            self.matrices(model.head_parameters, model.head_parameters * num_sampled)
+            self.gemm_seconds(model.head_parameters, model.head_parameters * num_sampled)
         } else {
             0.0
         };
@@ -76,8 +76,8 @@ impl Roofline {
             + self.all_reduces(num_tokens)
     }
 
-    /// Seconds to read `num_read` parameters, or for `num_products` products with them.
-    fn matrices(&self, num_read: f64, num_products: f64) -> f64 {
+    /// Seconds to read `num_read` parameters, or for `num_macs` products with them.
+    fn gemm_seconds(&self, num_read: f64, num_macs: f64) -> f64 {
         let rates = self.hardware.flops_per_second;
         let flops = if self.model.is_float8() {
             rates.float8
@@ -85,7 +85,7 @@ impl Roofline {
             rates.bfloat16
         };
         let reading = num_read * self.model.weight_bytes / self.hardware.bytes_per_second;
-        reading.max(2.0 * num_products / flops)
+        reading.max(2.0 * num_macs / flops)
     }
 
     fn prefill_attention(&self, work: &StepWork) -> f64 {

@@ -12,9 +12,9 @@ mod hardware;
 mod model;
 mod replica;
 mod report;
+mod run_metrics;
 mod settings;
 mod simulate;
-mod tally;
 mod trace;
 
 pub use cost::CostModel;

@@ -39,9 +39,9 @@ pub struct ModelShape {
     tie_word_embeddings: bool,
     quantization_config: Option<Quantization>,
     #[serde(flatten)]
-    grouped: GroupedHeads,
+    gqa: GqaHeads,
     #[serde(flatten)]
-    latent: LatentHeads,
+    mla: MlaHeads,
     #[serde(flatten)]
     experts: Experts,
 }
@@ -53,14 +53,14 @@ struct Quantization {
 
 /// Grouped query attention.
 #[derive(Clone, Debug, Deserialize)]
-struct GroupedHeads {
+struct GqaHeads {
     num_key_value_heads: Option<u64>,
     head_dim: Option<u64>,
 }
 
 /// Multi-head latent attention, where `kv_lora_rank` is given.
 #[derive(Clone, Debug, Deserialize)]
-struct LatentHeads {
+struct MlaHeads {
     kv_lora_rank: Option<u64>,
     q_lora_rank: Option<u64>,
     qk_nope_head_dim: Option<u64>,
@@ -218,13 +218,13 @@ impl ModelShape {
     }
 
     fn num_kv_heads(&self) -> u64 {
-        self.grouped
+        self.gqa
             .num_key_value_heads
             .unwrap_or(self.num_attention_heads)
     }
 
     fn head_dim(&self) -> u64 {
-        self.grouped
+        self.gqa
             .head_dim
             .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
@@ -237,13 +237,13 @@ impl ModelShape {
     }
 
     fn attention(&self) -> Result<Attention, String> {
-        match self.latent.kv_lora_rank {
-            Some(kv_rank) => self.latent_attention(kv_rank),
-            None => Ok(self.grouped_attention()),
+        match self.mla.kv_lora_rank {
+            Some(kv_rank) => self.mla(kv_rank),
+            None => Ok(self.gqa()),
         }
     }
 
-    fn grouped_attention(&self) -> Attention {
+    fn gqa(&self) -> Attention {
         let query = self.num_attention_heads * self.head_dim();
         let key = self.num_kv_heads() * self.head_dim();
         Attention {
@@ -254,14 +254,14 @@ impl ModelShape {
         }
     }
 
-    fn latent_attention(&self, kv_rank: u64) -> Result<Attention, String> {
-        let latent = &self.latent;
-        let content = needed("qk_nope_head_dim", latent.qk_nope_head_dim)?;
-        let rope = needed("qk_rope_head_dim", latent.qk_rope_head_dim)?;
-        let value = needed("v_head_dim", latent.v_head_dim)?;
+    fn mla(&self, kv_rank: u64) -> Result<Attention, String> {
+        let mla = &self.mla;
+        let content = needed("qk_nope_head_dim", mla.qk_nope_head_dim)?;
+        let rope = needed("qk_rope_head_dim", mla.qk_rope_head_dim)?;
+        let value = needed("v_head_dim", mla.v_head_dim)?;
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         let query = heads * (content + rope);
-        let to_query = match latent.q_lora_rank {
+        let to_query = match mla.q_lora_rank {
             Some(rank) => rank * (hidden + query),
             None => hidden * query,
         };

@@ -8,15 +8,15 @@ use plait_core::{
 };
 use rustc_hash::FxHashMap;
 
+use crate::run_metrics::RunMetrics;
 use crate::settings::Setup;
-use crate::tally::Tally;
 use crate::trace::Arrival;
 
 /// Every sampled token; answers end by their lengths, so none means anything.
 const ANY_TOKEN: TokenId = 0;
 
 /// A step that the worker computes, or will when the one before it is done.
-struct OnTheWire {
+struct InFlight {
     step: StepId,
     elapsed: Micros,
     end: Micros,
@@ -33,14 +33,14 @@ struct Live {
 pub struct Replica<'a> {
     scheduler: Scheduler,
     setup: &'a Setup,
-    on_the_wire: VecDeque<OnTheWire>,
+    in_flight: VecDeque<InFlight>,
     /// When the worker has computed everything it was sent.
     free_at: Micros,
     live: FxHashMap<RequestId, Live>,
     outputs: Vec<Output>,
     accepted: Vec<u32>,
     tokens: Vec<TokenId>,
-    tally: Tally,
+    metrics: RunMetrics,
 }
 
 impl<'a> Replica<'a> {
@@ -49,49 +49,49 @@ impl<'a> Replica<'a> {
         Self {
             scheduler: Scheduler::new(setup.scheduler.clone()).expect("the set-up tried them"),
             setup,
-            on_the_wire: VecDeque::new(),
+            in_flight: VecDeque::new(),
             free_at: Micros(0),
             live: FxHashMap::default(),
             outputs: Vec::new(),
             accepted: Vec::new(),
             tokens: Vec::new(),
-            tally: Tally::new(setup.last_arrival()),
+            metrics: RunMetrics::new(setup.last_arrival()),
         }
     }
 
     /// How much is asked of it: the requests that are not answered yet, then all that it got so far.
     pub fn load(&self) -> (usize, u64) {
-        (self.live.len(), self.tally.counts.num_requests)
+        (self.live.len(), self.metrics.counts.num_requests)
     }
 
     /// Goes on until everything is answered, and gives what was counted.
-    pub fn finish(mut self) -> Tally {
+    pub fn finish(mut self) -> RunMetrics {
         self.run_until(Micros(u64::MAX));
         assert!(
             self.scheduler.is_idle(),
             "requests are left that get no rows"
         );
         let counts = self.scheduler.stats().counts;
-        self.tally.counts.num_preemptions = counts.num_preemptions;
-        self.tally.counts.num_starvation_grants = counts.num_starvation_grants;
-        self.tally
+        self.metrics.counts.num_preemptions = counts.num_preemptions;
+        self.metrics.counts.num_starvation_grants = counts.num_starvation_grants;
+        self.metrics
     }
 
     /// Goes on until `now`.
     pub fn run_until(&mut self, now: Micros) {
-        while self.on_the_wire.front().is_some_and(|step| step.end <= now) {
-            let step = self.on_the_wire.pop_front().expect("it was just looked at");
-            self.land(&step);
+        while self.in_flight.front().is_some_and(|step| step.end <= now) {
+            let step = self.in_flight.pop_front().expect("it was just looked at");
+            self.complete(&step);
             self.send_steps(step.end);
         }
     }
 
     /// Takes a request into the queue; [`Replica::send_steps`] follows when all of this time are in.
     pub fn submit(&mut self, arrival: &Arrival, now: Micros) {
-        self.tally.counts.num_requests += 1;
+        self.metrics.counts.num_requests += 1;
         match self.scheduler.submit(request(arrival), now) {
             Ok(id) => {
-                self.tally.counts.num_prompt_tokens += u64::from(arrival.num_prompt);
+                self.metrics.counts.num_prompt_tokens += u64::from(arrival.num_prompt);
                 let live = Live {
                     arrived: now,
                     last_token: None,
@@ -107,17 +107,17 @@ impl<'a> Replica<'a> {
             *refusal != Refusal::Draining,
             "nobody drains a simulated replica"
         );
-        self.tally.counts.num_refused += 1;
+        self.metrics.counts.num_refused += 1;
         let is_too_long = matches!(
             refusal,
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. }
         );
-        self.tally.counts.num_too_long += u64::from(is_too_long);
+        self.metrics.counts.num_too_long += u64::from(is_too_long);
     }
 
     /// Plans as many steps as may be on the wire.
     pub fn send_steps(&mut self, now: Micros) {
-        while self.on_the_wire.len() < self.setup.credit {
+        while self.in_flight.len() < self.setup.credit {
             let Some(plan) = self.scheduler.plan(now) else {
                 return;
             };
@@ -129,9 +129,9 @@ impl<'a> Replica<'a> {
         let elapsed = self.setup.cost.time(plan);
         let start = self.free_at.max(now);
         self.free_at = Micros(start.0.saturating_add(elapsed.0));
-        self.tally.step(plan, start, elapsed);
+        self.metrics.step(plan, start, elapsed);
         let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
-        self.on_the_wire.push_back(OnTheWire {
+        self.in_flight.push_back(InFlight {
             step: plan.step,
             elapsed,
             end: self.free_at,
@@ -139,7 +139,7 @@ impl<'a> Replica<'a> {
         });
     }
 
-    fn land(&mut self, step: &OnTheWire) {
+    fn complete(&mut self, step: &InFlight) {
         self.accepted.resize(step.num_samples, 1);
         self.tokens.resize(step.num_samples, ANY_TOKEN);
         let measured = Event::Measured {
@@ -159,22 +159,22 @@ impl<'a> Replica<'a> {
     }
 
     fn observe(&mut self, now: Micros) {
-        self.tally.end = now;
+        self.metrics.end = now;
         for output in self.outputs.drain(..) {
             match output {
                 Output::Tokens {
                     request, tokens, ..
                 } => {
-                    self.tally.counts.num_output_tokens += tokens.len() as u64;
+                    self.metrics.counts.num_output_tokens += tokens.len() as u64;
                     let live = self.live.get_mut(&request).expect("it has not ended");
                     match live.last_token.replace(now) {
-                        None => self.tally.ttft.push(now.0 - live.arrived.0),
-                        Some(last) => self.tally.itl.push(now.0 - last.0),
+                        None => self.metrics.ttft.push(now.0 - live.arrived.0),
+                        Some(last) => self.metrics.itl.push(now.0 - last.0),
                     }
                 }
                 Output::Finished { request, .. } => {
                     let live = self.live.remove(&request).expect("it ends once");
-                    self.tally.e2e.push(now.0 - live.arrived.0);
+                    self.metrics.e2e.push(now.0 - live.arrived.0);
                 }
             }
         }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::clock::seconds;
+use crate::run_metrics::{Bin, RunMetrics};
 use crate::settings::Setup;
-use crate::tally::{Bin, Tally};
 
 /// Everything that is told of a run.
 #[derive(Debug, Serialize)]
@@ -75,7 +75,7 @@ pub struct Resolved {
     /// Pages kept free at admission.
     pub watermark: u32,
     /// Cap of one request's chunk.
-    pub long_prefill: u32,
+    pub long_prefill_token_threshold: u32,
 }
 
 /// Steps by time, all replicas together; one number for each span.
@@ -96,21 +96,21 @@ pub struct Composition {
 }
 
 impl Report {
-    /// Of the replicas' tallies together.
-    pub fn new(setup: &Setup, mut tally: Tally) -> Self {
-        for times in [&mut tally.ttft, &mut tally.itl, &mut tally.e2e] {
+    /// Of the replicas' metrics together.
+    pub fn new(setup: &Setup, mut metrics: RunMetrics) -> Self {
+        for times in [&mut metrics.ttft, &mut metrics.itl, &mut metrics.e2e] {
             times.sort_unstable();
         }
         Self {
-            summary: Summary::new(&tally),
+            summary: Summary::new(&metrics),
             resolved: Resolved {
                 num_pages: setup.scheduler.num_pages,
                 max_model_len: setup.scheduler.max_model_len,
                 watermark: setup.scheduler.watermark,
-                long_prefill: setup.scheduler.long_prefill,
+                long_prefill_token_threshold: setup.scheduler.long_prefill_token_threshold,
             },
-            itl_tail: tail(&tally.itl),
-            composition: Composition::new(&tally, setup.num_replicas),
+            itl_tail: tail(&metrics.itl),
+            composition: Composition::new(&metrics, setup.num_replicas),
         }
     }
 
@@ -121,13 +121,13 @@ impl Report {
 }
 
 impl Summary {
-    fn new(tally: &Tally) -> Self {
-        let counts = &tally.counts;
-        let duration = seconds(tally.end.0);
+    fn new(metrics: &RunMetrics) -> Self {
+        let counts = &metrics.counts;
+        let duration = seconds(metrics.end.0);
         Self {
-            ttft_seconds: Percentiles::of(&tally.ttft),
-            itl_seconds: Percentiles::of(&tally.itl),
-            e2e_seconds: Percentiles::of(&tally.e2e),
+            ttft_seconds: Percentiles::of(&metrics.ttft),
+            itl_seconds: Percentiles::of(&metrics.itl),
+            e2e_seconds: Percentiles::of(&metrics.e2e),
             output_tokens_per_second: counts.num_output_tokens as f64 / duration.max(1e-6),
             mixed_share: counts.mixed_share(),
             prefix_hit_ratio: counts.prefix_hit_ratio(),
@@ -183,15 +183,15 @@ fn tail(sorted: &[u64]) -> Vec<(f64, f64)> {
 }
 
 impl Composition {
-    fn new(tally: &Tally, num_replicas: u32) -> Self {
-        let width = seconds(tally.bins.width);
+    fn new(metrics: &RunMetrics, num_replicas: u32) -> Self {
+        let width = seconds(metrics.bins.width);
         let rate = |count: fn(&Bin) -> u64| {
-            let bins = tally.bins.bins.iter();
+            let bins = metrics.bins.bins.iter();
             bins.map(|bin| count(bin) as f64 / width).collect()
         };
         let share = |kind: usize| {
             let whole = width * f64::from(num_replicas);
-            let bins = tally.bins.bins.iter();
+            let bins = metrics.bins.bins.iter();
             bins.map(|bin| seconds(bin.busy[kind]) / whole).collect()
         };
         Self {

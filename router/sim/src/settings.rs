@@ -84,7 +84,7 @@ pub struct Scheduling {
     /// Requests that run at a time, and rows of one plan.
     pub max_seqs: u32,
     /// Cap of one request's chunk; None takes `max_batch_tokens`.
-    pub long_prefill: Option<u32>,
+    pub long_prefill_token_threshold: Option<u32>,
     /// Tokens in a page.
     pub page_size: u32,
     /// Pages in the pool; None takes what the memory holds.
@@ -98,7 +98,7 @@ pub struct Scheduling {
     /// Pages kept free at admission; None takes a hundredth of the pool.
     pub watermark: Option<u32>,
     /// Plans without a row after which the oldest prefill comes first.
-    pub starvation_steps: u32,
+    pub prefill_starvation_steps: u32,
     /// How long a step that decodes should take.
     pub itl_target_ms: Option<f64>,
     /// Requests that may wait.
@@ -310,7 +310,9 @@ impl Scheduling {
             max_batch_tokens: self.max_batch_tokens,
             max_rows: self.max_seqs,
             max_seqs: self.max_seqs,
-            long_prefill: self.long_prefill.unwrap_or(self.max_batch_tokens),
+            long_prefill_token_threshold: self
+                .long_prefill_token_threshold
+                .unwrap_or(self.max_batch_tokens),
             page_size: self.page_size,
             num_pages,
             max_model_len: self.max_model_len(device)?,
@@ -321,7 +323,7 @@ impl Scheduling {
             watermark: self
                 .watermark
                 .unwrap_or((num_pages / 100).max(1).min(num_pages.saturating_sub(1))),
-            starvation_steps: self.starvation_steps,
+            prefill_starvation_steps: self.prefill_starvation_steps,
             itl_target: self.itl_target()?,
             max_queue: self.max_queue,
             max_queue_tokens: self.max_queue_tokens,

@@ -8,15 +8,15 @@ use std::time::Duration;
 use crate::error::SimError;
 use crate::replica::Replica;
 use crate::report::Report;
+use crate::run_metrics::RunMetrics;
 use crate::settings::{Routing, Setup};
-use crate::tally::Tally;
 use crate::trace::Arrival;
 
 /// How often the caller is told how far the simulation is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a thread does.
-type Run = fn(&Setup, &Progress, &SyncSender<Tally>);
+type Run = fn(&Setup, &Progress, &SyncSender<RunMetrics>);
 
 /// What the threads share.
 #[derive(Default)]
@@ -44,9 +44,9 @@ pub type OnProgress<'a> = dyn FnMut(u64) -> bool + 'a;
 /// Simulates the whole trace.
 pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Report, SimError> {
     let progress = Progress::default();
-    let mut total = Tally::new(setup.last_arrival());
+    let mut total = RunMetrics::new(setup.last_arrival());
     std::thread::scope(|scope| {
-        let (sender, tallies) = sync_channel(setup.num_threads);
+        let (sender, receiver) = sync_channel(setup.num_threads);
         let run: Run = match setup.routing {
             Routing::InTurn => run_replicas,
             Routing::LeastLoaded => run_all_replicas,
@@ -57,8 +57,8 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
         }
         drop(sender);
         loop {
-            match tallies.recv_timeout(PROGRESS_INTERVAL) {
-                Ok(tally) => total.add(tally),
+            match receiver.recv_timeout(PROGRESS_INTERVAL) {
+                Ok(metrics) => total.add(metrics),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -74,23 +74,23 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
 }
 
 /// Runs one replica after the other until none is left.
-fn run_replicas(setup: &Setup, progress: &Progress, tallies: &SyncSender<Tally>) {
+fn run_replicas(setup: &Setup, progress: &Progress, sender: &SyncSender<RunMetrics>) {
     loop {
         let index = progress.next_replica.fetch_add(1, Ordering::Relaxed);
         if index >= u64::from(setup.num_replicas) {
             return;
         }
-        let Some(tally) = run_replica(setup, index, progress) else {
+        let Some(metrics) = run_replica(setup, index, progress) else {
             return;
         };
-        if tallies.send(tally).is_err() {
+        if sender.send(metrics).is_err() {
             return;
         }
     }
 }
 
 /// Everything that one replica is asked; nothing where the simulation was stopped.
-fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<Tally> {
+fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<RunMetrics> {
     let (first, step) = (usize::try_from(index).ok()?, setup.num_replicas as usize);
     let own: Vec<&Arrival> = setup.arrivals.iter().skip(first).step_by(step).collect();
     let mut replica = Replica::new(setup);
@@ -109,7 +109,7 @@ fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<Tally> 
 }
 
 /// Runs all replicas at the same pace, which is what it takes to compare their loads.
-fn run_all_replicas(setup: &Setup, progress: &Progress, tallies: &SyncSender<Tally>) {
+fn run_all_replicas(setup: &Setup, progress: &Progress, sender: &SyncSender<RunMetrics>) {
     let mut replicas: Vec<Replica<'_>> = (0..setup.num_replicas)
         .map(|_| Replica::new(setup))
         .collect();
@@ -132,7 +132,7 @@ fn run_all_replicas(setup: &Setup, progress: &Progress, tallies: &SyncSender<Tal
         }
     }
     for replica in replicas {
-        if tallies.send(replica.finish()).is_err() {
+        if sender.send(replica.finish()).is_err() {
             return;
         }
     }

@@ -10,7 +10,7 @@ import psutil
 from bench.cpu.cpu_cases import CpuCase
 from bench.cpu.turns import Field, Turn
 from plait.bench.compare import value
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.bench.table import notes
 
 PLAIT, PLAIT_BF16 = "plait", "plait --dtype bfloat16"
@@ -27,7 +27,7 @@ UNITS = {
     "itl_p99": "seconds",
     "itl_max": "seconds",
 }
-"""Figures of `plait bench` that are kept, by its own names."""
+"""Metrics of `plait bench` that are kept, by its own names."""
 COMPARED = ("output_tokens_per_second", "ttft_p50", "itl_p50", "itl_p99", "itl_max", "memory_peak_rss")
 ITL_P99_SECONDS = 0.15
 AHEAD_OF_PEERS = 1.2
@@ -67,8 +67,8 @@ def figures(turn: Turn) -> dict[str, tuple[str, float]]:
     told = {metric: (unit, number) for metric, (unit, number) in found.items() if number is not None}
     return told | {
         "memory_peak_rss": ("bytes", float(turn.peak_bytes)),
-        "num_failed": ("requests", float(sum(turn.measured.figures.failures.values()))),
-        "client_lag_p99": ("seconds", turn.measured.lateness.lag_p99),
+        "num_failed": ("requests", float(sum(turn.measured.metrics.failures.values()))),
+        "client_lag_p99": ("seconds", turn.measured.client_lag.lag_p99),
         "foreign_load": ("cores", turn.foreign_cores),
     }
 
@@ -93,7 +93,7 @@ def summary(field: Field) -> list[Row]:
 
 
 def ratios(field: Field) -> Iterator[Row]:
-    """Figures of Plait, as it is and in bfloat16, over each peer's, run by run: median, least and greatest."""
+    """Metrics of Plait, as it is and in bfloat16, over each peer's, run by run: median, least and greatest."""
     for ours in (PLAIT, PLAIT_BF16):
         for case, server in _pairs(field):
             if not server.startswith(PLAIT):
@@ -157,10 +157,10 @@ def _describe(turn: Turn) -> dict[str, object]:
     measured = turn.measured
     return {
         "case": f"{turn.case} | {turn.server} | run {turn.repeat + 1}",
-        "is_valid": not measured.lateness.reasons,
-        "invalid_because": measured.lateness.reasons,
+        "is_valid": not measured.client_lag.reasons,
+        "invalid_because": measured.client_lag.reasons,
         "counted_by": measured.run.counting,
-        "failures": measured.figures.failures,
+        "failures": measured.metrics.failures,
         "notes": notes([measured], None),
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -149,8 +149,8 @@ def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
         seconds = time.monotonic() - began
         foreign = _busy_seconds() - clock - (known_seconds() - ours)
         process.require_alive()
-        if not measured.figures.num_completed and not measured.run.is_partial:
-            raise ServerFailed(f"no request was completed: {measured.figures.failures}")
+        if not measured.metrics.num_completed and not measured.run.is_partial:
+            raise ServerFailed(f"no request was completed: {measured.metrics.failures}")
         return Turn(case.name, process.name, repeat, measured, process.peak_bytes(), max(0.0, foreign / seconds))
 
 
@@ -209,11 +209,11 @@ def _words(turn: Turn) -> str:
         found = value(turn.measured, metric)
         return "-" if found is None else f"{found * 1000:.0f}"
 
-    late = f"; INVALID: {'; '.join(turn.measured.lateness.reasons)}" if turn.measured.lateness.reasons else ""
-    failed = sum(turn.measured.figures.failures.values())
+    late = f"; INVALID: {'; '.join(turn.measured.client_lag.reasons)}" if turn.measured.client_lag.reasons else ""
+    failed = sum(turn.measured.metrics.failures.values())
     return (
         f"{turn.case}, {turn.server}, run {turn.repeat + 1}: "
-        f"{turn.measured.figures.output_tokens_per_second:.1f} tokens/s, TTFT p50 {ms('ttft_p50')} ms, ITL "
+        f"{turn.measured.metrics.output_tokens_per_second:.1f} tokens/s, TTFT p50 {ms('ttft_p50')} ms, ITL "
         f"p50/p99/max {ms('itl_p50')}/{ms('itl_p99')}/{ms('itl_max')} ms, {turn.peak_bytes / 1e6:.0f} MB"
         f"{f', {failed} FAILED' if failed else ''}{late}"
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from plait.bench.record import commit, machine, versions
+from plait.bench.result_file import commit, machine, versions
 from plait_kernels.attention import PagedPrefill, reference
 from plait_kernels.kv_cache import UNSCALED
 from plait_worker.attention.backend import AttentionBackend

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from plait.bench.record import commit, machine, versions
+from plait.bench.result_file import commit, machine, versions
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -84,7 +84,7 @@ class Bench:
     def run_all(self, cases: Sequence[LoadCase]) -> Iterator[Ran]:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
-            records = ("--step-records", str(self.logs / f"steps-{number}.jsonl"))
+            records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl"))
             with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from plait_kernels import dependent
+from plait_kernels import pdl
 from plait_proto import DeviceConfig, KvCacheConfig, Plan, StepResult, Welcome, WorkerConfig
 from plait_worker import start
 from plait_worker.loop import InFlight, Rank
@@ -56,20 +56,20 @@ class Ahead:
 
 
 def open_rank(
-    folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool, kv_dtype: str
+    folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool, kv_cache_dtype: str
 ) -> Rank:
     config = WorkerConfig(
         model=str(folder),
         run_dir=str(folder),
         world=1,
-        device=DeviceConfig(kind="cuda", attention=attention, cuda_graphs=graphs, max_graph_batch=512),
+        device=DeviceConfig(kind="cuda", attention=attention, cuda_graphs=graphs, cuda_graph_max_bs=512),
         load_format="dummy",
         dtype="bfloat16",
-        kv_cache=KvCacheConfig(dtype=kv_dtype, k_scale=1.0, v_scale=1.0),
+        kv_cache=KvCacheConfig(dtype=kv_cache_dtype, k_scale=1.0, v_scale=1.0),
         page_size=PAGE_SIZE,
         num_pages=num_pages,
         memory_fraction=None,
-        context_chunk=4096,
+        mla_context_chunk_size=4096,
         max_model_len=40_960,
         max_batch_tokens=max_tokens,
         max_seqs=num_seqs,
@@ -141,25 +141,23 @@ def main() -> None:
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--depth", type=int, default=192)
     parser.add_argument("--attention", default="trtllm_mha")
-    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument(
-        "--no-dependent-launch", action="store_true", help="our kernels start when those before them have ended"
-    )
+    parser.add_argument("--no-pdl", action="store_true", help="our kernels start when those before them have ended")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.no_dependent_launch:
-        dependent._can_overlap = lambda _device: False  # type: ignore[assignment]
+    if options.no_pdl:
+        pdl._supports_pdl = lambda _device: False  # type: ignore[assignment]
     counts = [int(count) for count in options.rows.split(",")]
     num_pages = max(counts) * (options.depth // PAGE_SIZE + 4) + 64
     rank = open_rank(
-        options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs, options.kv_dtype
+        options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs, options.kv_cache_dtype
     )
     rows: list[dict[str, object]] = []
     for count in counts:
         figures = measure(rank, count, options.depth)
-        kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_dtype == "fp8")]
-        kinds += ["no kernel starts early"] * options.no_dependent_launch
+        kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_cache_dtype == "fp8")]
+        kinds += ["no kernel starts early"] * options.no_pdl
         case = f"decode {count} rows at {options.depth}, {', '.join(kinds)}"
         print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
         rows += [

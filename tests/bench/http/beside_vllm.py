@@ -19,7 +19,7 @@ import msgspec
 from plait.bench.cases import cases
 from plait.bench.compare import value
 from plait.bench.measure import Bench, Measured
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.bench.settings import BenchSettings, LoadSettings, PaceSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -80,7 +80,7 @@ def main() -> None:
                 through_plait(mock.url, pace),
                 through_vllm(options.vllm, options.tokenizer, mock.url, *words),
             )
-            print(f"{case}; client late: {ours.lateness.reasons or 'no'}")
+            print(f"{case}; client late: {ours.client_lag.reasons or 'no'}")
             for metric, vllm in theirs.items():
                 plait = value(ours, metric)
                 assert plait is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from plait.bench.cases import cases
 from plait.bench.measure import Bench, Measured
-from plait.bench.record import record
+from plait.bench.result_file import record
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings
 from plait.bench.table import table
 
@@ -51,13 +51,13 @@ def main() -> None:
     options = parser.parse_args()
     measured = measure(options.streams, options.tokens_per_second, options.seconds, options.processes)
     print(table(measured))
-    late = measured.lateness
+    late = measured.client_lag
     print(f"the client's own lateness: {msgspec.json.encode(late).decode()}")
     if options.out is not None:
         result = record(f"tests/bench/http/{Path(__file__).name}", [measured], [], with_requests=False)
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    is_fast = measured.figures.output_tokens_per_second >= GOAL and not late.reasons
-    print(f"{measured.figures.output_tokens_per_second:.0f} tokens/s; goal: {GOAL:.0f}, and not late: {is_fast}")
+    is_fast = measured.metrics.output_tokens_per_second >= GOAL and not late.reasons
+    print(f"{measured.metrics.output_tokens_per_second:.0f} tokens/s; goal: {GOAL:.0f}, and not late: {is_fast}")
     sys.exit(not is_fast)
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 from plait.bench.cases import cases
 from plait.bench.compare import value
-from plait.bench.figures import figures
 from plait.bench.measure import Bench, Measured
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.metrics import compute_metrics
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.bench.settings import BenchSettings, LoadSettings, MeasureSettings, PaceSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -57,7 +57,7 @@ def measure(timing: Timing, pace: PaceSettings) -> tuple[Measured, Measured]:
         bench = Bench(settings, [mock.url])
         seen = bench.measure(cases(settings)[0], bench.servers[0], 0)
         true = as_sent(seen.run, mock.truth())
-    return seen, Measured(true, figures(true, None), seen.lateness)
+    return seen, Measured(true, compute_metrics(true, None), seen.client_lag)
 
 
 def compared(seen: Measured, true: Measured) -> Iterator[tuple[str, float, float, bool]]:
@@ -79,7 +79,7 @@ def main() -> None:
         seen, true = measure(timing, pace)
         wrong = [(metric, ours, theirs) for metric, ours, theirs, is_near in compared(seen, true) if not is_near]
         num_wrong += len(wrong)
-        print(f"{name}: {len(wrong)} figures off; client late: {seen.lateness.reasons or 'no'}", flush=True)
+        print(f"{name}: {len(wrong)} figures off; client late: {seen.client_lag.reasons or 'no'}", flush=True)
         for metric, ours, theirs in wrong:
             print(f"  {metric}: {ours:.5f}, truly {theirs:.5f}")
         for metric, ours, theirs, _ in compared(seen, true):

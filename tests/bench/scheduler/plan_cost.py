@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 import plait_proto
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.simulate.command import run
 from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSettings
 

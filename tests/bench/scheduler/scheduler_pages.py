@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from plait.bench.record import Row
+from plait.bench.result_file import Row
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests/bench/results/scheduler.json"

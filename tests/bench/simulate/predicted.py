@@ -2,7 +2,7 @@
 
     python tests/bench/simulate/predicted.py --out tests/bench/results/simulate-fit.json
 
-Serves the demo model twice with `--step-records`, under two loads of Poisson arrivals. The cost model is fitted to the
+Serves the demo model twice with `--step-trace`, under two loads of Poisson arrivals. The cost model is fitted to the
 steps of the first run; the second run's own trace is simulated with it.
 """
 
@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
-from plait.bench.record import Row, commit, machine, versions
+from plait.bench.result_file import Row, commit, machine, versions
 from plait.simulate.command import run
 from plait.simulate.settings import ClusterSettings, LoadSettings, SchedulingSettings, SimulateSettings
 
@@ -62,7 +62,7 @@ def served(records: Path) -> Iterator[str]:
     """A server of the demo model; its address."""
     settings = msgspec.structs.asdict(SCHEDULING)
     flags = [f"--{name.replace('_', '-')}={settings[name]}" for name in ("max_batch_tokens", "max_seqs", "num_pages")]
-    flags += [f"--max-model-len={SCHEDULING.max_model_len}", "--no-prefix-cache", f"--step-records={records}"]
+    flags += [f"--max-model-len={SCHEDULING.max_model_len}", "--no-prefix-cache", f"--step-trace={records}"]
     words = [*PLAIT, "serve", "--port", "0", *flags]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -32,7 +32,7 @@ POLICIES = {
     "mixed, target 25 ms": replace(UNBOUNDED, itl_target_ms=25.0),
     "mixed off (prefill first)": replace(UNBOUNDED, mixed=False),
     # Prefill joins no step that decodes, ever: a target that nothing meets, and no grants.
-    "decode first": replace(UNBOUNDED, itl_target_ms=0.001, starvation_steps=(1 << 32) - 1),
+    "decode first": replace(UNBOUNDED, itl_target_ms=0.001, prefill_starvation_steps=(1 << 32) - 1),
 }
 
 

@@ -18,8 +18,9 @@ from plait_kernels.latent import (
     store_and_turn,
 )
 from plait_kernels.latent import reference as latent_reference
-from plait_kernels.moe import GroupLimit, Routing, few_triton, groups, route, sorted_triton
+from plait_kernels.moe import GroupLimit, Routing, grouped_gemm_triton, indexed_gemv_triton, route
 from plait_kernels.moe import reference as moe_reference
+from plait_kernels.moe import routing as routing_reference
 from plait_kernels.rope import rope_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
@@ -55,13 +56,13 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
-    num_turned = num_tokens - num_tokens // 3
+    rotary_dim = num_tokens - num_tokens // 3
     turned = latent_reference.turn_queries(q_THE, tables)
-    right = torch.cat((turned[:num_turned], q_THE[num_turned:]))
-    stored, given = store_and_turn(cached, q_THE[:num_turned], norm, tables, cache)
+    right = torch.cat((turned[:rotary_dim], q_THE[rotary_dim:]))
+    stored, given = store_and_turn(cached, q_THE[:rotary_dim], norm, tables, cache)
     assert_close(stored, latents)
     assert_close(pages.view(-1, 576)[index], latents)
-    assert_close(given, right[:num_turned])
+    assert_close(given, right[:rotary_dim])
     assert_close(q_THE, right)  # where they lie, and no others
 
 
@@ -123,19 +124,19 @@ def test_tokens_are_routed_alike(name: str) -> None:
     logits = torch.randn(3000, num_experts, device="cuda")
     bias = torch.randn(num_experts, device="cuda") * 0.3 if routing.scoring == "sigmoid" else None
     weights, experts = route(logits, bias, routing)
-    right_weights, right_experts = groups.route(logits, bias, routing)
+    right_weights, right_experts = routing_reference.route(logits, bias, routing)
     # Scores that differ by rounding alone may change order.
     assert float((experts != right_experts).any(dim=1).float().mean()) < 0.001
     same = (experts == right_experts).all(dim=1)
     torch.testing.assert_close(weights[same], right_weights[same], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("solution", [few_triton, sorted_triton], ids=["few", "sorted"])
+@pytest.mark.parametrize("backend", [indexed_gemv_triton, grouped_gemm_triton], ids=["indexed", "grouped"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 128, 1024])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (66, 8, 2048, 1408)])
 @pytest.mark.parametrize("routing", ["spread", "same experts"])
 def test_experts_multiply_alike(
-    solution: object, num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str
+    backend: object, num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str
 ) -> None:
     x = normal(num_tokens, hidden)
     gate_up, down = normal(num_experts, 2 * width, hidden) * 0.03, normal(num_experts, hidden, width) * 0.03
@@ -144,6 +145,6 @@ def test_experts_multiply_alike(
         logits += torch.arange(num_experts, device="cuda") * 99
     weights, experts = moe_reference.softmax_top_k(logits, top_k, True)
     weights = weights * 0 + 1 / top_k
-    given = solution.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
+    given = backend.expert_mlps(x, gate_up, down, weights, experts)  # type: ignore[attr-defined]
     exact = (x.double(), gate_up.double(), down.double())
     assert_close(given, moe_reference.expert_mlps(*exact, weights, experts))

@@ -1,4 +1,4 @@
-"""Every GPU solution gives what its family's reference gives, up to the rounding of bfloat16."""
+"""Every GPU backend gives what its family's reference gives, up to the rounding of bfloat16."""
 
 import json
 
@@ -12,11 +12,11 @@ from plait_kernels.linear import (
     TABLE,
     RowNorm,
     Tile,
-    multiply_few,
-    multiply_row,
-    normed_gate_row,
-    normed_logits_row,
-    normed_multiply_row,
+    gemv,
+    rmsnorm_gate_up_silu,
+    rmsnorm_gemv,
+    rmsnorm_router_gemv,
+    skinny_gemm,
     tiles_of,
 )
 from plait_kernels.linear import reference as linear_reference
@@ -131,16 +131,16 @@ def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int,
 def test_multiply_row(num_outputs: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
     right = x.double() @ weight.double().T
-    assert multiply_row(x, weight).shape == (1, num_outputs)
-    assert_close(multiply_row(x, weight), right)
+    assert gemv(x, weight).shape == (1, num_outputs)
+    assert_close(gemv(x, weight), right)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
 def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outputs: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
-    given, total = normed_multiply_row(x, norm, weight)
-    right, right_total = linear_reference.normed_multiply_row(x, norm, weight)
+    given, total = rmsnorm_gemv(x, norm, weight)
+    right, right_total = linear_reference.rmsnorm_gemv(x, norm, weight)
     assert torch.equal(total, right_total)
     assert_close(given, right)
 
@@ -149,7 +149,7 @@ def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outp
 def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_experts, num_inputs) / num_inputs**0.5
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
-    logits, normed, total = normed_logits_row(x, norm, weight)
+    logits, normed, total = rmsnorm_router_gemv(x, norm, weight)
     right_normed, right_total = norm_reference.add_rms_norm(x, *norm)
     assert torch.equal(total, right_total)
     assert_close(normed, right_normed)
@@ -182,8 +182,8 @@ def test_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bool) -
 def test_rows_are_gated_behind_their_product(width: int, num_inputs: int) -> None:
     x, gate_up = normal(1, num_inputs), normal(2 * width, num_inputs) * 0.03
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
-    given, total = normed_gate_row(x, norm, gate_up)
-    _, right_total = linear_reference.normed_gate_row(x, norm, gate_up)
+    given, total = rmsnorm_gate_up_silu(x, norm, gate_up)
+    _, right_total = linear_reference.rmsnorm_gate_up_silu(x, norm, gate_up)
     assert torch.equal(total, right_total)
     # The reference rounds the norm, both products and the gate: it lies up to 0.011 from float64, the kernel 0.003.
     assert_close(given, exact_gate(total.double(), norm, gate_up.double()))
@@ -200,9 +200,9 @@ def exact_gate(total: Tensor, norm: RowNorm, gate_up: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_rows", [2, 16, 17, 32, 64])
 def test_few_rows_are_multiplied_in_parts_that_are_added_in_one_order(num_rows: int, splits: int) -> None:
     x, weight, tile = normal(num_rows, 4096), normal(6144, 4096), Tile(64, 128, splits, 4, 4)
-    given = multiply_few(x, weight, tile)
+    given = skinny_gemm(x, weight, tile)
     assert_close(given, x.double() @ weight.double().T)
-    assert all(torch.equal(multiply_few(x, weight, tile), given) for _ in range(20))
+    assert all(torch.equal(skinny_gemm(x, weight, tile), given) for _ in range(20))
 
 
 @pytest.mark.parametrize("shape", json.loads(TABLE.read_text()))
@@ -211,7 +211,7 @@ def test_every_product_of_the_table_is_right(shape: str) -> None:
     weight = normal(num_outputs, num_inputs)
     for num_rows, tile in tiles_of(weight).items():
         x = normal(num_rows, num_inputs)
-        assert_close(multiply_few(x, weight, tile), x.float() @ weight.float().T)
+        assert_close(skinny_gemm(x, weight, tile), x.float() @ weight.float().T)
 
 
 @pytest.mark.parametrize("head_dim", [64, 100, 128])

@@ -21,17 +21,19 @@ DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 500)]
 TOLERANCE, FLOAT8_TOLERANCE = 0.02, 0.06
 
 
-def backend(shape: MlaShape, page_size: int = 32, context_chunk: int = 64) -> TrtllmMla:
+def backend(shape: MlaShape, page_size: int = 32, mla_context_chunk_size: int = 64) -> TrtllmMla:
     from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 
-    return TrtllmMla(shape, page_size, context_chunk, 1024, CPU)
+    return TrtllmMla(shape, page_size, mla_context_chunk_size, 1024, CPU)
 
 
-@pytest.mark.parametrize(("page_size", "context_chunk"), [(32, 64), (64, 250), (32, 4096)])
-def test_rows_of_every_sort_attend_to_their_own_past(launcher: Launcher, page_size: int, context_chunk: int) -> None:
+@pytest.mark.parametrize(("page_size", "mla_context_chunk_size"), [(32, 64), (64, 250), (32, 4096)])
+def test_rows_of_every_sort_attend_to_their_own_past(
+    launcher: Launcher, page_size: int, mla_context_chunk_size: int
+) -> None:
     shape = latent()
     world = MlaCase(shape, PREFILL, DECODE, page_size)
-    assert world.error(backend(shape, page_size, context_chunk)) <= TOLERANCE
+    assert world.error(backend(shape, page_size, mla_context_chunk_size)) <= TOLERANCE
     kinds = {"expanded causal", "expanded context", "latent ragged", "latent decode"}
     assert set(launcher.calls) == kinds
 

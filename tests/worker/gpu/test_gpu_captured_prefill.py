@@ -102,22 +102,24 @@ def serve_prompts(stepper: Stepper, choose: random.Random, num_steps: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "context_chunk", "fp8"),
+    ("num_heads", "mla_context_chunk_size", "fp8"),
     [(16, 4096, None), (16, 256, None), (128, 4096, None), (16, 4096, PageScales(0.37, 1.0))],
 )
 def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
-    num_heads: int, context_chunk: int, fp8: PageScales | None, tmp_path: Path
+    num_heads: int, mla_context_chunk_size: int, fp8: PageScales | None, tmp_path: Path
 ) -> None:
     save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)
-    attention = try_backend("flashmla", BackendRequirements(model.attention_shape, PAGE_SIZE, context_chunk, 4096, GPU))
+    attention = try_backend(
+        "flashmla", BackendRequirements(model.attention_shape, PAGE_SIZE, mla_context_chunk_size, 4096, GPU)
+    )
     assert not isinstance(attention, str), attention
     both = BothWays(model, attention)
-    serve_prompts(Stepper(both.step, PAGE_SIZE, NUM_PAGES), random.Random(num_heads + context_chunk), 150)
+    serve_prompts(Stepper(both.step, PAGE_SIZE, NUM_PAGES), random.Random(num_heads + mla_context_chunk_size), 150)
     planned = {size: errors for size, errors in both.errors.items() if size.context_tokens is not None}
     # Two pieces of 256 tokens are room for few steps' context.
-    assert sum(map(len, planned.values())) > (0 if context_chunk < 4096 else 20), (planned, both.num_eager)
-    assert context_chunk < 4096 or len({size.context_tokens for size in planned}) > 2
+    assert sum(map(len, planned.values())) > (0 if mla_context_chunk_size < 4096 else 20), (planned, both.num_eager)
+    assert mla_context_chunk_size < 4096 or len({size.context_tokens for size in planned}) > 2
     tolerance = TOLERANCE if fp8 is None else TOLERANCE_FP8
     wrong = {size: max(errors) for size, errors in both.errors.items() if max(errors) > tolerance}
     assert wrong == {}

@@ -26,10 +26,10 @@ SHORT = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 2, 4
 LONG = [(0, 300), (256, 500), (0, 1), (1000, 3), (1000, 700), (512, 1), (0, 65)]
 
 
-def backend_for(name: str, shape: MlaShape, context_chunk: int) -> AttentionBackend[Any]:
+def backend_for(name: str, shape: MlaShape, mla_context_chunk_size: int) -> AttentionBackend[Any]:
     if name == "torch":
-        return TorchMla(shape, PAGE_SIZE, context_chunk, GPU)
-    outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, context_chunk, MAX_TOKENS, GPU))
+        return TorchMla(shape, PAGE_SIZE, mla_context_chunk_size, GPU)
+    outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, mla_context_chunk_size, MAX_TOKENS, GPU))
     assert not isinstance(outcome, str), outcome
     return outcome
 
@@ -38,13 +38,13 @@ def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) ->
     return MlaCase(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
 
 
-@pytest.mark.parametrize("context_chunk", [256, 4096])
+@pytest.mark.parametrize("mla_context_chunk_size", [256, 4096])
 @pytest.mark.parametrize("num_heads", [8, 16, 128])
 @pytest.mark.parametrize("name", ["torch", *BACKENDS])
 @torch.inference_mode()
-def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, context_chunk: int) -> None:
+def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, mla_context_chunk_size: int) -> None:
     shape = latent(num_heads)
-    backend = backend_for(name, shape, context_chunk)
+    backend = backend_for(name, shape, mla_context_chunk_size)
     for prefill, decode in ((SHORT, DECODE), (LONG, DECODE), ([], DECODE), (SHORT, []), (LONG, [])):
         assert world(shape, prefill, decode).error(backend) <= TOLERANCE
 

@@ -98,13 +98,13 @@ class Driver:
     model: Model
     page_size: int = 16
     num_pages: int = 64
-    context_chunk: int = 64
+    mla_context_chunk_size: int = 64
     pages: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cache = KVCache(self.model.cache_spec, self.num_pages, self.page_size, CPU)
-        self.attention = cpu_attention(self.model.attention_shape, self.page_size, self.context_chunk)
+        self.attention = cpu_attention(self.model.attention_shape, self.page_size, self.mla_context_chunk_size)
         self.free = torch.randperm(self.num_pages).tolist()
 
     def step(self, prefill: dict[str, list[int]], decode: dict[str, int] | None = None) -> dict[str, Tensor]:
@@ -165,8 +165,8 @@ def drive_drawn() -> Callable[[Path], Driver]:
 @pytest.fixture
 def drive(load: Callable[..., Model]) -> Callable[..., Driver]:
     def drive(
-        path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64, context_chunk: int = 64
+        path: Path, page_size: int = 16, dtype: str = "float32", num_pages: int = 64, mla_context_chunk_size: int = 64
     ) -> Driver:
-        return Driver(load(path, dtype), page_size, num_pages, context_chunk)
+        return Driver(load(path, dtype), page_size, num_pages, mla_context_chunk_size)
 
     return drive

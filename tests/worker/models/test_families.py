@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import recall_tasks as tasks
 from plait_kernels.moe.native import ExpertPanels
-from plait_worker.errors import WorkerError
-from plait_worker.models import dummy_model
+from plait_worker.errors import ModelFilesError, WorkerError
+from plait_worker.models import dummy_model, unused_tensors
 from plait_worker.parallel import Parallel
+from plait_worker.weights import Folder, Weights
 
 CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)
@@ -162,7 +163,7 @@ chunk_lengths = st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 40, 64]), min_size
     plans=st.lists(chunk_lengths, min_size=1, max_size=4),
     num_decoded=st.integers(0, 3),
     page_size=st.sampled_from([1, 4, 16, 64]),
-    context_chunk=st.sampled_from([1, 5, 16, 64, 4096]),
+    mla_context_chunk_size=st.sampled_from([1, 5, 16, 64, 4096]),
 )
 def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
     saved: Any,
@@ -170,9 +171,9 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
     plans: list[list[int]],
     num_decoded: int,
     page_size: int,
-    context_chunk: int,
+    mla_context_chunk_size: int,
 ) -> None:
-    driver = drive(saved.path, page_size=page_size, num_pages=2048, context_chunk=context_chunk)
+    driver = drive(saved.path, page_size=page_size, num_pages=2048, mla_context_chunk_size=mla_context_chunk_size)
     prompts = {str(i): random_ids(sum(lengths), i) for i, lengths in enumerate(plans)}
     outputs = {name: random_ids(num_decoded, 100 + int(name)) for name in prompts}
     got: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
@@ -321,23 +322,64 @@ def test_the_longest_context_of_yarn_is_the_stretched_one(
     assert load(saved.path).config.max_positions == 1200
 
 
-def test_recall_mla_keeps_its_mtp_layer(check_models: Path, load: Callable[..., Any]) -> None:
+def test_recall_mla_does_not_load_its_mtp_layer(check_models: Path, load: Callable[..., Any]) -> None:
     model = load(check_models / "recall-mla")
-    (layer,) = model.mtp_layers
     stored = safetensors.torch.load_file(check_models / "recall-mla" / "model.safetensors")
-    x = torch.randn(2, 768)
-    torch.testing.assert_close(layer.join(x), x @ stored["model.layers.4.eh_proj.weight"].float().T)
-    assert torch.equal(layer.norm.weight_D, stored["model.layers.4.shared_head.norm.weight"].float())
-    twice = [name for name in stored if name.startswith("model.layers.4.") and ("embed" in name or "head.head" in name)]
+    of_mtp = {name for name in stored if name.startswith("model.layers.4.")}
+    assert "model.layers.4.eh_proj.weight" in of_mtp
     held_twice = {name for name in stored if name.endswith("kv_b_proj.weight")}
-    num_held = sum(t.numel() * (1 + (name in held_twice)) for name, t in stored.items() if name not in twice)
+    num_held = sum(t.numel() * (1 + (name in held_twice)) for name, t in stored.items() if name not in of_mtp)
     assert model.weight_bytes == 4 * num_held
 
 
-def test_an_mtp_layer_that_the_files_lack_is_done_without(
+def with_mtp_layer(path: Path, name: str) -> dict[str, torch.Tensor]:
+    """Add tensors of a fourth layer, and ``name``, to the model's files; what was added."""
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    last = {key: value for key, value in tensors.items() if key.startswith("model.layers.2.")}
+    of_mtp = {key.replace("layers.2.", "layers.3."): value.clone() for key, value in last.items()}
+    of_mtp |= {name: torch.ones(64, 128)}
+    safetensors.torch.save_file(tensors | of_mtp, path / "model.safetensors", {"format": "pt"})
+    state_mtp_layer(path)
+    return of_mtp
+
+
+def state_mtp_layer(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+
+
+def test_mtp_layers_are_neither_loaded_nor_counted_and_answers_are_the_same(
+    save_tiny: Callable[..., Any], load: Callable[..., Any], drive: Callable[..., Any]
+) -> None:
+    saved = save_tiny("deepseek_v3")
+    plain, (before,) = load(saved.path), drive(saved.path).step({"a": list(range(20))}).values()
+    of_mtp = with_mtp_layer(saved.path, "model.layers.3.eh_proj.weight")
+    model, (after,) = load(saved.path), drive(saved.path).step({"a": list(range(20))}).values()
+    assert model.config.num_mtp_layers == 1
+    assert model.weight_bytes == plain.weight_bytes
+    assert torch.equal(before, after)
+    source = Weights(Folder(saved.path), torch.float32, torch.device("cpu"))
+    unused = unused_tensors(source.source.names, model.config)
+    assert unused == of_mtp.keys()
+    assert unused.isdisjoint(source.least_bytes(unused))
+
+
+def test_a_tensor_beside_the_mtp_layers_is_still_unknown(
     save_tiny: Callable[..., Any], load: Callable[..., Any]
 ) -> None:
-    assert load(save_tiny("deepseek_v3", num_mtp_layers=1).path).mtp_layers == []
+    saved = save_tiny("deepseek_v3")
+    with_mtp_layer(saved.path, "model.layers.4.eh_proj.weight")
+    with pytest.raises(ModelFilesError, match=r"hold 1 tensors .* \(model.layers.4.eh_proj.weight\)"):
+        load(saved.path)
+
+
+def test_an_mtp_layer_that_the_files_lack_is_not_missed(
+    save_tiny: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    saved = save_tiny("deepseek_v3")
+    config = json.loads((saved.path / "config.json").read_text())
+    (saved.path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert load(saved.path).config.num_mtp_layers == 1
 
 
 @pytest.mark.parametrize("name", ["recall-gqa", "recall-mla"])

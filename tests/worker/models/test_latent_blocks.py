@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.linear import normed_logits_row, normed_multiply_row
+from plait_kernels.linear import rmsnorm_gemv, rmsnorm_router_gemv
 from plait_worker.layers.matrix import ExactOnGpu, GpuMatrix
 from plait_worker.layers.mlp import SparseMlp
 from torch import Tensor
@@ -29,9 +29,9 @@ def test_a_norm_goes_with_its_product_for_one_row(
 
     def counted(x_1I: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         rows.append(len(x_1I))
-        return normed_multiply_row(x_1I, *given)
+        return rmsnorm_gemv(x_1I, *given)
 
-    monkeypatch.setattr("plait_worker.models.fused.normed_multiply_row", counted)
+    monkeypatch.setattr("plait_worker.models.fused.rmsnorm_gemv", counted)
     ids = [3, 9, 27, 20, 60, 58, 52, 34]
     given, right = ([driver.step({"a": ids})["a"], driver.step({}, {"a": 5})["a"]] for driver in (together, apart))
     assert rows == [1] * len(together.model.blocks)
@@ -58,9 +58,9 @@ def test_a_norm_goes_with_its_router_for_one_row(
 
     def counted(x_1I: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         rows.append(len(x_1I))
-        return normed_logits_row(x_1I, *given)
+        return rmsnorm_router_gemv(x_1I, *given)
 
-    monkeypatch.setattr(f"{router}.normed_logits_row", counted)
+    monkeypatch.setattr(f"{router}.rmsnorm_router_gemv", counted)
     ids = [3, 9, 27, 20, 60, 58, 52, 34]
     given, right = ([driver.step({"a": ids})["a"], driver.step({}, {"a": 5})["a"]] for driver in (together, apart))
     assert rows == [1] * sum(isinstance(block.mlp, SparseMlp) for block in together.model.blocks)

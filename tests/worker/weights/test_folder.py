@@ -162,7 +162,7 @@ M2 = {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 8, "num_ex
 def test_as_much_of_a_head_is_turned_as_transformers_turns(stated: dict[str, Any]) -> None:
     config = transformers.MiniMaxM2Config(head_dim=16, **copy.deepcopy(stated))
     frequencies, _ = MiniMaxM2RotaryEmbedding.compute_default_rope_parameters(config)
-    assert config_of(**M2, **stated).rope.num_turned == 2 * len(frequencies)
+    assert config_of(**M2, **stated).rope.rotary_dim == 2 * len(frequencies)
 
 
 MOE = {
@@ -375,11 +375,11 @@ def minimax_of(**changes: Any) -> Any:
 
 
 def test_the_turned_part_of_a_head_is_read_in_each_spelling() -> None:
-    assert minimax_of().rope.num_turned == 8
-    assert minimax_of(rotary_dim=None, partial_rotary_factor=0.25).rope.num_turned == 4
-    assert minimax_of(rotary_dim=None, rope_parameters={"partial_rotary_factor": 0.5}).rope.num_turned == 8
-    assert minimax_of(rotary_dim=None).rope.num_turned == 16
-    assert config_of().rope.num_turned is None
+    assert minimax_of().rope.rotary_dim == 8
+    assert minimax_of(rotary_dim=None, partial_rotary_factor=0.25).rope.rotary_dim == 4
+    assert minimax_of(rotary_dim=None, rope_parameters={"partial_rotary_factor": 0.5}).rope.rotary_dim == 8
+    assert minimax_of(rotary_dim=None).rope.rotary_dim == 16
+    assert config_of().rope.rotary_dim is None
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def cpu_attention(
-    shape: MhaShape | MlaShape, page_size: int, context_chunk: int
+    shape: MhaShape | MlaShape, page_size: int, mla_context_chunk_size: int
 ) -> CpuMha | TorchMha | CpuMla | TorchMla:
     """What the model's shape asks for, compiled where the kernels take it; the log says which.
 
-    ``page_size`` and ``context_chunk`` (of latent attention) in tokens.
+    ``page_size`` and ``mla_context_chunk_size`` (of latent attention) in tokens.
     """
-    chosen = _latent(shape, page_size, context_chunk) if isinstance(shape, MlaShape) else _paged(shape, page_size)
+    chosen = (
+        _latent(shape, page_size, mla_context_chunk_size) if isinstance(shape, MlaShape) else _paged(shape, page_size)
+    )
     _log.info("attention: %s", type(chosen).__name__)
     return chosen
 
@@ -29,6 +31,6 @@ def _paged(shape: MhaShape, page_size: int) -> CpuMha | TorchMha:
     return CpuMha(shape, page_size) if CpuMha.takes(shape) else TorchMha(shape, page_size)
 
 
-def _latent(shape: MlaShape, page_size: int, context_chunk: int) -> CpuMla | TorchMla:
+def _latent(shape: MlaShape, page_size: int, mla_context_chunk_size: int) -> CpuMla | TorchMla:
     backend = CpuMla if CpuMla.takes(shape) else TorchMla
-    return backend(shape, page_size, context_chunk)
+    return backend(shape, page_size, mla_context_chunk_size)

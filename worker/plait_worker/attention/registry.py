@@ -29,7 +29,7 @@ class BackendRequirements:
     shape: MhaShape | MlaShape
     page_size: int
     """In tokens."""
-    context_chunk: int
+    mla_context_chunk_size: int
     """Cached tokens that latent attention expands at a time."""
     max_tokens: int
     """Of one step."""
@@ -68,7 +68,11 @@ class BackendSpec:
             )
             return backend
         backend = kind(
-            requirements.shape, requirements.page_size, requirements.context_chunk, max_tokens, requirements.device
+            requirements.shape,
+            requirements.page_size,
+            requirements.mla_context_chunk_size,
+            max_tokens,
+            requirements.device,
         )
         return backend
 

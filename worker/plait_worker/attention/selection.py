@@ -64,7 +64,7 @@ def choose_attention(name: str, requirements: BackendRequirements) -> AttentionB
     Raises ``WorkerError`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
     """
     if requirements.device.type == "cpu" and name == "auto":
-        return cpu_attention(requirements.shape, requirements.page_size, requirements.context_chunk)
+        return cpu_attention(requirements.shape, requirements.page_size, requirements.mla_context_chunk_size)
     if name == "auto":
         return _fastest(requirements)
     if name == "torch":
@@ -106,7 +106,9 @@ def _plans(name: str, requirements: BackendRequirements) -> bool:
 
 def _torch(requirements: BackendRequirements) -> TorchMha | TorchMla:
     if isinstance(requirements.shape, MlaShape):
-        return TorchMla(requirements.shape, requirements.page_size, requirements.context_chunk, requirements.device)
+        return TorchMla(
+            requirements.shape, requirements.page_size, requirements.mla_context_chunk_size, requirements.device
+        )
     return TorchMha(requirements.shape, requirements.page_size)
 
 

@@ -117,7 +117,8 @@ class MlaSelfCheck(SelfCheck):
     def __init__(self, requirements: BackendRequirements, shape: MlaShape) -> None:
         """``shape`` is the need's."""
         super().__init__(
-            requirements, TorchMla(shape, requirements.page_size, requirements.context_chunk, requirements.device)
+            requirements,
+            TorchMla(shape, requirements.page_size, requirements.mla_context_chunk_size, requirements.device),
         )
         self.shape = shape
         self.pages = self._random(_NUM_PAGES + 1, requirements.page_size, shape.cached_dim).to(shape.cached_dtype)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold, multiply_few, multiply_row, tiles_of
+from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold, gemv, skinny_gemm, tiles_of
 from torch import Tensor
 
 
@@ -93,17 +93,17 @@ class GpuMatrix(_Plain):
     def __call__(self, x_NI: Tensor) -> Tensor:
         """See ``Matrix``."""
         if x_NI.shape[0] == 1 and self.bias_O is None:
-            return multiply_row(x_NI, self.weight_OI)
+            return gemv(x_NI, self.weight_OI)
         if tile := self._tiles.get(x_NI.shape[0]):
-            return multiply_few(x_NI, self.weight_OI, tile)
+            return skinny_gemm(x_NI, self.weight_OI, tile)
         return super().__call__(x_NI)
 
     def into(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
         """The product without bias, written to ``out_NO`` of the same dtype."""
         if x_NI.shape[0] == 1:
-            return multiply_row(x_NI, self.weight_OI, out_NO)
+            return gemv(x_NI, self.weight_OI, out_NO)
         if tile := self._tiles.get(x_NI.shape[0]):
-            return multiply_few(x_NI, self.weight_OI, tile, out_NO)
+            return skinny_gemm(x_NI, self.weight_OI, tile, out_NO)
         return torch.mm(x_NI, self.weight_OI.T, out=out_NO)
 
 

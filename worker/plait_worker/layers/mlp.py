@@ -36,7 +36,7 @@ class GatedMlp:
         """``[T, D]``."""
         return self.down(silu_mul(self.gate_up(x_TD)))
 
-    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
         """The same for ``norm(x + residual)``, and that sum."""
         x_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(x_TD), residual_TD
@@ -90,9 +90,9 @@ class SparseMlp:
         """``[T, D]``."""
         return self._mixed(x_TD, self.router(x_TD))
 
-    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
         """The same for ``norm(x + residual)``, and that sum."""
-        chosen, x_TD, residual_TD = self.router.behind(x_TD, residual_TD, norm)
+        chosen, x_TD, residual_TD = self.router.with_norm(x_TD, residual_TD, norm)
         return self._mixed(x_TD, chosen), residual_TD
 
     def _mixed(self, x_TD: Tensor, chosen: Chosen) -> Tensor:

@@ -23,7 +23,7 @@ class Rope:
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         """Compute the scaled frequencies once."""
-        turned = rope_frequencies(config, config.num_turned or head_dim)
+        turned = rope_frequencies(config, config.rotary_dim or head_dim)
         num_still = head_dim // 2 - len(turned)
         scale = config.scaling.attention_factor if isinstance(config.scaling, YarnRope) else 1.0
         self.frequencies_F = F.pad(turned, (0, num_still)).to(device)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import RowNorm, normed_logits_row
+from plait_kernels.linear import RowNorm, rmsnorm_router_gemv
 from plait_kernels.moe import Routing, route, softmax_top_k
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class Router(ABC):
     def __call__(self, x_TD: Tensor) -> Chosen:
         """For tokens as the experts get them."""
 
-    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
         """For ``norm(x + residual)``; that norm, and the sum."""
         normed_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(normed_TD), normed_TD, residual_TD
@@ -73,11 +73,11 @@ class _Grouped(Router):
     def __call__(self, x_TD: Tensor) -> Chosen:
         return route(self.multiply(x_TD), self.bias_E, self.routing)
 
-    def behind(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
         """See ``Router``; for one row of bfloat16 on a GPU the norm is part of the product."""
         multiply = self.multiply
         if len(x_TD) != 1 or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
-            return super().behind(x_TD, residual_TD, norm)
+            return super().with_norm(x_TD, residual_TD, norm)
         row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
-        logits_TE, normed_TD, residual_TD = normed_logits_row(x_TD, row_norm, multiply.rounded_OI)
+        logits_TE, normed_TD, residual_TD = rmsnorm_router_gemv(x_TD, row_norm, multiply.rounded_OI)
         return route(logits_TE, self.bias_E, self.routing), normed_TD, residual_TD

@@ -6,7 +6,7 @@ Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabul
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -36,7 +36,7 @@ from plait_worker.weights import (
     open_config,
     rows_in_halves,
 )
-from plait_worker.weights.read_ahead import read_ahead
+from plait_worker.weights.prefetch import prefetch
 
 BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "LlamaForCausalLM": llama.read_block,
@@ -46,8 +46,8 @@ BLOCKS: dict[str, BlockReader[StepAttention]] = {
     "Qwen3MoeForCausalLM": qwen3_moe.read_block,
 }
 """How the blocks of each architecture with heads of its own in the cache are read."""
-NOT_LOADED = ("rotary_emb.inv_freq",)
-"""Endings of tensors that old files hold and that follow from the configuration."""
+_DERIVED = "rotary_emb.inv_freq"
+"""Ending of tensors that old files hold and that follow from the configuration."""
 _COUNTED_BYTES = 1 << 45
 """Weights beyond this are not counted to their end: no model is as large, though a configuration may ask for more."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -126,14 +126,18 @@ def load_model(
     source = rows_in_halves(checkpoint, config)
     keeps_quantised = dtype == "auto" and _keeps_blocks(chosen, device)
     weights = Weights(source, chosen, device, keeps_quantised=keeps_quantised, held=_held(parallel, free_bytes))
-    not_loaded = NOT_LOADED + _stored_twice(config)
-    least_bytes = weights.least_bytes(not_loaded)
+    unused = unused_tensors(checkpoint.names, config)
+    least_bytes = weights.least_bytes(unused)
     weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
     # On a CPU the tensors' copies are what takes the time.
-    ahead = read_ahead(checkpoint) if isinstance(checkpoint, Folder) and device.type == "cuda" else nullcontext()
+    ahead = (
+        prefetch(checkpoint, frozenset(checkpoint.names) - unused)
+        if isinstance(checkpoint, Folder) and device.type == "cuda"
+        else nullcontext()
+    )
     with torch.inference_mode(), ahead:
         model = read_model(config, weights, parallel, fp8)
-    weights.check_leftovers(not_loaded)
+    weights.check_leftovers(unused)
     return model
 
 
@@ -214,11 +218,12 @@ def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and takes(torch.empty(0, dtype=dtype, device=device))
 
 
-def _stored_twice(config: ModelConfig) -> tuple[str, ...]:
-    """Tensors that some files hold although they are another one: a tied head, the MTP layers' embedding and head."""
-    behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
-    of_mtp = [f"layers.{n}.{name}.weight" for n in behind for name in ("embed_tokens", "shared_head.head")]
-    return ("lm_head.weight", *of_mtp) if config.tie_embeddings else tuple(of_mtp)
+def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str]:
+    """Tensors that are not loaded: MTP layers, which nothing runs yet; tied heads; what the configuration implies."""
+    mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
+    endings = (_DERIVED, "lm_head.weight") if config.tie_embeddings else (_DERIVED,)
+    return frozenset(name for name in names if name.startswith(prefixes) or name.endswith(endings))
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

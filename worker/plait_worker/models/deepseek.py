@@ -24,14 +24,14 @@ from torch import Tensor
 
 from plait_worker.attention.backend import MlaStep
 from plait_worker.attention.spec import MlaShape
-from plait_worker.cache import LatentCacheSpec
+from plait_worker.cache import MlaCacheSpec
 from plait_worker.layers.kv_b_proj import kv_up_projection
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
 from plait_worker.models.decoder import Block, Decoder, Step
-from plait_worker.models.fused import normed_product
+from plait_worker.models.fused import rmsnorm_matmul
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.reader import Weights
 
@@ -57,7 +57,7 @@ class DirectQueries:
         return queries, cached_TC
 
 
-class LatentQueries:
+class LowRankQueries:
     """Queries by way of a latent of their own, made together with the cached one."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, rank: int, weights: Weights, parallel: Parallel) -> None:
@@ -88,7 +88,7 @@ class _Raw(NamedTuple):
         return _Raw(self.q_THE.index_select(0, order_T), self.cached_TC.index_select(0, order_T), Tables(*tables))
 
 
-class LatentAttention:
+class MlaAttention:
     """All heads' keys and values are made from one latent a token, and only it is cached, with one key for rope."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
@@ -97,7 +97,7 @@ class LatentAttention:
         self.inputs = (
             DirectQueries(config, mla, weights, parallel)
             if mla.q_rank is None
-            else LatentQueries(config, mla, mla.q_rank, weights, parallel)
+            else LowRankQueries(config, mla, mla.q_rank, weights, parallel)
         )
         norm_L = weights.take("kv_a_layernorm.weight", (mla.latent_dim,))
         self._norm = LatentNorm(norm_L, _LATENT_EPS)
@@ -111,9 +111,9 @@ class LatentAttention:
 
     def __call__(self, x_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
         """``[T, D]``."""
-        return self.behind(self.inputs.first(x_TD), step, pages)
+        return self.from_projection(self.inputs.first(x_TD), step, pages)
 
-    def behind(self, product_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
+    def from_projection(self, product_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
         """The same from the first product; only the attention itself tells prefill rows from decode rows."""
         queries, cached_TC = self.inputs.rest(product_TO)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
@@ -153,38 +153,24 @@ def _cache_target(attention: MlaStep, pages: Tensor) -> CacheTarget:
     return CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
 
 
-class LatentBlock(Block[MlaStep]):
+class MlaBlock(Block[MlaStep]):
     """A block whose norms are made together with the products behind them."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, attention: LatentAttention, mlp: GatedMlp | SparseMlp
+        self, config: ModelConfig, weights: Weights, attention: MlaAttention, mlp: GatedMlp | SparseMlp
     ) -> None:
         """Read the two norms."""
         super().__init__(config, weights, attention, mlp)
-        self.latent_attention = attention
-        self.normed_mlp = mlp.behind
+        self.mla_attention = attention
+        self.mlp_with_norm = mlp.with_norm
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Block``."""
-        first = self.latent_attention.inputs.first.multiply
-        product_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, first)
-        return self.normed_mlp(self.latent_attention.behind(product_TO, step, pages), residual_TD, self.mlp_norm)
-
-
-class MtpLayer:
-    """Predicts the token after the next from a hidden state and the next token (arXiv 2412.19437, section 2.2).
-
-    Embedding and head are the model's own. Loaded for speculative decoding; a plain step does not run it.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> None:
-        """Read ``enorm``, ``hnorm``, ``eh_proj``, a block, and ``shared_head.norm``."""
-        size = config.hidden_size
-        self.token_norm = RmsNorm(weights, "enorm", size, config.norm_eps)
-        self.hidden_norm = RmsNorm(weights, "hnorm", size, config.norm_eps)
-        self.join = ColumnLinear(weights, (Part("eh_proj", size),), 2 * size, _WHOLE)
-        self.block = read_block(config, layer, weights, parallel)
-        self.norm = RmsNorm(weights, "shared_head.norm", size, config.norm_eps)
+        first = self.mla_attention.inputs.first.multiply
+        product_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, first)
+        return self.mlp_with_norm(
+            self.mla_attention.from_projection(product_TO, step, pages), residual_TD, self.mlp_norm
+        )
 
 
 class DeepseekDecoder(Decoder[MlaStep]):
@@ -193,26 +179,16 @@ class DeepseekDecoder(Decoder[MlaStep]):
     def __init__(
         self, config: ModelConfig, weights: Weights, parallel: Parallel, cached_scale: float | None = None
     ) -> None:
-        """Read the whole model, with those MTP layers that the files hold.
-
-        ``cached_scale`` is that of a cache in float8_e4m3fn; None for one in the model's own type.
-        """
+        """Read the model; ``cached_scale`` is that of a float8_e4m3fn cache, None for one in the model's own type."""
         super().__init__(config, weights, parallel, read_block)
         self.cached_scale = cached_scale
         self.mla = latent_config(config)
-        behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
-        self.mtp_layers = [
-            MtpLayer(config, layer, weights.at(f"model.layers.{layer}"), parallel)
-            for layer in behind
-            if weights.has(f"model.layers.{layer}.eh_proj.weight")
-        ]
-        self.weight_bytes = weights.held.num_bytes
 
     @property
-    def cache_spec(self) -> LatentCacheSpec:
+    def cache_spec(self) -> MlaCacheSpec:
         """A latent and a key, whole on every rank, in every layer."""
         dtype = self.dtype if self.cached_scale is None else FP8
-        return LatentCacheSpec(self.config.num_layers, self.mla.cached_dim, dtype)
+        return MlaCacheSpec(self.config.num_layers, self.mla.cached_dim, dtype)
 
     @property
     def attention_shape(self) -> MlaShape:
@@ -240,8 +216,8 @@ def latent_config(config: ModelConfig) -> MlaConfig:
 
 def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[MlaStep]:
     """One block from the tensors below ``model.layers.N``."""
-    attention = LatentAttention(config, latent_config(config), weights.at("self_attn"), parallel)
-    return LatentBlock(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
+    attention = MlaAttention(config, latent_config(config), weights.at("self_attn"), parallel)
+    return MlaBlock(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
 
 
 def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:

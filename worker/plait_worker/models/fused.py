@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear import RowNorm, normed_gate_row, normed_multiply_row
+from plait_kernels.linear import RowNorm, rmsnorm_gate_up_silu, rmsnorm_gemv
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
@@ -50,13 +50,13 @@ class FusedBlock:
         self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The block's last summand and the residual stream that it is still to be added to."""
-        qkv_TO, residual_TD = normed_product(x_TD, residual_TD, self.attention_norm, self.qkv)
+        qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
         qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
         q_THE = rotate_and_store(
             qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.slot_mapping_T, step.scales
         )
         x_TD = self.output(step.attend(q_THE, pages).flatten(1))
-        gated_TO, residual_TD = _normed_gate(x_TD, residual_TD, self.mlp_norm, self.gate_up)
+        gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
         return self.down(gated_TO), residual_TD
 
 
@@ -111,17 +111,17 @@ def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
     return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)
 
 
-def normed_product(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
+def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """The product with the norm of the sum, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
     if x_TD.shape[0] == 1 and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
-        return normed_multiply_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+        return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
     return matrix(normed_TD), residual_TD
 
 
-def _normed_gate(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
+def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
     """The same with the gate behind it: ``[T, O / 2]``."""
     if x_TD.shape[0] == 1:
-        return normed_gate_row(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
-    product_TO, residual_TD = normed_product(x_TD, residual_TD, norm, matrix)
+        return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
+    product_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, norm, matrix)
     return silu_mul(product_TO), residual_TD

@@ -19,8 +19,8 @@ def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The source such that rope turns numbers ``i`` and ``i + F`` of a head together, F being half of its width."""
     if config.mla is not None:
         return HalvesSource(source, config.mla) if config.mla.is_interleaved else source
-    num_turned = config.rope.num_turned or config.head_dim
-    return source if num_turned == config.head_dim else SpreadSource(source, config.head_dim, num_turned)
+    rotary_dim = config.rope.rotary_dim or config.head_dim
+    return source if rotary_dim == config.head_dim else SpreadSource(source, config.head_dim, rotary_dim)
 
 
 class _Reordered:
@@ -73,11 +73,11 @@ class SpreadSource(_Reordered):
     which is the same in queries and keys, does not show in them.
     """
 
-    def __init__(self, source: TensorSource, head_dim: int, num_turned: int) -> None:
+    def __init__(self, source: TensorSource, head_dim: int, rotary_dim: int) -> None:
         """``source`` stays as it is."""
         super().__init__(source)
         self.head_dim = head_dim
-        self.num_turned = num_turned
+        self.rotary_dim = rotary_dim
 
     def read(self, name: str) -> Tensor:
         """The source's tensor, with the rows of queries, keys and their norms in the order of halves."""
@@ -85,7 +85,7 @@ class SpreadSource(_Reordered):
         if not name.rpartition(".")[0].endswith(_HEADS):
             return tensor
         heads = tensor.reshape(-1, self.head_dim, *tensor.shape[1:])
-        turned, still = heads[:, : self.num_turned].chunk(2, dim=1), heads[:, self.num_turned :].chunk(2, dim=1)
+        turned, still = heads[:, : self.rotary_dim].chunk(2, dim=1), heads[:, self.rotary_dim :].chunk(2, dim=1)
         return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
 
 

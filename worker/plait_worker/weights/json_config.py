@@ -8,7 +8,7 @@ from plait_worker.weights.block_fp8 import read_block_size
 from plait_worker.weights.deepseek_config import V2, V3, read_deepseek_moe, read_mla
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.minimax_config import M2, read_minimax_moe
-from plait_worker.weights.rope_config import read_num_turned, read_rope
+from plait_worker.weights.rope_config import read_rope, read_rotary_dim
 
 _MLA = (V2, V3)
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *_MLA, M2)
@@ -29,7 +29,7 @@ def read_config(fields: Fields) -> ModelConfig:
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
     head_dim = _read_head_dim(fields, architecture, hidden_size, num_heads)
-    rope, max_positions = read_rope(fields, read_num_turned(fields, head_dim) if architecture == M2 else None)
+    rope, max_positions = read_rope(fields, read_rotary_dim(fields, head_dim) if architecture == M2 else None)
     mla = read_mla(fields, architecture, rope) if architecture in _MLA else None
     return checked(
         ModelConfig(

@@ -156,13 +156,13 @@ class Weights:
             self.held.add(self.prefix + name, each.raw.nbytes)
             self.held.kinds.add(each.kind)
 
-    def least_bytes(self, not_loaded: tuple[str, ...]) -> dict[str, int]:
+    def least_bytes(self, unused: Collection[str]) -> dict[str, int]:
         """What each tensor in the files takes at least: a quantised one that may stay so its blocks, else numbers.
 
-        Those whose names end as ``not_loaded`` says take nothing. One that is read as numbers all the same, or as both,
+        Those of ``unused`` take nothing. One that is read as numbers all the same, or as both,
         takes more, which shows as it is read.
         """
-        return {name: self._least_bytes(name) for name in self.source.names if not name.endswith(not_loaded)}
+        return {name: self._least_bytes(name) for name in self.source.names if name not in unused}
 
     def hold_more(self, name: str, num_bytes: int) -> None:
         """Count what a tensor that was taken takes beyond its numbers: a second form of it, or a wider one."""
@@ -198,11 +198,9 @@ class Weights:
         """A copy of its own: the source may lie in a mapped file."""
         return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
 
-    def check_leftovers(self, allowed: Collection[str]) -> None:
-        """Raise ``ModelFilesError`` where tensors were not taken, except those whose names end as ``allowed`` says."""
-        left = sorted(
-            name for name in self.source.names if name not in self.held.taken and not name.endswith(tuple(allowed))
-        )
+    def check_leftovers(self, unused: Collection[str]) -> None:
+        """Raise ``ModelFilesError`` if tensors were not taken that are not ``unused`` either."""
+        left = sorted(name for name in self.source.names if name not in self.held.taken and name not in unused)
         if left:
             named = ", ".join(left[:NUM_NAMED]) + (" and more" if len(left) > NUM_NAMED else "")
             raise ModelFilesError(

@@ -14,42 +14,42 @@ LEAST_THETA = 1.0
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(fields: Fields, num_turned: int | None = None) -> tuple[RopeConfig, int]:
+def read_rope(fields: Fields, rotary_dim: int | None = None) -> tuple[RopeConfig, int]:
     """The embedding, and the longest context that it was made for.
 
-    ``num_turned`` is what ``read_num_turned`` gives where the family turns a part of each head, else None.
+    ``rotary_dim`` is what ``read_rotary_dim`` gives where the family turns a part of each head, else None.
     Raises ``ModelFilesError`` for a type that is not supported.
     """
     rope = _rope(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA, LEAST_THETA), LEAST_THETA)
     max_positions = fields.integer("max_position_embeddings", 2048)
-    if num_turned is None and _turned_share(fields) not in (None, 1.0):
+    if rotary_dim is None and _rotary_factor(fields) not in (None, 1.0):
         raise ModelFilesError(f"{fields.where}: rope over a part of each head is not supported in this architecture")
     scaling = _read_scaling(rope, fields.integer("original_max_position_embeddings", max_positions))
     if isinstance(scaling, YarnRope):
         max_positions = max(max_positions, int(scaling.original_max_positions * scaling.factor))
-    return RopeConfig(theta, scaling, num_turned), max_positions
+    return RopeConfig(theta, scaling, rotary_dim), max_positions
 
 
-def read_num_turned(fields: Fields, head_dim: int) -> int:
+def read_rotary_dim(fields: Fields, head_dim: int) -> int:
     """How many numbers of a head are turned: by ``partial_rotary_factor``, or by ``rotary_dim`` as older files say.
 
     A factor that does not give a whole number is cut off, as transformers does. Raises ``ModelFilesError`` where they
     are not pairs of such a head.
     """
-    share = _turned_share(fields)
+    share = _rotary_factor(fields)
     if share is None:
         share = fields.integer("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
-    num_turned = int(head_dim * share)
-    if num_turned % 2 or not 0 < num_turned <= head_dim:
+    rotary_dim = int(head_dim * share)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ModelFilesError(
-            f"{fields.where}: rope over {num_turned} of a head's {head_dim} numbers is not supported; it must be an "
+            f"{fields.where}: rope over {rotary_dim} of a head's {head_dim} numbers is not supported; it must be an "
             "even part of them"
         )
-    return num_turned
+    return rotary_dim
 
 
-def _turned_share(fields: Fields) -> float | None:
+def _rotary_factor(fields: Fields) -> float | None:
     """``partial_rotary_factor``, beside the other settings of rope or among them; None where it is not stated."""
     for stated in (_rope(fields), fields):
         if stated.has("partial_rotary_factor"):

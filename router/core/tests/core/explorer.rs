@@ -6,14 +6,14 @@
 use plait_core::{HashSeed, RequestId, Settings};
 use rustc_hash::FxHashMap;
 
-use crate::rules::settings;
-use crate::world::{Spec, World};
+use crate::fixtures::settings;
+use crate::harness::{Harness, Spec};
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Submit,
     Plan,
-    Land,
+    Complete,
     Abort(RequestId),
 }
 
@@ -45,26 +45,26 @@ struct Explorer {
 impl Explorer {
     /// Visits every state that can be reached; gives their number.
     fn explore(case: Case) -> usize {
-        let world = World::new(case.settings.clone());
+        let harness = Harness::new(case.settings.clone());
         let mut explorer = Self {
             case,
             states: FxHashMap::default(),
             path: Vec::new(),
         };
-        explorer.visit(&world);
+        explorer.visit(&harness);
         explorer.states.len()
     }
 
-    fn visit(&mut self, world: &World) {
-        let state = fingerprint(world) + &self.num_aborted().to_string();
+    fn visit(&mut self, harness: &Harness) {
+        let state = fingerprint(harness) + &self.num_aborted().to_string();
         match self.states.get(&state) {
             Some(Visit::Done) => return,
             Some(Visit::OnThePath) => panic!("livelock: {:?} by {:?}", self.case, self.path),
             None => drop(self.states.insert(state.clone(), Visit::OnThePath)),
         }
         let mut num_moves = 0;
-        for action in self.actions(world) {
-            let mut next = world.clone();
+        for action in self.actions(harness) {
+            let mut next = harness.clone();
             if act(&mut next, action, &self.case) {
                 num_moves += 1;
                 self.path.push(action);
@@ -74,29 +74,29 @@ impl Explorer {
         }
         if num_moves == 0 {
             assert!(
-                world.scheduler.is_idle(),
+                harness.scheduler.is_idle(),
                 "stuck: {:?} by {:?}",
                 self.case,
                 self.path
             );
-            world.check_the_end();
+            harness.check_the_end();
         }
         self.states.insert(state, Visit::Done);
     }
 
-    fn actions(&self, world: &World) -> Vec<Action> {
+    fn actions(&self, harness: &Harness) -> Vec<Action> {
         let mut actions = Vec::new();
-        if world.num_on_the_wire() < self.case.depth {
+        if harness.num_in_flight() < self.case.depth {
             actions.push(Action::Plan);
         }
-        if world.num_on_the_wire() > 0 {
-            actions.push(Action::Land);
+        if harness.num_in_flight() > 0 {
+            actions.push(Action::Complete);
         }
-        if world.clients.len() < self.case.requests.len() {
+        if harness.clients.len() < self.case.requests.len() {
             actions.push(Action::Submit);
         }
         if self.num_aborted() < self.case.num_aborts {
-            let alive = world
+            let alive = harness
                 .clients
                 .iter()
                 .filter(|(_, client)| client.ended.is_none());
@@ -114,16 +114,16 @@ impl Explorer {
 }
 
 /// False where the action changes nothing: no row can be planned now.
-fn act(world: &mut World, action: Action, case: &Case) -> bool {
+fn act(harness: &mut Harness, action: Action, case: &Case) -> bool {
     match action {
-        Action::Plan => return world.plan().is_some(),
-        Action::Land => drop(world.land()),
-        Action::Abort(request) => drop(world.abort(request)),
+        Action::Plan => return harness.plan().is_some(),
+        Action::Complete => drop(harness.complete()),
+        Action::Abort(request) => drop(harness.abort(request)),
         Action::Submit => {
-            let (num_prompt, max_tokens) = case.requests[world.clients.len()];
-            let is_last = world.clients.len() + 1 == case.requests.len();
+            let (num_prompt, max_tokens) = case.requests[harness.clients.len()];
+            let is_last = harness.clients.len() + 1 == case.requests.len();
             let priority = if is_last { case.priority } else { 0 };
-            world
+            harness
                 .submit(Spec {
                     priority,
                     ..Spec::new(num_prompt, max_tokens)
@@ -136,13 +136,13 @@ fn act(world: &mut World, action: Action, case: &Case) -> bool {
 
 /// The scheduler's state in words, with steps counted back from the last one, pages numbered as they
 /// come up, and without times and statistics.
-fn fingerprint(world: &World) -> String {
-    let text = format!("{:?}", world.scheduler);
+fn fingerprint(harness: &Harness) -> String {
+    let text = format!("{:?}", harness.scheduler);
     let of_scheduler = &text[text.rfind("last_step: ").unwrap()..];
     let last_step = number_after(of_scheduler, "StepId(").unwrap();
     let (start, end) = (
         text.find("counts: Counts").unwrap(),
-        text.find("places: ").unwrap(),
+        text.find("locations: ").unwrap(),
     );
     let mut rest = [&text[..start], &text[end..]].concat();
     let mut state = String::new();
@@ -189,18 +189,18 @@ fn all_settings() -> Vec<(Settings, usize)> {
         page_size: 2,
         num_pages: 4,
         max_seqs: 3,
-        starvation_steps: 2,
+        prefill_starvation_steps: 2,
         itl_target: None,
         ..settings()
     };
     let mut all = Vec::new();
     for (mixed, depth) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
-        for (max_batch_tokens, long_prefill, max_rows, watermark) in
+        for (max_batch_tokens, long_prefill_token_threshold, max_rows, watermark) in
             [(8, 8, 3, 0), (2, 2, 3, 1), (3, 1, 2, 0)]
         {
             let limits = Settings {
                 max_batch_tokens,
-                long_prefill,
+                long_prefill_token_threshold,
                 max_rows,
                 ..small.clone()
             };

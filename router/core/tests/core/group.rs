@@ -4,35 +4,35 @@ use plait_core::{Decision, Disagreement, Mode, Settings, StepId, Vote, decide};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::fixtures::settings;
+use crate::harness::{Harness, Spec};
 use crate::properties::{any_settings, any_spec, in_proportion};
-use crate::rules::settings;
-use crate::world::{Spec, World};
 
 const GRAPHS: [u32; 3] = [1, 4, 8];
 
 /// Replicas, each with a device of its own.
 struct Group {
-    worlds: Vec<World>,
+    harnesses: Vec<Harness>,
 }
 
 impl Group {
     fn new(num_replicas: usize, settings: &Settings) -> Self {
-        let worlds = (0..num_replicas).map(|_| World::new(settings.clone()));
+        let harnesses = (0..num_replicas).map(|_| Harness::new(settings.clone()));
         Self {
-            worlds: worlds.collect(),
+            harnesses: harnesses.collect(),
         }
     }
 
     /// All plan, vote and send; the decision, and whether each replica's rows are as it voted.
     fn step(&mut self) -> Decision {
-        let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
-        let votes = (0..).zip(self.worlds.iter().zip(&plans));
+        let plans: Vec<_> = self.harnesses.iter_mut().map(Harness::plan_only).collect();
+        let votes = (0..).zip(self.harnesses.iter().zip(&plans));
         let votes: Vec<Vote> = votes
-            .map(|(replica, (world, plan))| world.scheduler.vote(plan.as_ref(), replica, 8))
+            .map(|(replica, (harness, plan))| harness.scheduler.vote(plan.as_ref(), replica, 8))
             .collect();
         let decision = agree(&votes);
-        for (world, plan) in self.worlds.iter_mut().zip(plans) {
-            let decided = world.scheduler.apply_decision(plan.clone(), &decision);
+        for (harness, plan) in self.harnesses.iter_mut().zip(plans) {
+            let decided = harness.scheduler.apply_decision(plan.clone(), &decision);
             assert_eq!(decided.is_some(), decision.mode != Mode::Idle);
             let Some(decided) = decided else { continue };
             assert!(
@@ -40,20 +40,20 @@ impl Group {
                 "a row changed"
             );
             assert_eq!(decided.plan.step, decision.step);
-            world.send(&decided.plan);
+            harness.send(&decided.plan);
         }
         decision
     }
 
     fn most_on_the_wire(&self) -> usize {
-        let each = self.worlds.iter().map(World::num_on_the_wire);
+        let each = self.harnesses.iter().map(Harness::num_in_flight);
         each.max().unwrap()
     }
 
-    fn land_all(&mut self) {
-        for world in &mut self.worlds {
-            while world.num_on_the_wire() > 0 {
-                world.land();
+    fn complete_all(&mut self) {
+        for harness in &mut self.harnesses {
+            while harness.num_in_flight() > 0 {
+                harness.complete();
             }
         }
     }
@@ -61,9 +61,9 @@ impl Group {
     /// Steps until all are idle.
     fn run_to_the_end(&mut self) {
         for _ in 0..100_000 {
-            self.land_all();
+            self.complete_all();
             if self.step().mode == Mode::Idle {
-                return self.worlds.iter().for_each(World::check_the_end);
+                return self.harnesses.iter().for_each(Harness::check_the_end);
             }
         }
         panic!("livelock");
@@ -223,10 +223,10 @@ fn a_missing_vote_is_an_error_with_the_replicas_name_and_never_a_decision() {
 #[test]
 fn a_drain_anywhere_closes_the_whole_group_and_it_stops_when_all_are_idle() {
     let mut group = Group::new(3, &settings());
-    group.worlds[0].submit(Spec::new(5, 4)).unwrap();
-    group.worlds[1].scheduler.drain();
+    group.harnesses[0].submit(Spec::new(5, 4)).unwrap();
+    group.harnesses[1].scheduler.drain();
     assert!(!group.step().stop);
-    assert!(group.worlds[2].submit(Spec::new(5, 4)).is_err());
+    assert!(group.harnesses[2].submit(Spec::new(5, 4)).is_err());
     group.run_to_the_end();
     assert!(group.step().stop);
 }
@@ -235,7 +235,7 @@ fn a_drain_anywhere_closes_the_whole_group_and_it_stops_when_all_are_idle() {
 fn the_first_vote_with_rows_wakes_an_idle_group() {
     let mut group = Group::new(4, &settings());
     assert_eq!(group.step().mode, Mode::Idle);
-    group.worlds[3].submit(Spec::new(5, 2)).unwrap();
+    group.harnesses[3].submit(Spec::new(5, 2)).unwrap();
     let agreed = group.step();
     assert_eq!(agreed.mode, Mode::Prefill);
     assert_eq!(agreed.dummy_replicas, [0, 1, 2]);
@@ -245,9 +245,9 @@ fn the_first_vote_with_rows_wakes_an_idle_group() {
 /// One optimisation that a replica lacks, and the others count on: they wait for it in a collective.
 #[test]
 fn a_replica_without_graphs_takes_them_from_all_by_its_dummy_row_too() {
-    let world = World::new(settings());
-    let without = world.scheduler.vote(None, 1, 0);
-    assert!(!without.can_graph && world.scheduler.vote(None, 1, 1).can_graph);
+    let harness = Harness::new(settings());
+    let without = harness.scheduler.vote(None, 1, 0);
+    assert!(!without.can_graph && harness.scheduler.vote(None, 1, 1).can_graph);
     let first = Vote {
         step: without.step,
         ..decoding(0, 3)
@@ -262,7 +262,7 @@ fn an_idle_decision_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
         [group.step().step, group.step().step],
         [StepId(1), StepId(2)]
     );
-    group.worlds[1].submit(Spec::new(5, 2)).unwrap();
+    group.harnesses[1].submit(Spec::new(5, 2)).unwrap();
     let agreed = group.step();
     assert_eq!((agreed.step, agreed.mode), (StepId(3), Mode::Prefill));
     group.run_to_the_end();
@@ -272,7 +272,7 @@ fn an_idle_decision_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
 enum Action {
     Submit(usize, Spec),
     Step,
-    Land(usize),
+    Complete(usize),
     Abort(usize, usize),
 }
 
@@ -280,7 +280,7 @@ fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         6 => (any::<usize>(), any_spec()).prop_map(|(replica, spec)| Action::Submit(replica, spec)),
         20 => Just(Action::Step),
-        24 => any::<usize>().prop_map(Action::Land),
+        24 => any::<usize>().prop_map(Action::Complete),
         1 => (any::<usize>(), any::<usize>()).prop_map(|(replica, index)| Action::Abort(replica, index)),
     ]
 }
@@ -297,19 +297,19 @@ proptest! {
         let mut group = Group::new(num_replicas, &settings);
         for action in actions {
             match action {
-                Action::Submit(replica, spec) => drop(group.worlds[replica % num_replicas].submit(spec)),
+                Action::Submit(replica, spec) => drop(group.harnesses[replica % num_replicas].submit(spec)),
                 Action::Step if group.most_on_the_wire() < 2 => drop(group.step()),
                 Action::Step => {}
-                Action::Land(replica) => {
-                    let world = &mut group.worlds[replica % num_replicas];
-                    if world.num_on_the_wire() > 0 {
-                        world.land();
+                Action::Complete(replica) => {
+                    let harness = &mut group.harnesses[replica % num_replicas];
+                    if harness.num_in_flight() > 0 {
+                        harness.complete();
                     }
                 }
                 Action::Abort(replica, index) => {
-                    let world = &mut group.worlds[replica % num_replicas];
-                    let request = world.clients.keys().nth(index % world.clients.len().max(1)).copied();
-                    request.map(|request| world.abort(request));
+                    let harness = &mut group.harnesses[replica % num_replicas];
+                    let request = harness.clients.keys().nth(index % harness.clients.len().max(1)).copied();
+                    request.map(|request| harness.abort(request));
                 }
             }
         }

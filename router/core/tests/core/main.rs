@@ -2,17 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod allocations;
-mod device;
-mod drafts;
-mod elsewhere;
+mod bugs_of_other_schedulers;
 mod explorer;
 mod fairness;
+mod fake_device;
+mod fixtures;
 mod group;
+mod harness;
+mod itl_target;
 mod oracle;
-mod pages;
-mod prefix;
+mod planning_rules;
+mod preemption;
+mod prefix_cache;
 mod properties;
 mod queue;
-mod rules;
-mod time_target;
-mod world;
+mod speculative_tokens;

@@ -7,13 +7,13 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::world::{Spec, World};
+use crate::harness::{Harness, Spec};
 
 #[derive(Clone, Debug)]
 enum Action {
     Submit(Spec),
     Plan,
-    Land,
+    Complete,
     Abort(usize),
     Stop(usize),
 }
@@ -22,15 +22,15 @@ prop_compose! {
     /// Pools of a few pages, where nearly every case preempts, to pools where none does.
     pub fn any_settings()(
         draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],
-        (batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
+        (batch_tokens, max_rows, max_seqs, long_prefill_token_threshold) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages) in (1..6u32, 2..14u32),
         (max_model_len, mixed, keeps_prefixes, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
-        (starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
+        (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
         policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair]),
     ) -> Settings {
         Settings {
-            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill, page_size, num_pages, max_model_len, policy, mixed,
-            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, starvation_steps, max_queue, max_queue_tokens: 200,
+            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill_token_threshold, page_size, num_pages, max_model_len, policy, mixed,
+            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, prefill_starvation_steps, max_queue, max_queue_tokens: 200,
             itl_target: itl_target.filter(|_| mixed).map(Micros),
         }
     }
@@ -65,33 +65,35 @@ fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => any_spec().prop_map(Action::Submit),
         24 => Just(Action::Plan),
-        14 => Just(Action::Land),
+        14 => Just(Action::Complete),
         1 => any::<usize>().prop_map(Action::Abort),
         1 => any::<usize>().prop_map(Action::Stop),
     ]
 }
 
 /// Does what the actions say; gives the plans.
-fn run(world: &mut World, actions: &[Action], depth: usize) -> Vec<Plan> {
+fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
     let mut plans = Vec::new();
     for action in actions {
         match action {
-            Action::Submit(spec) => drop(world.submit(spec.clone())),
-            Action::Plan if world.num_on_the_wire() < depth => plans.extend(world.plan()),
-            Action::Land if world.num_on_the_wire() > 0 => drop(world.land()),
-            Action::Abort(index) => drop(pick(world, *index).map(|request| world.abort(request))),
-            Action::Stop(index) => drop(pick(world, *index).map(|request| world.stop(request))),
-            Action::Plan | Action::Land => {}
+            Action::Submit(spec) => drop(harness.submit(spec.clone())),
+            Action::Plan if harness.num_in_flight() < depth => plans.extend(harness.plan()),
+            Action::Complete if harness.num_in_flight() > 0 => drop(harness.complete()),
+            Action::Abort(index) => {
+                drop(pick(harness, *index).map(|request| harness.abort(request)))
+            }
+            Action::Stop(index) => drop(pick(harness, *index).map(|request| harness.stop(request))),
+            Action::Plan | Action::Complete => {}
         }
     }
     plans
 }
 
-fn pick(world: &World, index: usize) -> Option<plait_core::RequestId> {
-    world
+fn pick(harness: &Harness, index: usize) -> Option<plait_core::RequestId> {
+    harness
         .clients
         .keys()
-        .nth(index % world.clients.len().max(1))
+        .nth(index % harness.clients.len().max(1))
         .copied()
 }
 
@@ -116,10 +118,10 @@ fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
 
 /// Runs a case to its end, all invariants checked; gives how many plans it took.
 fn run_case((settings, depth, actions): (Settings, usize, Vec<Action>)) -> u64 {
-    let mut world = World::new(settings);
-    run(&mut world, &actions, depth);
-    world.run_to_the_end(depth);
-    world.num_plans
+    let mut harness = Harness::new(settings);
+    run(&mut harness, &actions, depth);
+    harness.run_to_the_end(depth);
+    harness.num_plans
 }
 
 proptest! {
@@ -158,7 +160,7 @@ proptest! {
         settings in any_settings(),
         actions in vec(any_action(), 1..120),
     ) {
-        let plans = || run(&mut World::new(settings.clone()), &actions, 2);
+        let plans = || run(&mut Harness::new(settings.clone()), &actions, 2);
         prop_assert_eq!(plans(), plans());
     }
 
@@ -167,9 +169,9 @@ proptest! {
         settings in any_settings(),
         (before, after) in (vec(any_action(), 1..60), vec(any_action(), 1..60)),
     ) {
-        let mut world = World::new(settings);
-        run(&mut world, &before, 2);
-        let mut other = world.clone();
-        prop_assert_eq!(run(&mut world, &after, 2), run(&mut other, &after, 2));
+        let mut harness = Harness::new(settings);
+        run(&mut harness, &before, 2);
+        let mut other = harness.clone();
+        prop_assert_eq!(run(&mut harness, &after, 2), run(&mut other, &after, 2));
     }
 }

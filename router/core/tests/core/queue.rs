@@ -2,8 +2,8 @@
 
 use plait_core::{Refusal, Settings};
 
-use crate::rules::{settings, step, world};
-use crate::world::Spec;
+use crate::fixtures::{harness, settings, step};
+use crate::harness::Spec;
 
 #[test]
 fn as_much_may_wait_as_the_limits_say_and_what_is_admitted_makes_room() {
@@ -13,28 +13,28 @@ fn as_much_may_wait_as_the_limits_say_and_what_is_admitted_makes_room() {
         max_queue_tokens: 10,
         ..settings()
     };
-    let mut world = world(settings, [(4, 2)]);
-    step(&mut world);
+    let mut harness = harness(settings, [(4, 2)]);
+    step(&mut harness);
     for num_prompt in [3, 4, 3] {
-        assert!(world.submit(Spec::new(num_prompt, 2)).is_ok());
+        assert!(harness.submit(Spec::new(num_prompt, 2)).is_ok());
     }
     assert_eq!(
-        world.submit(Spec::new(1, 1)),
+        harness.submit(Spec::new(1, 1)),
         Err(Refusal::QueueFull {
             waiting: 3,
             limit: 3
         })
     );
-    while world.scheduler.stats().num_waiting == 3 {
-        step(&mut world);
+    while harness.scheduler.stats().num_waiting == 3 {
+        step(&mut harness);
     }
     assert_eq!(
-        world.submit(Spec::new(4, 1)),
+        harness.submit(Spec::new(4, 1)),
         Err(Refusal::QueueTokensFull {
             waiting: 7,
             limit: 10
         })
     );
-    assert!(world.submit(Spec::new(3, 1)).is_ok());
-    world.run_to_the_end(1);
+    assert!(harness.submit(Spec::new(3, 1)).is_ok());
+    harness.run_to_the_end(1);
 }

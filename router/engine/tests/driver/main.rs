@@ -7,6 +7,6 @@ mod flow;
 mod groups;
 mod model;
 mod rig;
-mod step_records;
+mod step_trace;
 mod streams;
 mod worker;

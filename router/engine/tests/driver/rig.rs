@@ -77,9 +77,9 @@ pub struct Rig {
 pub fn settings(folder: &TempDir, change: &Value) -> Value {
     let mut settings = json!({
         "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
-        "max_model_len": null, "max_batch_tokens": 64, "max_seqs": 32, "long_prefill": 64, "mixed": true,
+        "max_model_len": null, "max_batch_tokens": 64, "max_seqs": 32, "long_prefill_token_threshold": 64, "mixed": true,
         "page_size": 16, "policy": "priority", "prefix_cache": true, "watermark": null,
-        "starvation_steps": 8, "max_queue": 64, "max_queue_tokens": 65536, "overlap": true, "seed": 0, "log_level": "error",
+        "prefill_starvation_steps": 8, "max_queue": 64, "max_queue_tokens": 65536, "overlap": true, "seed": 0, "log_level": "error",
     });
     settings
         .as_object_mut()

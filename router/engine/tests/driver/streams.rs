@@ -35,7 +35,7 @@ fn a_whole_answer_is_one_body_with_usage() {
 
 #[test]
 fn sixteen_streams_join_while_others_decode_and_none_disturbs_another() {
-    let mut rig = Rig::ready(&json!({"long_prefill": 16}), |rank| {
+    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |rank| {
         rank.step = std::time::Duration::from_millis(1);
     });
     let prompts: Vec<String> = (0..16)
@@ -122,7 +122,7 @@ fn log_probabilities_reach_the_client_that_asked() {
 
 #[test]
 fn prompt_log_probabilities_cross_chunks() {
-    let mut rig = Rig::ready(&json!({"long_prefill": 16}), |_| {});
+    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
     let prompt = continuation("z", 40);
     rig.submit(
         1,
@@ -153,7 +153,7 @@ fn missing_log_probabilities_end_the_rank() {
 
 #[test]
 fn metrics_add_up() {
-    let mut rig = Rig::ready(&json!({"long_prefill": 16}), |_| {});
+    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
     let prompts: Vec<String> = (1..=8)
         .map(|stream| continuation("z", 10 * stream))
         .collect();

@@ -7,8 +7,8 @@ use plait_core::{Decision, Mode, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::harness::Spec;
 use crate::rig::{Devices, Engine, Group, Order, group_settings, meeting_place, settings};
-use crate::world::Spec;
 
 #[test]
 fn a_group_of_one_engine_needs_no_socket() {
@@ -167,14 +167,14 @@ fn engines_may_start_in_any_order() {
 prop_compose! {
     fn any_devices()(
         draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],
-        (batch_tokens, max_rows, max_seqs, long_prefill) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
+        (batch_tokens, max_rows, max_seqs, long_prefill_token_threshold) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages, mixed) in (1..6u32, 4..14u32, any::<bool>()),
         largest_graph in prop_oneof![Just(0u32), Just(4), Just(8)],
         micros in prop_oneof![2 => Just(0u64), 1 => 1..400u64],
     ) -> Devices {
         let settings = Settings {
             max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs,
-            long_prefill, page_size, num_pages, mixed, ..settings()
+            long_prefill_token_threshold, page_size, num_pages, mixed, ..settings()
         };
         Devices { settings, largest_graph, step: Duration::from_micros(micros) }
     }
@@ -206,7 +206,7 @@ fn any_work() -> impl Strategy<Value = Work> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
-    /// The worlds check the tokens: none is lost, repeated or another's.
+    /// The harnesses check the tokens: none is lost, repeated or another's.
     #[test]
     fn engines_follow_one_sequence_of_decisions_and_lose_no_token(
         num_replicas in vec(1..3u32, 1..5),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use plait_engine::group::{GroupEnd, GroupPatience, GroupSettings};
 use plait_proto::ExitCode;
 
+use crate::harness::Spec;
 use crate::rig::{Devices, Engine, Group, Log, Order, group_settings, meeting_place, patient};
-use crate::world::Spec;
 
 /// Votes that are late by this much end the group, where engine 0 alone is in such a hurry: when the machine
 /// stalls it must not be the members that lose patience first.

@@ -9,8 +9,8 @@ use plait_engine::group::{
 use plait_proto::ExitCode;
 use zmq::CurveKeyPair;
 
+use crate::harness::Spec;
 use crate::rig::{Devices, Engine, Log, Order, group_settings};
-use crate::world::Spec;
 
 const REPLICAS: [u32; 2] = [1, 1];
 

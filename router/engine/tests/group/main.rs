@@ -11,12 +11,12 @@ mod keys;
 mod rig;
 mod strays;
 
-#[path = "../../../core/tests/core/device.rs"]
+#[path = "../../../core/tests/core/fake_device.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
-mod device;
+mod fake_device;
+#[path = "../../../core/tests/core/harness.rs"]
+#[allow(dead_code, reason = "the core's own tests need more of it")]
+mod harness;
 #[path = "../../../core/tests/core/oracle.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]
 mod oracle;
-#[path = "../../../core/tests/core/world.rs"]
-#[allow(dead_code, reason = "the core's own tests need more of it")]
-mod world;

@@ -15,7 +15,7 @@ use plait_engine::group::{Exchange, GroupEnd, GroupPatience, GroupSettings, Seat
 use plait_proto::ExitCode;
 use tempfile::TempDir;
 
-use crate::world::{Spec, World};
+use crate::harness::{Harness, Spec};
 
 /// Longer than anything here takes, on a machine that is busy with other things.
 pub const FOREVER: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub fn settings() -> Settings {
         max_batch_tokens: 24,
         max_rows: 6,
         max_seqs: 6,
-        long_prefill: 16,
+        long_prefill_token_threshold: 16,
         page_size: 4,
         num_pages: 24,
         max_model_len: 80,
@@ -41,7 +41,7 @@ pub fn settings() -> Settings {
         mixed: true,
         prefix_cache: None,
         watermark: 0,
-        starvation_steps: 4,
+        prefill_starvation_steps: 4,
         itl_target: None,
         max_queue: 256,
         max_queue_tokens: 1 << 20,
@@ -161,10 +161,10 @@ impl Engine {
         let turn = {
             let log = log.clone();
             move || {
-                let worlds = replicas.clone();
+                let harnesses = replicas.clone();
                 let wheel = Wheel {
-                    worlds: worlds
-                        .map(|_| World::new(devices.settings.clone()))
+                    harnesses: harnesses
+                        .map(|_| Harness::new(devices.settings.clone()))
                         .collect(),
                     due: replicas.clone().map(|_| VecDeque::new()).collect(),
                     first_replica: replicas.start,
@@ -236,8 +236,8 @@ impl Engine {
 
 /// An engine at work, as the driver does it.
 struct Wheel {
-    worlds: Vec<World>,
-    /// When each world's steps on the wire are over.
+    harnesses: Vec<Harness>,
+    /// When each harness's steps on the wire are over.
     due: Vec<VecDeque<Instant>>,
     first_replica: u32,
     /// What was voted on, until the decision.
@@ -265,7 +265,7 @@ impl Wheel {
             self.tell_log();
             match goes_on {
                 Ok(true) => self.wait(),
-                Ok(false) => return self.worlds.iter().for_each(World::check_the_end),
+                Ok(false) => return self.harnesses.iter().for_each(Harness::check_the_end),
                 Err(end) => {
                     self.log.lock().unwrap().end = Some(end);
                     return;
@@ -277,7 +277,10 @@ impl Wheel {
     fn tell_log(&self) {
         let mut log = self.log.lock().unwrap();
         log.strays = self.exchange.strays();
-        log.is_idle = self.worlds.iter().all(|world| world.scheduler.is_idle());
+        log.is_idle = self
+            .harnesses
+            .iter()
+            .all(|harness| harness.scheduler.is_idle());
     }
 
     fn now(&self) -> Micros {
@@ -326,7 +329,7 @@ impl Wheel {
         while !self.exchange.awaits_decision()
             && let Some((replica, spec)) = self.waiting.pop_front()
         {
-            let refused = self.worlds[replica].submit(spec).is_err();
+            let refused = self.harnesses[replica].submit(spec).is_err();
             self.log.lock().unwrap().num_refused += usize::from(refused);
         }
     }
@@ -356,15 +359,15 @@ impl Wheel {
         let plans = std::mem::take(&mut self.plans);
         assert_eq!(
             plans.len(),
-            self.worlds.len(),
+            self.harnesses.len(),
             "a decision that nobody asked for"
         );
         let replicas = self.first_replica..;
         for (replica, (index, plan)) in replicas.zip(plans.into_iter().enumerate()) {
-            let world = &mut self.worlds[index];
+            let harness = &mut self.harnesses[index];
             let is_dummy = decision.dummy_replicas.contains(&replica);
             assert_eq!(is_dummy, plan.is_none() && decision.mode != Mode::Idle);
-            let decided = world.scheduler.apply_decision(plan, decision);
+            let decided = harness.scheduler.apply_decision(plan, decision);
             assert_eq!(
                 decided.is_some(),
                 decision.mode != Mode::Idle,
@@ -375,7 +378,7 @@ impl Wheel {
                 &decided.decision, decision,
                 "something was decided after the vote"
             );
-            world.send(&decided.plan);
+            harness.send(&decided.plan);
             self.due[index].push_back(Instant::now() + self.devices.step);
             let mut log = self.log.lock().unwrap();
             log.num_tokens += u64::from(decided.plan.num_tokens());
@@ -386,10 +389,10 @@ impl Wheel {
 
     fn land_due(&mut self) -> bool {
         let mut has_landed = false;
-        for (world, due) in self.worlds.iter_mut().zip(&mut self.due) {
+        for (harness, due) in self.harnesses.iter_mut().zip(&mut self.due) {
             while due.front().is_some_and(|due| *due <= Instant::now()) {
                 due.pop_front();
-                world.land();
+                harness.complete();
                 has_landed = true;
             }
         }
@@ -399,22 +402,22 @@ impl Wheel {
     /// Plans and votes, where credit is left and the group waits or there is news.
     fn vote(&mut self) -> Result<bool, GroupEnd> {
         let has_credit = self
-            .worlds
+            .harnesses
             .iter()
-            .all(|world| world.num_on_the_wire() < CREDIT);
+            .all(|harness| harness.num_in_flight() < CREDIT);
         if self.exchange.awaits_decision() || !has_credit {
             return Ok(false);
         }
-        let plans: Vec<_> = self.worlds.iter_mut().map(World::draft).collect();
+        let plans: Vec<_> = self.harnesses.iter_mut().map(Harness::plan_only).collect();
         if self.is_draining {
-            self.worlds
+            self.harnesses
                 .iter_mut()
-                .for_each(|world| world.scheduler.drain());
+                .for_each(|harness| harness.scheduler.drain());
         }
         let votes: Vec<Vote> = (self.first_replica..)
-            .zip(self.worlds.iter().zip(&plans))
-            .map(|(replica, (world, plan))| {
-                world
+            .zip(self.harnesses.iter().zip(&plans))
+            .map(|(replica, (harness, plan))| {
+                harness
                     .scheduler
                     .vote(plan.as_ref(), replica, self.devices.largest_graph)
             })

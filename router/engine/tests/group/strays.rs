@@ -6,10 +6,10 @@ use plait_engine::group::{GroupSettings, Strays};
 use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Vote, schema_fingerprint};
 use tempfile::TempDir;
 
+use crate::harness::Spec;
 use crate::rig::{
     CONFIG, Devices, Engine, FOREVER, Log, MAX_TOKENS, Order, group_settings, meeting_place,
 };
-use crate::world::Spec;
 
 const REPLICAS: [u32; 3] = [1, 1, 1];
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from plait.bench.files import read_prompts, read_trace
+from plait.bench.datasets import read_prompts, read_trace
 from plait.bench.lengths import read_lengths, read_own_lengths
 from plait.bench.load import Case, FromFile, Random, Source, Trace
-from plait.bench.pace import Closed, Open, Pace, TraceClock
+from plait.bench.pace import ClosedLoop, OpenLoop, Pace, TraceReplay
 from plait.bench.profiles import FEWEST_PROMPTS, PROFILES, Profile, scaled
 from plait.bench.settings import MAX_PROMPTS, BenchSettings, LoadSettings, PaceSettings
 from plait.bench.slo import read_slo
@@ -56,18 +56,18 @@ def _name(load: LoadSettings, profile: Profile) -> str:
 
 def _pace_name(pace: Pace) -> str:
     match pace:
-        case Closed():
+        case ClosedLoop():
             return f"{pace.num_streams}"
-        case Open():
+        case OpenLoop():
             return f"{pace.rate:g}/s"
-        case TraceClock():
+        case TraceReplay():
             return f"{pace.speed:g}x"
 
 
 def _num_prompts(profile: Profile, pace: Pace, duration: float | None) -> int:
-    if isinstance(pace, Open) and duration is not None:
+    if isinstance(pace, OpenLoop) and duration is not None:
         return math.ceil(pace.rate * duration) + 1  # the first is due at once
-    if isinstance(pace, Closed):
+    if isinstance(pace, ClosedLoop):
         return max(FEWEST_PROMPTS, profile.per_stream * pace.num_streams)
     return profile.num_prompts
 
@@ -78,16 +78,16 @@ def _paces(settings: BenchSettings, profile: Profile) -> list[Pace]:
     if pace.rate is not None:
         return [_open(pace, pace.rate, cap)]
     if pace.concurrency is not None:
-        return [Closed(pace.concurrency)]
+        return [ClosedLoop(pace.concurrency)]
     if settings.load.trace is not None:
-        return [TraceClock(pace.speed, cap)]
+        return [TraceReplay(pace.speed, cap)]
     if profile.rates:
         return [_open(pace, rate, cap) for rate in profile.rates]
-    return [Closed(num) for num in profile.streams or (1,)]
+    return [ClosedLoop(num) for num in profile.streams or (1,)]
 
 
-def _open(pace: PaceSettings, rate: float, cap: int | None) -> Open:
-    return Open(rate, pace.burstiness if pace.arrivals == "gamma" else None, cap)
+def _open(pace: PaceSettings, rate: float, cap: int | None) -> OpenLoop:
+    return OpenLoop(rate, pace.burstiness if pace.arrivals == "gamma" else None, cap)
 
 
 def _source(settings: BenchSettings, profile: Profile) -> Source:

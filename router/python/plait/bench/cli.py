@@ -47,23 +47,23 @@ def _add_sweep_flags(sweep: Parser) -> None:
     group.add_argument("--refine", default="2", help="further points around the knee, 0 to 16 (default: 2)")
 
 
-def bench(typed: argparse.Namespace, words: list[str]) -> int:
-    """Run one of the commands; the exit code. `words` are the whole command line, for the record.
+def bench(args: argparse.Namespace, argv: list[str]) -> int:
+    """Run one of the commands; the exit code. `argv` is the whole command line, for the record.
 
     0 also after Ctrl-C; 3 where the client itself was too slow. Raises `StartError` (2) for settings and servers.
     """
-    if typed.bench is None:
+    if args.bench is None:
         raise SettingsError(f"no command was given; `plait bench` has {', '.join(COMMANDS)}")
-    settings = read_settings(typed, BenchSettings)
-    command = shlex.join(["plait", *words])
-    match typed.bench:
+    settings = read_settings(args, BenchSettings)
+    command = shlex.join(["plait", *argv])
+    match args.bench:
         case "serve":
-            return _serve(settings, [settings.server.url, *typed.against], command, typed.bench)
+            return _serve(settings, [settings.server.url, *args.against], command, args.bench)
         case "latency":
-            return _serve(_short(settings, "latency"), [settings.server.url], command, typed.bench)
+            return _serve(_short(settings, "latency"), [settings.server.url], command, args.bench)
         case "throughput":
-            return _serve(_short(settings, "throughput"), [settings.server.url], command, typed.bench)
-    return _sweep(settings, typed, command)
+            return _serve(_short(settings, "throughput"), [settings.server.url], command, args.bench)
+    return _sweep(settings, args, command)
 
 
 def _short(settings: BenchSettings, name: str) -> BenchSettings:
@@ -81,7 +81,7 @@ def _short(settings: BenchSettings, name: str) -> BenchSettings:
 
 def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) -> int:
     from plait.bench.measure import Bench, Measured
-    from plait.bench.results import Written, conclude, out_folder, show, until_stopped
+    from plait.bench.report import Written, conclude, out_folder, show, until_stopped
 
     if len(urls) > MAX_SERVERS:
         raise SettingsError(f"--against names {len(urls) - 1} servers; {MAX_SERVERS - 1} are allowed")
@@ -91,7 +91,7 @@ def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) ->
     runs: list[Measured] = []
 
     def measure_all() -> None:
-        for case, seed, server in _turns(todo, bench.seeds, bench.servers):
+        for case, seed, server in _run_order(todo, bench.seeds, bench.servers):
             runs.append(bench.measure(case, server, seed))
             show(runs[-1])
             if runs[-1].run.is_partial:
@@ -101,7 +101,7 @@ def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) ->
     return conclude(bench, runs, Written(out, command, name, stop))
 
 
-def _turns(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[Case, int, T]]:
+def _run_order(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[Case, int, T]]:
     """Who goes when: servers alternate, and who goes first does, too."""
     return [
         (case, seed, server)
@@ -111,19 +111,19 @@ def _turns(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[C
     ]
 
 
-def _sweep(settings: BenchSettings, typed: argparse.Namespace, command: str) -> int:
+def _sweep(settings: BenchSettings, args: argparse.Namespace, command: str) -> int:
     from plait.bench.measure import Bench, Measured
-    from plait.bench.results import Written, conclude, out_folder, show, until_stopped
+    from plait.bench.report import Written, conclude, out_folder, show, until_stopped
     from plait.bench.sweep import load_points, read_loads, sweep, sweep_table
 
-    _check_sweep(settings, typed)
-    is_open = typed.rates is not None
-    words = typed.rates if is_open else typed.concurrencies
+    _check_sweep(settings, args)
+    is_open = args.rates is not None
+    words = args.rates if is_open else args.concurrencies
     flag, most = ("--rates", 100_000.0) if is_open else ("--concurrencies", 16_384.0)
     loads = read_loads(flag, words, most, whole=not is_open) if words is not None else None
     out = out_folder(settings)
     bench = Bench(settings, [settings.server.url])
-    num_refined = _read_refine(typed.refine)
+    num_refined = _read_refine(args.refine)
     runs: list[Measured] = []
 
     def measure(load: float) -> Measured:
@@ -136,7 +136,7 @@ def _sweep(settings: BenchSettings, typed: argparse.Namespace, command: str) -> 
     points = load_points(runs)
     unit = "requests/s" if is_open else "streams"
     print(sweep_table(points, unit) + "\n")
-    return conclude(bench, [point.measured for point in points], Written(out, command, typed.bench, stop))
+    return conclude(bench, [point.measured for point in points], Written(out, command, args.bench, stop))
 
 
 def _at(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:
@@ -145,13 +145,13 @@ def _at(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:
     return msgspec.structs.replace(settings, pace=at)
 
 
-def _check_sweep(settings: BenchSettings, typed: argparse.Namespace) -> None:
+def _check_sweep(settings: BenchSettings, args: argparse.Namespace) -> None:
     pace = settings.pace
     if pace.concurrency is not None or pace.rate is not None or settings.load.profile is not None:
         raise SettingsError(
             "`bench sweep` takes --rates or --concurrencies; --concurrency, --rate and --profile are one load"
         )
-    if typed.rates is not None and typed.concurrencies is not None:
+    if args.rates is not None and args.concurrencies is not None:
         raise SettingsError("--rates and --concurrencies are both given; give one")
 
 

@@ -41,10 +41,10 @@ class Ratio(msgspec.Struct, frozen=True):
 def value(measured: Measured, metric: str) -> float | None:
     """A figure by the name that the results file gives it; None where the run has none."""
     name, _, column = metric.rpartition("_")
-    if name in measured.figures.latencies:
-        found = measured.figures.latencies[name]
+    if name in measured.metrics.latencies:
+        found = measured.metrics.latencies[name]
         return getattr(found, column) if found is not None else None
-    direct: float | None = getattr(measured.figures, metric)
+    direct: float | None = getattr(measured.metrics, metric)
     return direct
 
 

@@ -8,27 +8,27 @@ from time import monotonic
 
 import httptools
 
-from plait.bench.answer import Answer
 from plait.bench.messages import Go, Job, Outcome, Setup
+from plait.bench.response import Response
 
 
 class Exchange:
     """One request and its answer so far."""
 
-    __slots__ = ("answer", "body", "freed", "go", "taken", "timer")
+    __slots__ = ("body", "freed", "go", "response", "taken", "timer")
 
     def __init__(self, setup: Setup, job: Job, go: Go) -> None:
         self.go = go
         self.body = job.body
         self.taken = monotonic()
-        self.answer = Answer(setup.streamed, setup.counting, job.keeps_ids)
+        self.response = Response(setup.streamed, setup.counting, job.keeps_ids)
         self.timer: asyncio.TimerHandle | None = None
         self.freed: float | None = None
         """When its connection had done with it; None: it never had one."""
 
     def outcome(self) -> Outcome:
         """What became of it."""
-        answer, usage = self.answer, self.answer.usage
+        answer, usage = self.response, self.response.usage
         freed = self.freed or monotonic()
         return Outcome(
             index=self.go.index,
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            exchange.answer.fail("no HTTP answer", str(error))
+            exchange.response.fail("no HTTP answer", str(error))
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -105,14 +105,14 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        is_stale = self._num_served > 0 and not self._has_answered and exchange.answer.failure is None
+        is_stale = self._num_served > 0 and not self._has_answered and exchange.response.failure is None
         exchange.freed = None if is_stale else monotonic()
         if self._ends_with_connection and error is None:
-            exchange.answer.finish()
-        elif exchange.answer.is_complete:
-            exchange.answer.require_tokens()
+            exchange.response.finish()
+        elif exchange.response.is_complete:
+            exchange.response.require_tokens()
         else:
-            exchange.answer.fail("closed before its end", str(error or "the server closed the connection"))
+            exchange.response.fail("closed before its end", str(error or "the server closed the connection"))
         self._on_end(self, exchange, is_stale)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -123,23 +123,23 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Httptools': the status is known."""
         if self._exchange is not None:
-            self._exchange.answer.status = self._parser.get_status_code()
-            self._ends_with_connection = self._exchange.answer.status >= 200 and not self._tells_length
+            self._exchange.response.status = self._parser.get_status_code()
+            self._ends_with_connection = self._exchange.response.status >= 200 and not self._tells_length
 
     def on_body(self, body: bytes) -> None:
         """Httptools': a piece of the body, without its chunk's frame."""
         if self._exchange is not None:
-            self._exchange.answer.feed(self._now, body)
+            self._exchange.response.feed(self._now, body)
 
     def on_message_complete(self) -> None:
         """Httptools': the answer is whole."""
         exchange = self._exchange
-        if exchange is None or exchange.answer.status < 200:
+        if exchange is None or exchange.response.status < 200:
             return  # an interim answer, such as 100
         self._exchange = None
         self._num_served += 1
         exchange.freed = self._now
-        exchange.answer.finish()
+        exchange.response.finish()
         if not self._parser.should_keep_alive():
             self._transport.close()
         self._on_end(self, exchange, False)

@@ -97,7 +97,9 @@ def draw(lengths: Distribution, num: int, rng: random.Random, scale: float = 1.0
     return drawn
 
 
-def draw_answers(lengths: Distribution | Ratio, prompts: list[int], rng: random.Random, scale: float) -> list[int]:
+def sample_output_lengths(
+    lengths: Distribution | Ratio, prompts: list[int], rng: random.Random, scale: float
+) -> list[int]:
     """The length of the answer to each prompt."""
     if isinstance(lengths, Ratio):
         return [max(1, round(prompt * lengths.of_prompt)) for prompt in prompts]

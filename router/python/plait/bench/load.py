@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from plait.bench.files import MOONCAKE_BLOCK, FileRow, TraceRow
-from plait.bench.lengths import Distribution, Ratio, draw, draw_answers
+from plait.bench.datasets import MOONCAKE_BLOCK, FileRow, TraceRow
+from plait.bench.lengths import Distribution, Ratio, draw, sample_output_lengths
 from plait.bench.pace import Pace, due_offsets
-from plait.bench.prompts import Exactly, Part, Prompt, PromptMaker
+from plait.bench.prompts import Part, Prompt, PromptMaker, VerbatimPrompt
 
 
 class Random(msgspec.Struct, frozen=True):
@@ -63,7 +63,11 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def input_len(self) -> int | None:
         """Tokens of the prompt, where they are known beforehand."""
-        return self.prompt.num_tokens if isinstance(self.prompt, Exactly) else sum(p.num_tokens for p in self.prompt)
+        return (
+            self.prompt.num_tokens
+            if isinstance(self.prompt, VerbatimPrompt)
+            else sum(p.num_tokens for p in self.prompt)
+        )
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -97,7 +101,7 @@ def build_load(case: Case, seed: int, salt: str, duration: float | None) -> Load
 
 def body_prompt(request: Request, maker: PromptMaker) -> bytes:
     """The JSON value of the request's `prompt` or `messages`."""
-    return request.prompt.json if isinstance(request.prompt, Exactly) else maker.make(request.prompt)
+    return request.prompt.json if isinstance(request.prompt, VerbatimPrompt) else maker.make(request.prompt)
 
 
 def _fits(request: Request, max_len: int) -> bool:
@@ -116,7 +120,7 @@ def _requests(case: Case, rng: random.Random, key: str) -> list[Request]:
 
 def _random(source: Random, num: int, scale: float, rng: random.Random, key: str) -> list[Request]:
     inputs = draw(source.input_len, num, rng, scale)
-    outputs = draw_answers(source.output_len, inputs, rng, scale)
+    outputs = sample_output_lengths(source.output_len, inputs, rng, scale)
     shared = [_shared_len(source, scale)] * num if source.num_prefixes else [0] * num
     return [
         Request(_prefixed(f"{key}/{index}", f"{key}/prefix {index % max(1, source.num_prefixes)}", own, prefix), out)

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
-from plait.bench.clients import Clients
-from plait.bench.figures import Figures, figures
-from plait.bench.files import read_text_lines
-from plait.bench.lateness import Lateness, lateness
+from plait.bench.client_lag import ClientLag, client_lag
+from plait.bench.client_pool import ClientPool
+from plait.bench.datasets import read_text_lines
 from plait.bench.load import Case, Load, body_prompt, build_load
+from plait.bench.metrics import Metrics, compute_metrics
 from plait.bench.prompts import Lines, Part, PromptMaker, TextSize, TokenIds, Words, read_token_range
 from plait.bench.run import Run, send
 from plait.bench.server import Server
@@ -44,8 +44,8 @@ class Measured(msgspec.Struct, frozen=True):
     """A run with what it says."""
 
     run: Run
-    figures: Figures
-    lateness: Lateness
+    metrics: Metrics
+    client_lag: ClientLag
     streams: list[Stream] = []
     """Those that were to be kept and ended well."""
 
@@ -84,7 +84,7 @@ class Bench:
         self._warm_up(load, server, seed)
         bodies = (server.body(body_prompt(request, self._maker), request.output_len) for request in load.requests)
         kept = _spread(len(load.requests), self.settings.output.keep_streams)
-        with Clients(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
+        with ClientPool(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
             clients.load(server.setup(), bodies, kept)
             run = send(clients, load, server, seed, duration, _watch(bar))
         streams = [
@@ -92,7 +92,7 @@ class Bench:
             for one in run.outcomes
             if one.token_ids is not None and one.failure is None
         ]
-        return Measured(run, figures(run, self.slo), lateness(run, measuring.max_lag_ms / 1000), streams)
+        return Measured(run, compute_metrics(run, self.slo), client_lag(run, measuring.max_lag_ms / 1000), streams)
 
     def _warm_up(self, load: Load, server: Server, seed: int) -> None:
         """Prompts of the load's lengths and of other contents, one after another."""
@@ -139,7 +139,7 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
     if told[0] is None or told[1] is None or told[1] <= told[0]:
         return TextSize()
     slope = (told[1] - told[0]) / (many - few)
-    return TextSize(slope, max(0.0, told[0] - few * slope), is_told=True)
+    return TextSize(slope, max(0.0, told[0] - few * slope), is_measured=True)
 
 
 def _spread(num: int, num_chosen: int) -> frozenset[int]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
+class ClosedLoop(msgspec.Struct, frozen=True, tag="closed"):
     """Closed loop: each of `num_streams` sends its next request when its last one ended."""
 
     num_streams: int
@@ -25,7 +25,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
         return f"closed loop, {self.num_streams} stream{'s' if self.num_streams > 1 else ''}"
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
+class OpenLoop(msgspec.Struct, frozen=True, tag="open"):
     """Open loop: requests are due at a rate, whatever the server does."""
 
     rate: float
@@ -42,7 +42,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
         return f"open loop, {self.rate:g} requests/s, {kind}" + _capped(self.cap)
 
 
-class TraceClock(msgspec.Struct, frozen=True, tag="trace"):
+class TraceReplay(msgspec.Struct, frozen=True, tag="trace"):
     """Open loop: requests are due when the trace says, `speed` times as fast."""
 
     speed: float
@@ -54,7 +54,7 @@ class TraceClock(msgspec.Struct, frozen=True, tag="trace"):
         return f"open loop, the trace's clock at {self.speed:g}x" + _capped(self.cap)
 
 
-Pace: TypeAlias = Closed | Open | TraceClock
+Pace: TypeAlias = ClosedLoop | OpenLoop | TraceReplay
 
 
 def _capped(cap: int | None) -> str:
@@ -67,9 +67,9 @@ def due_offsets(pace: Pace, num: int, stamps: list[float] | None, rng: random.Ra
     The gaps of a rate are stretched to a mean of exactly 1 / rate, so that every seed offers the same load.
     `stamps` is a trace's clock in seconds.
     """
-    if isinstance(pace, Closed) or num == 0:
+    if isinstance(pace, ClosedLoop) or num == 0:
         return [0.0] * num
-    if isinstance(pace, TraceClock):
+    if isinstance(pace, TraceReplay):
         if stamps is None:
             raise ValueError("only a trace has a clock of its own")
         return [(stamp - stamps[0]) / pace.speed for stamp in stamps[:num]]

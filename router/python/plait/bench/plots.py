@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.bench.compare import METRICS, ratios, value
-from plait.bench.figures import Timed, timed_request, tokens_by_second
 from plait.bench.measure import Measured
-from plait.bench.pace import Closed
+from plait.bench.metrics import Timed, timed_request, tokens_by_second
+from plait.bench.pace import ClosedLoop
 from plait.bench.sweep import knee, knee_words, load_points
 from plait.errors import SettingsError
 
@@ -110,7 +110,7 @@ def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))
     pace = runs[0].run.load.case.pace
-    _finish(axes, "Latency against load", "streams" if isinstance(pace, Closed) else "requests/s", "ms")
+    _finish(axes, "Latency against load", "streams" if isinstance(pace, ClosedLoop) else "requests/s", "ms")
     return len(points) > 1
 
 

@@ -29,7 +29,7 @@ class Part(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
-class Exactly(msgspec.Struct, frozen=True):
+class VerbatimPrompt(msgspec.Struct, frozen=True):
     """A prompt as a file gave it."""
 
     json: bytes
@@ -38,7 +38,7 @@ class Exactly(msgspec.Struct, frozen=True):
     """Where it is given as token ids."""
 
 
-Prompt: TypeAlias = tuple[Part, ...] | Exactly
+Prompt: TypeAlias = tuple[Part, ...] | VerbatimPrompt
 
 
 class TextSize(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class TextSize(msgspec.Struct, frozen=True):
     tokens_per_piece: float = 1.0
     overhead: float = 0.0
     """Tokens of the chat template."""
-    is_told: bool = False
+    is_measured: bool = False
     """False: the server told nothing, and a piece is taken for a token."""
 
     def pieces(self, num_tokens: float) -> int:

@@ -11,15 +11,15 @@ from types import FrameType
 
 import msgspec
 
-from plait.bench.clients import Clients
+from plait.bench.client_pool import ClientPool
 from plait.bench.load import Load
 from plait.bench.messages import Counting, FromClient, Go, Outcome, Report
-from plait.bench.pace import Closed
+from plait.bench.pace import ClosedLoop
 from plait.bench.server import Server
 
 LEAD_SECONDS = 0.05
 """From the order to begin until the first request is due."""
-GLANCE_SECONDS = 0.2
+PROGRESS_SECONDS = 0.2
 """How long the bench sleeps at most before it shows its progress."""
 
 
@@ -55,7 +55,7 @@ Watch = Callable[[int, int], None]
 """Told how many requests have ended and how many are in flight."""
 
 
-class Interruption:
+class Interrupt:
     """Ctrl-C as something to look for: an exception could come between an answer and its being counted.
 
     The second one raises: a client process that is stuck would not be got out of otherwise.
@@ -71,13 +71,13 @@ class Interruption:
         self.has_come = True
 
 
-class Sending:
+class Dispatcher:
     """The requests of a run: those that wait, those in flight, those that ended."""
 
-    def __init__(self, clients: Clients, load: Load, duration: float | None) -> None:
+    def __init__(self, clients: ClientPool, load: Load, duration: float | None) -> None:
         self._clients = clients
         self._load = load
-        self._closed = isinstance(load.case.pace, Closed)
+        self._closed = isinstance(load.case.pace, ClosedLoop)
         self._waiting: deque[int] = deque()
         self._num_known = 0
         self._freed: deque[float] = deque()
@@ -87,11 +87,11 @@ class Sending:
         self._stop_at = self.begun + duration if duration is not None and self._closed else float("inf")
         self.outcomes: list[Outcome] = []
 
-    def run(self, watch: Watch, interrupted: Interruption) -> None:
+    def run(self, watch: Watch, interrupted: Interrupt) -> None:
         """Send everything and wait for every end, or until Ctrl-C."""
         while not self._is_over() and not interrupted.has_come:
             self._release()
-            for message in self._clients.poll(min(GLANCE_SECONDS, max(0.0, self._next_due() - monotonic()))):
+            for message in self._clients.poll(min(PROGRESS_SECONDS, max(0.0, self._next_due() - monotonic()))):
                 self._take(message)
             watch(len(self.outcomes), self._num_in_flight)
 
@@ -136,9 +136,9 @@ class Sending:
 
 
 @contextmanager
-def looking_for_ctrl_c() -> Iterator[Interruption]:
+def catch_interrupt() -> Iterator[Interrupt]:
     """Within the block the first one raises nothing. Who is to be left alone by it stays so."""
-    noted = Interruption()
+    noted = Interrupt()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, noted)
@@ -148,10 +148,10 @@ def looking_for_ctrl_c() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
-def send(clients: Clients, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
+def send(clients: ClientPool, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
     """Run `load`, which the clients hold, to its end or until Ctrl-C."""
-    sending = Sending(clients, load, duration)
-    with looking_for_ctrl_c() as interrupted:
+    sending = Dispatcher(clients, load, duration)
+    with catch_interrupt() as interrupted:
         sending.run(watch, interrupted)
     ended = monotonic()
     unfinished = sending.num_unfinished

@@ -11,8 +11,8 @@ import httpx
 import msgspec
 from plait_proto import ExitCode
 
-from plait.bench.answer import Answer
 from plait.bench.messages import Counting, Setup
+from plait.bench.response import Response
 from plait.bench.settings import ServerSettings
 from plait.errors import SettingsError, StartError
 
@@ -38,7 +38,7 @@ class _Models(msgspec.Struct):
 class Probed(NamedTuple):
     """A small request's answer."""
 
-    answer: Answer
+    response: Response
     has_token_ids: bool
 
 
@@ -110,11 +110,11 @@ class Server:
             if _gives(probed, counting):
                 self.counting = counting
                 return
-        raise StartError(self._refusal(probed.answer), ExitCode.SETTINGS)
+        raise StartError(self._refusal(probed.response), ExitCode.SETTINGS)
 
     def num_prompt_tokens(self, prompt: bytes) -> int | None:
         """How long the server says that a prompt is; None where it does not say."""
-        usage = self._probe(prompt, self.counting, output_len=1).answer.usage
+        usage = self._probe(prompt, self.counting, output_len=1).response.usage
         return usage.prompt_tokens if usage is not None else None
 
     def warm_up(self, prompt: bytes, output_len: int) -> None:
@@ -176,7 +176,7 @@ class Server:
         return served
 
     def _probe(self, prompt: bytes, counting: Counting, output_len: int = PROBE_TOKENS) -> Probed:
-        answer, has_token_ids = Answer(self._settings.stream, counting), False
+        answer, has_token_ids = Response(self._settings.stream, counting), False
         headers = {"Content-Type": "application/json"}
         body = self._body(prompt, output_len, counting)
         url = self.path.removeprefix(self._parts.path)
@@ -191,7 +191,7 @@ class Server:
             answer.fail("closed before its end", str(error))
         return Probed(answer, has_token_ids)
 
-    def _refusal(self, answer: Answer) -> str:
+    def _refusal(self, answer: Response) -> str:
         if answer.failure is None:
             return (
                 f"{self.url} does not tell tokens by --count-by {self._settings.count_by}; leave --count-by out, "
@@ -216,7 +216,7 @@ def _split(url: str) -> SplitResult:
 
 def _gives(probed: Probed, counting: Counting) -> bool:
     """Whether a server's answer really has what was asked for: unknown fields are often ignored."""
-    answer = probed.answer
+    answer = probed.response
     if answer.failure is not None:
         return False
     total = answer.usage.completion_tokens if answer.usage is not None else None

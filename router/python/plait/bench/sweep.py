@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from plait.bench.figures import Figures
 from plait.bench.measure import Measured
-from plait.bench.pace import Closed, Open, Pace, TraceClock
+from plait.bench.metrics import Metrics
+from plait.bench.pace import ClosedLoop, OpenLoop, Pace, TraceReplay
 from plait.errors import SettingsError
 
 MAX_POINTS = 64
@@ -38,23 +38,23 @@ def load_points(runs: list[Measured]) -> list[Point]:
 
 def _load(pace: Pace) -> float | None:
     match pace:
-        case Closed():
+        case ClosedLoop():
             return float(pace.num_streams)
-        case Open():
+        case OpenLoop():
             return pace.rate
-        case TraceClock():
+        case TraceReplay():
             return None
 
 
-def power(figures: Figures) -> float:
+def power(metrics: Metrics) -> float:
     """Throughput over latency (Kleinrock): it rises until more load brings more waiting than work."""
-    e2e = figures.latencies["e2e"]
-    return figures.requests_per_second / e2e.mean if e2e is not None else 0.0
+    e2e = metrics.latencies["e2e"]
+    return metrics.requests_per_second / e2e.mean if e2e is not None else 0.0
 
 
 def knee(points: list[Point]) -> Point:
     """The point of the greatest power."""
-    return max(points, key=lambda point: power(point.measured.figures))
+    return max(points, key=lambda point: power(point.measured.metrics))
 
 
 def sweep(measure: MeasureAt, loads: list[float] | None, num_refined: int, whole: bool) -> list[Point]:
@@ -127,13 +127,13 @@ def sweep_table(points: list[Point], unit: str) -> str:
         f"  {unit:>12}{'requests/s':>12}{'tokens/s':>12}{'TTFT p50':>12}{'TTFT p99':>12}{'ITL p99':>12}{'E2E p50':>12}"
     )
     marks = {knee(points).load: f"  <- {knee_words(points)}"}
-    lines = [f"  {p.load:>12g}{_line(p.measured.figures)}{marks.get(p.load, '')}" for p in points]
+    lines = [f"  {p.load:>12g}{_line(p.measured.metrics)}{marks.get(p.load, '')}" for p in points]
     foot = "  times in ms; the knee has the most requests/s for its mean E2E (Kleinrock's power)"
     return "\n".join([head, *lines, foot])
 
 
-def _line(figures: Figures) -> str:
-    ttft, itl, e2e = (figures.latencies[name] for name in ("ttft", "itl", "e2e"))
+def _line(metrics: Metrics) -> str:
+    ttft, itl, e2e = (metrics.latencies[name] for name in ("ttft", "itl", "e2e"))
     times = (ttft.p50 if ttft else None, ttft.p99 if ttft else None, itl.p99 if itl else None, e2e.p50 if e2e else None)
     shown = "".join(f"{'-' if time is None else f'{time * 1000:.1f}':>12}" for time in times)
-    return f"{figures.requests_per_second:>12.3f}{figures.output_tokens_per_second:>12.1f}{shown}"
+    return f"{metrics.requests_per_second:>12.3f}{metrics.output_tokens_per_second:>12.1f}{shown}"

@@ -6,8 +6,8 @@ import statistics
 import textwrap
 from collections.abc import Iterator
 
-from plait.bench.figures import DEFINITIONS, Figures
 from plait.bench.measure import Measured
+from plait.bench.metrics import DEFINITIONS, Metrics
 from plait.bench.percentiles import Summary
 from plait.bench.prompts import TextSize
 from plait.bench.run import Run
@@ -24,44 +24,44 @@ _COUNTING = {
 
 def table(measured: Measured) -> str:
     """The figures of one run."""
-    run, figures = measured.run, measured.figures
+    run, metrics = measured.run, measured.metrics
     head = f"{run.load.case.name}  {run.server}  {run.model}  seed {run.seed}  ({run.load.case.pace.words})"
-    parts = [head, *_warnings(measured), _counts(figures), _latencies(figures), *_failures(run)]
+    parts = [head, *_warnings(measured), _counts(metrics), _latencies(metrics), *_failures(run)]
     return "\n".join(parts) + "\n"
 
 
 def _warnings(measured: Measured) -> Iterator[str]:
     if measured.run.is_partial:
-        yield f"  PARTIAL: interrupted; {measured.figures.num_unfinished} requests had not ended"
-    if measured.lateness.reasons:
-        yield "  INVALID: the client was late: " + "; ".join(measured.lateness.reasons)
+        yield f"  PARTIAL: interrupted; {measured.metrics.num_unfinished} requests had not ended"
+    if measured.client_lag.reasons:
+        yield "  INVALID: the client was late: " + "; ".join(measured.client_lag.reasons)
 
 
-def _counts(figures: Figures) -> str:
-    peak = figures.peak_output_tokens_per_second
+def _counts(metrics: Metrics) -> str:
+    peak = metrics.peak_output_tokens_per_second
     left = [
-        ("duration", f"{figures.duration:.2f} s"),
-        ("completed", f"{figures.num_completed}"),
-        ("failed", f"{sum(figures.failures.values())}"),
-        ("requests/s", f"{figures.requests_per_second:.3f}"),
-        ("goodput", "no --slo" if figures.goodput is None else f"{figures.goodput:.3f} requests/s"),
+        ("duration", f"{metrics.duration:.2f} s"),
+        ("completed", f"{metrics.num_completed}"),
+        ("failed", f"{sum(metrics.failures.values())}"),
+        ("requests/s", f"{metrics.requests_per_second:.3f}"),
+        ("goodput", "no --slo" if metrics.goodput is None else f"{metrics.goodput:.3f} requests/s"),
     ]
     right = [
-        ("generated tokens/s", f"{figures.output_tokens_per_second:.1f}"),
-        ("prefill tokens/s", f"{figures.prompt_tokens_per_second:.1f}"),
-        ("total tokens/s", f"{figures.total_tokens_per_second:.1f}"),
+        ("generated tokens/s", f"{metrics.output_tokens_per_second:.1f}"),
+        ("prefill tokens/s", f"{metrics.prompt_tokens_per_second:.1f}"),
+        ("total tokens/s", f"{metrics.total_tokens_per_second:.1f}"),
         ("peak generated tokens/s", "-" if peak is None else f"{peak:.0f}"),
-        ("concurrency, mean / peak", f"{figures.mean_concurrency:.1f} / {figures.peak_concurrency}"),
+        ("concurrency, mean / peak", f"{metrics.mean_concurrency:.1f} / {metrics.peak_concurrency}"),
     ]
     pairs = zip(left, right, strict=True)
     return "\n".join(f"  {a:<12}{b:<24}{c:<26}{d}" for (a, b), (c, d) in pairs)
 
 
-def _latencies(figures: Figures) -> str:
+def _latencies(metrics: Metrics) -> str:
     lines = ["  {:<16}{:>10}{:>10}{:>10}{:>10}{:>10}".format("ms", "mean", "p50", "p90", "p99", "max")]
-    rows = {name: figures.latencies[key] for key, name in LATENCIES.items()}
-    if figures.wait is not None and figures.wait.max > 0.001:
-        rows["wait to be sent"] = figures.wait
+    rows = {name: metrics.latencies[key] for key, name in LATENCIES.items()}
+    if metrics.wait is not None and metrics.wait.max > 0.001:
+        rows["wait to be sent"] = metrics.wait
     lines += [f"  {name:<16}{_five(found)}" for name, found in rows.items()]
     return "\n".join(lines)
 
@@ -92,7 +92,7 @@ def foot(runs: list[Measured], slo: Slo | None, size: TextSize | None) -> str:
 
 
 def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
-    """What a reader must know of these runs beside their figures."""
+    """What a reader must know of these runs beside their metrics."""
     found = [_short_answers(runs), _chunked_tokens(runs), _prompt_lengths(runs), _left_out(runs), _resent(runs)]
     found.append(_all_prefix(runs))
     if size is not None:
@@ -101,7 +101,7 @@ def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
 
 
 def _text_size(size: TextSize) -> str:
-    if not size.is_told:
+    if not size.is_measured:
         return "prompts are texts: a piece (word, or character of --text) is taken for a token, as no usage tells more"
     return (
         f"prompts are texts: {size.tokens_per_piece:.3g} tokens a piece (word, or character of --text) and "
@@ -156,5 +156,5 @@ def _all_prefix(runs: list[Measured]) -> str:
 
 
 def _resent(runs: list[Measured]) -> str:
-    num = sum(one.lateness.num_resent for one in runs)
+    num = sum(one.client_lag.num_resent for one in runs)
     return f"{num} requests were sent again: the server had closed an idle connection" if num else ""

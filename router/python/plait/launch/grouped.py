@@ -15,12 +15,12 @@ _TEXTS = ("config.json", "model.safetensors.index.json")
 """Files of a model folder whose contents are compared; of the others names and sizes are."""
 
 
-def seated(place: GroupPlace, local: LocalModel, settings: ServeSettings) -> GroupPlace:
+def group_place(place: GroupPlace, local: LocalModel, settings: ServeSettings) -> GroupPlace:
     """The place with what its ranks compute with; raises `SettingsError` for settings that no group keeps."""
     if settings.scheduler.itl_target_ms is not None:
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
-    if settings.process.step_records is not None:
-        raise SettingsError("--step-records pairs an engine's own rows with the group's time: leave it out of a group")
+    if settings.process.step_trace is not None:
+        raise SettingsError("--step-trace pairs an engine's own rows with the group's time: leave it out of a group")
     return msgspec.structs.replace(place, computes=_computes(local.path, settings))
 
 

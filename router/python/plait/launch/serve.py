@@ -22,10 +22,10 @@ from plait.http.engine import Description, Phase, Status, read_description, read
 from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.announce import announce
-from plait.launch.grouped import seated
+from plait.launch.grouped import group_place
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
+from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
 from plait.output import say
@@ -56,10 +56,10 @@ def serve(model: str | None, settings: ServeSettings, group: GroupPlace | None =
 
 @contextlib.contextmanager
 def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupPlace | None) -> Iterator[Engine]:
-    seat = seated(group, local, settings) if group is not None else None
-    told = engine_settings(settings, str(local.path), local.name, str(run_dir), seat)
+    place = group_place(group, local, settings) if group is not None else None
+    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), place)
     try:
-        engine = Engine(msgspec.json.encode(told))
+        engine = Engine(msgspec.json.encode(engine_json))
     except ModelFilesError as error:
         raise StartError(str(error), ExitCode.MODEL_FILES) from error
     except ValueError as error:
@@ -85,12 +85,12 @@ def _write_config(
                 kind=settings.device.device,
                 attention=settings.device.attention_backend,
                 cuda_graphs=settings.device.cuda_graphs,
-                max_graph_batch=settings.device.max_graph_batch,
+                cuda_graph_max_bs=settings.device.cuda_graph_max_bs,
             ),
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
             kv_cache=KvCacheConfig(
-                dtype=settings.attention.kv_dtype,
+                dtype=settings.attention.kv_cache_dtype,
                 k_scale=settings.attention.k_scale,
                 v_scale=settings.attention.v_scale,
             ),
@@ -100,7 +100,7 @@ def _write_config(
             max_model_len=description.max_model_len,
             max_batch_tokens=batch_tokens(settings),
             max_seqs=settings.scheduler.max_seqs,
-            context_chunk=settings.attention.context_chunk,
+            mla_context_chunk_size=settings.attention.mla_context_chunk_size,
             threads=settings.process.threads,
             log_level=settings.process.log_level,
         )
@@ -139,7 +139,7 @@ class _Service:
         self._streams = Streams(engine)
         self._http = http_server(build_app(engine, self._streams, description, keys))
         self._num_signals = 0
-        self._leave_seconds = TERM_SECONDS
+        self._grace_seconds = TERM_SECONDS
 
     async def run(self, config: Path) -> int:
         """Until the engine has stopped or failed; the exit code."""
@@ -155,12 +155,12 @@ class _Service:
             status = await self._live()
         finally:
             await self._end(workers, http)
-        return _verdict(status, workers)
+        return _exit_code(status, workers)
 
     async def _live(self) -> Status:
         status = await self._until("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
-            announce(self._description, status, self._settings, url(self._listener))
+            print_startup_summary(self._description, status, self._settings, url(self._listener))
         return await self._until("stopped", "failed")
 
     async def _until(self, *phases: Phase) -> Status:
@@ -173,7 +173,7 @@ class _Service:
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        await asyncio.gather(http, *(worker.leave(self._leave_seconds) for worker in workers))
+        await asyncio.gather(http, *(worker.shutdown(self._grace_seconds) for worker in workers))
         self._streams.detach(asyncio.get_running_loop())
 
     def _on_signal(self) -> None:
@@ -186,7 +186,7 @@ class _Service:
         else:
             say("Stopping")
             if phase == "loading":
-                self._leave_seconds = 0.0  # a worker that loads does not hear the engine
+                self._grace_seconds = 0.0  # a worker that loads does not hear the engine
             self._engine.close()
 
     def _on_worker_exit(self, worker: Worker) -> None:
@@ -194,7 +194,7 @@ class _Service:
             self._engine.worker_lost(worker.rank, worker.reason)
 
 
-def _verdict(status: Status, workers: Sequence[Worker]) -> int:
+def _exit_code(status: Status, workers: Sequence[Worker]) -> int:
     """The exit code; raises `StartError` for a failure.
 
     A worker's own exit code says more than that it is lost.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.output import pass_on
+from plait.output import forward_to_stderr
 
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
@@ -65,10 +65,10 @@ class Worker:
             self._signal(signal.SIGKILL)
             await self._exited.wait()
 
-    async def leave(self, seconds: float) -> None:
+    async def shutdown(self, grace_seconds: float) -> None:
         """Give it time to end by itself, then end it."""
         try:
-            await asyncio.wait_for(self._exited.wait(), seconds)
+            await asyncio.wait_for(self._exited.wait(), grace_seconds)
         except TimeoutError:
             await self.stop()
 
@@ -92,7 +92,7 @@ class Worker:
             text = os.read(self._stderr, 65_536)
         except BlockingIOError:
             return True
-        pass_on(text)
+        forward_to_stderr(text)
         lines = [line for line in text.split(b"\n") if line.strip()]
         self._last_line = lines[-1][:_MAX_LINE_BYTES] if lines else self._last_line
         return bool(text)

@@ -35,10 +35,10 @@ def run(settings: SimulateSettings, name: str) -> Report:
     try:
         simulation = Simulation(msgspec.json.encode(simulator_settings(settings)))
         with tqdm(total=simulation.num_requests, desc=name, unit="request", leave=False, disable=None) as bar:
-            told = simulation.run(lambda num_arrived: bar.update(num_arrived - bar.n))
+            report = simulation.run(lambda num_arrived: bar.update(num_arrived - bar.n))
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
-    return msgspec.json.decode(told, type=Report)
+    return msgspec.json.decode(report, type=Report)
 
 
 def _output_folder(settings: SimulateSettings) -> Path | None:

@@ -48,7 +48,7 @@ class Resolved(msgspec.Struct, frozen=True):
     num_pages: int
     max_model_len: int
     watermark: int
-    long_prefill: int
+    long_prefill_token_threshold: int
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,13 +74,13 @@ class Report(msgspec.Struct, frozen=True):
 
 def summary_json(settings: SimulateSettings, report: Report) -> bytes:
     """`summary.json`: the figures with the settings beside them, those that were left open as they were used."""
-    told = {**_load_told(settings.load), **msgspec.to_builtins(settings.cluster)}
-    told |= {**msgspec.to_builtins(settings.scheduler), **msgspec.to_builtins(report.resolved)}
-    figures = {"settings": told, **msgspec.to_builtins(report.summary)}
+    settings_json = {**_load_json(settings.load), **msgspec.to_builtins(settings.cluster)}
+    settings_json |= {**msgspec.to_builtins(settings.scheduler), **msgspec.to_builtins(report.resolved)}
+    figures = {"settings": settings_json, **msgspec.to_builtins(report.summary)}
     return msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n"
 
 
-def _load_told(load: LoadSettings) -> dict[str, object]:
+def _load_json(load: LoadSettings) -> dict[str, object]:
     """Without what only shapes synthetic arrivals, where a file was played."""
-    told: dict[str, object] = msgspec.to_builtins(load)
-    return told if load.trace == POISSON else {name: told[name] for name in ("trace", "rate_scale")}
+    fields: dict[str, object] = msgspec.to_builtins(load)
+    return fields if load.trace == POISSON else {name: fields[name] for name in ("trace", "rate_scale")}

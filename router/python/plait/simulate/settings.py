@@ -57,7 +57,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     routing: Annotated[Routing, Setting("whose turn a request is, or the replica with the fewest unanswered")] = (
         "in-turn"
     )
-    hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step records in a .jsonl file")] = "h200"
+    hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step trace (.jsonl)")] = "h200"
     model: Annotated[
         str, Setting("qwen3-8b, llama-3.1-70b, deepseek-v2-lite, deepseek-v3, or a model's config.json")
     ] = "qwen3-8b"
@@ -68,7 +68,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     memory_fraction: Annotated[
-        Share, Setting("share of their memory for weights and pages", ("--gpu-memory-utilization",))
+        Share,
+        Setting("share of their memory for weights and pages", ("--gpu-memory-utilization", "--mem-fraction-static")),
     ] = 0.85
     threads: Annotated[ThreadCount | None, Setting("threads that simulate", unset="the machine's cores")] = None
 
@@ -76,14 +77,20 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduler of each replica."""
 
-    max_batch_tokens: Annotated[BatchTokens, Setting("tokens of one step at most", ("--max-num-batched-tokens",))] = (
-        8192
-    )
-    max_seqs: Annotated[SeqCount, Setting("requests that run at a time", ("--max-num-seqs",))] = 256
-    long_prefill: Annotated[
-        BatchTokens | None, Setting("tokens of one prompt in one step at most", unset="--max-batch-tokens")
+    max_batch_tokens: Annotated[
+        BatchTokens, Setting("tokens of one step at most", ("--max-num-batched-tokens", "--chunked-prefill-size"))
+    ] = 8192
+    max_seqs: Annotated[
+        SeqCount, Setting("requests that run at a time", ("--max-num-seqs", "--max-running-requests"))
+    ] = 256
+    long_prefill_token_threshold: Annotated[
+        BatchTokens | None,
+        Setting("tokens of one prompt in one step at most", ("--long-prefill",), unset="--max-batch-tokens"),
     ] = None
-    mixed: Annotated[bool, Setting("prefill and decode rows share a step")] = True
+    mixed: Annotated[
+        bool,
+        Setting("prefill and decode rows in one batch (chunked prefill, mixed batching)", ("--enable-mixed-chunk",)),
+    ] = True
     itl_target_ms: Annotated[
         ItlTarget | None,
         Setting(
@@ -91,26 +98,39 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     page_size: Annotated[PageSize, Setting("tokens in a page", ("--block-size",))] = 64
-    num_pages: Annotated[PageCount | None, Setting("pages in the pool", unset="what the memory holds")] = None
+    num_pages: Annotated[
+        PageCount | None, Setting("pages in the pool", ("--num-gpu-blocks-override",), unset="what the memory holds")
+    ] = None
     max_model_len: Annotated[
-        ContextLength | None, Setting("longest prompt plus answer, in tokens", unset="the model's context")
+        ContextLength | None,
+        Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
     prefix_cache: Annotated[
-        bool, Setting("prompts begin behind what they share with earlier ones", ("--enable-prefix-caching",))
+        bool,
+        Setting(
+            "prompts begin behind what they share with earlier ones",
+            ("--enable-prefix-caching",),
+            off=("--disable-radix-cache",),
+        ),
     ] = True
     watermark: Annotated[
         Watermark | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
     ] = None
-    starvation_steps: Annotated[
-        StepCount, Setting("steps without a row after which the oldest prefill comes first")
-    ] = SERVED.starvation_steps
-    max_queue: Annotated[QueueLength, Setting("requests that may wait at a replica; more are refused")] = (
-        SERVED.max_queue
-    )
+    prefill_starvation_steps: Annotated[
+        StepCount, Setting("steps without a row after which the oldest prefill comes first", ("--starvation-steps",))
+    ] = SERVED.prefill_starvation_steps
+    max_queue: Annotated[
+        QueueLength, Setting("requests that may wait at a replica; more are refused", ("--max-queued-requests",))
+    ] = SERVED.max_queue
     max_queue_tokens: Annotated[QueueTokens, Setting("prompt tokens that may wait at a replica")] = (
         SERVED.max_queue_tokens
     )
-    overlap: Annotated[bool, Setting("plan a step while the one before it runs")] = True
+    overlap: Annotated[
+        bool,
+        Setting(
+            "plan a step while the one before it runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)
+        ),
+    ] = True
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,8 +26,8 @@ def table(summary: Summary) -> str:
 
 
 def _refused(summary: Summary) -> str:
-    told = f"{summary.num_refused:,} refused"
-    return f"{told}, {summary.num_too_long:,} as longer than context or pool" if summary.num_too_long else told
+    refused = f"{summary.num_refused:,} refused"
+    return f"{refused}, {summary.num_too_long:,} as longer than context or pool" if summary.num_too_long else refused
 
 
 def _times(name: str, times: Percentiles) -> str:

@@ -14,8 +14,8 @@ pub fn settings(change: Value) -> Value {
             "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "memory_fraction": 0.85, "threads": 1,
         },
         "scheduler": {
-            "max_batch_tokens": 8192, "max_seqs": 256, "long_prefill": null, "page_size": 64, "num_pages": null,
-            "max_model_len": null, "mixed": true, "prefix_cache": true, "watermark": null, "starvation_steps": 8, "itl_target_ms": null,
+            "max_batch_tokens": 8192, "max_seqs": 256, "long_prefill_token_threshold": null, "page_size": 64, "num_pages": null,
+            "max_model_len": null, "mixed": true, "prefix_cache": true, "watermark": null, "prefill_starvation_steps": 8, "itl_target_ms": null,
             "max_queue": 1024, "max_queue_tokens": 1 << 22, "overlap": true,
         },
     });

@@ -43,8 +43,9 @@ const TRACE: &str = r#"{"timestamp": 0, "input_length": 512, "output_length": 20
 fn a_target_below_what_decoding_takes_starves_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let load = trace(&file(&folder, "t.jsonl", TRACE));
-    let found = |starvation_steps: u32| {
-        let scheduler = json!({"itl_target_ms": 1.0, "starvation_steps": starvation_steps});
+    let found = |prefill_starvation_steps: u32| {
+        let scheduler =
+            json!({"itl_target_ms": 1.0, "prefill_starvation_steps": prefill_starvation_steps});
         summary(json!({"load": load, "scheduler": scheduler}))
     };
     let (granted, starved) = (found(8), found(u32::MAX));

@@ -24,7 +24,7 @@ from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
 from plait_worker.models.decoder import Step
-from plait_worker.models.deepseek import LatentAttention
+from plait_worker.models.deepseek import MlaAttention
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights import DummyWeights
@@ -90,7 +90,7 @@ def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
 
 
 def parts(
-    layer: LatentAttention, backend: AttentionBackend[MlaStep], rows: Rows, pages: torch.Tensor, hidden: int
+    layer: MlaAttention, backend: AttentionBackend[MlaStep], rows: Rows, pages: torch.Tensor, hidden: int
 ) -> dict[str, float]:
     """Microseconds of the whole layer and of what it consists of."""
     num_rows, heads = rows.num_rows, layer.key_HOL.shape[0]
@@ -119,7 +119,7 @@ def parts(
 def measure(num_heads: int, kind: torch.dtype, kv_lengths: Sequence[int], out: list[dict[str, object]]) -> None:
     model = config(num_heads)
     assert model.mla is not None
-    layer = LatentAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
+    layer = MlaAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
     num_pages = max(ROWS) * max(kv_lengths) // PAGE_SIZE
     pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU).to(kind)
     shape = latent_shape(num_heads, kind)

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from plait_kernels.moe import GroupLimit, Routing, few_triton, grouped, route, sorted_triton
-from plait_kernels.moe.sorted_triton import Tile, Tiles
+from plait_kernels.moe import GroupLimit, Routing, grouped_gemm_torch, grouped_gemm_triton, indexed_gemv_triton, route
+from plait_kernels.moe.grouped_gemm_triton import Tile, Tiles
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
@@ -58,11 +58,11 @@ def main() -> None:
         given = (x, gate_up, down, *route(torch.randn(num_tokens, NUM_EXPERTS, device="cuda"), None, routing))
         figures: dict[str, float] = {}
         if num_tokens <= 64:
-            figures["by index"] = microseconds(partial(few_triton.expert_mlps, *given))
+            figures["by index"] = microseconds(partial(indexed_gemv_triton.expert_mlps, *given))
         if num_tokens <= 2048:
-            figures["listed"] = microseconds(partial(sorted_triton.expert_mlps, *given))
+            figures["listed"] = microseconds(partial(grouped_gemm_triton.expert_mlps, *given))
         if num_tokens >= 64:
-            figures["grouped GEMM"] = microseconds(partial(grouped.expert_mlps, *given), 10)
+            figures["grouped GEMM"] = microseconds(partial(grouped_gemm_torch.expert_mlps, *given), 10)
         if options.tiles and 16 <= num_tokens <= 2048:
             figures |= tiles(given)
         num_used = given[4].unique().numel()
@@ -79,13 +79,13 @@ def main() -> None:
 def tiles(given: tuple[torch.Tensor, ...]) -> dict[str, float]:
     """The listed way with every tile, first of the one product and then of the other."""
     num_pairs, num_experts = given[4].numel(), given[1].shape[0]
-    choose, figures = sorted_triton.tiles_for, {}
+    choose, figures = grouped_gemm_triton.tiles_for, {}
     usual = choose(num_pairs / num_experts)
     for tile in TILES:
         for name, changed in (("gate and up", Tiles(tile, usual.down)), ("down", Tiles(usual.gate_up, tile))):
-            sorted_triton.tiles_for = lambda *_, changed=changed: changed
-            figures[f"{name} {tile}"] = microseconds(lambda: sorted_triton.expert_mlps(*given), 10)
-    sorted_triton.tiles_for = choose
+            grouped_gemm_triton.tiles_for = lambda *_, changed=changed: changed
+            figures[f"{name} {tile}"] = microseconds(lambda: grouped_gemm_triton.expert_mlps(*given), 10)
+    grouped_gemm_triton.tiles_for = choose
     return figures
 
 

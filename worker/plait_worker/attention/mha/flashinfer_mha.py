@@ -96,7 +96,7 @@ class FlashinferMha:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if shape.fp8 is not None:
             raise ValueError(
-                "its kernels for float8 pages are not built; --kv-dtype fp8 runs with triton or trtllm_mha"
+                "its kernels for float8 pages are not built; --kv-cache-dtype fp8 runs with triton or trtllm_mha"
             )
 
     def prepare(self, rows: Rows) -> FlashinferMhaStep:

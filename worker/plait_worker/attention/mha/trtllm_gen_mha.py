@@ -128,7 +128,7 @@ class TrtllmGenMha:
     def validate(shape: MhaShape, page_size: int) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         if shape.fp8 is not None:
-            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-dtype fp8 out")
+            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-cache-dtype fp8 out")
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim not in HEAD_DIMS:

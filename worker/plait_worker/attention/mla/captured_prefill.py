@@ -35,10 +35,10 @@ _PLAN_BYTES = 1 << 20
 class MlaCapturedPrefill:
     """``CapturedPrefill`` of latent attention on Hopper."""
 
-    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int, workspace: Tensor) -> None:
-        """``page_size`` and ``context_chunk`` in tokens; allocates the lists, on the workspace's device."""
+    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, workspace: Tensor) -> None:
+        """``page_size`` and ``mla_context_chunk_size`` in tokens; allocates the lists, on the workspace's device."""
         self.shape, self.page_size = shape, page_size
-        self.chunk = min(_CHUNK, context_chunk)
+        self.chunk = min(_CHUNK, mla_context_chunk_size)
         self.contexts = sorted(
             {0, min(_SHORT_CONTEXT, self.chunk), *(self.chunk * n for n in range(1, _MAX_CHUNKS + 1))}
         )

@@ -70,9 +70,9 @@ class CpuMla:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int) -> None:
-        """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
-        self.context_chunk = context_chunk
+    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int) -> None:
+        """Sizes in tokens: ``mla_context_chunk_size`` cached tokens get keys and values at a time."""
+        self.mla_context_chunk_size = mla_context_chunk_size
         self.latents = PagedLatents(shape.num_heads, shape.latent_dim, shape.cached_dim, shape.scale, page_size)
         self.sizes = HeadSizes(shape.num_heads, shape.num_heads, shape.query_dim, shape.value_dim, shape.scale)
 
@@ -110,7 +110,7 @@ class CpuMla:
         return num_pairs * more <= start * latents.latent_dim * (sizes.key_dim - turned + sizes.value_dim)
 
     def _chunks(self, rows: Rows, num_rows: int) -> Iterator[ContextChunk]:
-        return context_chunks(rows.starts[:num_rows], self.context_chunk)
+        return context_chunks(rows.starts[:num_rows], self.mla_context_chunk_size)
 
     def _context(self, rows: Rows, chunk: ContextChunk) -> _Context:
         lengths = rows.lengths[chunk.rows]

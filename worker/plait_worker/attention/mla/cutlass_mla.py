@@ -31,10 +31,10 @@ class CutlassMla(TrtllmMla):
     short_extend = 0
 
     def __init__(
-        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
         # It keeps no plan, which would be of the host's lengths: each call gives the device's.
         self._kernel = BatchMLAPagedAttentionWrapper(torch.zeros_like(self.scratch.workspace), backend="cutlass")
 

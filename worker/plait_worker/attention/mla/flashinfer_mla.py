@@ -57,10 +57,10 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
     captured_prefill = None
 
     def __init__(
-        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
     ) -> None:
         """See ``HopperMla``; allocates the workspaces."""
-        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
         shared = shape.cached_dim - shape.latent_dim
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)

@@ -49,10 +49,10 @@ class FlashMla(HopperMla[FlashMlaRows]):
     is_capturable = True
 
     def __init__(
-        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
     ) -> None:
         """See ``HopperMla``."""
-        super().__init__(shape, page_size, context_chunk, max_tokens, device)
+        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
         self._is_fp8 = shape.cached_dtype == FP8
         scales = torch.tensor([1.0, shape.cached_scale], device=device)
         self._float8 = (
@@ -62,7 +62,7 @@ class FlashMla(HopperMla[FlashMlaRows]):
     @cached_property
     def captured_prefill(self) -> MlaCapturedPrefill:
         """Made when steps are to be captured."""
-        return MlaCapturedPrefill(self.shape, self.page_size, self.ragged.context_chunk, self.ragged.workspace)
+        return MlaCapturedPrefill(self.shape, self.page_size, self.ragged.mla_context_chunk_size, self.ragged.workspace)
 
     @staticmethod
     def validate(shape: MlaShape, page_size: int) -> None:

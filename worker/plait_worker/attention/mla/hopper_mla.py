@@ -75,12 +75,12 @@ class HopperMla(ABC, Generic[PlannedT]):
         """See ``AttentionBackend``."""
 
     def __init__(
-        self, shape: MlaShape, page_size: int, context_chunk: int, _max_tokens: int, device: torch.device
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, _max_tokens: int, device: torch.device
     ) -> None:
-        """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` with the rule that is broken."""
+        """Sizes in tokens. Raises ``ValueError`` with the rule that is broken."""
         self.validate(shape, page_size)
         self.shape, self.page_size = shape, page_size
-        self.ragged = RaggedPrefill(shape, page_size, context_chunk, device)
+        self.ragged = RaggedPrefill(shape, page_size, mla_context_chunk_size, device)
 
     @staticmethod
     def validate(shape: MlaShape, _page_size: int) -> None:

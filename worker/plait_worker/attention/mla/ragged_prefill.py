@@ -74,10 +74,10 @@ class RaggedStep:
 class RaggedPrefill:
     """Plans the prefill rows of one step after the other."""
 
-    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int, device: torch.device) -> None:
-        """``page_size`` and ``context_chunk`` in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
+    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, device: torch.device) -> None:
+        """Sizes in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
         self.validate(shape)
-        self.shape, self.page_size, self.context_chunk = shape, page_size, context_chunk
+        self.shape, self.page_size, self.mla_context_chunk_size = shape, page_size, mla_context_chunk_size
         self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
 
@@ -98,7 +98,7 @@ class RaggedPrefill:
             new = plan_ragged(self._wrapper(wrappers, 0), self.shape, lengths_P, lengths_P, is_causal=True)
             chunks = [
                 self._chunk(chunk, rows, first_P, self._wrapper(wrappers, 1 + number))
-                for number, chunk in enumerate(context_chunks(rows.starts[:num], self.context_chunk))
+                for number, chunk in enumerate(context_chunks(rows.starts[:num], self.mla_context_chunk_size))
             ]
         return RaggedStep(self.shape, new, chunks)
 

@@ -58,7 +58,7 @@ class TorchMlaStep:
     """``MlaStep`` of the torch backend."""
 
     shape: MlaShape
-    context_chunk: int
+    mla_context_chunk_size: int
     num_prefill_tokens: int
     slot_mapping_T: Tensor
     """Where in the flat cache the step's tokens go."""
@@ -111,9 +111,9 @@ class TorchMlaStep:
         return as_model(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
 
     def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
-        """What the row cached before this step, ``context_chunk`` tokens at a time: ``[I, C]``."""
-        for begin in range(0, len(row.context_index), self.context_chunk):
-            yield load_latents(pages, row.context_index[begin : begin + self.context_chunk], self.shape)
+        """What the row cached before this step, ``mla_context_chunk_size`` tokens at a time: ``[I, C]``."""
+        for begin in range(0, len(row.context_index), self.mla_context_chunk_size):
+            yield load_latents(pages, row.context_index[begin : begin + self.mla_context_chunk_size], self.shape)
 
 
 def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -156,11 +156,13 @@ class TorchMla:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MlaShape, page_size: int, context_chunk: int, device: torch.device = _CPU) -> None:
-        """``page_size`` in tokens; ``context_chunk`` is how many cached tokens get keys and values at a time."""
+    def __init__(
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, device: torch.device = _CPU
+    ) -> None:
+        """Sizes in tokens: ``mla_context_chunk_size`` cached tokens get keys and values at a time."""
         self.shape = shape
         self.page_size = page_size
-        self.context_chunk = context_chunk
+        self.mla_context_chunk_size = mla_context_chunk_size
         self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=device)
 
     def prepare(self, rows: Rows) -> TorchMlaStep:
@@ -168,7 +170,7 @@ class TorchMla:
         batches = self._decode_batches(rows)
         return TorchMlaStep(
             shape=self.shape,
-            context_chunk=self.context_chunk,
+            mla_context_chunk_size=self.mla_context_chunk_size,
             num_prefill_tokens=rows.num_prefill_tokens,
             slot_mapping_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
             prefill_rows=list(self._prefill_rows(rows)),

@@ -128,13 +128,13 @@ class TrtllmMla:
     short_extend = SHORT_EXTEND
 
     def __init__(
-        self, shape: MlaShape, page_size: int, context_chunk: int, max_tokens: int, device: torch.device
+        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
     ) -> None:
         """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
         self.validate(shape, page_size)
         self.shape = shape
         self.page_size = page_size
-        self.context_chunk = context_chunk
+        self.mla_context_chunk_size = mla_context_chunk_size
         self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, max_tokens, device)
 
     def prepare(self, rows: Rows) -> TrtllmMlaStep:
@@ -155,7 +155,7 @@ class TrtllmMla:
     def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
         starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
         for run in runs_of_new_tokens(lengths, self._fits):
-            chunks = runs_of_context(run, starts, lengths, self.context_chunk)
+            chunks = runs_of_context(run, starts, lengths, self.mla_context_chunk_size)
             yield Group(self._call(run, rows), [self._call(chunk, rows) for chunk in chunks])
 
     def _fits(self, num_rows: int, longest: int) -> bool:

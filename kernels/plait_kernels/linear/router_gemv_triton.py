@@ -1,0 +1,71 @@
+"""A router's product of one row in Triton, with the norm in front of it: a program has one output.
+
+Each makes the norm for itself, from the second-level cache, which saves a kernel; the first keeps it for what comes
+behind. Its weights are on their way before the kernel in front has ended.
+
+Shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from plait_kernels.linear.reference import RowNorm
+from plait_kernels.pdl import pdl_launch, pdl_wait
+
+
+def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``plait_kernels.linear.rmsnorm_router_gemv``; all contiguous, the sum is rounded before it is normalised."""
+    num_outputs, num_inputs = weight_OI.shape
+    logits_1O = torch.empty(1, num_outputs, dtype=torch.float32, device=x_1I.device)
+    normed_1I, sum_1I = torch.empty_like(x_1I), torch.empty_like(x_1I)
+    block = triton.next_power_of_2(num_inputs)
+    _rmsnorm_router_gemv[(num_outputs,)](
+        x_1I,
+        norm.residual_1I,
+        norm.weight_I,
+        weight_OI,
+        logits_1O,
+        normed_1I,
+        sum_1I,
+        norm.eps,
+        NUM_INPUTS=num_inputs,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 512)),
+        **pdl_launch(x_1I),
+    )
+    return logits_1O, normed_1I, sum_1I
+
+
+@triton.jit
+def _rmsnorm_router_gemv(  # type: ignore[no-untyped-def]
+    x_ptr,
+    residual_ptr,
+    norm_ptr,
+    weight_ptr,
+    logits_ptr,
+    normed_ptr,
+    sum_ptr,
+    eps,
+    NUM_INPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    output, place = tl.program_id(0), tl.arange(0, BLOCK)
+    is_there = place < NUM_INPUTS
+    weight = tl.load(weight_ptr + output.to(tl.int64) * NUM_INPUTS + place, mask=is_there, other=0.0).to(tl.float32)
+    factor = tl.load(norm_ptr + place, mask=is_there, other=0.0).to(tl.float32)
+    pdl_wait(PDL)
+    x = tl.load(x_ptr + place, mask=is_there, other=0.0)
+    residual = tl.load(residual_ptr + place, mask=is_there, other=0.0)
+    total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+    wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_INPUTS + eps)
+    normed = (wide * scale * factor).to(x.dtype)
+    if output == 0:
+        tl.store(sum_ptr + place, total, mask=is_there)
+        tl.store(normed_ptr + place, normed, mask=is_there)
+    tl.store(logits_ptr + output, tl.sum(normed.to(tl.float32) * weight, axis=0))

@@ -1,0 +1,173 @@
+//! What a result, an abort or a stop does to the requests.
+
+use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
+use crate::ids::{RequestId, SlotId, TenantId, TokenId};
+use crate::in_flight::Parked;
+use crate::scheduler::{Location, Scheduler};
+use crate::state::{Phase, Running};
+
+/// What one row sampled.
+#[derive(Clone, Copy)]
+struct Sample<'a> {
+    accepted: &'a [TokenId],
+    /// The most that it could accept.
+    num_sampled: u32,
+    /// Which of the step's sampling rows it is.
+    sampled_row: u32,
+}
+
+impl Sample<'_> {
+    fn num_accepted(&self) -> u32 {
+        u32::try_from(self.accepted.len()).expect("no more than was planned")
+    }
+}
+
+impl Scheduler {
+    /// Takes in the result of the oldest step on the wire; rows of requests that ended are dropped.
+    pub(crate) fn complete(
+        &mut self,
+        result: &StepResult<'_>,
+        outputs: &mut Vec<Output>,
+    ) -> Result<(), UnexpectedResult> {
+        let completed = self.in_flight.complete(result)?;
+        if let Some(target) = &mut self.itl_target {
+            target.complete(result.step);
+        }
+        for (slot, end) in completed.chunks {
+            if let Some(running) = self.running.get_mut(slot) {
+                running.complete_chunk(end);
+                self.publish(slot);
+                self.preempt_if_due(slot);
+            }
+        }
+        let mut rest = result.token_ids;
+        let samples = completed.samples.into_iter().zip(result.num_accepted);
+        for (sampled_row, ((slot, num_sampled), num_accepted)) in (0..).zip(samples) {
+            let (accepted, others) = rest.split_at(*num_accepted as usize);
+            rest = others;
+            let sample = Sample {
+                accepted,
+                num_sampled,
+                sampled_row,
+            };
+            self.complete_sample(slot, sample, outputs);
+        }
+        for parked in completed.parked {
+            self.pages.unpark(parked.pages);
+            self.running.release_slot(parked.slot);
+        }
+        Ok(())
+    }
+
+    fn complete_sample(&mut self, slot: SlotId, sample: Sample<'_>, outputs: &mut Vec<Output>) {
+        let Some(running) = self.running.get_mut(slot) else {
+            return;
+        };
+        let (tokens, end) =
+            running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.charge(running.job.tenant(), sample.num_accepted());
+        }
+        outputs.push(tokens);
+        self.publish(slot);
+        if let Some(reason) = end {
+            return self.finish(slot, reason, outputs);
+        }
+        if sample.num_accepted() < sample.num_sampled {
+            self.reject_draft_tokens(slot);
+        }
+        self.preempt_if_due(slot);
+    }
+
+    /// Tokens that were planned for and not accepted are due again, and their pages are free.
+    fn reject_draft_tokens(&mut self, slot: SlotId) {
+        self.running.resume_decoding(slot);
+        if let Some(num_kept) = self.running.trim(slot, &mut self.pages) {
+            self.trimmed_slots.push((slot, num_kept));
+        }
+    }
+
+    /// Lets later prompts find the pages that a result has filled.
+    fn publish(&mut self, slot: SlotId) {
+        let Some(hasher) = &mut self.prefix_hasher else {
+            return;
+        };
+        let (running, page_size) = (self.running.at_mut(slot), self.settings.page_size);
+        while (running.lease.num_published() + 1) * page_size <= running.num_computed {
+            let page = running.lease.num_published();
+            let hash = running.job.page_hashes(page + 1, page_size, hasher)[page as usize];
+            self.pages.publish(&mut running.lease, hash);
+        }
+    }
+
+    /// Ends a request wherever it is.
+    pub(crate) fn end(
+        &mut self,
+        request: RequestId,
+        reason: FinishReason,
+        outputs: &mut Vec<Output>,
+    ) {
+        match self.locations.get(&request) {
+            Some(Location::Slot(slot)) => self.finish(*slot, reason, outputs),
+            Some(Location::Queue(key)) => {
+                let queued = self.queue.remove(*key);
+                let queued = queued.expect("locations name queued requests only");
+                self.leave_share(queued.job().tenant());
+                self.locations.remove(&request);
+                outputs.push(Output::Finished { request, reason });
+            }
+            None => {}
+        }
+    }
+
+    fn finish(&mut self, slot: SlotId, reason: FinishReason, outputs: &mut Vec<Output>) {
+        let running = self.running.remove(slot);
+        let request = running.job.id();
+        self.locations.remove(&request);
+        self.leave_share(running.job.tenant());
+        self.free_or_park(running);
+        outputs.push(Output::Finished { request, reason });
+    }
+
+    fn leave_share(&mut self, tenant: TenantId) {
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.leave(tenant);
+        }
+    }
+
+    fn free_or_park(&mut self, running: Running) {
+        self.free_slot(running.slot);
+        if running.is_in_flight() {
+            let parked = Parked {
+                slot: running.slot,
+                pages: self.pages.park(running.lease),
+            };
+            self.in_flight.park(running.last_step, parked);
+        } else {
+            self.pages.release(running.lease);
+            self.running.release_slot(running.slot);
+        }
+    }
+
+    fn free_slot(&mut self, slot: SlotId) {
+        self.freed_slots.push(slot);
+        self.trimmed_slots.retain(|(trimmed, _)| *trimmed != slot);
+    }
+
+    /// Takes a request with nothing in flight out of its slot and back to the queue.
+    pub(crate) fn preempt(&mut self, slot: SlotId) {
+        let (queued, lease, slot) = self.running.remove(slot).preempt();
+        self.pages.release(lease);
+        self.running.release_slot(slot);
+        self.free_slot(slot);
+        self.counts.num_preemptions += 1;
+        self.enqueue(queued);
+    }
+
+    fn preempt_if_due(&mut self, slot: SlotId) {
+        let running = self.running.at(slot);
+        if running.phase == Phase::Held && !running.is_in_flight() {
+            self.preempt(slot);
+        }
+    }
+}

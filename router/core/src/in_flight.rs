@@ -1,0 +1,107 @@
+//! Steps in flight, oldest first, and what their results free.
+
+use std::collections::VecDeque;
+
+use crate::event::{StepResult, UnexpectedResult};
+use crate::ids::{SlotId, StepId};
+use crate::page_pool::ParkedPages;
+
+/// A slot and its pages whose request is gone while steps on the wire still name them.
+#[derive(Clone, Debug)]
+pub(crate) struct Parked {
+    pub(crate) slot: SlotId,
+    pub(crate) pages: ParkedPages,
+}
+
+/// One step in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct InFlightStep {
+    pub(crate) step: StepId,
+    /// Slots of the rows that sample nothing, and the position after each row's last.
+    pub(crate) chunks: Vec<(SlotId, u32)>,
+    /// Slots of the rows that sample, in the plan's order, and the most tokens that each may accept.
+    pub(crate) samples: Vec<(SlotId, u32)>,
+    /// What this step is the last to name.
+    pub(crate) parked: Vec<Parked>,
+}
+
+/// All steps in flight.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InFlight {
+    steps: VecDeque<InFlightStep>,
+}
+
+impl InFlight {
+    pub(crate) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub(crate) fn push(&mut self, step: InFlightStep) {
+        self.steps.push_back(step);
+    }
+
+    /// Keeps a slot and its pages until the result of `step`.
+    pub(crate) fn park(&mut self, step: StepId, parked: Parked) {
+        let in_flight = self
+            .steps
+            .iter_mut()
+            .find(|in_flight| in_flight.step == step);
+        in_flight
+            .expect("a request in flight has its last row in a step on the wire")
+            .parked
+            .push(parked);
+    }
+
+    /// The step that a result answers, once the result has been found to fit it.
+    pub(crate) fn complete(
+        &mut self,
+        result: &StepResult<'_>,
+    ) -> Result<InFlightStep, UnexpectedResult> {
+        let in_flight = self.steps.front().ok_or(UnexpectedResult::Step {
+            given: result.step,
+            expected: None,
+        })?;
+        check_fit(in_flight, result)?;
+        Ok(self
+            .steps
+            .pop_front()
+            .expect("the front was just looked at"))
+    }
+}
+
+fn check_fit(in_flight: &InFlightStep, result: &StepResult<'_>) -> Result<(), UnexpectedResult> {
+    let (step, expected) = (in_flight.step, in_flight.samples.len());
+    if result.step != step {
+        return Err(UnexpectedResult::Step {
+            given: result.step,
+            expected: Some(step),
+        });
+    }
+    if result.num_accepted.len() != expected {
+        return Err(UnexpectedResult::Rows {
+            step,
+            given: result.num_accepted.len(),
+            expected,
+        });
+    }
+    let rows = result.num_accepted.iter().zip(&in_flight.samples);
+    for (row, (given, (_, planned))) in rows.enumerate() {
+        if !(1..=*planned).contains(given) {
+            return Err(UnexpectedResult::Accepted {
+                step,
+                row,
+                given: *given,
+                planned: *planned,
+            });
+        }
+    }
+    let expected = result.num_accepted.iter().map(|num| *num as usize).sum();
+    if result.token_ids.len() != expected {
+        return Err(UnexpectedResult::Tokens {
+            step,
+            given: result.token_ids.len(),
+            expected,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The step-time target: how much prefill may join the decoders' step.
+
+use std::collections::VecDeque;
+
+use crate::ids::{Micros, StepId};
+use crate::scheduler::MIN_CHUNK;
+use crate::settings::Settings;
+use crate::step_cost::{StepCost, StepWork};
+
+/// Keeps steps that decode within a target, by what earlier steps took.
+#[derive(Clone, Debug)]
+pub(crate) struct ItlTarget {
+    micros: f64,
+    cost: StepCost,
+    in_flight: VecDeque<(StepId, StepWork)>,
+    /// The last step with a prefill row.
+    last_prefill: StepId,
+    prefill_starvation_steps: u32,
+    /// Tokens that join where decoding has left no time for too long.
+    least: u32,
+}
+
+impl ItlTarget {
+    /// The target of the settings, where there is one.
+    pub(crate) fn new(settings: &Settings) -> Option<Self> {
+        let micros = settings.itl_target?.0 as f64;
+        let least = settings.page_size.max(MIN_CHUNK);
+        Some(Self {
+            micros,
+            // A guess that lets hardly any prefill join until more is known.
+            cost: StepCost::new(micros / f64::from(least)),
+            in_flight: VecDeque::new(),
+            last_prefill: StepId(0),
+            prefill_starvation_steps: settings.prefill_starvation_steps,
+            least,
+        })
+    }
+
+    /// How many tokens of a chunk from `start` on may join the work of `step`.
+    ///
+    /// A step that keeps no decoder waiting may take as long as it likes. Where decoding alone leaves
+    /// no time, a page joins after `prefill_starvation_steps` steps without prefill.
+    pub(crate) fn prefill_budget(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
+        if work.num_decode_rows == 0 {
+            return u32::MAX;
+        }
+        let margin = self.cost.excess().min(self.micros / 2.0);
+        let left = self.micros - margin - self.cost.estimate(work);
+        let budget = self.cost.num_tokens_within(left, start);
+        if self.is_starved(step, work) {
+            budget.max(self.least)
+        } else {
+            budget
+        }
+    }
+
+    /// A plan is on the wire.
+    pub(crate) fn launch(&mut self, step: StepId, work: StepWork) {
+        if work.num_prefill_tokens > 0 {
+            self.last_prefill = step;
+        }
+        self.in_flight.push_back((step, work));
+    }
+
+    /// A step on the wire took `elapsed`.
+    pub(crate) fn measure(&mut self, step: StepId, elapsed: Micros) {
+        let launched = self
+            .in_flight
+            .iter()
+            .find(|(launched, _)| *launched == step);
+        if let Some((_, work)) = launched {
+            self.cost.observe(work, elapsed.0 as f64);
+        }
+    }
+
+    /// How long a step on the wire should take.
+    pub(crate) fn expected(&self, step: StepId) -> Option<Micros> {
+        let (_, work) = self
+            .in_flight
+            .iter()
+            .find(|(launched, _)| *launched == step)?;
+        #[expect(
+            clippy::cast_sign_loss,
+            reason = "no coefficient is negative, and the cast saturates"
+        )]
+        let micros = self.cost.estimate(work) as u64;
+        Some(Micros(micros))
+    }
+
+    /// A step's result is in: its time is known, or never will be.
+    pub(crate) fn complete(&mut self, step: StepId) {
+        self.in_flight.retain(|(launched, _)| *launched > step);
+    }
+
+    fn is_starved(&self, step: StepId, work: &StepWork) -> bool {
+        let num_without = step.0 - self.last_prefill.0;
+        work.num_prefill_tokens == 0 && num_without > u64::from(self.prefill_starvation_steps)
+    }
+}

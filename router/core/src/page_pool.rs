@@ -1,0 +1,487 @@
+//! The KV pool: every page is free, leased, cached or parked.
+
+use std::collections::hash_map::Entry;
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use crate::ids::PageId;
+use crate::index_list::IndexList;
+use crate::prefix_hasher::PageHash;
+
+/// Pages that one request holds, in the order of the positions that they cover.
+///
+/// One list, because there is one kind of cache today; a model with several kinds has one list each.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a lease that is dropped loses its pages"]
+pub(crate) struct Lease {
+    pages: Vec<PageId>,
+    /// Leading pages that later prompts can find, or whose content others have published before.
+    num_published: u32,
+}
+
+impl Lease {
+    pub(crate) fn num_pages(&self) -> u32 {
+        count(&self.pages)
+    }
+
+    pub(crate) fn num_published(&self) -> u32 {
+        self.num_published
+    }
+
+    pub(crate) fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+}
+
+/// Pages whose request is gone while steps on the wire still name them.
+#[derive(Clone, Debug)]
+#[must_use = "parked pages that are dropped are lost"]
+pub(crate) struct ParkedPages(Vec<PageId>);
+
+/// What a prompt finds in the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheHits {
+    /// Leading pages of the prompt that are there.
+    pub(crate) num_pages: u32,
+    /// Those of them that nobody holds: taking them leaves fewer for others.
+    pub(crate) num_cached: u32,
+}
+
+/// Counts of pages by state; they add up to the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// In nobody's hands.
+    pub free: u32,
+    /// In the leases of requests; one that several share counts once.
+    pub leased: u32,
+    /// Unreferenced, with content that a later prompt may find.
+    pub cached: u32,
+    /// Released, but named by a step on the wire.
+    pub parked: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Page {
+    /// The hash by which prompts find it.
+    hash: Option<PageHash>,
+    num_leases: u32,
+    num_parkings: u32,
+    /// Its index in the last lookup, if it is there.
+    found_at: u32,
+}
+
+impl Page {
+    fn is_held(&self) -> bool {
+        self.num_leases + self.num_parkings > 0
+    }
+}
+
+/// The last lookup, kept true while pages change hands: the head of the queue asks at every plan, mostly
+/// for what it asked for before.
+#[derive(Clone, Debug, Default)]
+struct Lookup {
+    /// The prompt's last hash, which covers all before it.
+    last: Option<PageHash>,
+    /// The prompt's pages that are there, from its first one on.
+    found: Vec<PageId>,
+    /// Those of them that nobody holds.
+    num_cached: u32,
+    /// Hashes that were looked up.
+    #[cfg(test)]
+    num_probes: u32,
+}
+
+/// All pages of a replica. No operation looks at more pages than it moves.
+#[derive(Clone)]
+pub(crate) struct PagePool {
+    pages: Vec<Page>,
+    free: Vec<PageId>,
+    /// The cached pages; the one that was released first is the first to go.
+    cached: IndexList,
+    by_hash: FxHashMap<PageHash, PageId>,
+    lookup: Lookup,
+    num_leased: u32,
+    num_parked: u32,
+    num_evicted: u64,
+}
+
+impl PagePool {
+    pub(crate) fn new(num_pages: u32) -> Self {
+        Self {
+            pages: vec![Page::default(); num_pages as usize],
+            free: (0..num_pages).rev().map(PageId).collect(),
+            cached: IndexList::new(num_pages),
+            by_hash: FxHashMap::default(),
+            lookup: Lookup::default(),
+            num_leased: 0,
+            num_parked: 0,
+            num_evicted: 0,
+        }
+    }
+
+    /// Pages that a lease can have now: free ones, then cached ones.
+    pub(crate) fn num_available(&self) -> u32 {
+        count(&self.free) + self.cached.len()
+    }
+
+    pub(crate) fn num_parked(&self) -> u32 {
+        self.num_parked
+    }
+
+    /// Cached pages that were given to others, since the start.
+    pub(crate) fn num_evicted(&self) -> u64 {
+        self.num_evicted
+    }
+
+    pub(crate) fn counts(&self) -> PageCounts {
+        PageCounts {
+            free: count(&self.free),
+            leased: self.num_leased,
+            cached: self.cached.len(),
+            parked: self.num_parked,
+        }
+    }
+
+    /// How many of a prompt's pages, from its first one on, are in the cache.
+    ///
+    /// Each page is found once: a prompt that is looked up again costs one look-up of the hash that is missing, with
+    /// a full cache too, whose pages are evicted meanwhile.
+    pub(crate) fn find(&mut self, hashes: &[PageHash]) -> CacheHits {
+        if self.lookup.last.as_ref() != hashes.last() {
+            self.lookup.last = hashes.last().copied();
+            self.lookup.found.clear();
+            self.lookup.num_cached = 0;
+        }
+        self.find_more(hashes);
+        let hits = CacheHits {
+            num_pages: count(&self.lookup.found),
+            num_cached: self.lookup.num_cached,
+        };
+        debug_assert_eq!(hits, self.hits_of(hashes));
+        hits
+    }
+
+    /// Goes on behind the pages that were found.
+    fn find_more(&mut self, hashes: &[PageHash]) {
+        for hash in &hashes[self.lookup.found.len()..] {
+            #[cfg(test)]
+            {
+                self.lookup.num_probes += 1;
+            }
+            let Some(page) = self.by_hash.get(hash) else {
+                return;
+            };
+            let state = &mut self.pages[page.0 as usize];
+            state.found_at = count(&self.lookup.found);
+            self.lookup.found.push(*page);
+            self.lookup.num_cached += u32::from(!state.is_held());
+        }
+    }
+
+    fn hits_of(&self, hashes: &[PageHash]) -> CacheHits {
+        let found = hashes.iter().map_while(|hash| self.by_hash.get(hash));
+        found.fold(CacheHits::default(), |hits, page| CacheHits {
+            num_pages: hits.num_pages + 1,
+            num_cached: hits.num_cached + u32::from(!self.pages[page.0 as usize].is_held()),
+        })
+    }
+
+    /// A lease of pages that [`PagePool::find`] has just found.
+    pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> Lease {
+        let pages: Vec<PageId> = hashes.iter().map(|hash| self.by_hash[hash]).collect();
+        for page in &pages {
+            self.pin_page(*page);
+        }
+        let num_published = count(&pages);
+        Lease {
+            pages,
+            num_published,
+        }
+    }
+
+    /// Adds `num` available pages to a lease and shows them; the caller has seen that there are as many.
+    pub(crate) fn grow<'a>(&mut self, lease: &'a mut Lease, num: u32) -> &'a [PageId] {
+        let first = lease.pages.len();
+        lease.pages.extend((0..num).map(|_| self.take()));
+        self.num_leased += num;
+        &lease.pages[first..]
+    }
+
+    /// Lets later prompts find the next page of a lease; its KV is computed and its tokens are final.
+    ///
+    /// Where another page has the hash already, this one stays its lease's own.
+    pub(crate) fn publish(&mut self, lease: &mut Lease, hash: PageHash) {
+        let page = lease.pages[lease.num_published as usize];
+        lease.num_published += 1;
+        if let Entry::Vacant(entry) = self.by_hash.entry(hash) {
+            entry.insert(page);
+            self.pages[page.0 as usize].hash = Some(hash);
+        }
+    }
+
+    /// Takes the pages behind the first `num` out of a lease.
+    pub(crate) fn shrink(&mut self, lease: &mut Lease, num: u32) {
+        for page in lease.pages.drain(num as usize..).rev() {
+            self.pages[page.0 as usize].num_leases -= 1;
+            self.num_leased -= 1;
+            self.free.push(page);
+        }
+    }
+
+    /// Releases a lease, its last page first: of one prompt the later pages are evicted before the
+    /// earlier ones, without which they could not be found.
+    pub(crate) fn release(&mut self, lease: Lease) {
+        for page in lease.pages.into_iter().rev() {
+            self.pages[page.0 as usize].num_leases -= 1;
+            self.leave_lease(page);
+        }
+    }
+
+    /// Takes a lease whose pages steps on the wire still name.
+    pub(crate) fn park(&mut self, lease: Lease) -> ParkedPages {
+        for page in &lease.pages {
+            let state = &mut self.pages[page.0 as usize];
+            state.num_leases -= 1;
+            state.num_parkings += 1;
+            if state.num_leases == 0 {
+                self.num_leased -= 1;
+                self.num_parked += 1;
+            }
+        }
+        ParkedPages(lease.pages)
+    }
+
+    /// Lets parked pages go: the last step that named them is in.
+    pub(crate) fn unpark(&mut self, parked: ParkedPages) {
+        for page in parked.0.into_iter().rev() {
+            let state = &mut self.pages[page.0 as usize];
+            state.num_parkings -= 1;
+            if state.num_parkings == 0 && state.num_leases == 0 {
+                self.num_parked -= 1;
+                self.settle(page);
+            }
+        }
+    }
+
+    fn pin_page(&mut self, page: PageId) {
+        let state = &mut self.pages[page.0 as usize];
+        state.num_leases += 1;
+        if state.num_leases > 1 {
+            return;
+        }
+        self.num_leased += 1;
+        if state.num_parkings > 0 {
+            self.num_parked -= 1;
+        } else {
+            self.lookup.num_cached -= u32::from(self.is_found(page));
+            self.cached.remove(page.0);
+        }
+    }
+
+    /// A free page, else the one that has been cached for longest, for one lease.
+    fn take(&mut self) -> PageId {
+        let page = self.free.pop().unwrap_or_else(|| self.evict());
+        self.pages[page.0 as usize].num_leases = 1;
+        page
+    }
+
+    fn evict(&mut self) -> PageId {
+        let page = PageId(self.cached.first().expect("the caller saw enough pages"));
+        self.lose(page);
+        self.cached.remove(page.0);
+        let hash = self.pages[page.0 as usize].hash.take();
+        self.by_hash
+            .remove(&hash.expect("only pages with a hash are cached"));
+        self.num_evicted += 1;
+        page
+    }
+
+    /// What the last lookup found from this page on cannot be found any more.
+    fn lose(&mut self, page: PageId) {
+        if self.is_found(page) {
+            let first = self.pages[page.0 as usize].found_at;
+            for lost in self.lookup.found.drain(first as usize..) {
+                self.lookup.num_cached -= u32::from(!self.pages[lost.0 as usize].is_held());
+            }
+        }
+    }
+
+    /// The last lookup found this page.
+    fn is_found(&self, page: PageId) -> bool {
+        let index = self.pages[page.0 as usize].found_at;
+        self.lookup.found.get(index as usize) == Some(&page)
+    }
+
+    /// One lease of the page is gone; parked or in other leases it stays where it is.
+    fn leave_lease(&mut self, page: PageId) {
+        let state = &self.pages[page.0 as usize];
+        if state.num_leases > 0 {
+            return;
+        }
+        self.num_leased -= 1;
+        if state.num_parkings > 0 {
+            self.num_parked += 1;
+        } else {
+            self.settle(page);
+        }
+    }
+
+    /// Nobody names the page any more.
+    fn settle(&mut self, page: PageId) {
+        let state = &self.pages[page.0 as usize];
+        if state.hash.is_some() {
+            self.lookup.num_cached += u32::from(self.is_found(page));
+            self.cached.push(page.0);
+        } else {
+            self.free.push(page);
+        }
+    }
+}
+
+/// The pages by state, each set in the order in which it is used.
+impl fmt::Debug for PagePool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let with_hash = |page: u32| (PageId(page), self.pages[page as usize].hash);
+        let mut held: Vec<_> = self.by_hash.iter().collect();
+        held.retain(|(_, page)| self.pages[page.0 as usize].is_held());
+        held.sort_unstable();
+        let cached: Vec<_> = self.cached.iter().map(with_hash).collect();
+        formatter
+            .debug_struct("PagePool")
+            .field("cached", &cached)
+            .field("held", &held)
+            .field("free", &self.free)
+            .finish_non_exhaustive()
+    }
+}
+
+fn count(pages: &[PageId]) -> u32 {
+    u32::try_from(pages.len()).expect("a pool is made from a u32 of pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefix_hasher::{HashSeed, PrefixHasher};
+
+    const NUM_HASHES: u32 = 6;
+
+    fn hashes() -> Vec<PageHash> {
+        let mut hasher = PrefixHasher::new(HashSeed([1, 2]));
+        let root = Some(hasher.root(0));
+        let chain = std::iter::successors(root, |parent| Some(hasher.child(*parent, &[7])));
+        chain.skip(1).take(NUM_HASHES as usize).collect()
+    }
+
+    /// A pool that keeps the first pages of a prompt.
+    fn pool_with(num_cached: u32, hashes: &[PageHash]) -> PagePool {
+        let mut pool = PagePool::new(8);
+        let mut lease = Lease::default();
+        pool.grow(&mut lease, num_cached);
+        for hash in &hashes[..num_cached as usize] {
+            pool.publish(&mut lease, *hash);
+        }
+        pool.release(lease);
+        pool
+    }
+
+    /// Names that a lookup asks for.
+    fn num_probes(pool: &mut PagePool, hashes: &[PageHash]) -> u32 {
+        let before = pool.lookup.num_probes;
+        pool.find(hashes);
+        pool.lookup.num_probes - before
+    }
+
+    #[test]
+    fn a_prompt_that_is_looked_up_again_costs_the_name_that_is_missing() {
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        assert_eq!(num_probes(&mut pool, &hashes), 4);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
+        let lease = pool.pin(&hashes[..2]);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
+        pool.release(lease);
+        assert_eq!(num_probes(&mut pool, &hashes), 1);
+    }
+
+    #[test]
+    fn a_full_cache_that_loses_the_prompts_pages_one_by_one_costs_no_more() {
+        let hashes = hashes();
+        let mut pool = pool_with(6, &hashes);
+        assert_eq!(pool.find(&hashes).num_pages, 6);
+        let mut others = Lease::default();
+        pool.grow(&mut others, 2);
+        for num_left in (0..6).rev() {
+            pool.grow(&mut others, 1);
+            assert_eq!(num_probes(&mut pool, &hashes), 1);
+            assert_eq!(pool.find(&hashes).num_pages, num_left);
+        }
+        pool.release(others);
+    }
+
+    #[test]
+    fn a_page_that_was_found_and_changes_hands_is_seen() {
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        assert_eq!(pool.find(&hashes).num_cached, 3);
+        let lease = pool.pin(&hashes[..1]);
+        assert_eq!(pool.find(&hashes).num_cached, 2);
+        let parked = pool.park(lease);
+        assert_eq!(pool.find(&hashes).num_cached, 2);
+        pool.unpark(parked);
+        assert_eq!(pool.find(&hashes).num_cached, 3);
+    }
+
+    /// The first page was published by another request than those behind it, and is evicted before them.
+    #[test]
+    fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
+        let hashes = hashes();
+        let mut pool = pool_with(1, &hashes);
+        let mut lease = Lease::default();
+        pool.grow(&mut lease, 3);
+        for hash in &hashes[..3] {
+            pool.publish(&mut lease, *hash);
+        }
+        assert_eq!(pool.find(&hashes).num_pages, 3);
+        let mut others = Lease::default();
+        pool.grow(&mut others, 5);
+        let nothing = CacheHits::default();
+        assert_eq!(pool.find(&hashes), nothing);
+        pool.release(lease);
+        assert_eq!(pool.find(&hashes), nothing);
+        pool.release(others);
+        let mut again = Lease::default();
+        pool.grow(&mut again, 1);
+        pool.publish(&mut again, hashes[0]);
+        let (num_pages, num_cached) = (3, 2);
+        let hits = CacheHits {
+            num_pages,
+            num_cached,
+        };
+        assert_eq!(pool.find(&hashes), hits);
+        pool.release(again);
+    }
+
+    #[test]
+    fn the_page_that_was_missing_is_seen_when_it_comes() {
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        let mut lease = pool.pin(&hashes[..3]);
+        assert_eq!(pool.find(&hashes).num_pages, 3);
+        pool.grow(&mut lease, 1);
+        pool.publish(&mut lease, hashes[3]);
+        assert_eq!(pool.find(&hashes).num_pages, 4);
+        pool.release(lease);
+    }
+
+    #[test]
+    fn another_prompt_is_looked_up_anew() {
+        let hashes = hashes();
+        let mut pool = pool_with(3, &hashes);
+        pool.find(&hashes);
+        assert_eq!(pool.find(&hashes[..2]).num_pages, 2);
+        assert_eq!(pool.find(&[]).num_pages, 0);
+        assert_eq!(pool.find(&hashes).num_pages, 3);
+    }
+}

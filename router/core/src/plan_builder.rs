@@ -1,0 +1,72 @@
+//! A plan while it is built.
+
+use crate::ids::{PageId, SlotId, StepId};
+use crate::plan::{DecodeRow, NewSlot, PrefillRow};
+use crate::settings::Settings;
+use crate::state::Order;
+use crate::step_cost::StepWork;
+
+/// What the rules have given out so far, and what is left.
+#[derive(Clone, Debug)]
+pub(crate) struct PlanBuilder {
+    pub(crate) step: StepId,
+    pub(crate) num_tokens_left: u32,
+    pub(crate) num_rows_left: u32,
+    pub(crate) work: StepWork,
+    pub(crate) new_slots: Vec<NewSlot>,
+    pub(crate) appended_pages: Vec<(SlotId, PageId)>,
+    pub(crate) prefill: Vec<(Order, PrefillRow)>,
+    pub(crate) decode: Vec<(Order, DecodeRow)>,
+    /// The last in order of those with a row.
+    last_with_row: Option<Order>,
+    /// Nobody after this one can still be asked for pages.
+    pub(crate) last_victim: Option<Order>,
+}
+
+impl PlanBuilder {
+    pub(crate) fn new(step: StepId, settings: &Settings) -> Self {
+        Self {
+            step,
+            num_tokens_left: settings.max_batch_tokens,
+            num_rows_left: settings.max_rows,
+            work: StepWork::default(),
+            new_slots: Vec::new(),
+            appended_pages: Vec::new(),
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            last_with_row: None,
+            last_victim: None,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prefill.is_empty() && self.decode.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.num_tokens_left == 0 || self.num_rows_left == 0
+    }
+
+    /// Whether someone after `order` has a row, and so keeps its pages in this plan.
+    pub(crate) fn has_row_after(&self, order: Order) -> bool {
+        self.last_with_row.is_some_and(|last| last > order)
+    }
+
+    pub(crate) fn push_prefill(&mut self, order: Order, row: PrefillRow) {
+        self.count(order, row.length);
+        self.work.add_prefill(row.start, row.length);
+        self.prefill.push((order, row));
+    }
+
+    pub(crate) fn push_decode(&mut self, order: Order, row: DecodeRow) {
+        self.count(order, row.length);
+        self.work.add_decode(row.start);
+        self.decode.push((order, row));
+    }
+
+    fn count(&mut self, order: Order, num_tokens: u32) {
+        self.num_tokens_left -= num_tokens;
+        self.num_rows_left -= 1;
+        self.last_with_row = self.last_with_row.max(Some(order));
+    }
+}

@@ -1,0 +1,78 @@
+//! Preemption: which request loses its pages when a row needs some.
+
+use crate::ids::SlotId;
+use crate::plan_builder::PlanBuilder;
+use crate::scheduler::Scheduler;
+use crate::state::{Order, Phase};
+
+impl Scheduler {
+    /// Leases the pages that a request lacks for `num_tokens` tokens; false where its row must wait.
+    pub(crate) fn lease_pages(
+        &mut self,
+        slot: SlotId,
+        num_tokens: u32,
+        builder: &mut PlanBuilder,
+    ) -> bool {
+        let num = self
+            .running
+            .num_missing_pages(self.running.at(slot), num_tokens);
+        if num == 0 {
+            return true;
+        }
+        let has_room = self.free_pages_for(slot, num, builder);
+        if has_room {
+            let pages = self.running.grow(slot, num, &mut self.pages);
+            builder
+                .appended_pages
+                .extend(pages.iter().map(|page| (slot, *page)));
+        }
+        has_room
+    }
+
+    /// Lets requests after the asker give way until `num` pages are free, or promised by results
+    /// on the wire; the asker itself does where nobody after it has a row in this plan.
+    fn free_pages_for(&mut self, asker: SlotId, num: u32, builder: &mut PlanBuilder) -> bool {
+        let order = self.running.at(asker).job.order;
+        while self.pages.num_available() < num {
+            if self.pages.num_available() + self.num_promised() >= num {
+                return false;
+            }
+            let Some(victim) = self.last_victim(order, builder) else {
+                if !builder.has_row_after(order) {
+                    self.preempt_or_hold(asker);
+                }
+                return false;
+            };
+            self.preempt_or_hold(victim);
+        }
+        true
+    }
+
+    fn num_promised(&self) -> u32 {
+        self.pages.num_parked() + self.running.num_held_pages()
+    }
+
+    /// The last in order after `asker` that has no row in this plan and is not held yet.
+    fn last_victim(&self, asker: Order, builder: &mut PlanBuilder) -> Option<SlotId> {
+        let is_candidate = |phase, last_step| phase != Phase::Held && last_step != builder.step;
+        let mut after = self
+            .running
+            .backwards_from(builder.last_victim)
+            .take_while(|running| running.job.order > asker);
+        let found = after.find(|running| is_candidate(running.phase, running.last_step));
+        let (order, slot) = found.map_or((asker, None), |running| {
+            (running.job.order, Some(running.slot))
+        });
+        builder.last_victim = Some(order);
+        slot
+    }
+
+    /// Without rows on the wire a request goes back to the queue now, else when its results are in.
+    fn preempt_or_hold(&mut self, slot: SlotId) {
+        if self.running.at(slot).is_in_flight() {
+            self.running.hold(slot);
+        } else {
+            self.preempt(slot);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Chained hashes of full pages: a hash covers the page's tokens and every token before them.
+
+use std::fmt;
+
+use siphasher::sip128::SipHasher13;
+
+use crate::ids::TokenId;
+
+/// Key of the page hash.
+///
+/// Each process takes a random one: without it nobody can construct two prompts whose hashes collide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashSeed(pub [u64; 2]);
+
+/// Hash of a full page: its tokens, those of every page before it, and the salt.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PageHash([u64; 2]);
+
+impl fmt::Debug for PageHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [high, low] = self.0;
+        write!(formatter, "{high:016x}{low:016x}")
+    }
+}
+
+/// Computes page hashes.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixHasher {
+    hasher: SipHasher13,
+    bytes: Vec<u8>,
+}
+
+impl PrefixHasher {
+    pub(crate) fn new(seed: HashSeed) -> Self {
+        let [key0, key1] = seed.0;
+        Self {
+            hasher: SipHasher13::new_with_keys(key0, key1),
+            bytes: Vec::new(),
+        }
+    }
+
+    /// What stands before the first page of every prompt with this salt.
+    pub(crate) fn root(&self, salt: u64) -> PageHash {
+        self.hash(&salt.to_le_bytes())
+    }
+
+    /// The page of `tokens` after the page `parent`.
+    pub(crate) fn child(&mut self, parent: PageHash, tokens: &[TokenId]) -> PageHash {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        bytes.extend(parent.0.iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        let hash = self.hash(&bytes);
+        self.bytes = bytes;
+        hash
+    }
+
+    fn hash(&self, bytes: &[u8]) -> PageHash {
+        let hash = self.hasher.hash(bytes);
+        PageHash([hash.h1, hash.h2])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_depends_on_tokens_parent_salt_and_seed() {
+        let hash_of = |seed, salt, before: &[TokenId], tokens: &[TokenId]| {
+            let mut hasher = PrefixHasher::new(HashSeed([seed, 2]));
+            let root = hasher.root(salt);
+            let parent = hasher.child(root, before);
+            hasher.child(parent, tokens)
+        };
+        let one = hash_of(1, 0, &[1, 2], &[3, 4]);
+        assert_eq!(one, hash_of(1, 0, &[1, 2], &[3, 4]));
+        for other in [
+            hash_of(1, 0, &[1, 2], &[3, 5]),
+            hash_of(1, 0, &[1, 1], &[3, 4]),
+            hash_of(1, 7, &[1, 2], &[3, 4]),
+            hash_of(9, 0, &[1, 2], &[3, 4]),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! Scheduler, device and clients together; every call is checked against the invariants.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use plait_core::{
+    Event, FinishReason, Micros, Output, PageId, Plan, Policy, PrefillRow, Refusal, Request,
+    RequestId, Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
+};
+
+use crate::fake_device::{Computed, FakeDevice};
+use crate::oracle;
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub prompt: Vec<TokenId>,
+    pub max_tokens: u32,
+    pub stop_ids: Vec<TokenId>,
+    pub priority: i32,
+    pub prompt_logprobs: bool,
+    pub salt: u64,
+    pub tenant: u64,
+}
+
+impl Spec {
+    pub fn new(num_prompt: u32, max_tokens: u32) -> Self {
+        let prompt = (0..num_prompt).map(|i| i % 7).collect();
+        Self {
+            prompt,
+            max_tokens,
+            stop_ids: Vec::new(),
+            priority: 0,
+            prompt_logprobs: false,
+            salt: 0,
+            tenant: 0,
+        }
+    }
+
+    pub fn request(&self, seed: u64) -> Request {
+        let prompt_logprobs = self.prompt_logprobs.then_some(0);
+        let sampling = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed,
+            logprobs: None,
+            prompt_logprobs,
+        };
+        Request {
+            prompt: self.prompt.clone().into(),
+            max_tokens: self.max_tokens,
+            stop_ids: self.stop_ids.clone().into(),
+            sampling,
+            priority: self.priority,
+            salt: self.salt,
+            tenant: TenantId(self.tenant),
+        }
+    }
+}
+
+/// What a client saw so far, and what it must see in the end.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub spec: Spec,
+    pub expected: (Vec<TokenId>, FinishReason),
+    pub emitted: Vec<TokenId>,
+    pub ended: Option<FinishReason>,
+    /// Prompt positions whose log-probabilities were reported: `1..` this.
+    num_reported: u32,
+}
+
+/// A step whose result is not in.
+#[derive(Clone, Debug)]
+struct InFlight {
+    step: StepId,
+    computed: Computed,
+    sampling: Vec<RequestId>,
+    /// Pages that its rows read or write, with whose they are.
+    named: BTreeMap<PageId, RequestId>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Harness {
+    pub scheduler: Scheduler,
+    pub settings: Settings,
+    pub clients: BTreeMap<RequestId, Client>,
+    device: FakeDevice,
+    in_flight: VecDeque<InFlight>,
+    slots: BTreeMap<SlotId, RequestId>,
+    now: u64,
+    pub num_plans: u64,
+}
+
+impl Harness {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            scheduler: Scheduler::new(settings.clone()).unwrap(),
+            device: FakeDevice::new(settings.num_pages, settings.page_size, settings.max_seqs),
+            clients: BTreeMap::new(),
+            in_flight: VecDeque::new(),
+            slots: BTreeMap::new(),
+            now: 0,
+            num_plans: 0,
+            settings,
+        }
+    }
+
+    pub fn submit(&mut self, spec: Spec) -> Result<RequestId, Refusal> {
+        Ok(self.submit_all(vec![spec])?[0])
+    }
+
+    /// Requests that belong together.
+    pub fn submit_all(&mut self, specs: Vec<Spec>) -> Result<Vec<RequestId>, Refusal> {
+        self.now += 1;
+        let seeds = self.clients.len() as u64..;
+        let requests = specs.iter().zip(seeds.clone());
+        let requests = requests.map(|(spec, seed)| spec.request(seed)).collect();
+        let ids = self.scheduler.submit_all(requests, Micros(self.now))?;
+        for (id, (spec, seed)) in ids.iter().zip(specs.into_iter().zip(seeds)) {
+            self.add_client(*id, spec, seed);
+        }
+        Ok(ids)
+    }
+
+    fn add_client(&mut self, id: RequestId, spec: Spec, seed: u64) {
+        let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
+        let room = settings
+            .max_model_len
+            .min(settings.num_pages * settings.page_size)
+            - num_prompt;
+        let expected = oracle::generate(
+            &spec.prompt,
+            spec.max_tokens.min(room),
+            &spec.stop_ids,
+            seed,
+        );
+        let client = Client {
+            spec,
+            expected,
+            emitted: Vec::new(),
+            ended: None,
+            num_reported: 1,
+        };
+        assert!(
+            self.clients.insert(id, client).is_none(),
+            "{id:?} is given out twice"
+        );
+    }
+
+    /// Plans one step and runs it on the device; its result waits until it is completed.
+    pub fn plan(&mut self) -> Option<Plan> {
+        let plan = self.plan_only()?;
+        self.send(&plan);
+        Some(plan)
+    }
+
+    /// Plans one step, which is sent later.
+    pub fn plan_only(&mut self) -> Option<Plan> {
+        self.now += 1;
+        let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
+        let plan = self.scheduler.plan(Micros(self.now))?;
+        self.num_plans += 1;
+        let num_preempted = self.scheduler.stats().counts.num_preemptions - num_preempted_before;
+        self.check_victims(&plan, num_preempted);
+        self.check_limits(&plan);
+        Some(plan)
+    }
+
+    /// Runs a step on the device.
+    pub fn send(&mut self, plan: &Plan) {
+        self.check_deltas(plan);
+        let computed = self.device.step(plan);
+        self.check_prompt_positions(plan);
+        let last_chunks = plan
+            .prefill
+            .iter()
+            .filter(|row| row.is_last_chunk)
+            .map(|row| row.request);
+        let sampling = last_chunks
+            .chain(plan.decode.iter().map(|row| row.request))
+            .collect();
+        let named = computed.named.iter();
+        let named = named
+            .map(|(page, slot)| (*page, self.slots[slot]))
+            .collect();
+        self.in_flight.push_back(InFlight {
+            step: plan.step,
+            computed,
+            sampling,
+            named,
+        });
+        self.check_pool();
+    }
+
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Hands the oldest result in.
+    pub fn complete(&mut self) -> Vec<Output> {
+        let completed = self.in_flight.pop_front().expect("a step is on the wire");
+        self.device.complete(&completed.computed);
+        self.advance(Event::Measured {
+            step: completed.step,
+            elapsed: oracle::step_time(completed.step),
+        });
+        let result = StepResult {
+            step: completed.step,
+            num_accepted: &completed.computed.num_accepted,
+            token_ids: &completed.computed.tokens,
+        };
+        let outputs = self.advance(Event::Result(result));
+        for output in &outputs {
+            if let Output::Tokens {
+                request,
+                sampled_row,
+                ..
+            } = output
+            {
+                assert_eq!(
+                    completed.sampling[*sampled_row as usize], *request,
+                    "the row of another request"
+                );
+            }
+        }
+        outputs
+    }
+
+    pub fn abort(&mut self, request: RequestId) -> Vec<Output> {
+        self.end(Event::Abort(request), request, FinishReason::Abort)
+    }
+
+    pub fn stop(&mut self, request: RequestId) -> Vec<Output> {
+        self.end(Event::Stop(request), request, FinishReason::Stop)
+    }
+
+    /// Goes on, with up to `depth` steps on the wire, until nothing is left to do.
+    pub fn run_to_the_end(&mut self, depth: usize) {
+        let due: usize = self
+            .clients
+            .values()
+            .map(|client| client.spec.prompt.len() + client.expected.0.len())
+            .sum();
+        let mut num_plans_left = 1_000 + 200 * due;
+        while !self.scheduler.is_idle() {
+            while self.num_in_flight() < depth && self.plan().is_some() {
+                num_plans_left = num_plans_left.checked_sub(1).expect("no livelock");
+            }
+            assert!(self.num_in_flight() > 0, "stuck: {:#?}", self.scheduler);
+            self.complete();
+        }
+        self.check_the_end();
+    }
+
+    fn end(&mut self, event: Event<'_>, request: RequestId, reason: FinishReason) -> Vec<Output> {
+        let has_ended = self.clients[&request].ended.is_some();
+        let outputs = self.advance(event);
+        let expected = if has_ended {
+            vec![]
+        } else {
+            vec![Output::Finished { request, reason }]
+        };
+        assert_eq!(outputs, expected);
+        outputs
+    }
+
+    fn advance(&mut self, event: Event<'_>) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        self.scheduler.advance(event, &mut outputs).unwrap();
+        let is_asked = !matches!(event, Event::Result(_));
+        for output in &outputs {
+            self.check_output(output, is_asked);
+        }
+        self.check_pool();
+        outputs
+    }
+
+    fn check_output(&mut self, output: &Output, is_asked: bool) {
+        let (Output::Tokens { request, .. } | Output::Finished { request, .. }) = output;
+        let client = self.clients.get_mut(request).unwrap();
+        assert_eq!(client.ended, None, "{request:?} goes on after its end");
+        match output {
+            Output::Tokens { first, tokens, .. } => {
+                assert_eq!(
+                    *first as usize,
+                    client.emitted.len(),
+                    "lost or repeated tokens of {request:?}"
+                );
+                client.emitted.extend(tokens);
+                assert!(
+                    client.expected.0.starts_with(&client.emitted),
+                    "other tokens for {request:?}: {client:?}"
+                );
+            }
+            Output::Finished { reason, .. } => {
+                client.ended = Some(*reason);
+                let end = (client.emitted.clone(), *reason);
+                assert!(
+                    is_asked || end == client.expected,
+                    "another end of {request:?}: {client:?}"
+                );
+            }
+        }
+    }
+
+    /// Invariant 1, and the layout of rows.
+    fn check_limits(&self, plan: &Plan) {
+        let settings = &self.settings;
+        assert!(
+            (1..=settings.max_batch_tokens).contains(&plan.num_tokens()),
+            "{plan:?}"
+        );
+        assert!(
+            plan.prefill.len() + plan.decode.len() <= settings.max_rows as usize,
+            "{plan:?}"
+        );
+        assert!(
+            plan.prefill
+                .iter()
+                .all(|row| (1..=settings.long_prefill_token_threshold).contains(&row.length)),
+            "{plan:?}"
+        );
+        let widths = 1..=1 + settings.draft_width;
+        assert!(
+            plan.decode.iter().all(|row| widths.contains(&row.length)),
+            "{plan:?}"
+        );
+        assert!(
+            settings.mixed || plan.prefill.is_empty() || plan.decode.is_empty(),
+            "{plan:?}"
+        );
+        let prefills: Vec<RequestId> = plan.prefill.iter().map(|row| row.request).collect();
+        let decodes: Vec<RequestId> = plan.decode.iter().map(|row| row.request).collect();
+        let order = |request: &RequestId| self.order(*request);
+        assert!(
+            self.settings.policy == Policy::Fair
+                || (prefills.is_sorted_by_key(order) && decodes.is_sorted_by_key(order)),
+            "{plan:?}"
+        );
+        let distinct: BTreeSet<&RequestId> = prefills.iter().chain(&decodes).collect();
+        assert_eq!(
+            distinct.len(),
+            prefills.len() + decodes.len(),
+            "two rows of one request: {plan:?}"
+        );
+        assert!(
+            distinct
+                .iter()
+                .all(|request| self.clients[request].ended.is_none()),
+            "a row after the end"
+        );
+    }
+
+    /// The order of every policy but fair share, whose counts the harness does not keep.
+    fn order(&self, request: RequestId) -> (i32, RequestId) {
+        let priority = match self.settings.policy {
+            Policy::Fcfs => 0,
+            Policy::Priority | Policy::Fair => self.clients[&request].spec.priority,
+        };
+        (priority, request)
+    }
+
+    /// Invariant 5, where nothing was on the wire, so that victims of this plan left in this plan:
+    /// the first in order is none, and whoever comes after one has a row.
+    fn check_victims(&self, plan: &Plan, num_preempted: u64) {
+        if self.settings.policy == Policy::Fair {
+            return;
+        }
+        let order = |request: &RequestId| self.order(*request);
+        let mut victims: Vec<RequestId> = plan
+            .freed_slots
+            .iter()
+            .map(|slot| self.slots[slot])
+            .collect();
+        victims.retain(|request| self.clients[request].ended.is_none());
+        if !self.in_flight.is_empty() || victims.len() as u64 != num_preempted {
+            return;
+        }
+        let prefills = plan.prefill.iter().map(|row| row.request);
+        let rows: BTreeSet<RequestId> = prefills
+            .chain(plan.decode.iter().map(|row| row.request))
+            .collect();
+        let alive = || {
+            self.slots
+                .values()
+                .filter(|request| self.clients[request].ended.is_none())
+        };
+        for victim in &victims {
+            assert!(
+                alive().any(|request| order(request) < order(victim)),
+                "the first in order gave way: {plan:?}"
+            );
+            let mut after = alive()
+                .filter(|request| order(request) > order(victim) && !victims.contains(request));
+            assert!(
+                after.all(|request| rows.contains(request)),
+                "{victim:?} gave way, one after it did not: {plan:?}"
+            );
+        }
+    }
+
+    /// Slots and pages change hands only when no step on the wire names them for another.
+    fn check_deltas(&mut self, plan: &Plan) {
+        for slot in &plan.freed_slots {
+            self.slots.remove(slot).expect("only taken slots are freed");
+        }
+        for new in &plan.new_slots {
+            assert!(
+                self.slots.insert(new.slot, new.request).is_none(),
+                "{:?} is given out twice",
+                new.slot
+            );
+            assert!(
+                plan.prefill
+                    .iter()
+                    .any(|row| row.slot == new.slot && row.start == new.num_cached),
+                "a new slot has a row"
+            );
+        }
+        let rows = plan.prefill.iter().map(|row| (row.slot, row.request));
+        for (slot, request) in rows.chain(plan.decode.iter().map(|row| (row.slot, row.request))) {
+            assert_eq!(
+                self.slots.get(&slot),
+                Some(&request),
+                "a row in another's slot"
+            );
+        }
+        let new_slots: BTreeSet<SlotId> = plan.new_slots.iter().map(|new| new.slot).collect();
+        let kept = self.slots.keys().filter(|slot| !new_slots.contains(slot));
+        let mut taken: BTreeSet<PageId> = kept
+            .flat_map(|slot| {
+                let trimmed = plan.trimmed_slots.iter().filter(|it| it.0 == *slot);
+                let table = self.device.table(*slot);
+                let num_kept = trimmed.map(|it| it.1 as usize).min().unwrap_or(table.len());
+                &table[..num_kept]
+            })
+            .copied()
+            .collect();
+        let hits = self.check_hits(plan);
+        taken.extend(hits.iter().map(|(_, page)| *page));
+        for (slot, page) in plan.appended_pages.iter().filter(|it| !hits.contains(it)) {
+            assert!(taken.insert(*page), "{page:?} is in two leases");
+            let named_for = self
+                .in_flight
+                .iter()
+                .filter_map(|step| step.named.get(page));
+            let owner = self.slots[slot];
+            assert!(
+                named_for.clone().all(|request| *request == owner),
+                "{page:?} is still named on the wire"
+            );
+        }
+    }
+
+    /// Pages of new slots that come from the cache; every KV in them is computed and in.
+    fn check_hits(&self, plan: &Plan) -> Vec<(SlotId, PageId)> {
+        let mut hits = Vec::new();
+        for new in &plan.new_slots {
+            let num_known = self.clients[&new.request].spec.prompt.len()
+                + self.clients[&new.request].emitted.len();
+            assert_eq!(new.num_cached % self.settings.page_size, 0, "{new:?}");
+            assert!((new.num_cached as usize) < num_known, "{new:?}");
+            let own = plan.appended_pages.iter().filter(|it| it.0 == new.slot);
+            hits.extend(own.take((new.num_cached / self.settings.page_size) as usize));
+        }
+        assert!(
+            hits.iter().all(|(_, page)| self.device.is_full(*page)),
+            "a page was published before its KV was there: {plan:?}"
+        );
+        hits
+    }
+
+    /// Each prompt position is reported once, in order, and the lookahead token is the prompt's.
+    fn check_prompt_positions(&mut self, plan: &Plan) {
+        let mut first = 0;
+        for row in &plan.prefill {
+            let client = self.clients.get_mut(&row.request).unwrap();
+            check_prompt_row(row, &plan.token_ids[first..], client);
+            first += (row.length + u32::from(row.lookahead)) as usize;
+        }
+    }
+
+    /// Invariant 2.
+    fn check_pool(&self) {
+        let pages = self.scheduler.stats().pages;
+        let sum = pages.free + pages.leased + pages.cached + pages.parked;
+        assert_eq!(sum, self.settings.num_pages, "{pages:?}");
+    }
+
+    /// Invariant 3, and everything is given back.
+    pub fn check_the_end(&self) {
+        for (request, client) in &self.clients {
+            assert!(client.ended.is_some(), "{request:?} never ended");
+        }
+        let stats = self.scheduler.stats();
+        assert_eq!(
+            (
+                stats.pages.free + stats.pages.cached,
+                stats.num_running,
+                stats.num_waiting
+            ),
+            (self.settings.num_pages, 0, 0)
+        );
+    }
+}
+
+fn check_prompt_row(row: &PrefillRow, tokens: &[TokenId], client: &mut Client) {
+    let reported = &row.prompt_logprobs;
+    if !client.spec.prompt_logprobs {
+        assert!(reported.is_empty() && !row.lookahead);
+        return;
+    }
+    let num_prompt = u32::try_from(client.spec.prompt.len()).unwrap();
+    let end = row.start + row.length;
+    assert_eq!(row.lookahead, end < num_prompt, "{row:?}");
+    if row.lookahead {
+        assert_eq!(
+            tokens[row.length as usize],
+            client.spec.prompt[end as usize]
+        );
+    }
+    if !reported.is_empty() {
+        assert_eq!(
+            reported.start, client.num_reported,
+            "a gap or a repetition: {row:?}"
+        );
+        assert!(
+            reported.start > row.start && reported.end <= (end + 1).min(num_prompt),
+            "{row:?}"
+        );
+        client.num_reported = reported.end;
+    }
+    let is_whole = row.is_last_chunk;
+    assert!(
+        !is_whole || client.num_reported >= num_prompt,
+        "positions were left out: {row:?}"
+    );
+}

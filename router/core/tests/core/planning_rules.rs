@@ -1,0 +1,507 @@
+//! Claims about the rules by which a plan is made, one at a time.
+
+use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
+
+use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::harness::{Harness, Spec};
+
+#[test]
+fn settings_with_which_nothing_could_run_are_refused_by_name() {
+    let refused = |settings: Settings| Scheduler::new(settings).unwrap_err().to_string();
+    let text = refused(Settings {
+        max_batch_tokens: 0,
+        ..settings()
+    });
+    assert_eq!(
+        text,
+        "max-batch-tokens is 0; at least 1 is needed: a step computes at least one token"
+    );
+    assert!(
+        refused(Settings {
+            watermark: 64,
+            ..settings()
+        })
+        .contains("watermark is 64")
+    );
+    assert!(
+        refused(Settings {
+            num_pages: 1,
+            page_size: 1,
+            ..settings()
+        })
+        .contains("num-pages is 1")
+    );
+}
+
+#[test]
+fn the_output_is_capped_by_the_model_and_by_the_pool() {
+    for settings in [
+        Settings {
+            max_model_len: 43,
+            ..settings()
+        },
+        Settings {
+            page_size: 1,
+            num_pages: 43,
+            ..settings()
+        },
+    ] {
+        let mut harness = harness(settings, [(40, 100)]);
+        harness.run_to_the_end(2);
+        assert!(
+            harness
+                .clients
+                .values()
+                .all(|client| client.emitted.len() == 3)
+        );
+    }
+}
+
+#[test]
+fn a_request_without_room_for_one_token_is_refused() {
+    let submit = |settings, spec| Harness::new(settings).submit(spec);
+    assert_eq!(
+        submit(settings(), Spec::new(0, 1)),
+        Err(Refusal::EmptyPrompt)
+    );
+    assert_eq!(submit(settings(), Spec::new(1, 0)), Err(Refusal::NoOutput));
+    let short = Settings {
+        max_model_len: 40,
+        ..settings()
+    };
+    assert_eq!(
+        submit(short, Spec::new(40, 1)),
+        Err(Refusal::TooLongForModel {
+            prompt: 40,
+            limit: 40
+        })
+    );
+    let small = Settings {
+        num_pages: 2,
+        ..settings()
+    };
+    assert_eq!(
+        submit(small, Spec::new(32, 1)),
+        Err(Refusal::TooLongForPool {
+            prompt: 32,
+            limit: 32
+        })
+    );
+}
+
+#[test]
+fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
+    let mut few = harness(
+        Settings {
+            max_queue: 1,
+            ..settings()
+        },
+        [(1, 1)],
+    );
+    assert_eq!(
+        few.submit(Spec::new(1, 1)),
+        Err(Refusal::QueueFull {
+            waiting: 1,
+            limit: 1
+        })
+    );
+    let more = vec![Spec::new(1, 1); 5];
+    assert_eq!(
+        few.submit_all(more.clone()),
+        Err(Refusal::QueueFull {
+            waiting: 1,
+            limit: 1
+        }),
+        "all or none"
+    );
+    few.run_to_the_end(1);
+    assert_eq!(few.submit_all(more).map(|ids| ids.len()), Ok(5));
+    few.run_to_the_end(1);
+    let mut short = harness(
+        Settings {
+            max_queue_tokens: 10,
+            ..settings()
+        },
+        [(20, 1)],
+    );
+    assert_eq!(
+        short.submit(Spec::new(1, 1)),
+        Err(Refusal::QueueTokensFull {
+            waiting: 20,
+            limit: 10
+        })
+    );
+    step(&mut short);
+    assert!(short.submit(Spec::new(1, 1)).is_ok());
+}
+
+#[test]
+fn a_draining_scheduler_refuses_and_serves_what_it_took() {
+    let mut harness = harness(settings(), [(40, 3), (5, 2)]);
+    harness.scheduler.drain();
+    assert_eq!(harness.submit(Spec::new(1, 1)), Err(Refusal::Draining));
+    harness.run_to_the_end(2);
+}
+
+#[test]
+fn every_prompt_token_is_computed_once_at_every_chunk_size() {
+    for long_prefill_token_threshold in [1, 7, 16, 64] {
+        let mut harness = harness(
+            Settings {
+                long_prefill_token_threshold,
+                ..settings()
+            },
+            [(100, 2)],
+        );
+        let mut starts = Vec::new();
+        while harness
+            .scheduler
+            .prompt_len(plait_core::RequestId(0))
+            .is_some()
+        {
+            starts.extend(
+                chunks(&step(&mut harness))
+                    .into_iter()
+                    .flat_map(|(_, start, length)| start..start + length),
+            );
+        }
+        assert_eq!(
+            starts,
+            (0..100).collect::<Vec<_>>(),
+            "chunks of {long_prefill_token_threshold}"
+        );
+    }
+}
+
+#[test]
+fn decoders_come_before_prefills_and_share_a_step_with_them() {
+    let settings = Settings {
+        max_batch_tokens: 20,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(1, 50), (1, 50), (60, 5)]);
+    step(&mut harness);
+    let plan = step(&mut harness);
+    assert_eq!(
+        (decoded(&plan), chunks(&plan)),
+        (vec![0, 1], vec![(2, 18, 18)])
+    );
+}
+
+#[test]
+fn a_last_chunk_on_the_wire_makes_a_decoder() {
+    let mut harness = harness(settings(), [(40, 3)]);
+    let plans: Vec<Plan> = (0..4).map(|_| harness.plan().unwrap()).collect();
+    assert_eq!(
+        (chunks(&plans[0]), chunks(&plans[1])),
+        (vec![(0, 0, 32)], vec![(0, 32, 8)])
+    );
+    assert_eq!(
+        (plans[2].decode[0].start, plans[3].decode[0].start),
+        (40, 41)
+    );
+    assert!(
+        harness.plan().is_none(),
+        "every token that is due is on the wire"
+    );
+    (0..4).for_each(|_| drop(harness.complete()));
+    harness.run_to_the_end(1);
+}
+
+#[test]
+fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
+    let settings = Settings {
+        max_batch_tokens: 2,
+        mixed: false,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(1, 50), (1, 50), (1, 50)]);
+    assert_eq!(
+        (
+            chunks(&step(&mut harness)).len(),
+            chunks(&step(&mut harness)).len()
+        ),
+        (2, 1)
+    );
+    let turns: Vec<_> = (0..3).map(|_| decoded(&step(&mut harness))).collect();
+    assert_eq!(turns, [vec![0, 1], vec![0, 2], vec![1, 2]]);
+    assert_eq!(harness.scheduler.stats().counts.carryover.tokens, 3);
+}
+
+#[test]
+fn priority_and_number_never_decide_turns() {
+    let settings = Settings {
+        max_rows: 1,
+        mixed: false,
+        ..settings()
+    };
+    let mut harness = Harness::new(settings);
+    for priority in [0, -5, 5] {
+        harness
+            .submit(Spec {
+                priority,
+                ..Spec::new(1, 50)
+            })
+            .unwrap();
+    }
+    (0..3).for_each(|_| drop(step(&mut harness)));
+    let turns: Vec<u64> = (0..6).flat_map(|_| decoded(&step(&mut harness))).collect();
+    assert_eq!(
+        turns,
+        [1, 0, 2, 1, 0, 2],
+        "the order in which they came to decode"
+    );
+    assert_eq!(harness.scheduler.stats().counts.carryover.rows, 12);
+}
+
+#[test]
+fn every_decoder_gets_a_row_within_the_bound() {
+    for (max_batch_tokens, max_rows) in [(1, 8), (3, 8), (8, 2), (5, 4)] {
+        let settings = Settings {
+            max_batch_tokens,
+            max_rows,
+            mixed: false,
+            ..settings()
+        };
+        let mut harness = harness(settings, [(1, 100); 7]);
+        while !step(&mut harness).prefill.is_empty() {}
+        let num_in_bound = 7_u32.div_ceil(max_batch_tokens.min(max_rows));
+        for _ in 0..20 {
+            let mut served: Vec<u64> = (0..num_in_bound)
+                .flat_map(|_| decoded(&step(&mut harness)))
+                .collect();
+            served.sort_unstable();
+            served.dedup();
+            assert_eq!(served.len(), 7);
+        }
+    }
+}
+
+#[test]
+fn a_chunk_is_not_cut_to_a_few_tokens() {
+    let settings = Settings {
+        max_batch_tokens: 40,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(30, 1), (100, 1), (5, 1)]);
+    assert_eq!(
+        chunks(&step(&mut harness)),
+        [(0, 0, 30)],
+        "10 are left, and nobody overtakes the second"
+    );
+    assert_eq!(
+        chunks(&step(&mut harness)),
+        [(1, 0, 32), (2, 0, 5)],
+        "a short prompt fits whole"
+    );
+}
+
+#[test]
+fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
+    let settings = Settings {
+        long_prefill_token_threshold: 4,
+        num_pages: 5,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(64, 2), (15, 40)]);
+    (0..12).for_each(|_| drop(step(&mut harness)));
+    let waiting: Vec<Plan> = (0..8).map(|_| step(&mut harness)).collect();
+    assert!(
+        waiting
+            .iter()
+            .all(|plan| plan.prefill.is_empty() && decoded(plan) == [1]),
+        "no page is free"
+    );
+    let plan = step(&mut harness);
+    assert_eq!((decoded(&plan), chunks(&plan)), (vec![], vec![(0, 48, 4)]));
+    let counts = harness.scheduler.stats().counts;
+    assert_eq!(
+        (counts.num_starvation_grants, counts.num_preemptions),
+        (1, 1)
+    );
+    harness.run_to_the_end(2);
+}
+
+#[test]
+fn nobody_overtakes_the_head_of_the_queue() {
+    let settings = Settings {
+        num_pages: 6,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(60, 20), (60, 1), (5, 1)]);
+    step(&mut harness);
+    step(&mut harness);
+    assert_eq!(
+        harness.scheduler.stats().num_waiting,
+        2,
+        "two pages are free, the second needs four, the third one"
+    );
+    harness.run_to_the_end(2);
+}
+
+/// The order in which requests of these priorities are admitted, one a step.
+fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64> {
+    let mut harness = Harness::new(Settings {
+        max_rows: 1,
+        ..settings.clone()
+    });
+    for priority in priorities {
+        harness
+            .submit(Spec {
+                priority,
+                ..Spec::new(1, 1)
+            })
+            .unwrap();
+    }
+    (0..3)
+        .map(|_| step(&mut harness).prefill[0].request.0)
+        .collect()
+}
+
+#[test]
+fn priority_decides_who_is_admitted_first() {
+    assert_eq!(admitted_of_priorities(&settings(), [1, 0, -1]), [2, 1, 0]);
+}
+
+#[test]
+fn fcfs_does_not_look_at_priorities() {
+    let settings = Settings {
+        policy: Policy::Fcfs,
+        ..settings()
+    };
+    assert_eq!(admitted_of_priorities(&settings, [1, 0, -1]), [0, 1, 2]);
+}
+
+#[test]
+fn the_watermark_is_kept_free_unless_nothing_holds_a_lease() {
+    let settings = Settings {
+        num_pages: 8,
+        watermark: 2,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(112, 1), (20, 8), (60, 2)]);
+    assert_eq!(
+        chunks(&step(&mut harness)),
+        [(0, 0, 32)],
+        "seven of eight pages, yet it is alone"
+    );
+    while harness
+        .scheduler
+        .prompt_len(plait_core::RequestId(0))
+        .is_some()
+    {
+        step(&mut harness);
+    }
+    assert_eq!(
+        chunks(&step(&mut harness)),
+        [(1, 0, 20), (2, 0, 32)],
+        "2 + 4 + 2 pages"
+    );
+    harness.submit(Spec::new(1, 1)).unwrap();
+    assert_eq!(
+        step(&mut harness).prefill.len(),
+        1,
+        "the two that are left are the decoders'"
+    );
+}
+
+#[test]
+fn without_mixing_prefills_come_first_and_a_plan_has_one_kind_of_rows() {
+    let settings = Settings {
+        mixed: false,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(5, 9)]);
+    step(&mut harness);
+    harness.submit(Spec::new(40, 3)).unwrap();
+    let plans: Vec<Plan> = (0..3).map(|_| step(&mut harness)).collect();
+    assert_eq!(
+        (chunks(&plans[0]), chunks(&plans[1])),
+        (vec![(1, 0, 32)], vec![(1, 32, 8)])
+    );
+    assert_eq!(
+        (
+            plans[0].decode.len(),
+            plans[1].decode.len(),
+            decoded(&plans[2])
+        ),
+        (0, 0, vec![0, 1])
+    );
+}
+
+#[test]
+fn an_idle_scheduler_stays_idle_and_tells_of_freed_slots_with_the_next_rows() {
+    let mut harness = harness(settings(), [(5, 1)]);
+    step(&mut harness);
+    assert!(harness.scheduler.is_idle() && harness.plan().is_none());
+    harness.submit(Spec::new(5, 1)).unwrap();
+    let plan = step(&mut harness);
+    assert_eq!(
+        (plan.freed_slots, plan.new_slots[0].slot),
+        (vec![plan.new_slots[0].slot], plan.new_slots[0].slot)
+    );
+}
+
+#[test]
+fn the_wait_is_told_at_the_first_admission() {
+    let mut scheduler = Scheduler::new(settings()).unwrap();
+    let request = Request {
+        prompt: [1].into(),
+        max_tokens: 1,
+        stop_ids: [].into(),
+        sampling: plait_core::Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+        },
+        priority: 0,
+        salt: 0,
+        tenant: TenantId(0),
+    };
+    scheduler.submit(request, plait_core::Micros(100)).unwrap();
+    let plan = scheduler.plan(plait_core::Micros(350)).unwrap();
+    assert_eq!(plan.new_slots[0].waited, Some(plait_core::Micros(250)));
+}
+
+#[test]
+fn a_decode_plan_costs_what_changed_at_any_context() {
+    let settings = Settings {
+        max_model_len: 1024,
+        num_pages: 128,
+        long_prefill_token_threshold: 64,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(500, 40), (500, 40)]);
+    while !step(&mut harness).prefill.is_empty() {}
+    let plans: Vec<Plan> = (0..16).map(|_| step(&mut harness)).collect();
+    assert!(
+        plans
+            .iter()
+            .all(|plan| plan.token_ids.is_empty() && plan.decode.len() == 2)
+    );
+    assert_eq!(
+        plans
+            .iter()
+            .map(|plan| plan.appended_pages.len())
+            .sum::<usize>(),
+        2,
+        "one page each in 16 tokens"
+    );
+}
+
+#[test]
+fn a_prefill_under_way_comes_before_one_that_waits() {
+    let settings = Settings {
+        max_batch_tokens: 32,
+        ..settings()
+    };
+    let mut harness = harness(settings, [(100, 1)]);
+    step(&mut harness);
+    harness.submit(Spec::new(20, 1)).unwrap();
+    assert_eq!(chunks(&step(&mut harness)), [(0, 32, 32)]);
+    harness.run_to_the_end(2);
+}

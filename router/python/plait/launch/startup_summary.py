@@ -1,0 +1,50 @@
+"""What the server says on standard output while it starts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from plait.http.engine import Description, Status
+from plait.launch.unused_settings import unused_settings
+from plait.output import say
+from plait.settings import ServeSettings
+
+READY = "Plait is ready: "
+"""Scripts read the URL after it."""
+
+
+def print_startup_summary(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
+    """Model, memory, URL, and a command that works."""
+    say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
+    say(f"  memory   {_memory(status, settings.pages.page_size)}")
+    say(f"  context  {description.max_model_len:,} tokens, {settings.scheduler.max_seqs} requests at a time")
+    if unused := unused_settings(settings, description.architecture, status.device):
+        say(f"  unused   {unused}")
+    say(f"{READY}{url}")
+    say("Ask it something:")
+    say("  " + curl_line(url, description.model_id, settings.http.api_key_file))
+
+
+def _memory(status: Status, page_size: int) -> str:
+    pages = status.num_pages
+    return (
+        f"weights {_bytes(status.weight_bytes)}, KV {_bytes(pages * status.page_bytes)}: "
+        f"{pages:,} pages of {page_size} = {pages * page_size:,} tokens"
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def curl_line(url: str, model: str, key_file: str | None) -> str:
+    """A shell command that streams a first answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "stream": True}
+    words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])
+    if key_file is None:
+        return line
+    return line + f' -H "Authorization: Bearer $(head -n 1 {shlex.quote(str(Path(key_file).absolute()))})"'

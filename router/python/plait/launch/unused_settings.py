@@ -1,0 +1,35 @@
+"""Settings that were given and that nothing reads where this server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
+
+_LATENT = "Deepseek"
+"""What the names of architectures with latent attention begin with."""
+
+
+def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
+    """Each with the reason, in one line; empty where all are read.
+
+    ``device`` is what the worker says that it computes on. A setting that is given as its default is does not show.
+    """
+    return "; ".join((*_of_graphs(settings.device, device), *_of_latents(settings.attention, architecture)))
+
+
+def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
+    default = DeviceSettings()
+    off = "--no-cuda-graphs" if settings.cuda_graphs != default.cuda_graphs else None
+    size = "--cuda-graph-max-bs" if settings.cuda_graph_max_bs != default.cuda_graph_max_bs else None
+    if device.startswith("cpu"):
+        if given := " and ".join(filter(None, (off, size))):
+            yield f"{given} (a CPU captures no steps)"
+    elif off and size:
+        yield f"{size} ({off} captures no steps)"
+
+
+def _of_latents(settings: AttentionSettings, architecture: str) -> Iterator[str]:
+    given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
+    if given and not architecture.startswith(_LATENT):
+        yield "--mla-context-chunk-size (the model has no MLA)"

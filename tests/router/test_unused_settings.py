@@ -1,0 +1,40 @@
+"""A setting that nothing reads on this device, or with this model, is named at the start with the reason."""
+
+from __future__ import annotations
+
+import pytest
+from plait.http.engine import Description, Status
+from plait.launch.startup_summary import print_startup_summary
+from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
+
+CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
+LLAMA, LATENT = "LlamaForCausalLM", "DeepseekV3ForCausalLM"
+NO_GRAPHS = DeviceSettings(cuda_graphs=False, cuda_graph_max_bs=8)
+CHUNKS = AttentionSettings(mla_context_chunk_size=64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "architecture", "device", "said"),
+    [
+        (ServeSettings(), LLAMA, CPU, None),
+        (ServeSettings(attention=CHUNKS), LATENT, CPU, None),
+        (ServeSettings(device=DeviceSettings(cuda_graph_max_bs=8)), LLAMA, GPU, None),
+        (ServeSettings(device=DeviceSettings(cuda_graphs=False)), LLAMA, GPU, None),
+        (ServeSettings(device=NO_GRAPHS), LLAMA, GPU, "--cuda-graph-max-bs (--no-cuda-graphs captures no steps)"),
+        (
+            ServeSettings(device=NO_GRAPHS, attention=CHUNKS),
+            LLAMA,
+            CPU,
+            "--no-cuda-graphs and --cuda-graph-max-bs (a CPU captures no steps); "
+            "--mla-context-chunk-size (the model has no MLA)",
+        ),
+    ],
+)
+def test_the_first_lines_name_what_has_no_effect(
+    settings: ServeSettings, architecture: str, device: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    description = Description(model_id="m", architecture=architecture, max_model_len=512)
+    status = Status(phase="ready", reason="", exit_code=0, step=0, stuck=False, late=False, hung=False, device=device)
+    print_startup_summary(description, status, settings, "http://localhost:1")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "unused" in line]
+    assert lines == ([] if said is None else [f"  unused   {said}"])

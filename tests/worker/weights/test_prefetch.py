@@ -1,0 +1,68 @@
+"""Tensors that were brought in ahead are there without a page fault, and are what the file holds."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from plait_testing.tiny_models import save_tiny_llama
+from plait_worker.weights import Folder, prefetch
+from plait_worker.weights.prefetch import populate
+from safetensors.torch import load_file
+
+NUM_BYTES = 64 << 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    save_tiny_llama(tmp_path)
+    return Folder(tmp_path)
+
+
+def test_what_was_brought_in_is_read_without_a_page_fault(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(NUM_BYTES))
+    faults = []
+    for is_ahead in (False, True):
+        mapped = torch.from_file(str(tmp_path / "numbers"), shared=True, size=NUM_BYTES, dtype=torch.uint8)
+        if is_ahead and not populate(mapped[5:]):
+            pytest.skip("this system maps pages only as they are touched")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert not mapped.any()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert faults[0] > 500
+    assert faults[1] < 100
+
+
+def test_a_folder_s_tensors_are_the_same_while_they_are_brought_in(folder: Folder, tmp_path: Path) -> None:
+    right = load_file(tmp_path / "model.safetensors")
+    with prefetch.prefetch(folder, folder.names):
+        for name, tensor in right.items():
+            assert torch.equal(folder.read(name), tensor)
+
+
+@pytest.mark.parametrize("free_bytes", [3 << 20, 1 << 10])
+def test_nothing_is_brought_in_where_it_would_fill_the_memory(
+    folder: Folder, free_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_asked = threading.Event()
+    monkeypatch.setattr(prefetch, "free_memory_bytes", lambda: free_bytes)
+    monkeypatch.setattr(prefetch, "_populate_tensor", lambda _folder, _name: was_asked.set())
+    fits = folder.num_bytes() <= free_bytes // 2
+    with prefetch.prefetch(folder, folder.names):
+        assert was_asked.wait(30 if fits else 0) == fits
+    assert was_asked.is_set() == fits
+    assert fits == (free_bytes > 1 << 20)
+
+
+def test_layers_are_brought_in_as_a_model_takes_them() -> None:
+    names = ["model.layers.10.x", "model.layers.9.x", "model.embed", "model.layers.2.y", "model.layers.2.x"]
+    assert sorted(names, key=prefetch._in_order) == [
+        "model.embed",
+        "model.layers.2.x",
+        "model.layers.2.y",
+        "model.layers.9.x",
+        "model.layers.10.x",
+    ]
