@@ -6,12 +6,12 @@ use rmp_serde::Deserializer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::capped_text::cut;
+use crate::extensible::Extensible;
 use crate::malformed::Malformed;
 use crate::message::{Kind, Message};
-use crate::open::Open;
 use crate::plan::{PlanEncoder, decode_plan};
 use crate::result::{decode_result, encode_result};
-use crate::text::cut;
 
 /// A message as ZeroMQ carries it.
 pub type Frames = Vec<Vec<u8>>;
@@ -82,17 +82,17 @@ fn decode_kind<F: AsRef<[u8]>>(
     arrays: &[F],
 ) -> Result<Message, Malformed> {
     Ok(match kind {
-        Kind::Hello => Message::Hello(unpack_open(kind, header)?),
-        Kind::Welcome => Message::Welcome(unpack_open(kind, header)?),
+        Kind::Hello => Message::Hello(unpack_extensible(kind, header)?),
+        Kind::Welcome => Message::Welcome(unpack_extensible(kind, header)?),
         Kind::Plan => Message::Plan(decode_plan(header, four(arrays))?),
         Kind::StepResult => Message::StepResult(decode_result(header, four(arrays))?),
-        Kind::Vote => Message::Vote(unpack_open(kind, header)?),
-        Kind::Decision => Message::Decision(unpack_open(kind, header)?),
-        Kind::Drain => Message::Drain(unpack_open(kind, header)?),
-        Kind::Heartbeat => Message::Heartbeat(unpack_open(kind, header)?),
-        Kind::Fail => Message::Fail(unpack_open(kind, header)?),
-        Kind::Bye => Message::Bye(unpack_open(kind, header)?),
-        Kind::Join => Message::Join(unpack_open(kind, header)?),
+        Kind::Vote => Message::Vote(unpack_extensible(kind, header)?),
+        Kind::Decision => Message::Decision(unpack_extensible(kind, header)?),
+        Kind::Drain => Message::Drain(unpack_extensible(kind, header)?),
+        Kind::Heartbeat => Message::Heartbeat(unpack_extensible(kind, header)?),
+        Kind::Fail => Message::Fail(unpack_extensible(kind, header)?),
+        Kind::Bye => Message::Bye(unpack_extensible(kind, header)?),
+        Kind::Join => Message::Join(unpack_extensible(kind, header)?),
     })
 }
 
@@ -149,8 +149,8 @@ pub fn pack(frame: &mut Vec<u8>, fields: &impl Serialize) {
         .expect("a vector takes every byte, and lengths are known");
 }
 
-fn unpack_open<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
-    unpack(kind, frame).map(|Open(fields)| fields)
+fn unpack_extensible<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
+    unpack(kind, frame).map(|Extensible(fields)| fields)
 }
 
 /// The fields in a frame that holds them and nothing behind them.

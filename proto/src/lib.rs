@@ -6,18 +6,19 @@
 //!
 //! The messages' serde names and JSON form serve the golden files only; the wire has no names.
 
+mod capped_text;
 mod codec;
+mod extensible;
 mod fingerprint;
 mod malformed;
 mod message;
-mod open;
 mod plan;
 mod result;
 #[cfg(test)]
 mod schema;
-mod text;
-mod words;
+mod word_arrays;
 
+pub use capped_text::MAX_TEXT_BYTES;
 pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
 pub use malformed::Malformed;
@@ -27,4 +28,3 @@ pub use message::{
 };
 pub use plan::{AppendedPage, DecodeRow, NewSlot, Plan, PlanEncoder, PrefillRow};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};
-pub use text::MAX_TEXT_BYTES;

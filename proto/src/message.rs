@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::capped_text;
 use crate::fingerprint::Fingerprint;
 use crate::malformed::Malformed;
 use crate::plan::Plan;
 use crate::result::StepResult;
-use crate::text;
 
 /// The protocol that this crate speaks.
 pub const PROTOCOL: u32 = 1;
@@ -141,10 +141,10 @@ pub struct Hello {
     /// Its process.
     pub pid: u32,
     /// What it computes on, in words.
-    #[serde(with = "text")]
+    #[serde(with = "capped_text")]
     pub device: String,
     /// What it computes in, such as `bfloat16`.
-    #[serde(with = "text")]
+    #[serde(with = "capped_text")]
     pub dtype: String,
     /// Pages that the device has room for, or as many as the settings asked for.
     pub num_pages: u32,
@@ -271,7 +271,7 @@ pub struct Fail {
     /// The code with which the worker exits.
     pub code: ExitCode,
     /// What went wrong and what to do, for people.
-    #[serde(with = "text")]
+    #[serde(with = "capped_text")]
     pub reason: String,
 }
 

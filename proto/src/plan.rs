@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{pack, unpack};
+use crate::extensible::Extensible;
 use crate::malformed::Malformed;
 use crate::message::{Decision, Kind};
-use crate::open::Open;
-use crate::words;
+use crate::word_arrays;
 
 const IS_LAST_CHUNK: u32 = 1;
 const LOOKAHEAD: u32 = 2;
@@ -143,7 +143,7 @@ impl<'plan> PlanHeader<&'plan [NewSlot], &'plan Option<Decision>> {
 }
 
 /// A header whose every array may have grown.
-type OpenHeader = PlanHeader<Vec<Open<NewSlot>>, Option<Open<Decision>>>;
+type ExtensibleHeader = PlanHeader<Vec<Extensible<NewSlot>>, Option<Extensible<Decision>>>;
 
 fn num_rows<Row>(rows: &[Row]) -> u32 {
     u32::try_from(rows.len()).expect("a plan has at most max_rows rows, which is a u32")
@@ -162,13 +162,13 @@ impl PlanEncoder {
         kind.clear();
         kind.push(Kind::Plan as u8);
         pack(header, &PlanHeader::of(plan));
-        words::fill_records(rows, &plan.prefill, PrefillRow::words);
-        words::push_records(rows, &plan.decode, |row| [row.slot, row.start]);
-        words::fill(token_ids, &plan.token_ids);
-        words::fill_records(appended_pages, &plan.appended_pages, |pair| {
+        word_arrays::fill_records(rows, &plan.prefill, PrefillRow::words);
+        word_arrays::push_records(rows, &plan.decode, |row| [row.slot, row.start]);
+        word_arrays::fill(token_ids, &plan.token_ids);
+        word_arrays::fill_records(appended_pages, &plan.appended_pages, |pair| {
             [pair.slot, pair.page]
         });
-        words::fill(freed_slots, &plan.freed_slots);
+        word_arrays::fill(freed_slots, &plan.freed_slots);
         &self.frames
     }
 
@@ -183,21 +183,25 @@ pub fn decode_plan(
     header: &[u8],
     [rows, token_ids, appended_pages, freed_slots]: [&[u8]; 4],
 ) -> Result<Plan, Malformed> {
-    let Open(header): Open<OpenHeader> = unpack(Kind::Plan, header)?;
-    let (prefill, decode) = read_rows(&words::read(rows), header.num_prefill, header.num_decode)?;
+    let Extensible(header): Extensible<ExtensibleHeader> = unpack(Kind::Plan, header)?;
+    let (prefill, decode) = read_rows(
+        &word_arrays::read(rows),
+        header.num_prefill,
+        header.num_decode,
+    )?;
     let plan = Plan {
         step: header.step,
         new_slots: header
             .new_slots
             .into_iter()
-            .map(|Open(new_slot)| new_slot)
+            .map(|Extensible(new_slot)| new_slot)
             .collect(),
-        decision: header.decision.map(|Open(decision)| decision),
+        decision: header.decision.map(|Extensible(decision)| decision),
         prefill,
         decode,
-        token_ids: words::read(token_ids),
-        appended_pages: read_pairs(&words::read(appended_pages))?,
-        freed_slots: words::read(freed_slots),
+        token_ids: word_arrays::read(token_ids),
+        appended_pages: read_pairs(&word_arrays::read(appended_pages))?,
+        freed_slots: word_arrays::read(freed_slots),
     };
     check_token_ids(&plan)?;
     plan.new_slots.iter().try_for_each(check_finite)?;

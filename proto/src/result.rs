@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{pack, unpack};
+use crate::extensible::Extensible;
 use crate::malformed::Malformed;
 use crate::message::Kind;
-use crate::open::Open;
-use crate::words;
+use crate::word_arrays;
 
 /// The tokens of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,14 +52,14 @@ pub fn encode_result(result: &StepResult) -> Vec<Vec<u8>> {
         &result.prompt_logprobs,
     ];
     std::iter::once(header)
-        .chain(arrays.map(|array| words::frame(array)))
+        .chain(arrays.map(|array| word_arrays::frame(array)))
         .collect()
 }
 
 /// The result in frame 1 and the arrays after it, which are whole words.
 pub fn decode_result(header: &[u8], arrays: [&[u8]; 4]) -> Result<StepResult, Malformed> {
-    let Open(ResultHeader { step, elapsed_us }) = unpack(Kind::StepResult, header)?;
-    let [num_accepted, token_ids, logprobs, prompt_logprobs] = arrays.map(words::read);
+    let Extensible(ResultHeader { step, elapsed_us }) = unpack(Kind::StepResult, header)?;
+    let [num_accepted, token_ids, logprobs, prompt_logprobs] = arrays.map(word_arrays::read);
     check_accepted(&num_accepted, token_ids.len())?;
     Ok(StepResult {
         step,

@@ -8,7 +8,7 @@ import msgspec
 from plait.errors import StartError
 from plait.flags import Parser, add_flags, read_settings
 from plait.launch.serve import serve
-from plait.settings import GroupPlace, ServeSettings
+from plait.settings import GroupMembership, ServeSettings
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     add_flags(parser, ServeSettings)
     typed = parser.parse_args()
     try:
-        place = msgspec.json.decode(typed.place, type=GroupPlace)
+        place = msgspec.json.decode(typed.place, type=GroupMembership)
         return serve(typed.model, read_settings(typed, ServeSettings), place)
     except StartError as error:
         print(f"{error.message} (exit code {error.exit_code})", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from plait.settings import GroupPlace
+from plait.settings import GroupMembership
 from plait_testing import recall
 from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
@@ -31,7 +31,7 @@ def group(tmp_path: Path, check_models: Path) -> Iterator[StartGroup]:
         meeting = tmp_path / "group"
         meeting.mkdir(mode=0o700)
         for engine in range(num_engines):
-            place = GroupPlace(engine=engine, num_engines=num_engines, endpoint=f"ipc://{meeting}/votes")
+            place = GroupMembership(engine=engine, num_engines=num_engines, endpoint=f"ipc://{meeting}/votes")
             words = [msgspec.json.encode(place).decode(), str(check_models / "recall-gqa")]
             flags = ["--port", "0", "--threads", "1", "--max-model-len", "1024"]
             started.append(spawn_server(tmp_path / f"engine-{engine}.log", str(ENGINE), *words, *flags))

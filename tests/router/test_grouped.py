@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, read_settings
-from plait.launch.grouped import group_place
+from plait.launch.grouped import with_fingerprint
 from plait.model_files import LocalModel
-from plait.settings import GroupPlace, ServeSettings
+from plait.settings import GroupMembership, ServeSettings
 
-PLACE = GroupPlace(engine=0, num_engines=2, endpoint="ipc:///run/votes")
+PLACE = GroupMembership(engine=0, num_engines=2, endpoint="ipc:///run/votes")
 
 
 def parse(*words: str) -> ServeSettings:
@@ -29,21 +29,21 @@ def model(folder: Path, config: str = "{}", num_bytes: int = 8) -> LocalModel:
 
 def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
     here, there = model(tmp_path / "a"), model(tmp_path / "b")
-    assert group_place(PLACE, here, parse()) == group_place(PLACE, there, parse("--port", "9"))
+    assert with_fingerprint(PLACE, here, parse()) == with_fingerprint(PLACE, there, parse("--port", "9"))
 
 
 @pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-cache-dtype", "fp8"), ("--load-format", "dummy")])
 def test_other_numbers_are_told_apart(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
-    assert group_place(PLACE, folder, parse()).computes != group_place(PLACE, folder, parse(*words)).computes
+    assert with_fingerprint(PLACE, folder, parse()).computes != with_fingerprint(PLACE, folder, parse(*words)).computes
 
 
 def test_other_models_are_told_apart(tmp_path: Path) -> None:
     models = [model(tmp_path / "a"), model(tmp_path / "b", config="[]"), model(tmp_path / "c", num_bytes=9)]
-    assert len({group_place(PLACE, each, parse()).computes for each in models}) == 3
+    assert len({with_fingerprint(PLACE, each, parse()).computes for each in models}) == 3
 
 
 @pytest.mark.parametrize("words", [("--itl-target-ms", "30"), ("--step-trace", "steps.jsonl")])
 def test_what_times_one_engine_alone_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{words[0]} .* leave it out of a group"):
-        group_place(PLACE, model(tmp_path / "a"), parse(*words))
+        with_fingerprint(PLACE, model(tmp_path / "a"), parse(*words))

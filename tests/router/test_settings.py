@@ -13,9 +13,9 @@ from plait.flags import Parser, add_flags, flags, read_settings
 from plait.kernels import KernelsSettings
 from plait.nvidia import has_nvidia_gpu
 from plait.settings import (
+    CoordinatorKeys,
     EngineSettings,
-    FirstEngineKeys,
-    GroupPlace,
+    GroupMembership,
     MemberKeys,
     ServeSettings,
     batch_tokens,
@@ -193,12 +193,12 @@ def test_the_engine_is_told_every_field() -> None:
     "keys",
     [
         None,
-        FirstEngineKeys(secret="s" * 40, allowed=("a" * 40, "b" * 40)),
+        CoordinatorKeys(secret="s" * 40, allowed=("a" * 40, "b" * 40)),
         MemberKeys(server="f" * 40, public="p" * 40, secret="s" * 40),
     ],
 )
-def test_the_engine_is_told_its_place_in_a_group(keys: FirstEngineKeys | MemberKeys | None) -> None:
-    place = GroupPlace(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys, graph_buckets=(1, 8))
+def test_the_engine_is_told_its_place_in_a_group(keys: CoordinatorKeys | MemberKeys | None) -> None:
+    place = GroupMembership(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys, graph_buckets=(1, 8))
     told = engine_settings(parse(), "/m", None, "/r", place)
     assert told.group == place
     assert msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings) == told

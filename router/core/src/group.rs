@@ -33,7 +33,7 @@ pub struct Vote {
 
 impl Vote {
     /// Whether a plan, or having none, can say this; what came over a wire may be anything.
-    pub fn is_sound(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         let num_rows = u64::from(self.num_prefill_tokens) + u64::from(self.num_decode_rows);
         let has_tokens = self.num_tokens > 0;
         num_rows <= u64::from(self.num_tokens)
@@ -78,7 +78,7 @@ impl Decision {
     /// Why this cannot follow from votes that include `vote`; None if it can.
     ///
     /// Check a decision that came over a wire before applying it.
-    pub fn misfit(&self, vote: &Vote) -> Option<&'static str> {
+    pub fn conflict_with(&self, vote: &Vote) -> Option<&'static str> {
         let is_dummy = self.dummy_replicas.contains(&vote.replica);
         let has_rows = vote.num_tokens > 0;
         let is_idle = self.mode == Mode::Idle;
@@ -144,7 +144,7 @@ pub enum Disagreement {
     #[error(
         "a vote of replica {replica} came that was not asked for; the group has {num_replicas}"
     )]
-    Unasked {
+    Unexpected {
         /// Whose.
         replica: u32,
         /// Replicas of the group.
@@ -232,7 +232,7 @@ fn by_replica(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreeme
         match place {
             Some(place @ None) => *place = Some(*vote),
             _ => {
-                return Err(Disagreement::Unasked {
+                return Err(Disagreement::Unexpected {
                     replica,
                     num_replicas,
                 });

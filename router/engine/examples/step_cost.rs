@@ -4,20 +4,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "../tests/driver/fake_worker.rs"]
+#[allow(
+    dead_code,
+    reason = "a measurement needs little of what the tests share"
+)]
+mod fake_worker;
+#[path = "../tests/driver/harness.rs"]
+#[allow(
+    dead_code,
+    reason = "a measurement needs little of what the tests share"
+)]
+mod harness;
 #[path = "../tests/driver/model.rs"]
 mod model;
-#[path = "../tests/driver/rig.rs"]
-#[allow(
-    dead_code,
-    reason = "a measurement needs little of what the tests share"
-)]
-mod rig;
-#[path = "../tests/driver/worker.rs"]
-#[allow(
-    dead_code,
-    reason = "a measurement needs little of what the tests share"
-)]
-mod worker;
 
 use std::fs;
 use std::io::Write;
@@ -42,21 +42,21 @@ fn measure(num_streams: u64, out: &mut impl Write) -> std::io::Result<()> {
     const NUM_TOKENS: u64 = 500;
     let settings =
         json!({"max_seqs": 256, "max_batch_tokens": 2048, "max_queue": 512, "page_size": 64});
-    let mut rig = rig::Rig::ready(&settings, |rank| rank.num_pages = 1 << 14);
+    let mut harness = harness::Harness::ready(&settings, |rank| rank.num_pages = 1 << 14);
     let names = ["plait-driver", "plait-output", "plait-text"];
     let (start, before) = (Instant::now(), names.map(processor_time));
     for stream in 0..num_streams {
-        rig.submit(
+        harness.submit(
             stream,
             "abc",
             &json!({"max_tokens": NUM_TOKENS, "ignore_eos": true}),
         );
     }
     for stream in 0..num_streams {
-        rig.answer(stream);
+        harness.answer(stream);
     }
     let (wall, after) = (start.elapsed(), names.map(processor_time));
-    let num_steps = rig.status()["step"]
+    let num_steps = harness.status()["step"]
         .as_f64()
         .expect("the engine counts steps");
     let micros = |thread: usize| (after[thread] - before[thread]).as_secs_f64() * 1e6;

@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_core::{Micros, StepId, Vote, decide};
-use plait_engine::group::{ClientKeys, Exchange, GroupPatience, GroupSettings, Seat, ServerKeys};
+use plait_engine::group::{ClientKeys, Exchange, GroupSettings, GroupTimeouts, Role, ServerKeys};
 use zmq::CurveKeyPair;
 
 const NUM_CALLS: usize = 20_000;
@@ -99,15 +99,15 @@ fn settings(
     pair: Option<&CurveKeyPair>,
 ) -> GroupSettings {
     let endpoint = endpoint.to_owned();
-    let seat = match engine {
-        0 => Seat::First {
+    let role = match engine {
+        0 => Role::Coordinator {
             endpoint,
             keys: pair.map(|pair| ServerKeys {
                 secret: pair.secret_key,
                 allowed: vec![pair.public_key],
             }),
         },
-        _ => Seat::Member {
+        _ => Role::Member {
             engine,
             endpoint,
             keys: pair.map(|pair| ClientKeys {
@@ -118,12 +118,12 @@ fn settings(
         },
     };
     GroupSettings {
-        seat,
+        role,
         num_replicas: vec![1; num_engines as usize],
         config: [0; 16],
         graph_buckets: GRAPHS.to_vec(),
         max_tokens: 1024,
-        patience: GroupPatience::default(),
+        timeouts: GroupTimeouts::default(),
     }
 }
 
@@ -143,7 +143,7 @@ fn rounds(mut exchange: Exchange, replica: u32) -> Vec<Duration> {
         let now = || Micros(u64::try_from(began.elapsed().as_micros()).unwrap());
         exchange.cast(&[cast], now()).unwrap();
         let decision = loop {
-            if let Some(decision) = exchange.hear(now()).unwrap() {
+            if let Some(decision) = exchange.receive(now()).unwrap() {
                 break decision;
             }
             zmq::poll(&mut exchange.poll_items(), -1).unwrap();

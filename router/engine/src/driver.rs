@@ -14,18 +14,19 @@ use plait_core::Micros;
 use plait_proto::{Drain, ExitCode, Fail, Message};
 
 use crate::clock::{micros, since};
+use crate::handshake::{Handshake, WarmUp};
 use crate::link::Link;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
-use crate::muster::{Muster, WarmUp};
 use crate::output::StreamEvent;
 use crate::serving::Serving;
 use crate::settings::EngineSettings;
-use crate::shared::{Patience, Shared};
+use crate::shared::Shared;
 use crate::status::Phase;
 use crate::step_trace::StepRecorder;
 use crate::text::ApiError;
 use crate::text_pool::Admission;
+use crate::timeouts::Timeouts;
 
 /// What the driver's thread works with.
 pub struct Driver {
@@ -42,11 +43,11 @@ pub struct Driver {
     /// The replicas that this one steps with, if any.
     pub group: Option<Grouped>,
     /// Known from the start.
-    pub outline: Outline,
+    pub replica: ReplicaConfig,
 }
 
 /// What is known of a replica before its ranks have spoken.
-pub struct Outline {
+pub struct ReplicaConfig {
     /// As the command line gave them.
     pub settings: EngineSettings,
     /// Longest prompt plus output.
@@ -54,36 +55,36 @@ pub struct Outline {
     /// Tokens of the model.
     pub vocab_size: u32,
     /// How long others may take.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 impl Driver {
     /// Drives the replica until it is closed.
     pub fn run(self) {
-        let Outline {
-            settings, patience, ..
-        } = &self.outline;
+        let ReplicaConfig {
+            settings, timeouts, ..
+        } = &self.replica;
         let num_ranks = settings.num_ranks;
-        let wheel = Wheel {
-            heard: vec![Micros(0); num_ranks as usize],
+        let event_loop = EventLoop {
+            last_heard: vec![Micros(0); num_ranks as usize],
             lost: None,
-            looked: Micros(0),
-            resumed: Micros(0),
+            checked_at: Micros(0),
+            resumed_at: Micros(0),
             is_draining: false,
             is_closed: false,
-            stage: Stage::Mustering(Muster::new(num_ranks)),
+            stage: Stage::Handshaking(Handshake::new(num_ranks)),
             num_ranks,
-            patience: *patience,
+            timeouts: *timeouts,
             driver: self,
         };
-        wheel.turn_until_closed();
+        event_loop.run();
     }
 }
 
 /// Where the replica is in its life.
 enum Stage {
     /// Ranks load and say Hello.
-    Mustering(Muster),
+    Handshaking(Handshake),
     /// All were welcomed and run step 0.
     WarmingUp {
         warm_up: WarmUp,
@@ -93,68 +94,68 @@ enum Stage {
     /// Steps are made.
     Serving(Box<Serving>),
     /// The ranks were told to leave.
-    Leaving {
+    ShuttingDown {
         has_left: Vec<bool>,
         deadline: Micros,
     },
     /// Drained, failed or closed.
-    Over,
+    Ended,
 }
 
 /// A rank that is gone, while the words that explain it may still be on their way.
 struct LostRank {
     /// Who is gone, or misses another.
     rank: u32,
-    is_missing_another: bool,
+    reports_peer_lost: bool,
     reason: String,
     deadline: Micros,
 }
 
 /// The driver at work.
-struct Wheel {
+struct EventLoop {
     driver: Driver,
     stage: Stage,
     num_ranks: u32,
-    patience: Patience,
+    timeouts: Timeouts,
     /// When each rank was last heard.
-    heard: Vec<Micros>,
+    last_heard: Vec<Micros>,
     lost: Option<LostRank>,
     /// When this turn decided what is late.
-    looked: Micros,
+    checked_at: Micros,
     /// When it last came back much later than it had meant to: the machine was paused, or this process stopped.
-    resumed: Micros,
+    resumed_at: Micros,
     is_draining: bool,
     is_closed: bool,
 }
 
-impl Wheel {
-    fn turn_until_closed(mut self) {
+impl EventLoop {
+    fn run(mut self) {
         while !self.is_closed {
             let deadline = self.next_deadline();
             let timeout = deadline.map(|deadline| since(self.now(), deadline));
-            self.promise_a_turn(timeout);
+            self.set_watchdog_deadline(timeout);
             let group = self.driver.group.as_ref();
             let others = group.map_or_else(Vec::new, Grouped::poll_items);
             self.driver
                 .link
                 .wait(self.shared().mailbox.wakeup(), others, timeout);
-            self.promise_a_turn(Some(Duration::ZERO));
-            self.notice_a_pause(deadline);
-            self.hear_ranks();
-            self.hear_group();
+            self.set_watchdog_deadline(Some(Duration::ZERO));
+            self.detect_pause(deadline);
+            self.receive_from_ranks();
+            self.receive_from_group();
             self.take_admissions();
             self.take_mail();
-            self.looked = self.now();
+            self.checked_at = self.now();
             self.send_steps();
             self.check_deadlines();
-            self.leave_if_drained();
+            self.shut_down_if_drained();
             self.flush();
         }
         self.end_streams(&ApiError::unavailable("the server was stopped"));
         self.flush();
         self.leave_group("it was stopped");
-        self.let_ranks_go();
-        self.promise_a_turn(None);
+        self.shut_ranks_down();
+        self.set_watchdog_deadline(None);
     }
 
     fn shared(&self) -> &Shared {
@@ -207,47 +208,47 @@ impl Wheel {
         self.is_draining = true;
         match self.stage {
             Stage::Serving(_) if self.is_formed() => self.shared().status.enter(Phase::Draining),
-            Stage::Mustering(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
+            Stage::Handshaking(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
                 self.leave_group("it was stopped before all were there");
-                self.leave();
+                self.start_shutdown();
             }
-            Stage::Leaving { .. } | Stage::Over => {}
+            Stage::ShuttingDown { .. } | Stage::Ended => {}
         }
     }
 
     fn rank_ended(&mut self, rank: u32, reason: &str) {
         let is_explained = self.is_explained(rank);
         match &mut self.stage {
-            Stage::Leaving { has_left, .. } => {
+            Stage::ShuttingDown { has_left, .. } => {
                 if let Some(has_left) = has_left.get_mut(rank as usize) {
                     *has_left = true;
                 }
             }
-            Stage::Over => {}
+            Stage::Ended => {}
             _ if is_explained => {}
-            _ => self.await_last_words(rank, false, format!("rank {rank} was lost: {reason}")),
+            _ => self.start_error_grace(rank, false, format!("rank {rank} was lost: {reason}")),
         }
     }
 
     /// Whether the end of this rank follows from a loss that is known.
     fn is_explained(&self, rank: u32) -> bool {
         let known = self.lost.as_ref();
-        known.is_some_and(|lost| !lost.is_missing_another || lost.rank == rank)
+        known.is_some_and(|lost| !lost.reports_peer_lost || lost.rank == rank)
     }
 
     /// A rank that misses another one knows less of the loss than the end of the other's process tells.
-    fn rank_missed(&mut self, by: u32, reason: &str) {
+    fn rank_reports_peer_lost(&mut self, by: u32, reason: &str) {
         if self.lost.as_ref().is_none_or(|lost| lost.rank == by) {
-            self.await_last_words(by, true, format!("rank {by}: {reason}"));
+            self.start_error_grace(by, true, format!("rank {by}: {reason}"));
         }
     }
 
-    fn await_last_words(&mut self, rank: u32, is_missing_another: bool, reason: String) {
+    fn start_error_grace(&mut self, rank: u32, reports_peer_lost: bool, reason: String) {
         self.lost = Some(LostRank {
             rank,
-            is_missing_another,
+            reports_peer_lost,
             reason,
-            deadline: self.after(self.patience.last_words),
+            deadline: self.after(self.timeouts.error_grace),
         });
     }
 
@@ -255,7 +256,7 @@ impl Wheel {
         if self.driver.group.is_some() {
             return self.vote();
         }
-        let now = self.looked;
+        let now = self.checked_at;
         let Stage::Serving(serving) = &mut self.stage else {
             return;
         };
@@ -266,7 +267,7 @@ impl Wheel {
         }
     }
 
-    fn tell_all(&mut self, message: &Message) {
+    fn send_to_all(&mut self, message: &Message) {
         if let Err((rank, error)) = self.driver.link.send_all(&plait_proto::encode(message)) {
             self.lose_rank(rank, &format!("it cannot be reached: {error}"));
         }
@@ -284,14 +285,14 @@ impl Wheel {
         }
     }
 
-    fn leave_if_drained(&mut self) {
+    fn shut_down_if_drained(&mut self) {
         let Stage::Serving(serving) = &self.stage else {
             return;
         };
         let is_drained = serving.is_idle() && self.has_taken_all();
         if self.is_draining && is_drained && self.driver.group.is_none() {
             self.flush();
-            self.leave();
+            self.start_shutdown();
         }
     }
 
@@ -306,27 +307,27 @@ impl Wheel {
         }
     }
 
-    fn leave(&mut self) {
+    fn start_shutdown(&mut self) {
         let drain = plait_proto::encode(&Drain {}.into());
         // A rank that cannot be told is gone, and one that has not joined has nothing to finish.
         let is_told = |rank| self.has_joined(rank) && self.driver.link.send(rank, &drain).is_ok();
         let has_left = (0..self.num_ranks).map(|rank| !is_told(rank)).collect();
-        self.stage = Stage::Leaving {
+        self.stage = Stage::ShuttingDown {
             has_left,
-            deadline: self.after(self.patience.bye),
+            deadline: self.after(self.timeouts.bye),
         };
     }
 
     /// Tells the ranks of a closed engine to leave, where they have not been told yet.
-    fn let_ranks_go(&mut self) {
-        if !matches!(self.stage, Stage::Leaving { .. } | Stage::Over) {
-            self.leave();
+    fn shut_ranks_down(&mut self) {
+        if !matches!(self.stage, Stage::ShuttingDown { .. } | Stage::Ended) {
+            self.start_shutdown();
         }
     }
 
     fn has_joined(&self, rank: u32) -> bool {
         match &self.stage {
-            Stage::Mustering(muster) => muster.has(rank),
+            Stage::Handshaking(handshake) => handshake.has(rank),
             _ => true,
         }
     }
@@ -339,22 +340,22 @@ impl Wheel {
     }
 
     fn fail(&mut self, code: ExitCode, reason: &str) {
-        if matches!(self.stage, Stage::Over) {
+        if matches!(self.stage, Stage::Ended) {
             return;
         }
         self.shared().status.fail(code, reason);
         if let Some(group) = &mut self.driver.group {
             group.give_up(code, reason);
         }
-        self.shared().turn_away();
+        self.shared().reject_pending();
         self.end_streams(&self.shared().status.refusal());
         self.flush();
-        self.dismiss_ranks(code, reason);
-        self.stage = Stage::Over;
+        self.send_failure_to_ranks(code, reason);
+        self.stage = Stage::Ended;
     }
 
     /// Tells the ranks that nothing will come any more; one that cannot be told is gone.
-    fn dismiss_ranks(&self, code: ExitCode, reason: &str) {
+    fn send_failure_to_ranks(&self, code: ExitCode, reason: &str) {
         for rank in (0..self.num_ranks).filter(|rank| self.has_joined(*rank)) {
             let reason = reason.to_owned();
             let _told = self.driver.link.send(

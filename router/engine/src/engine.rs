@@ -9,20 +9,21 @@ use std::thread::{self, JoinHandle};
 use plait_core::{Micros, Scheduler};
 use plait_proto::Fingerprint;
 
-use crate::driver::{Driver, Grouped, Outline};
-use crate::group::{Exchange, GroupPatience, GroupProblem};
+use crate::driver::{Driver, Grouped, ReplicaConfig};
+use crate::group::{Exchange, GroupProblem, GroupTimeouts};
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
 use crate::outbox::StreamId;
 use crate::output::Output;
-use crate::seeds::SeedSource;
-use crate::settings::{EngineSettings, GroupPlace, SettingsProblem};
-use crate::shared::{Patience, Sentinel, Shared};
+use crate::request_seeds::SeedSource;
+use crate::settings::{EngineSettings, GroupMembership, SettingsProblem};
+use crate::shared::{Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
 use crate::text::{ApiError, ModelFilesError, ModelText};
 use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
+use crate::timeouts::Timeouts;
 
 /// Prepared requests on their way to the driver, which takes all at every turn.
 const MAX_ADMISSIONS: usize = 64;
@@ -73,11 +74,11 @@ pub struct Engine {
 impl Engine {
     /// Reads the model's text side, binds the link and starts the threads; `settings` is JSON.
     pub fn start(settings: &[u8]) -> Result<Self, StartError> {
-        Self::start_with(settings, Patience::default())
+        Self::start_with(settings, Timeouts::default())
     }
 
     /// The same, with other limits on waiting.
-    pub fn start_with(settings: &[u8], patience: Patience) -> Result<Self, StartError> {
+    pub fn start_with(settings: &[u8], timeouts: Timeouts) -> Result<Self, StartError> {
         let settings = EngineSettings::parse(settings)?;
         logging::start(settings.log_level);
         let model = Arc::new(ModelText::load(
@@ -92,38 +93,38 @@ impl Engine {
         let group = settings
             .group
             .as_ref()
-            .map(|place| join(place, settings.max_batch_tokens, config, patience.group));
+            .map(|place| join(place, settings.max_batch_tokens, config, timeouts.group));
         let group = group.transpose()?;
         let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
-        let outline = Outline {
+        let replica = ReplicaConfig {
             settings,
             max_model_len,
             vocab_size: model.vocab_size(),
-            patience,
+            timeouts,
         };
-        Ok(Self::spawn(link, group, model, outline, records)?)
+        Ok(Self::spawn(link, group, model, replica, records)?)
     }
 
     fn spawn(
         link: Link,
         group: Option<Grouped>,
         model: Arc<ModelText>,
-        outline: Outline,
+        replica: ReplicaConfig,
         records: Option<(StepRecorder, StepFile)>,
     ) -> io::Result<Self> {
         let (recorder, step_file) = records.unzip();
         let shared = Arc::new(Shared::new()?);
         let endpoint = link.endpoint().to_owned();
-        let max_model_len = outline.max_model_len;
-        let (queue, jobs, num_queued_bytes) = TextQueue::new(outline.settings.max_queue);
+        let max_model_len = replica.max_model_len;
+        let (queue, jobs, num_queued_bytes) = TextQueue::new(replica.settings.max_queue);
         let (admissions, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
         let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
-            policy: outline.settings.policy,
-            seeds: SeedSource::new(outline.settings.seed),
+            policy: replica.settings.policy,
+            seeds: SeedSource::new(replica.settings.seed),
             shared: shared.clone(),
             admissions,
             num_queued_bytes,
@@ -136,7 +137,7 @@ impl Engine {
             shared: shared.clone(),
             recorder,
             group,
-            outline,
+            replica,
         };
         let mut threads = vec![
             spawn(&shared, "plait-driver", move || driver.run())?,
@@ -248,7 +249,7 @@ impl Engine {
         if threads.is_empty() {
             return;
         }
-        self.shared.turn_away();
+        self.shared.reject_pending();
         self.shared.outbox.close();
         self.queue
             .lock()
@@ -271,12 +272,12 @@ impl Drop for Engine {
 
 /// Takes the engine's seat; nobody has answered yet.
 fn join(
-    place: &GroupPlace,
+    place: &GroupMembership,
     max_tokens: u32,
     config: Fingerprint,
-    patience: GroupPatience,
+    timeouts: GroupTimeouts,
 ) -> Result<Grouped, GroupProblem> {
-    let settings = place.group(max_tokens, config, patience)?;
+    let settings = place.group(max_tokens, config, timeouts)?;
     // The engine's clock starts when its threads do.
     let exchange = Exchange::new(settings.clone(), Micros(0))?;
     Ok(Grouped::new(exchange, &settings))

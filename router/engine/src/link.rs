@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plait_proto::{MAX_FRAME_BYTES, Malformed, Message};
 
-use crate::frames::{next_frame, rest_of_message};
+use crate::receive_frames::{next_frame, rest_of_message};
 use crate::wakeup::Wakeup;
 
 /// Messages that wait in a socket for one peer at most. Two plans are in flight, so that only a peer
@@ -47,7 +47,7 @@ pub enum Received {
     /// Frames of this rank that are no message.
     Malformed(u32, Malformed),
     /// Something from a peer that is no rank of this replica.
-    Stranger,
+    UnknownPeer,
 }
 
 /// The socket that workers dial; only the driver's thread uses it once it is bound.
@@ -112,7 +112,7 @@ impl Link {
         let peer = next_frame(&self.socket)?;
         let frames = rest_of_message(&self.socket);
         let Some(rank) = rank_of(&peer).filter(|rank| *rank < self.num_ranks) else {
-            return Some(Received::Stranger);
+            return Some(Received::UnknownPeer);
         };
         Some(match plait_proto::decode(&frames) {
             Ok(message) => Received::Message(rank, message),

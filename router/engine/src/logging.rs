@@ -8,8 +8,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::lossy_stderr::LossyStderr;
 use crate::settings::LogLevel;
-use crate::stderr::Stderr;
 
 /// Logs from now on; the process's first engine decides the level.
 pub fn start(level: LogLevel) {
@@ -21,7 +21,7 @@ pub fn start(level: LogLevel) {
     };
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(|| Stderr)
+        .with_writer(|| LossyStderr)
         .with_ansi(false)
         .event_format(Lines);
     // Another engine of this process has started them, which is as good.

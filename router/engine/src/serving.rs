@@ -17,15 +17,16 @@ use crate::logprobs::{self, WrongRecords};
 use crate::metrics::{Ending, Rejection};
 use crate::outbox::StreamId;
 use crate::output::StreamEvent;
-use crate::shared::{Patience, Shared};
+use crate::shared::Shared;
 use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
 use crate::text::{ApiError, TokenLogprobs};
 use crate::text_pool::Admission;
+use crate::timeouts::Timeouts;
 
 /// A result that does not fit the plan: the rank is not to be trusted any more.
 #[derive(Debug, thiserror::Error)]
-pub enum Breach {
+pub enum InvalidResult {
     /// Not the rows that were asked for.
     #[error(transparent)]
     Unexpected(#[from] UnexpectedResult),
@@ -72,7 +73,7 @@ impl LiveRequest {
 }
 
 /// What a replica is made of.
-pub struct ServingParts {
+pub struct ServingConfig {
     /// The scheduler's settings.
     pub settings: Settings,
     /// Plans that may be on the wire.
@@ -80,7 +81,7 @@ pub struct ServingParts {
     /// Tokens of the model.
     pub vocab_size: u32,
     /// How long a step may take.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
     /// Where what steps took is kept, if anywhere.
@@ -93,7 +94,7 @@ pub struct ServingParts {
 const LEAD: Micros = Micros(4_000);
 
 /// A step that is decided and not yet sent.
-pub struct Draft {
+pub struct PlannedStep {
     plan: Plan,
     step: StepInFlight,
 }
@@ -101,7 +102,7 @@ pub struct Draft {
 /// From its first plan to its end.
 pub struct Serving {
     scheduler: Scheduler,
-    parts: ServingParts,
+    config: ServingConfig,
     writer: PlanWriter,
     in_flight: VecDeque<StepInFlight>,
     /// Since when the worker has had nothing before the oldest step on the wire.
@@ -116,10 +117,10 @@ pub struct Serving {
 
 impl Serving {
     /// An empty replica; fails where no request could ever run.
-    pub fn new(parts: ServingParts) -> Result<Self, SettingsError> {
+    pub fn new(config: ServingConfig) -> Result<Self, SettingsError> {
         Ok(Self {
-            scheduler: Scheduler::new(parts.settings.clone())?,
-            parts,
+            scheduler: Scheduler::new(config.settings.clone())?,
+            config,
             writer: PlanWriter::default(),
             in_flight: VecDeque::new(),
             oldest_since: Micros(0),
@@ -133,12 +134,12 @@ impl Serving {
 
     /// The settings that ranks are welcomed with.
     pub fn settings(&self) -> &Settings {
-        &self.parts.settings
+        &self.config.settings
     }
 
     /// Plans that may be on the wire.
     pub fn credit(&self) -> usize {
-        self.parts.credit
+        self.config.credit
     }
 
     /// Nothing waits, runs, or is on the wire.
@@ -172,7 +173,7 @@ impl Serving {
             self.num_measured += usize::from(live.wants_logprobs());
             self.requests.insert(*request, live);
         }
-        let metrics = &self.parts.shared.metrics.requests;
+        let metrics = &self.config.shared.metrics.requests;
         metrics.prompt_tokens.inc_by(num_prompt_tokens as u64);
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
@@ -196,7 +197,7 @@ impl Serving {
     }
 
     /// Takes in a step's result; after an error nothing may be built on this replica.
-    pub fn land(&mut self, result: &StepResult, now: Micros) -> Result<(), Breach> {
+    pub fn complete(&mut self, result: &StepResult, now: Micros) -> Result<(), InvalidResult> {
         self.check_was_sent(result)?;
         self.check_tokens(result)?;
         self.measure(result)?;
@@ -211,9 +212,9 @@ impl Serving {
             .pop_front()
             .expect("the scheduler knows the result's step, so it was sent");
         self.oldest_since = now;
-        self.tell_prompt_logprobs(&step, result)?;
+        self.emit_prompt_logprobs(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
-        self.tell_outputs(now, &mut records);
+        self.emit_outputs(now, &mut records);
         self.record(&step, result);
         Ok(())
     }
@@ -232,7 +233,7 @@ impl Serving {
         if !self.has_credit() || self.next_plan_due().is_some_and(|time| now < time) {
             return None;
         }
-        let Draft { plan, step } = self.draft(now)?;
+        let PlannedStep { plan, step } = self.plan_step(now)?;
         if self.in_flight.is_empty() {
             self.oldest_since = now;
         }
@@ -252,19 +253,19 @@ impl Serving {
 
     /// One more plan may be sent.
     pub fn has_credit(&self) -> bool {
-        self.in_flight.len() < self.parts.credit
+        self.in_flight.len() < self.config.credit
     }
 
     /// Decides the next step, where there is something to do.
-    pub fn draft(&mut self, now: Micros) -> Option<Draft> {
+    pub fn plan_step(&mut self, now: Micros) -> Option<PlannedStep> {
         let plan = self.scheduler.plan(now)?;
         let step = self.remember(&plan, now);
-        Some(Draft { plan, step })
+        Some(PlannedStep { plan, step })
     }
 
     /// What `replica` says of the step that was just decided, or of having none.
-    pub fn vote(&self, draft: Option<&Draft>, replica: u32, largest_graph: u32) -> Vote {
-        let plan = draft.map(|draft| &draft.plan);
+    pub fn vote(&self, planned: Option<&PlannedStep>, replica: u32, largest_graph: u32) -> Vote {
+        let plan = planned.map(|planned| &planned.plan);
         self.scheduler.vote(plan, replica, largest_graph)
     }
 
@@ -272,15 +273,15 @@ impl Serving {
     /// nobody has rows.
     pub fn apply_decision(
         &mut self,
-        draft: Option<Draft>,
+        planned: Option<PlannedStep>,
         decision: &Decision,
         now: Micros,
     ) -> Option<&[Vec<u8>; 6]> {
-        let (plan, step) = draft.map(|draft| (draft.plan, draft.step)).unzip();
+        let (plan, step) = planned.map(|planned| (planned.plan, planned.step)).unzip();
         let decided = self.scheduler.apply_decision(plan, decision)?;
-        let patience = &self.parts.patience;
-        let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, now, patience));
-        step.send(decision.pad_tokens, now, patience);
+        let timeouts = &self.config.timeouts;
+        let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, now, timeouts));
+        step.send(decision.pad_tokens, now, timeouts);
         self.in_flight.push_back(step);
         Some(self.writer.write(&decided.plan, Some(decision)))
     }
@@ -293,7 +294,7 @@ impl Serving {
     /// Ends every stream with an error.
     pub fn fail_all(&mut self, error: &ApiError) {
         for _ in self.requests.drain() {
-            self.parts.shared.metrics.requests.finish(Ending::Error);
+            self.config.shared.metrics.requests.finish(Ending::Error);
         }
         let failed = self.streams.drain().map(|(stream, _)| StreamEvent::Fail {
             stream,
@@ -309,14 +310,14 @@ impl Serving {
 
     /// Copies the scheduler's counts to the metrics.
     pub fn publish(&self) {
-        let shared = &self.parts.shared;
+        let shared = &self.config.shared;
         shared.metrics.scheduler.copy(&self.scheduler.stats());
         shared.status.set_idle(self.is_idle());
     }
 
     /// The stream counts as one rejection, however many choices it has.
     fn refuse(&mut self, stream: StreamId, refusal: plait_core::Refusal) {
-        let metrics = &self.parts.shared.metrics.requests;
+        let metrics = &self.config.shared.metrics.requests;
         metrics.reject(Rejection::from(&refusal));
         self.events.push(StreamEvent::Fail {
             stream,
@@ -329,7 +330,7 @@ impl Serving {
             let ended = self.scheduler.advance(event(*request), &mut self.outputs);
             ended.expect("only results can be unexpected");
         }
-        self.tell_outputs(Micros(0), &mut Vec::new());
+        self.emit_outputs(Micros(0), &mut Vec::new());
     }
 
     /// In a group a step may be decided that the ranks do not know of yet.
@@ -341,10 +342,10 @@ impl Serving {
             .ok_or(UnexpectedResult::Step { given, expected })
     }
 
-    fn check_tokens(&self, result: &StepResult) -> Result<(), Breach> {
-        let vocab_size = self.parts.vocab_size;
+    fn check_tokens(&self, result: &StepResult) -> Result<(), InvalidResult> {
+        let vocab_size = self.config.vocab_size;
         match result.token_ids.iter().find(|token| **token >= vocab_size) {
-            Some(token) => Err(Breach::Token {
+            Some(token) => Err(InvalidResult::Token {
                 step: result.step,
                 token: *token,
                 vocab_size,
@@ -355,7 +356,7 @@ impl Serving {
 
     /// What must be known when the plan's result comes.
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
-        let queue = &self.parts.shared.metrics.latency.queue;
+        let queue = &self.config.shared.metrics.latency.queue;
         for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
             queue.observe(since(self.requests[&new.request].received, now));
             if new.num_cached > 0 {
@@ -365,7 +366,7 @@ impl Serving {
                 });
             }
         }
-        let mut step = StepInFlight::new(plan, now, &self.parts.patience);
+        let mut step = StepInFlight::new(plan, now, &self.config.timeouts);
         if self.num_measured > 0 {
             self.mark_measured(plan, &mut step);
         }
@@ -390,11 +391,11 @@ impl Serving {
         step.measured = measured.collect();
     }
 
-    fn tell_prompt_logprobs(
+    fn emit_prompt_logprobs(
         &mut self,
         step: &StepInFlight,
         result: &StepResult,
-    ) -> Result<(), Breach> {
+    ) -> Result<(), InvalidResult> {
         for told in logprobs::of_prompts(step, result)? {
             if !told.records.is_empty() && self.requests.contains_key(&told.request) {
                 let logprobs::PromptRecords {
@@ -413,7 +414,7 @@ impl Serving {
     }
 
     /// Turns the scheduler's outputs into events; `records` are those of the step's sampling rows.
-    fn tell_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
+    fn emit_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
         let mut outputs = std::mem::take(&mut self.outputs);
         let mut rest = outputs.drain(..).peekable();
         while let Some(output) = rest.next() {
@@ -446,7 +447,7 @@ impl Serving {
     }
 
     fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {
-        let metrics = &self.parts.shared.metrics;
+        let metrics = &self.config.shared.metrics;
         metrics.requests.generated_tokens.inc_by(num_tokens as u64);
         let live = self
             .requests
@@ -467,12 +468,12 @@ impl Serving {
             .remove(&request)
             .expect("each request ends exactly once");
         self.num_measured -= usize::from(live.wants_logprobs());
-        let metrics = &self.parts.shared.metrics;
+        let metrics = &self.config.shared.metrics;
         metrics.requests.finish(reason.into());
         metrics
             .latency
             .end_to_end
-            .observe(since(live.received, self.parts.shared.clock.now()));
+            .observe(since(live.received, self.config.shared.clock.now()));
         if reason != FinishReason::Abort {
             self.events.push(StreamEvent::Finished { request, reason });
         }
@@ -485,7 +486,7 @@ impl Serving {
     }
 
     fn record(&self, step: &StepInFlight, result: &StepResult) {
-        let shared = &self.parts.shared;
+        let shared = &self.config.shared;
         let elapsed = Duration::from_micros(result.elapsed_us);
         shared.status.set_step(step.step);
         let Some(kind) = step.kind else {
@@ -493,7 +494,7 @@ impl Serving {
             return;
         };
         shared.metrics.steps.record(kind, elapsed, &step.work);
-        if let Some(recorder) = &self.parts.recorder {
+        if let Some(recorder) = &self.config.recorder {
             recorder.record(&step.work, elapsed);
         }
     }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::group::{
-    ClientKeys, GroupPatience, GroupProblem, GroupSettings, Key, MAX_REPLICAS, Seat, ServerKeys,
+    ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Role, ServerKeys,
 };
-use crate::seeds::hash_seed;
+use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
 // budget: mirrors the command line's flat list of settings, one field a flag
@@ -57,13 +57,13 @@ pub struct EngineSettings {
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
-    pub group: Option<GroupPlace>,
+    pub group: Option<GroupMembership>,
 }
 
-/// The JSON of `plait.settings.GroupPlace`: this engine's seat in a group, one replica an engine.
+/// The JSON of `plait.settings.GroupMembership`: this engine's seat in a group, one replica an engine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct GroupPlace {
+pub struct GroupMembership {
     /// Which engine of the group this is; 0 listens, the others dial it.
     pub engine: u32,
     /// Engines of the group.
@@ -83,7 +83,7 @@ pub struct GroupPlace {
 #[serde(tag = "of", rename_all = "lowercase", deny_unknown_fields)]
 pub enum GroupKeys {
     /// Of engine 0.
-    First {
+    Coordinator {
         /// Its own.
         secret: String,
         /// Public keys of those that may join.
@@ -107,39 +107,39 @@ impl std::fmt::Debug for GroupKeys {
     }
 }
 
-impl GroupPlace {
+impl GroupMembership {
     /// The group's settings; `config` is the fingerprint of what all engines must have alike, `max_tokens`
     /// the most that a step may have.
     pub fn group(
         &self,
         max_tokens: u32,
         config: plait_proto::Fingerprint,
-        patience: GroupPatience,
+        timeouts: GroupTimeouts,
     ) -> Result<GroupSettings, GroupProblem> {
         if self.num_engines > MAX_REPLICAS {
             let given = vec![self.num_engines];
             return Err(GroupProblem::Replicas { given });
         }
         Ok(GroupSettings {
-            seat: self.seat()?,
+            role: self.role()?,
             num_replicas: vec![1; self.num_engines as usize],
             config,
             graph_buckets: self.graph_buckets.clone(),
             max_tokens,
-            patience,
+            timeouts,
         })
     }
 
-    fn seat(&self) -> Result<Seat, GroupProblem> {
+    fn role(&self) -> Result<Role, GroupProblem> {
         let endpoint = self.endpoint.clone();
         let whose = "group.keys";
         match (self.engine, self.num_engines, &self.keys) {
-            (0, 1, None) => Ok(Seat::Alone),
-            (0, _, None) => Ok(Seat::First {
+            (0, 1, None) => Ok(Role::Alone),
+            (0, _, None) => Ok(Role::Coordinator {
                 endpoint,
                 keys: None,
             }),
-            (0, _, Some(GroupKeys::First { secret, allowed })) => Ok(Seat::First {
+            (0, _, Some(GroupKeys::Coordinator { secret, allowed })) => Ok(Role::Coordinator {
                 endpoint,
                 keys: Some(ServerKeys {
                     secret: key(secret, "group.keys.secret")?,
@@ -149,7 +149,7 @@ impl GroupPlace {
                         .collect::<Result<_, _>>()?,
                 }),
             }),
-            (engine, _, None) => Ok(Seat::Member {
+            (engine, _, None) => Ok(Role::Member {
                 engine,
                 endpoint,
                 keys: None,
@@ -162,7 +162,7 @@ impl GroupPlace {
                     public,
                     secret,
                 }),
-            ) => Ok(Seat::Member {
+            ) => Ok(Role::Member {
                 engine: self.engine,
                 endpoint,
                 keys: Some(ClientKeys {

@@ -73,7 +73,7 @@ pub struct StatusBoard {
     stuck: AtomicBool,
     late: AtomicBool,
     /// By when the driver, unless it hangs, begins to wait, or comes back from waiting.
-    turn_by: AtomicU64,
+    watchdog_deadline: AtomicU64,
 }
 
 #[derive(Clone, Debug)]
@@ -118,7 +118,7 @@ impl StatusBoard {
             idle: AtomicBool::new(true),
             stuck: AtomicBool::new(false),
             late: AtomicBool::new(false),
-            turn_by: AtomicU64::new(u64::MAX),
+            watchdog_deadline: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -203,9 +203,9 @@ impl StatusBoard {
     }
 
     /// By when the driver says so again; without a time, it waits for others alone.
-    pub fn set_turn_by(&self, time: Option<Micros>) {
+    pub fn set_watchdog_deadline(&self, time: Option<Micros>) {
         let time = time.map_or(u64::MAX, |time| time.0);
-        self.turn_by.store(time, Ordering::Relaxed);
+        self.watchdog_deadline.store(time, Ordering::Relaxed);
     }
 
     /// JSON of everything here, as it is `now`.
@@ -219,7 +219,7 @@ impl StatusBoard {
             idle: self.idle.load(Ordering::Relaxed),
             stuck: self.stuck.load(Ordering::Relaxed),
             late: self.late.load(Ordering::Relaxed),
-            hung: self.turn_by.load(Ordering::Relaxed) < now.0,
+            hung: self.watchdog_deadline.load(Ordering::Relaxed) < now.0,
             ranks: standing.num_ranks_ready,
             device: standing.device,
         };

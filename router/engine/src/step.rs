@@ -8,7 +8,7 @@ use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
 use crate::clock::micros;
 use crate::group::decision_to_wire;
 use crate::metrics::StepKind;
-use crate::shared::Patience;
+use crate::timeouts::Timeouts;
 
 /// What a step's result is read with.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct MeasuredRow {
 
 impl StepInFlight {
     /// A step sent at `now`; the caller fills in who wants log-probabilities.
-    pub fn new(plan: &Plan, now: Micros, patience: &Patience) -> Self {
+    pub fn new(plan: &Plan, now: Micros, timeouts: &Timeouts) -> Self {
         let mut step = Self {
             step: plan.step.0,
             kind: StepKind::of(!plan.prefill.is_empty(), !plan.decode.is_empty()),
@@ -54,13 +54,13 @@ impl StepInFlight {
             sampled: Vec::new(),
             measured: Vec::new(),
         };
-        step.send(plan.num_tokens(), now, patience);
+        step.send(plan.num_tokens(), now, timeouts);
         step
     }
 
     /// It is sent at `now`, and computes so many tokens, padding included.
-    pub fn send(&mut self, num_tokens: u32, now: Micros, patience: &Patience) {
-        let limit = patience.step + patience.step_token * num_tokens;
+    pub fn send(&mut self, num_tokens: u32, now: Micros, timeouts: &Timeouts) {
+        let limit = timeouts.step + timeouts.step_token * num_tokens;
         self.deadline = Micros(now.0 + micros(limit));
     }
 }
@@ -181,7 +181,7 @@ pub fn warm_up(page_size: u32) -> plait_proto::Plan {
 }
 
 /// When the warm-up is overdue: it may compile and load whatever the worker was spared until now.
-pub fn warm_up_deadline(now: Micros, patience: &Patience) -> Micros {
+pub fn warm_up_deadline(now: Micros, timeouts: &Timeouts) -> Micros {
     const COMPILING: Duration = Duration::from_secs(600);
-    Micros(now.0 + micros(patience.step + COMPILING))
+    Micros(now.0 + micros(timeouts.step + COMPILING))
 }

@@ -8,7 +8,7 @@ use plait_core::Micros;
 
 use crate::metrics::Rejection;
 use crate::outbox::StreamId;
-use crate::seeds::SeedSource;
+use crate::request_seeds::SeedSource;
 use crate::settings::Policy;
 use crate::shared::Shared;
 use crate::text::{ApiError, GenerateRequest, ModelText, Prepared, RequestError};

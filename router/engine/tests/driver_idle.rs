@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "driver/fake_worker.rs"]
+#[allow(dead_code, reason = "one test needs little of what the others share")]
+mod fake_worker;
+#[path = "driver/harness.rs"]
+#[allow(dead_code, reason = "one test needs little of what the others share")]
+mod harness;
 #[path = "driver/model.rs"]
 mod model;
-#[path = "driver/rig.rs"]
-#[allow(dead_code, reason = "one test needs little of what the others share")]
-mod rig;
-#[path = "driver/worker.rs"]
-#[allow(dead_code, reason = "one test needs little of what the others share")]
-mod worker;
 
 use std::fs;
 use std::thread;
@@ -47,14 +47,14 @@ fn cost_of(thread_name: &str) -> (u64, u64) {
 
 #[test]
 fn an_idle_engine_makes_no_step_and_burns_no_processor_time() {
-    let mut rig = rig::Rig::ready(&json!({}), |rank| rank.heartbeats = false);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    assert_eq!(rig.answer(1).text(), "defgh");
-    rig.wait_until("it is idle", |rig| rig.status()["idle"] == true);
-    let (step, before) = (rig.status()["step"].clone(), cost_of("plait-driver"));
+    let mut harness = harness::Harness::ready(&json!({}), |rank| rank.heartbeats = false);
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(harness.answer(1).text(), "defgh");
+    harness.wait_until("it is idle", |harness| harness.status()["idle"] == true);
+    let (step, before) = (harness.status()["step"].clone(), cost_of("plait-driver"));
     thread::sleep(Duration::from_secs(2));
     let after = cost_of("plait-driver");
-    assert_eq!(rig.status()["step"], step);
+    assert_eq!(harness.status()["step"], step);
     assert!(
         after.0 - before.0 <= 2,
         "{} clock ticks in two idle seconds",

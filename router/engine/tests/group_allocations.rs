@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use plait_core::{Micros, StepId, Vote};
-use plait_engine::group::{Exchange, GroupPatience, GroupSettings, Seat};
+use plait_engine::group::{Exchange, GroupSettings, GroupTimeouts, Role};
 use plait_proto::{Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::allocations::num_bytes_allocated;
@@ -81,7 +81,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     let directory = directory.unwrap();
     let endpoint = format!("ipc://{}", directory.path().join("group").display());
     let settings = GroupSettings {
-        seat: Seat::First {
+        role: Role::Coordinator {
             endpoint: endpoint.clone(),
             keys: None,
         },
@@ -89,7 +89,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
         config: [0; 16],
         graph_buckets: vec![1],
         max_tokens: 1,
-        patience: GroupPatience::default(),
+        timeouts: GroupTimeouts::default(),
     };
     let mut first = Exchange::new(settings, Micros(0)).unwrap();
     let _others = others(&endpoint);
@@ -97,7 +97,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     let num_bytes = num_bytes_allocated(|| {
         first.cast(&[vote(0)], Micros(0)).unwrap();
         let decision = loop {
-            if let Some(decision) = first.hear(Micros(0)).unwrap() {
+            if let Some(decision) = first.receive(Micros(0)).unwrap() {
                 break decision;
             }
             zmq::poll(&mut first.poll_items(), 60_000).unwrap();

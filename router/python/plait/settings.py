@@ -262,7 +262,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessSettings = ProcessSettings()
 
 
-class FirstEngineKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="first"):
+class CoordinatorKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="coordinator"):
     """CURVE keys of a group's engine 0, in Z85, 40 characters each."""
 
     secret: str
@@ -279,7 +279,7 @@ class MemberKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag=
     secret: str
 
 
-class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
+class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     """This engine's seat among engines that step together, each with one replica."""
 
     engine: int
@@ -287,7 +287,7 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int
     endpoint: str
     """Where engine 0 listens: an ``ipc://`` path in a directory of mode 0700, or with keys any ZeroMQ address."""
-    keys: FirstEngineKeys | MemberKeys | None = None
+    keys: CoordinatorKeys | MemberKeys | None = None
     graph_buckets: tuple[int, ...] = ()
     """Decode rows of the graphs that every rank of the group captures; without any, all steps are eager."""
     computes: str = ""
@@ -324,7 +324,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     seed: int | None
     step_trace: str | None
     log_level: LogLevel
-    group: GroupPlace | None
+    group: GroupMembership | None
     """None: the engine steps freely."""
 
 
@@ -338,7 +338,7 @@ def batch_tokens(settings: ServeSettings) -> int:
 
 
 def engine_settings(
-    settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupPlace | None = None
+    settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupMembership | None = None
 ) -> EngineSettings:
     """What the engine needs of `settings`."""
     scheduler = settings.scheduler

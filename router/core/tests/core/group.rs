@@ -78,8 +78,8 @@ fn agree(votes: &[Vote]) -> Decision {
     let agreed = decision_of(votes);
     assert_eq!(agreed, decision_of(&backwards));
     for vote in votes {
-        assert!(vote.is_sound(), "{vote:?}");
-        assert_eq!(agreed.misfit(vote), None, "{agreed:?} for {vote:?}");
+        assert!(vote.is_valid(), "{vote:?}");
+        assert_eq!(agreed.conflict_with(vote), None, "{agreed:?} for {vote:?}");
     }
     agreed
 }
@@ -171,17 +171,27 @@ fn a_decision_that_cannot_follow_from_a_vote_is_found() {
     for (words, change) in cases {
         let mut broken = agree(&votes);
         change(&mut broken);
-        let found = broken.misfit(&votes[0]).unwrap();
+        let found = broken.conflict_with(&votes[0]).unwrap();
         assert!(found.contains(words), "{found}");
     }
     let mut broken = agree(&votes);
     broken.dummy_replicas.clear();
-    assert!(broken.misfit(&votes[1]).unwrap().contains("without rows"));
+    assert!(
+        broken
+            .conflict_with(&votes[1])
+            .unwrap()
+            .contains("without rows")
+    );
     let drains = Vote {
         draining: true,
         ..vote(1)
     };
-    assert!(agree(&votes).misfit(&drains).unwrap().contains("drain"));
+    assert!(
+        agree(&votes)
+            .conflict_with(&drains)
+            .unwrap()
+            .contains("drain")
+    );
 }
 
 #[test]
@@ -196,7 +206,7 @@ fn a_vote_that_no_plan_can_give_is_found() {
     for change in cases {
         let mut broken = decoding(0, 3);
         change(&mut broken);
-        assert!(!broken.is_sound(), "{broken:?}");
+        assert!(!broken.is_valid(), "{broken:?}");
     }
 }
 

@@ -5,21 +5,23 @@ use std::time::Duration;
 use plait_core::Micros;
 use plait_proto::ExitCode;
 
-use super::{Grouped, Stage, Wheel};
+use super::{EventLoop, Grouped, Stage};
 use crate::clock::{micros, since};
 use crate::serving::Serving;
 use crate::status::Phase;
 
-impl Wheel {
+impl EventLoop {
     pub(super) fn next_deadline(&self) -> Option<Micros> {
         let stage = match &self.stage {
-            Stage::WarmingUp { deadline, .. } | Stage::Leaving { deadline, .. } => Some(*deadline),
+            Stage::WarmingUp { deadline, .. } | Stage::ShuttingDown { deadline, .. } => {
+                Some(*deadline)
+            }
             Stage::Serving(serving) => self
-                .next_complaint(serving)
+                .next_health_change(serving)
                 .into_iter()
                 .chain(self.next_plan_due(serving))
                 .min(),
-            Stage::Mustering(_) | Stage::Over => None,
+            Stage::Handshaking(_) | Stage::Ended => None,
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
         let group = self.driver.group.as_ref().and_then(Grouped::next_deadline);
@@ -27,15 +29,15 @@ impl Wheel {
     }
 
     /// When a step is overdue, or given up, or a heartbeat late, unless that is known already.
-    fn next_complaint(&self, serving: &Serving) -> Option<Micros> {
+    fn next_health_change(&self, serving: &Serving) -> Option<Micros> {
         let stuck = serving.oldest_deadline();
-        let given_up = stuck.map(|deadline| self.given_up(deadline));
+        let given_up = stuck.map(|deadline| self.abandon_deadline(deadline));
         let late = self.heartbeat_deadline();
         stuck
             .into_iter()
             .chain(given_up)
             .chain(late)
-            .filter(|deadline| *deadline > self.looked)
+            .filter(|deadline| *deadline > self.checked_at)
             .min()
     }
 
@@ -44,34 +46,34 @@ impl Wheel {
         let is_alone = self.driver.group.is_none();
         serving
             .next_plan_due()
-            .filter(|time| is_alone && *time > self.looked)
+            .filter(|time| is_alone && *time > self.checked_at)
     }
 
     /// When a step that was due at `deadline` is waited for no longer.
-    fn given_up(&self, deadline: Micros) -> Micros {
+    fn abandon_deadline(&self, deadline: Micros) -> Micros {
         // Who hangs in a group keeps all others in the same step, where no deadline of a vote runs.
         if self.driver.group.is_some() {
             return deadline;
         }
         // What stopped this process has stopped its ranks too: their time begins anew.
-        Micros(deadline.max(self.resumed).0 + micros(self.patience.stuck))
+        Micros(deadline.max(self.resumed_at).0 + micros(self.timeouts.stuck_grace))
     }
 
     /// The driver waits for so long, and works at one turn: it hangs where it has not said so again by then.
-    pub(super) fn promise_a_turn(&self, wait: Option<Duration>) {
-        let latest = wait.map(|wait| self.after(wait + self.patience.turn));
-        self.shared().status.set_turn_by(latest);
+    pub(super) fn set_watchdog_deadline(&self, wait: Option<Duration>) {
+        let latest = wait.map(|wait| self.after(wait + self.timeouts.watchdog));
+        self.shared().status.set_watchdog_deadline(latest);
     }
 
     /// Behind a wait that was to end at `deadline`.
-    pub(super) fn notice_a_pause(&mut self, deadline: Option<Micros>) {
+    pub(super) fn detect_pause(&mut self, deadline: Option<Micros>) {
         let now = self.now();
-        if deadline.is_some_and(|deadline| since(deadline, now) > self.patience.heartbeat) {
-            self.resumed = now;
+        if deadline.is_some_and(|deadline| since(deadline, now) > self.timeouts.heartbeat) {
+            self.resumed_at = now;
         }
     }
 
-    fn why_given_up(&self) -> &'static str {
+    fn abandon_reason(&self) -> &'static str {
         if self.driver.group.is_some() {
             "a step has had no result in time: its ranks hang, or those of another engine that they wait for"
         } else {
@@ -81,12 +83,12 @@ impl Wheel {
     }
 
     fn heartbeat_deadline(&self) -> Option<Micros> {
-        let earliest = self.heard.iter().min()?;
-        Some(Micros(earliest.0 + micros(self.patience.heartbeat)))
+        let earliest = self.last_heard.iter().min()?;
+        Some(Micros(earliest.0 + micros(self.timeouts.heartbeat)))
     }
 
     pub(super) fn check_deadlines(&mut self) {
-        let now = self.looked;
+        let now = self.checked_at;
         if let Some(lost) = self.lost.take_if(|lost| lost.deadline <= now) {
             self.fail(ExitCode::RankLost, &lost.reason);
         }
@@ -97,25 +99,25 @@ impl Wheel {
                     "a rank did not answer the warm-up step in time",
                 );
             }
-            Stage::Leaving { has_left, deadline }
+            Stage::ShuttingDown { has_left, deadline }
                 if *deadline <= now || has_left.iter().all(|left| *left) =>
             {
                 self.shared().status.enter(Phase::Stopped);
-                self.stage = Stage::Over;
+                self.stage = Stage::Ended;
             }
             Stage::Serving(serving)
                 if serving
                     .oldest_deadline()
-                    .is_some_and(|deadline| self.given_up(deadline) <= now) =>
+                    .is_some_and(|deadline| self.abandon_deadline(deadline) <= now) =>
             {
-                self.fail(ExitCode::RankLost, self.why_given_up());
+                self.fail(ExitCode::RankLost, self.abandon_reason());
             }
-            Stage::Serving(serving) => self.complain(serving, now),
+            Stage::Serving(serving) => self.report_health(serving, now),
             _ => {}
         }
     }
 
-    fn complain(&self, serving: &Serving, now: Micros) {
+    fn report_health(&self, serving: &Serving, now: Micros) {
         let stuck = is_overdue(serving, now);
         let late = self
             .heartbeat_deadline()

@@ -3,9 +3,9 @@
 use plait_core::{Decision, Micros};
 use plait_proto::ExitCode;
 
-use super::{Stage, Wheel};
-use crate::group::{Exchange, GroupEnd, GroupSettings};
-use crate::serving::{Draft, Serving};
+use super::{EventLoop, Stage};
+use crate::group::{Exchange, GroupFailure, GroupSettings};
+use crate::serving::{PlannedStep, Serving};
 use crate::status::Phase;
 
 /// This engine's one replica in its group.
@@ -18,20 +18,20 @@ pub struct Grouped {
     /// Tokens of the largest captured graph; 0 without any.
     largest_graph: u32,
     /// What was voted on, until the decision.
-    draft: Option<Draft>,
+    planned: Option<PlannedStep>,
     /// The first decision has come: all are there.
     has_begun: bool,
 }
 
 impl Grouped {
-    /// A seat with nothing cast; each engine owns one replica.
+    /// Before the first vote. Each engine owns one replica.
     pub fn new(exchange: Exchange, settings: &GroupSettings) -> Self {
         Self {
             exchange,
             replica: settings.engine(),
             num_replicas: settings.num_replicas(),
             largest_graph: settings.graph_buckets.iter().copied().max().unwrap_or(0),
-            draft: None,
+            planned: None,
             has_begun: false,
         }
     }
@@ -52,22 +52,22 @@ impl Grouped {
     }
 
     /// Plans and votes, where credit is left and the group waits or there is news.
-    fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupEnd> {
+    fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupFailure> {
         if self.exchange.awaits_decision() || !serving.has_credit() {
             return Ok(());
         }
-        let draft = serving.draft(now);
-        let vote = serving.vote(draft.as_ref(), self.replica, self.largest_graph);
+        let planned = serving.plan_step(now);
+        let vote = serving.vote(planned.as_ref(), self.replica, self.largest_graph);
         if !self.exchange.must_cast(&[vote]) {
-            assert!(draft.is_none(), "rows that the group does not hear of");
+            assert!(planned.is_none(), "rows that the group does not hear of");
             return Ok(());
         }
-        self.draft = draft;
+        self.planned = planned;
         self.exchange.cast(&[vote], now)
     }
 }
 
-impl Wheel {
+impl EventLoop {
     /// Requests that come between the vote and its decision wait for the decision, which may end the group.
     pub(super) fn awaits_decision(&self) -> bool {
         let group = self.driver.group.as_ref();
@@ -83,12 +83,12 @@ impl Wheel {
     }
 
     /// Takes in what the other engines said.
-    pub(super) fn hear_group(&mut self) {
+    pub(super) fn receive_from_group(&mut self) {
         let now = self.now();
         let Some(group) = &mut self.driver.group else {
             return;
         };
-        match group.exchange.hear(now) {
+        match group.exchange.receive(now) {
             Ok(None) => {}
             Ok(Some(decision)) => self.follow(&decision),
             Err(end) => self.fail(end.code(), &end.to_string()),
@@ -117,7 +117,7 @@ impl Wheel {
         else {
             return;
         };
-        if let Some(frames) = serving.apply_decision(group.draft.take(), decision, now)
+        if let Some(frames) = serving.apply_decision(group.planned.take(), decision, now)
             && let Err((rank, error)) = self.driver.link.send_all(frames)
         {
             return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
@@ -151,7 +151,7 @@ impl Wheel {
     /// All engines are idle: who is not in the scheduler now is refused.
     fn stop(&mut self) {
         self.flush();
-        self.shared().turn_away();
-        self.leave();
+        self.shared().reject_pending();
+        self.start_shutdown();
     }
 }

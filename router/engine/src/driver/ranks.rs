@@ -2,38 +2,38 @@
 
 use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, StepResult, Welcome};
 
-use super::{Outline, Stage, Wheel};
+use super::{EventLoop, ReplicaConfig, Stage};
+use crate::handshake::{RejectedPeer, WarmUp, num_pages};
 use crate::link::Received;
-use crate::muster::{Stranger, WarmUp, num_pages};
-use crate::serving::{Serving, ServingParts};
+use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
 use crate::step::{warm_up, warm_up_deadline};
 
 /// Messages taken from the link before anything else is looked at.
 const MAX_MESSAGES_A_TURN: usize = 64;
 
-impl Wheel {
-    pub(super) fn hear_ranks(&mut self) {
+impl EventLoop {
+    pub(super) fn receive_from_ranks(&mut self) {
         for _ in 0..MAX_MESSAGES_A_TURN {
             match self.driver.link.receive() {
                 None => return,
-                Some(Received::Stranger) => {
+                Some(Received::UnknownPeer) => {
                     self.shared().metrics.num_malformed.inc();
                 }
                 Some(Received::Malformed(rank, malformed)) => self.drop_peer(rank, &malformed),
-                Some(Received::Message(rank, message)) => self.hear(rank, message),
+                Some(Received::Message(rank, message)) => self.handle(rank, message),
             }
         }
     }
 
-    fn hear(&mut self, rank: u32, message: Message) {
-        self.heard[rank as usize] = self.now();
+    fn handle(&mut self, rank: u32, message: Message) {
+        self.last_heard[rank as usize] = self.now();
         match message {
             Message::Hello(hello) => self.hello(rank, hello),
             Message::StepResult(result) => self.result(rank, &result),
             Message::Heartbeat(_) => {}
             Message::Fail(fail) if fail.code == ExitCode::RankLost => {
-                self.rank_missed(rank, &fail.reason);
+                self.rank_reports_peer_lost(rank, &fail.reason);
             }
             Message::Fail(fail) => self.fail(fail.code, &format!("rank {rank}: {}", fail.reason)),
             Message::Bye(_) => self.bye(rank),
@@ -55,14 +55,14 @@ impl Wheel {
     fn hello(&mut self, rank: u32, hello: Hello) {
         let config = self.driver.shared.config_fingerprint.get();
         match &mut self.stage {
-            Stage::Mustering(muster) if !muster.has(rank) => {
-                match muster.add(rank, hello, config) {
+            Stage::Handshaking(handshake) if !handshake.has(rank) => {
+                match handshake.add(rank, hello, config) {
                     Ok(()) => self.welcome_if_complete(),
-                    Err(stranger) => self.refuse(rank, stranger),
+                    Err(rejected) => self.reject(rank, rejected),
                 }
             }
             // Who comes too late is ended by who started it.
-            Stage::Leaving { .. } | Stage::Over => {}
+            Stage::ShuttingDown { .. } | Stage::Ended => {}
             _ => self.lose_rank(
                 rank,
                 "it said Hello a second time: its process was started again",
@@ -70,8 +70,8 @@ impl Wheel {
         }
     }
 
-    fn refuse(&self, rank: u32, stranger: Stranger) {
-        let Stranger { code, reason } = stranger;
+    fn reject(&self, rank: u32, rejected: RejectedPeer) {
+        let RejectedPeer { code, reason } = rejected;
         tracing::warn!(rank, "a worker was refused: {reason}");
         let refused = plait_proto::encode(&Fail { rank, code, reason }.into());
         if let Err(error) = self.driver.link.send(rank, &refused) {
@@ -80,34 +80,34 @@ impl Wheel {
     }
 
     fn welcome_if_complete(&mut self) {
-        let Stage::Mustering(muster) = &self.stage else {
+        let Stage::Handshaking(handshake) = &self.stage else {
             return;
         };
-        let Some(hellos) = muster.complete() else {
+        let Some(hellos) = handshake.complete() else {
             return;
         };
         let num_pages = num_pages(&hellos);
         self.shared()
             .status
             .set_device(DeviceReport::new(&hellos, num_pages));
-        match Serving::new(self.serving_parts(num_pages)) {
+        match Serving::new(self.serving_config(num_pages)) {
             Ok(serving) => self.welcome(Box::new(serving)),
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
         }
     }
 
-    fn serving_parts(&self, num_pages: u32) -> ServingParts {
-        let Outline {
+    fn serving_config(&self, num_pages: u32) -> ServingConfig {
+        let ReplicaConfig {
             settings,
             max_model_len,
             vocab_size,
             ..
-        } = &self.driver.outline;
-        ServingParts {
+        } = &self.driver.replica;
+        ServingConfig {
             settings: settings.scheduler(*max_model_len, num_pages),
             credit: settings.credit(),
             vocab_size: *vocab_size,
-            patience: self.patience,
+            timeouts: self.timeouts,
             shared: self.driver.shared.clone(),
             recorder: self.driver.recorder.clone(),
         }
@@ -128,10 +128,10 @@ impl Wheel {
         self.stage = Stage::WarmingUp {
             warm_up: WarmUp::new(self.num_ranks),
             serving,
-            deadline: warm_up_deadline(self.now(), &self.patience),
+            deadline: warm_up_deadline(self.now(), &self.timeouts),
         };
-        self.tell_all(&welcome.into());
-        self.tell_all(&step_0.into());
+        self.send_to_all(&welcome.into());
+        self.send_to_all(&step_0.into());
     }
 
     fn result(&mut self, rank: u32, result: &StepResult) {
@@ -142,11 +142,11 @@ impl Wheel {
                 self.warmed_up();
             }
             Stage::Serving(serving) if rank == 0 => {
-                if let Err(breach) = serving.land(result, now) {
-                    self.lose_rank(rank, &breach.to_string());
+                if let Err(invalid) = serving.complete(result, now) {
+                    self.lose_rank(rank, &invalid.to_string());
                 }
             }
-            Stage::Over | Stage::Leaving { .. } => {}
+            Stage::Ended | Stage::ShuttingDown { .. } => {}
             _ => self.lose_rank(
                 rank,
                 &format!(
@@ -159,12 +159,12 @@ impl Wheel {
 
     fn warmed_up(&mut self) {
         self.shared().status.add_ready_rank();
-        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::WarmingUp {
                 warm_up, serving, ..
             } if warm_up.is_complete() => {
                 let now = self.now();
-                self.heard.fill(now);
+                self.last_heard.fill(now);
                 serving.publish();
                 if self.is_formed() {
                     self.shared().status.enter(Phase::Ready);
@@ -177,8 +177,8 @@ impl Wheel {
 
     fn bye(&mut self, rank: u32) {
         match &mut self.stage {
-            Stage::Leaving { has_left, .. } => has_left[rank as usize] = true,
-            Stage::Over => {}
+            Stage::ShuttingDown { has_left, .. } => has_left[rank as usize] = true,
+            Stage::Ended => {}
             _ => self.lose_rank(rank, "it left without being asked to"),
         }
     }
@@ -187,10 +187,10 @@ impl Wheel {
         self.shared().metrics.num_malformed.inc();
         let reason = format!("it sent a malformed message: {malformed}");
         match &self.stage {
-            Stage::Mustering(muster) if !muster.has(rank) => {
-                self.refuse(
+            Stage::Handshaking(handshake) if !handshake.has(rank) => {
+                self.reject(
                     rank,
-                    Stranger {
+                    RejectedPeer {
                         code: ExitCode::Bug,
                         reason,
                     },

@@ -7,10 +7,10 @@ use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::clock::micros;
 
-use super::end::GroupEnd;
+use super::failure::GroupFailure;
 use super::round::Round;
-use super::settings::{GroupProblem, GroupSettings, Seat};
-use super::socket::{Broken, Dialler, Strays, Unsent};
+use super::settings::{GroupProblem, GroupSettings, Role};
+use super::socket::{Broken, Dialler, DropCounts, Unsent};
 use super::wire::{decision_from_wire, vote_to_wire};
 
 /// Messages that are taken in before the engine looks at anything else.
@@ -30,13 +30,13 @@ pub struct Member {
     deadline: Option<Micros>,
     /// Tokens of the step before.
     num_tokens: u32,
-    strays: Strays,
+    drop_counts: DropCounts,
 }
 
 impl Member {
     /// Dials and asks to join.
     pub fn new(settings: GroupSettings) -> Result<Self, GroupProblem> {
-        let Seat::Member { endpoint, keys, .. } = &settings.seat else {
+        let Role::Member { endpoint, keys, .. } = &settings.role else {
             unreachable!("the first engine listens")
         };
         let dialler = Dialler::dial(endpoint, keys.as_ref())?;
@@ -50,7 +50,7 @@ impl Member {
             broken: None,
             deadline: None,
             num_tokens: 0,
-            strays: Strays::default(),
+            drop_counts: DropCounts::default(),
             settings,
         })
     }
@@ -69,12 +69,12 @@ impl Member {
     }
 
     /// What was dropped.
-    pub fn strays(&self) -> Strays {
-        self.strays
+    pub fn drop_counts(&self) -> DropCounts {
+        self.drop_counts
     }
 
     /// Casts the votes of this engine's replicas.
-    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupEnd> {
+    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupFailure> {
         self.round.cast(votes);
         self.votes.clear();
         self.votes.extend_from_slice(votes);
@@ -86,7 +86,7 @@ impl Member {
     }
 
     /// Takes in what has come.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
+    pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if self.round.is_over() {
             return Ok(None);
         }
@@ -103,7 +103,7 @@ impl Member {
         Ok(None)
     }
 
-    /// When [`Member::hear`] must look again: at once where the link broke behind a decision.
+    /// When [`Member::receive`] must look again: at once where the link broke behind a decision.
     pub fn next_deadline(&self) -> Option<Micros> {
         let broken = self.broken.map(|_| Micros(0));
         broken.or(self.deadline).filter(|_| !self.round.is_over())
@@ -127,36 +127,39 @@ impl Member {
     fn take(
         &mut self,
         received: Result<Message, plait_proto::Malformed>,
-    ) -> Result<Option<Decision>, GroupEnd> {
+    ) -> Result<Option<Decision>, GroupFailure> {
         match received {
             Ok(Message::Decision(decision)) => return self.conclude(&decision),
             Ok(Message::Vote(call)) if call.step == self.round.step() => self.round.call(),
-            Ok(Message::Vote(_)) => self.strays.num_late += 1,
+            Ok(Message::Vote(_)) => self.drop_counts.num_late += 1,
             Ok(Message::Fail(fail)) => {
-                return Err(self.end(GroupEnd::Told {
+                return Err(self.end(GroupFailure::FromCoordinator {
                     code: fail.code,
                     reason: fail.reason,
                 }));
             }
             Ok(Message::Heartbeat(_)) => {}
-            Ok(_) => self.strays.num_unasked += 1,
+            Ok(_) => self.drop_counts.num_unexpected += 1,
             Err(malformed) => {
                 tracing::warn!("a malformed message of engine 0: {malformed}");
-                self.strays.num_malformed += 1;
+                self.drop_counts.num_malformed += 1;
             }
         }
         Ok(None)
     }
 
-    fn conclude(&mut self, decision: &plait_proto::Decision) -> Result<Option<Decision>, GroupEnd> {
+    fn conclude(
+        &mut self,
+        decision: &plait_proto::Decision,
+    ) -> Result<Option<Decision>, GroupFailure> {
         if decision.step != self.round.step() || !self.round.has_cast() {
-            self.strays.num_late += 1;
+            self.drop_counts.num_late += 1;
             return Ok(None);
         }
         if let Some(why) = self.flaw(decision) {
             let step = decision.step;
             let why = why.to_owned();
-            return Err(self.end(GroupEnd::InvalidDecision { step, why }));
+            return Err(self.end(GroupFailure::InvalidDecision { step, why }));
         }
         let decision = decision_from_wire(decision);
         self.round.conclude(&decision);
@@ -183,25 +186,27 @@ impl Member {
             return Some("it pads to more tokens than a step may have");
         }
         let decision = decision_from_wire(decision);
-        self.votes.iter().find_map(|vote| decision.misfit(vote))
+        self.votes
+            .iter()
+            .find_map(|vote| decision.conflict_with(vote))
     }
 
     /// Twice as long as the first engine waits, which knows better who is missing.
     fn limit(&self) -> Duration {
-        let patience = &self.settings.patience;
+        let timeouts = &self.settings.timeouts;
         if self.round.step() == 1 {
-            2 * patience.join
+            2 * timeouts.join
         } else {
-            2 * (patience.vote + patience.vote_token * self.num_tokens)
+            2 * (timeouts.vote + timeouts.vote_token * self.num_tokens)
         }
     }
 
-    fn check_link(&mut self, now: Micros) -> Result<(), GroupEnd> {
+    fn check_link(&mut self, now: Micros) -> Result<(), GroupFailure> {
         match self.broken {
             Some(Broken::Closed) => Err(self.unsent(Unsent::Gone)),
             Some(Broken::Unopened(handshake)) => {
                 let endpoint = self.endpoint.clone();
-                Err(self.end(GroupEnd::Unopened {
+                Err(self.end(GroupFailure::ConnectFailed {
                     endpoint,
                     handshake,
                 }))
@@ -210,23 +215,23 @@ impl Member {
         }
     }
 
-    fn check_deadline(&mut self, now: Micros) -> Result<(), GroupEnd> {
+    fn check_deadline(&mut self, now: Micros) -> Result<(), GroupFailure> {
         if self.deadline.is_none_or(|deadline| deadline > now) {
             return Ok(());
         }
         let (step, waited) = (self.round.step(), self.limit());
-        Err(self.end(GroupEnd::NoDecision { step, waited }))
+        Err(self.end(GroupFailure::NoDecision { step, waited }))
     }
 
-    fn unsent(&mut self, unsent: Unsent) -> GroupEnd {
+    fn unsent(&mut self, unsent: Unsent) -> GroupFailure {
         let (engine, replicas) = (0, self.settings.owners().replicas_of(0).collect());
         self.end(match unsent {
-            Unsent::Gone => GroupEnd::Lost { engine, replicas },
-            Unsent::Full => GroupEnd::Unread { engine, replicas },
+            Unsent::Gone => GroupFailure::Disconnected { engine, replicas },
+            Unsent::Full => GroupFailure::NotReading { engine, replicas },
         })
     }
 
-    fn end(&mut self, end: GroupEnd) -> GroupEnd {
+    fn end(&mut self, end: GroupFailure) -> GroupFailure {
         self.close();
         end
     }

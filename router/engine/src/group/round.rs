@@ -7,7 +7,7 @@ use plait_core::{Decision, Mode, Vote};
 pub struct Round {
     step: u64,
     /// Everybody's votes are asked for.
-    is_called: bool,
+    votes_requested: bool,
     has_cast: bool,
     /// All replicas of this engine were idle when they voted last.
     was_idle: bool,
@@ -21,7 +21,7 @@ impl Round {
     pub fn first() -> Self {
         Self {
             step: 1,
-            is_called: true,
+            votes_requested: true,
             has_cast: false,
             was_idle: true,
             is_draining: false,
@@ -40,8 +40,8 @@ impl Round {
     }
 
     /// Nobody was asked to vote yet.
-    pub fn is_quiet(&self) -> bool {
-        !self.is_called
+    pub fn is_dormant(&self) -> bool {
+        !self.votes_requested
     }
 
     /// No round will follow.
@@ -51,7 +51,7 @@ impl Round {
 
     /// See [`super::Exchange::must_cast`].
     pub fn must_cast(&self, votes: &[Vote]) -> bool {
-        !self.has_cast && !self.is_over && (self.is_called || self.is_news(votes))
+        !self.has_cast && !self.is_over && (self.votes_requested || self.is_news(votes))
     }
 
     fn is_news(&self, votes: &[Vote]) -> bool {
@@ -63,14 +63,14 @@ impl Round {
 
     /// Somebody votes, so everybody must.
     pub fn call(&mut self) {
-        self.is_called = true;
+        self.votes_requested = true;
     }
 
     /// This engine votes.
     pub fn cast(&mut self, votes: &[Vote]) {
         assert!(!self.has_cast, "two votes in one round");
         self.has_cast = true;
-        self.is_called = true;
+        self.votes_requested = true;
         self.was_idle = all_idle(votes);
     }
 
@@ -78,7 +78,7 @@ impl Round {
     pub fn conclude(&mut self, decision: &Decision) {
         self.step += 1;
         self.has_cast = false;
-        self.is_called = decision.mode != Mode::Idle;
+        self.votes_requested = decision.mode != Mode::Idle;
         self.is_draining = decision.draining;
         self.is_over = decision.stop;
     }

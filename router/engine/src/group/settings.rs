@@ -16,11 +16,11 @@ pub const MAX_REPLICAS: u32 = 1024;
 
 /// Where this engine sits in its group.
 #[derive(Clone)]
-pub enum Seat {
+pub enum Role {
     /// The group has no other engine.
     Alone,
     /// Engine 0, which listens.
-    First {
+    Coordinator {
         /// A ZeroMQ address; `tcp://HOST:*` takes a free port.
         endpoint: String,
         /// Needed where others than this user's processes could connect: anywhere but at an ipc path in a
@@ -60,7 +60,7 @@ pub struct ClientKeys {
 
 /// How long engines wait for each other.
 #[derive(Clone, Copy, Debug)]
-pub struct GroupPatience {
+pub struct GroupTimeouts {
     /// For the others' first votes, from the start: they load their models.
     pub join: Duration,
     /// For the last vote of a round, from its first,
@@ -69,7 +69,7 @@ pub struct GroupPatience {
     pub vote_token: Duration,
 }
 
-impl Default for GroupPatience {
+impl Default for GroupTimeouts {
     fn default() -> Self {
         Self {
             join: Duration::from_secs(1800),
@@ -83,7 +83,7 @@ impl Default for GroupPatience {
 #[derive(Clone)]
 pub struct GroupSettings {
     /// Where it sits.
-    pub seat: Seat,
+    pub role: Role,
     /// Replicas of each engine; they are numbered in this order.
     pub num_replicas: Vec<u32>,
     /// Of everything that all engines must have alike.
@@ -93,7 +93,7 @@ pub struct GroupSettings {
     /// Tokens of one replica's step; who votes or concludes more would have every rank make room for them.
     pub max_tokens: u32,
     /// For the others.
-    pub patience: GroupPatience,
+    pub timeouts: GroupTimeouts,
 }
 
 /// What is wrong with a group's settings, or its socket.
@@ -107,9 +107,9 @@ pub enum GroupProblem {
         /// Replicas of each engine.
         given: Vec<u32>,
     },
-    /// The seat is none of the group's.
-    #[error("engine {engine} has no seat in a group of {num_engines}")]
-    Seat {
+    /// The engine's number is not one of the group's.
+    #[error("engine {engine} is not in a group of {num_engines}: engines are numbered from 0")]
+    Role {
         /// Which.
         engine: u32,
         /// Engines of the group.
@@ -145,9 +145,9 @@ pub enum GroupProblem {
 impl GroupSettings {
     /// Which engine of the group this is.
     pub fn engine(&self) -> u32 {
-        match self.seat {
-            Seat::Alone | Seat::First { .. } => 0,
-            Seat::Member { engine, .. } => engine,
+        match self.role {
+            Role::Alone | Role::Coordinator { .. } => 0,
+            Role::Member { engine, .. } => engine,
         }
     }
 
@@ -179,31 +179,31 @@ impl GroupSettings {
                 given: self.num_replicas.clone(),
             });
         }
-        self.check_seat()?;
+        self.check_role()?;
         self.check_protection()
     }
 
-    fn check_seat(&self) -> Result<(), GroupProblem> {
+    fn check_role(&self) -> Result<(), GroupProblem> {
         let (engine, num_engines) = (self.engine(), self.num_replicas.len());
-        let has_seat = match self.seat {
-            Seat::Alone => num_engines == 1,
-            Seat::First { .. } => num_engines > 1,
-            Seat::Member { engine, .. } => (1..num_engines).contains(&(engine as usize)),
+        let is_member = match self.role {
+            Role::Alone => num_engines == 1,
+            Role::Coordinator { .. } => num_engines > 1,
+            Role::Member { engine, .. } => (1..num_engines).contains(&(engine as usize)),
         };
-        has_seat.then_some(()).ok_or(GroupProblem::Seat {
+        is_member.then_some(()).ok_or(GroupProblem::Role {
             engine,
             num_engines,
         })
     }
 
     fn check_protection(&self) -> Result<(), GroupProblem> {
-        let (endpoint, has_keys) = match &self.seat {
-            Seat::Alone => return Ok(()),
-            Seat::First { endpoint, keys } => (endpoint, keys.is_some()),
-            Seat::Member { endpoint, keys, .. } => (endpoint, keys.is_some()),
+        let (endpoint, has_keys) = match &self.role {
+            Role::Alone => return Ok(()),
+            Role::Coordinator { endpoint, keys } => (endpoint, keys.is_some()),
+            Role::Member { endpoint, keys, .. } => (endpoint, keys.is_some()),
         };
-        let stranger = (!has_keys).then(|| who_else_comes(endpoint)).flatten();
-        stranger.map_or(Ok(()), |why| {
+        let others = (!has_keys).then(|| who_else_comes(endpoint)).flatten();
+        others.map_or(Ok(()), |why| {
             Err(GroupProblem::Unprotected {
                 endpoint: endpoint.clone(),
                 why,
@@ -258,19 +258,19 @@ fn who_else_comes(endpoint: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn of(seat: Seat, num_replicas: &[u32]) -> GroupSettings {
+    fn of(role: Role, num_replicas: &[u32]) -> GroupSettings {
         GroupSettings {
-            seat,
+            role,
             num_replicas: num_replicas.to_vec(),
             config: [0; 16],
             graph_buckets: Vec::new(),
             max_tokens: 1,
-            patience: GroupPatience::default(),
+            timeouts: GroupTimeouts::default(),
         }
     }
 
-    fn first_at(endpoint: &str) -> Seat {
-        Seat::First {
+    fn first_at(endpoint: &str) -> Role {
+        Role::Coordinator {
             endpoint: endpoint.to_owned(),
             keys: None,
         }
@@ -287,16 +287,19 @@ mod tests {
     #[test]
     fn engines_without_replicas_or_seat_are_refused() {
         assert!(of(first_at("ipc:///tmp/a"), &[1, 0]).check().is_err());
-        assert!(of(Seat::Alone, &[1025]).check().is_err());
-        assert!(of(Seat::Alone, &[1, 1]).check().is_err());
+        assert!(of(Role::Alone, &[1025]).check().is_err());
+        assert!(of(Role::Alone, &[1, 1]).check().is_err());
         assert!(of(first_at("ipc:///tmp/a"), &[1]).check().is_err());
-        let member = Seat::Member {
+        let member = Role::Member {
             engine: 2,
             endpoint: "ipc:///tmp/a".to_owned(),
             keys: None,
         };
         let error = of(member, &[1, 1]).check().unwrap_err();
-        assert_eq!(error.to_string(), "engine 2 has no seat in a group of 2");
+        assert_eq!(
+            error.to_string(),
+            "engine 2 is not in a group of 2: engines are numbered from 0"
+        );
     }
 
     #[test]
@@ -321,15 +324,15 @@ mod tests {
             ("tcp://[::1]:5555", "could join"),
             ("tcp://10.0.0.1:5555", "could join"),
         ] {
-            for seat in [
+            for role in [
                 first_at(endpoint),
-                Seat::Member {
+                Role::Member {
                     engine: 1,
                     endpoint: endpoint.to_owned(),
                     keys: None,
                 },
             ] {
-                let error = of(seat, &[1, 1]).check().unwrap_err().to_string();
+                let error = of(role, &[1, 1]).check().unwrap_err().to_string();
                 assert!(
                     error.contains(why) && error.contains("CURVE keys"),
                     "{error}"

@@ -6,7 +6,7 @@ use plait_proto::{ExitCode, Malformed, Message};
 use rustc_hash::FxHashMap;
 use zmq::SocketEvent;
 
-use crate::frames::{next_frame, rest_of_message};
+use crate::receive_frames::{next_frame, rest_of_message};
 
 use super::allowlist::Allowlist;
 use super::settings::{ClientKeys, GroupProblem, ServerKeys};
@@ -27,17 +27,17 @@ const KEEPALIVE_PROBES: i32 = 5;
 
 /// What was dropped, by why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strays {
+pub struct DropCounts {
     /// Messages of somebody who is no engine of this group.
-    pub num_strangers: u64,
+    pub num_unknown_peers: u64,
     /// Frames that are no message, and votes that no plan can give.
     pub num_malformed: u64,
     /// Votes on a step, or decisions, that are out already.
     pub num_late: u64,
     /// Votes of a replica that had voted.
-    pub num_repeated: u64,
+    pub num_duplicate: u64,
     /// Anything else that nobody asked for.
-    pub num_unasked: u64,
+    pub num_unexpected: u64,
 }
 
 /// One connection, by the name that libzmq gave it.
@@ -136,7 +136,7 @@ impl Listener {
     }
 
     /// Whether somebody's connection was closed since the last call.
-    pub fn has_lost_somebody(&self) -> bool {
+    pub fn has_lost_connection(&self) -> bool {
         self.watch.take().count() > 0
     }
 
@@ -152,13 +152,13 @@ impl Listener {
     }
 
     /// From now on `engine` is who talks through this connection.
-    pub fn seat(&mut self, engine: u32, peer: PeerId) {
+    pub fn register(&mut self, engine: u32, peer: PeerId) {
         self.peers.insert(engine, peer.clone());
         self.engines.insert(peer, engine);
     }
 
     /// Whether an engine has joined.
-    pub fn is_seated(&self, engine: u32) -> bool {
+    pub fn is_registered(&self, engine: u32) -> bool {
         self.peers.contains_key(&engine)
     }
 
@@ -194,24 +194,24 @@ pub enum Broken {
     /// It was closed.
     Closed,
     /// It was closed before the two understood each other.
-    Unopened(Handshake),
+    Unopened(HandshakeFailure),
 }
 
 /// How a handshake ended that opened no link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handshake {
+pub enum HandshakeFailure {
     /// The other end hung up.
     HungUp {
         /// This end has CURVE keys.
         has_keys: bool,
     },
     /// A breach of the protocol, with libzmq's number for it.
-    Breach(u32),
+    Protocol(u32),
     /// The other end does not want this one's key, with its answer.
     Denied(u32),
 }
 
-impl Handshake {
+impl HandshakeFailure {
     /// Decryption failed (`ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC`).
     const CRYPTOGRAPHIC: u32 = 0x1100_0001;
     /// One side has keys (`ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH`).
@@ -221,12 +221,12 @@ impl Handshake {
     pub fn code(self) -> ExitCode {
         match self {
             Self::HungUp { .. } => ExitCode::RankLost,
-            Self::Breach(_) | Self::Denied(_) => ExitCode::Settings,
+            Self::Protocol(_) | Self::Denied(_) => ExitCode::Settings,
         }
     }
 }
 
-impl fmt::Display for Handshake {
+impl fmt::Display for HandshakeFailure {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HungUp { has_keys: false } => to.write_str(
@@ -240,13 +240,13 @@ impl fmt::Display for Handshake {
                 to,
                 "it refused this engine's CURVE key ({status}): put the public key on its list"
             ),
-            Self::Breach(Self::CRYPTOGRAPHIC) => {
+            Self::Protocol(Self::CRYPTOGRAPHIC) => {
                 to.write_str("its CURVE key is not the one that was given here")
             }
-            Self::Breach(Self::MECHANISM_MISMATCH) => {
+            Self::Protocol(Self::MECHANISM_MISMATCH) => {
                 to.write_str("one of the two has CURVE keys and the other has none")
             }
-            Self::Breach(number) => write!(to, "the handshake failed (libzmq's {number:#010x})"),
+            Self::Protocol(number) => write!(to, "the handshake failed (libzmq's {number:#010x})"),
         }
     }
 }
@@ -304,10 +304,12 @@ impl Dialler {
             .map(|(event, value)| match event {
                 SocketEvent::DISCONNECTED => Broken::Closed,
                 SocketEvent::HANDSHAKE_FAILED_NO_DETAIL => {
-                    Broken::Unopened(Handshake::HungUp { has_keys })
+                    Broken::Unopened(HandshakeFailure::HungUp { has_keys })
                 }
-                SocketEvent::HANDSHAKE_FAILED_AUTH => Broken::Unopened(Handshake::Denied(value)),
-                _ => Broken::Unopened(Handshake::Breach(value)),
+                SocketEvent::HANDSHAKE_FAILED_AUTH => {
+                    Broken::Unopened(HandshakeFailure::Denied(value))
+                }
+                _ => Broken::Unopened(HandshakeFailure::Protocol(value)),
             })
             .reduce(|first, next| if first == Broken::Closed { next } else { first })
     }
@@ -428,7 +430,7 @@ mod tests {
             Err(Unsent::Gone),
             "nobody sits there"
         );
-        listener.seat(1, peer);
+        listener.register(1, peer);
         let heartbeat = plait_proto::encode(&Heartbeat { rank: 0, step: 0 }.into());
         let unsent = (0..1_000_000).find_map(|_| listener.send(1, &heartbeat).err());
         assert_eq!(unsent, Some(Unsent::Full));
@@ -439,7 +441,7 @@ mod tests {
     fn a_message_over_the_cap_is_dropped_with_its_sender() {
         let (_directory, listener, _, socket) = connected();
         socket.send(vec![0; (64 << 10) + 1], 0).unwrap();
-        while !listener.has_lost_somebody() {
+        while !listener.has_lost_connection() {
             zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
         }
         assert!(listener.receive().is_none());

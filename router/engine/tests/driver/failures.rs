@@ -5,40 +5,40 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use plait_engine::Patience;
+use plait_engine::Timeouts;
 use plait_proto::{Bye, ExitCode, Fail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::rig::Rig;
-use crate::worker::{Misdeed, dial};
+use crate::fake_worker::{Fault, dial};
+use crate::harness::Harness;
 
-/// A rig whose rank misbehaves while two streams decode.
-fn two_streams_and(misdeed: Misdeed) -> Rig {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(10));
-    rig.submit(1, "abc", &json!({"max_tokens": 400}));
-    rig.submit(2, "xyz", &json!({"max_tokens": 400}));
-    rig.wait_until("both run", |rig| {
-        rig.metric("plait_requests_running") == 2.0
+/// A harness whose rank misbehaves while two streams decode.
+fn two_streams_and(fault: Fault) -> Harness {
+    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(10));
+    harness.submit(1, "abc", &json!({"max_tokens": 400}));
+    harness.submit(2, "xyz", &json!({"max_tokens": 400}));
+    harness.wait_until("both run", |harness| {
+        harness.metric("plait_requests_running") == 2.0
     });
-    rig.misbehave(misdeed);
-    rig
+    harness.inject(fault);
+    harness
 }
 
-/// A rig whose rank never answers the step of stream 1.
-fn waiting_for_a_silent_rank(patience: Patience) -> Rig {
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
-    rig.misbehave(Misdeed::Silence);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    rig
+/// A harness whose rank never answers the step of stream 1.
+fn waiting_for_a_silent_rank(timeouts: Timeouts) -> Harness {
+    let mut harness = Harness::alone(&json!({}), timeouts);
+    harness.dial(|_| {});
+    harness.wait_for_phase("ready");
+    harness.inject(Fault::Silence);
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    harness
 }
 
 /// Both streams end with an error that says `reason`, and so does the engine with `exit_code`.
-fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
+fn all_ends(mut harness: Harness, exit_code: u32, reason: &str) {
     for stream in [1, 2] {
-        let answer = rig.answer(stream);
+        let answer = harness.answer(stream);
         assert_eq!(answer.error, Some((503, 0)));
         assert!(
             answer.message().contains("cannot go on"),
@@ -50,7 +50,7 @@ fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
             "clients do not read the log"
         );
     }
-    let status = rig.status();
+    let status = harness.status();
     assert_eq!(status["phase"], "failed");
     assert_eq!(status["exit_code"], exit_code);
     assert!(
@@ -58,11 +58,11 @@ fn all_ends(mut rig: Rig, exit_code: u32, reason: &str) {
         "{status}"
     );
     assert_eq!(
-        rig.metric("plait_requests_finished_total{reason=\"error\"}"),
+        harness.metric("plait_requests_finished_total{reason=\"error\"}"),
         2.0
     );
-    rig.submit(3, "abc", &json!({}));
-    assert_eq!(rig.answer(3).error, Some((503, 0)));
+    harness.submit(3, "abc", &json!({}));
+    assert_eq!(harness.answer(3).error, Some((503, 0)));
 }
 
 #[test]
@@ -72,17 +72,13 @@ fn a_rank_that_fails_gives_its_reason_to_everyone() {
         code: ExitCode::Hardware,
         reason: "out of memory".to_owned(),
     };
-    all_ends(
-        two_streams_and(Misdeed::Say(fail.into())),
-        3,
-        "out of memory",
-    );
+    all_ends(two_streams_and(Fault::Say(fail.into())), 3, "out of memory");
 }
 
 #[test]
 fn a_rank_that_leaves_unasked_is_lost() {
     all_ends(
-        two_streams_and(Misdeed::Say(
+        two_streams_and(Fault::Say(
             Bye {
                 rank: 0,
                 num_steps: 2,
@@ -97,7 +93,7 @@ fn a_rank_that_leaves_unasked_is_lost() {
 #[test]
 fn a_malformed_message_of_a_rank_ends_the_replica_not_the_process() {
     all_ends(
-        two_streams_and(Misdeed::SayFrames(vec![vec![4], vec![0xC1]])),
+        two_streams_and(Fault::SayFrames(vec![vec![4], vec![0xC1]])),
         5,
         "malformed message",
     );
@@ -106,7 +102,7 @@ fn a_malformed_message_of_a_rank_ends_the_replica_not_the_process() {
 #[test]
 fn a_token_outside_the_vocabulary_is_not_believed() {
     all_ends(
-        two_streams_and(Misdeed::WrongToken),
+        two_streams_and(Fault::WrongToken),
         5,
         "the vocabulary has 257",
     );
@@ -118,49 +114,49 @@ fn a_rank_that_answers_a_step_nobody_sent_is_not_believed() {
         step: 99,
         ..Default::default()
     };
-    all_ends(two_streams_and(Misdeed::Say(result.into())), 5, "step 99");
+    all_ends(two_streams_and(Fault::Say(result.into())), 5, "step 99");
 }
 
 #[test]
 fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
-    let rig = two_streams_and(Misdeed::Silence);
-    rig.engine.worker_lost(0, "killed by signal 9");
-    all_ends(rig, 5, "rank 0 was lost: killed by signal 9");
+    let harness = two_streams_and(Fault::Silence);
+    harness.engine.worker_lost(0, "killed by signal 9");
+    all_ends(harness, 5, "rank 0 was lost: killed by signal 9");
 }
 
 /// What a rank says whose collective breaks off.
-fn misses_another() -> Misdeed {
+fn misses_another() -> Fault {
     let fail = Fail {
         rank: 0,
         code: ExitCode::RankLost,
         reason: "another rank cannot be reached".to_owned(),
     };
-    Misdeed::LastWords(fail.into())
+    Fault::SayThenSilence(fail.into())
 }
 
 #[test]
 fn the_words_of_a_rank_that_misses_another_give_way_to_the_lost_ones_end() {
-    let rig = two_streams_and(misses_another());
-    rig.engine.worker_lost(1, "killed by signal 9");
-    rig.engine.worker_lost(0, "ended with exit code 5");
-    all_ends(rig, 5, "rank 1 was lost: killed by signal 9");
+    let harness = two_streams_and(misses_another());
+    harness.engine.worker_lost(1, "killed by signal 9");
+    harness.engine.worker_lost(0, "ended with exit code 5");
+    all_ends(harness, 5, "rank 1 was lost: killed by signal 9");
 }
 
 #[test]
 fn a_rank_that_misses_another_is_believed_where_nobody_says_more() {
-    let rig = two_streams_and(misses_another());
-    rig.engine.worker_lost(0, "ended with exit code 5");
-    all_ends(rig, 5, "rank 0: another rank cannot be reached");
+    let harness = two_streams_and(misses_another());
+    harness.engine.worker_lost(0, "ended with exit code 5");
+    all_ends(harness, 5, "rank 0: another rank cannot be reached");
 }
 
 #[test]
 fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
-    let patience = Patience {
-        last_words: Duration::from_secs(60),
-        ..Patience::default()
+    let timeouts = Timeouts {
+        error_grace: Duration::from_secs(60),
+        ..Timeouts::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    let socket = dial(rig.engine.endpoint(), "rank-0");
+    let mut harness = Harness::alone(&json!({}), timeouts);
+    let socket = dial(harness.engine.endpoint(), "rank-0");
     let fail = Fail {
         rank: 0,
         code: ExitCode::ModelFiles,
@@ -169,11 +165,11 @@ fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
     socket
         .send_multipart(plait_proto::encode(&fail.into()), 0)
         .unwrap();
-    rig.engine.worker_lost(0, "exited with code 4");
-    rig.wait_for_phase("failed");
-    assert_eq!(rig.status()["exit_code"], 4);
+    harness.engine.worker_lost(0, "exited with code 4");
+    harness.wait_for_phase("failed");
+    assert_eq!(harness.status()["exit_code"], 4);
     assert!(
-        rig.status()["reason"]
+        harness.status()["reason"]
             .as_str()
             .unwrap()
             .contains("no config.json")
@@ -182,23 +178,23 @@ fn a_rank_that_fails_before_its_hello_gives_its_exit_code() {
 
 #[test]
 fn when_one_rank_fails_the_others_are_told() {
-    let mut rig = Rig::alone(&json!({"num_ranks": 2}), Patience::default());
-    rig.dial(|rank| rank.world = 2);
-    rig.dial(|rank| (rank.rank, rank.world) = (1, 2));
-    rig.wait_for_phase("ready");
+    let mut harness = Harness::alone(&json!({"num_ranks": 2}), Timeouts::default());
+    harness.dial(|rank| rank.world = 2);
+    harness.dial(|rank| (rank.rank, rank.world) = (1, 2));
+    harness.wait_for_phase("ready");
     let fail = Fail {
         rank: 1,
         code: ExitCode::Hardware,
         reason: "out of memory".to_owned(),
     };
-    rig.misbehave(Misdeed::Say(fail.into()));
-    rig.submit(1, "abc", &json!({"max_tokens": 400}));
+    harness.inject(Fault::Say(fail.into()));
+    harness.submit(1, "abc", &json!({"max_tokens": 400}));
     for rank in [0, 1] {
-        rig.wait_until("it is told", |rig| {
-            rig.workers[rank].log().refusal.is_some()
+        harness.wait_until("it is told", |harness| {
+            harness.workers[rank].log().refusal.is_some()
         });
         assert!(
-            rig.workers[rank]
+            harness.workers[rank]
                 .log()
                 .refusal
                 .unwrap()
@@ -210,21 +206,21 @@ fn when_one_rank_fails_the_others_are_told() {
 
 #[test]
 fn a_worker_of_another_run_is_refused_and_told_why() {
-    let mut rig = Rig::alone(&json!({}), Patience::default());
-    rig.dial(|rank| rank.config = [9; 16]);
-    rig.wait_until("it is refused", |rig| {
-        rig.workers[0].log().refusal.is_some()
+    let mut harness = Harness::alone(&json!({}), Timeouts::default());
+    harness.dial(|rank| rank.config = [9; 16]);
+    harness.wait_until("it is refused", |harness| {
+        harness.workers[0].log().refusal.is_some()
     });
-    let refusal = rig.workers[0].log().refusal.unwrap();
+    let refusal = harness.workers[0].log().refusal.unwrap();
     assert_eq!(refusal.code, ExitCode::Settings);
     assert!(refusal.reason.contains("another run"));
-    rig.dial_until_ready();
+    harness.dial_until_ready();
 }
 
 #[test]
 fn strangers_are_counted_and_change_nothing() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    let strangers = ["rank-1", "rank-00", "someone"].map(|id| dial(rig.engine.endpoint(), id));
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    let strangers = ["rank-1", "rank-00", "someone"].map(|id| dial(harness.engine.endpoint(), id));
     for stranger in &strangers {
         stranger
             .send_multipart([&b"\x01"[..], b"garbage"], 0)
@@ -233,52 +229,52 @@ fn strangers_are_counted_and_change_nothing() {
             .send_multipart(vec![vec![0_u8; 100]; 50], 0)
             .unwrap();
     }
-    rig.wait_until("they are counted", |rig| {
-        rig.metric("plait_link_malformed_total") >= 6.0
+    harness.wait_until("they are counted", |harness| {
+        harness.metric("plait_link_malformed_total") >= 6.0
     });
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    assert_eq!(rig.answer(1).text(), "defgh");
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(harness.answer(1).text(), "defgh");
 }
 
 #[test]
 fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
-    let mut rig = Rig::alone(&json!({}), Patience::default());
-    let stranger = dial(rig.engine.endpoint(), "rank-0");
+    let mut harness = Harness::alone(&json!({}), Timeouts::default());
+    let stranger = dial(harness.engine.endpoint(), "rank-0");
     stranger
         .send_multipart([&b"\x01"[..], b"garbage"], 0)
         .unwrap();
-    rig.wait_until("it is counted", |rig| {
-        rig.metric("plait_link_malformed_total") == 1.0
+    harness.wait_until("it is counted", |harness| {
+        harness.metric("plait_link_malformed_total") == 1.0
     });
     drop(stranger);
-    rig.dial_until_ready();
+    harness.dial_until_ready();
 }
 
 #[test]
 fn an_overdue_step_is_stuck_until_its_result_comes() {
-    let patience = Patience {
+    let timeouts = Timeouts {
         step: Duration::from_millis(50),
         step_token: Duration::ZERO,
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let mut rig = waiting_for_a_silent_rank(patience);
-    rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
-    rig.behave();
-    assert_eq!(rig.answer(1).text(), "defgh");
-    rig.wait_until("it goes on", |rig| rig.status()["stuck"] == false);
+    let mut harness = waiting_for_a_silent_rank(timeouts);
+    harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
+    harness.clear_fault();
+    assert_eq!(harness.answer(1).text(), "defgh");
+    harness.wait_until("it goes on", |harness| harness.status()["stuck"] == false);
 }
 
 #[test]
 fn a_step_that_never_ends_ends_the_engine() {
-    let patience = Patience {
+    let timeouts = Timeouts {
         step: Duration::from_millis(50),
         step_token: Duration::ZERO,
-        stuck: Duration::from_millis(100),
-        ..Patience::default()
+        stuck_grace: Duration::from_millis(100),
+        ..Timeouts::default()
     };
-    let rig = waiting_for_a_silent_rank(patience);
-    rig.submit(2, "abc", &json!({"max_tokens": 5}));
-    all_ends(rig, 5, "no result in time");
+    let harness = waiting_for_a_silent_rank(timeouts);
+    harness.submit(2, "abc", &json!({"max_tokens": 5}));
+    all_ends(harness, 5, "no result in time");
 }
 
 #[test]
@@ -305,75 +301,81 @@ const UNDER_WAY: &str = "a step is overdue";
 #[test]
 #[ignore = "the test above runs it, in a process that it stops"]
 fn the_stopped_engine() {
-    let patience = Patience {
+    let timeouts = Timeouts {
         step: Duration::from_millis(50),
         step_token: Duration::ZERO,
-        stuck: Duration::from_secs(1),
+        stuck_grace: Duration::from_secs(1),
         heartbeat: Duration::from_millis(300),
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let mut rig = waiting_for_a_silent_rank(patience);
-    rig.wait_until("it is stuck", |rig| rig.status()["stuck"] == true);
+    let mut harness = waiting_for_a_silent_rank(timeouts);
+    harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
     writeln!(stdout(), "{UNDER_WAY}").unwrap();
     sleep(Duration::from_millis(100));
-    rig.behave();
-    assert_eq!(rig.answer(1).text(), "defgh");
+    harness.clear_fault();
+    assert_eq!(harness.answer(1).text(), "defgh");
 }
 
 #[test]
 fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
-    let patience = Patience {
-        turn: Duration::from_millis(200),
-        ..Patience::default()
+    let timeouts = Timeouts {
+        watchdog: Duration::from_millis(200),
+        ..Timeouts::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|_| {});
-    rig.wait_for_phase("ready");
-    rig.submit(0, "abc", &json!({"max_tokens": 500, "ignore_eos": true}));
-    let whole = rig.answer(0).text();
+    let mut harness = Harness::alone(&json!({}), timeouts);
+    harness.dial(|_| {});
+    harness.wait_for_phase("ready");
+    harness.submit(0, "abc", &json!({"max_tokens": 500, "ignore_eos": true}));
+    let whole = harness.answer(0).text();
     // Every token's chunk carries the id: 32 streams soon have 64 MiB.
     let request = json!({"max_tokens": 500, "ignore_eos": true, "id": "x".repeat(8192)});
     for stream in 1..=32 {
-        rig.submit(stream, "abc", &request);
+        harness.submit(stream, "abc", &request);
     }
     let deadline = Instant::now() + Duration::from_secs(60);
     let hangs = || {
         sleep(Duration::from_millis(50));
-        rig.status()["hung"] == true
+        harness.status()["hung"] == true
     };
     while !(0..5).all(|_| hangs()) {
-        assert!(Instant::now() < deadline, "it goes on: {}", rig.status());
+        assert!(
+            Instant::now() < deadline,
+            "it goes on: {}",
+            harness.status()
+        );
     }
     for stream in 1..=32 {
-        assert_eq!(rig.answer(stream).text(), whole);
+        assert_eq!(harness.answer(stream).text(), whole);
     }
-    rig.wait_until("it turns again", |rig| rig.status()["hung"] == false);
+    harness.wait_until("it turns again", |harness| {
+        harness.status()["hung"] == false
+    });
 }
 
 #[test]
 fn a_rank_without_heartbeats_is_late_but_not_lost() {
-    let patience = Patience {
+    let timeouts = Timeouts {
         heartbeat: Duration::from_millis(100),
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let mut rig = Rig::alone(&json!({}), patience);
-    rig.dial(|rank| rank.heartbeats = false);
-    rig.wait_for_phase("ready");
-    rig.wait_until("it is late", |rig| rig.status()["late"] == true);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    assert_eq!(rig.answer(1).text(), "defgh");
+    let mut harness = Harness::alone(&json!({}), timeouts);
+    harness.dial(|rank| rank.heartbeats = false);
+    harness.wait_for_phase("ready");
+    harness.wait_until("it is late", |harness| harness.status()["late"] == true);
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(harness.answer(1).text(), "defgh");
 }
 
 #[test]
 fn closing_answers_every_stream_wherever_it_is() {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
+    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(1));
     let prompt = "abc".repeat(20);
     for stream in 1..=60 {
-        rig.submit(stream, &prompt, &json!({"max_tokens": 400}));
+        harness.submit(stream, &prompt, &json!({"max_tokens": 400}));
     }
-    rig.engine.close();
+    harness.engine.close();
     for stream in 1..=60 {
-        assert_eq!(rig.answer(stream).error, Some((503, 0)), "{stream}");
+        assert_eq!(harness.answer(stream).error, Some((503, 0)), "{stream}");
     }
-    assert_eq!(rig.status()["phase"], "stopped");
+    assert_eq!(harness.status()["phase"], "stopped");
 }

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use plait_engine::Patience;
+use plait_engine::Timeouts;
 use serde_json::json;
 
-use crate::rig::Rig;
+use crate::harness::Harness;
 
 #[test]
 fn overlap_keeps_two_plans_in_flight_and_never_three() {
     for (overlap, most) in [(true, 2), (false, 1)] {
-        let mut rig = Rig::ready(&json!({"overlap": overlap}), |rank| {
+        let mut harness = Harness::ready(&json!({"overlap": overlap}), |rank| {
             rank.step = Duration::from_millis(2);
         });
         for stream in 0..4 {
-            rig.submit(stream, "abc", &json!({"max_tokens": 30}));
+            harness.submit(stream, "abc", &json!({"max_tokens": 30}));
         }
         for stream in 0..4 {
-            rig.answer(stream);
+            harness.answer(stream);
         }
-        let log = rig.workers[0].log();
+        let log = harness.workers[0].log();
         assert_eq!(log.most_in_flight, most);
         assert_eq!(log.welcome.unwrap().credit as usize, most);
     }
@@ -32,13 +32,13 @@ fn under_a_target_the_next_step_is_decided_shortly_before_the_last_should_end() 
         (json!(1000), 1, 2),
         (json!(null), 60_000_000, 2),
     ] {
-        let mut rig = Rig::ready(&json!({"itl_target_ms": target}), |rank| {
+        let mut harness = Harness::ready(&json!({"itl_target_ms": target}), |rank| {
             rank.step = Duration::from_millis(5);
             rank.said_micros = said_micros;
         });
-        rig.submit(1, "abc", &json!({"max_tokens": 60}));
-        rig.answer(1);
-        let log = rig.workers[0].log();
+        harness.submit(1, "abc", &json!({"max_tokens": 60}));
+        harness.answer(1);
+        let log = harness.workers[0].log();
         let learned = &log.num_in_flight[30..55];
         assert!(learned.contains(&num_in_flight), "{log:?}");
         assert_eq!(learned.iter().max(), Some(&num_in_flight), "{log:?}");
@@ -48,65 +48,65 @@ fn under_a_target_the_next_step_is_decided_shortly_before_the_last_should_end() 
 #[test]
 fn under_a_target_that_decoding_alone_misses_prefill_lives_on_grants() {
     for (target, is_starved) in [(json!(null), false), (json!(0.5), true)] {
-        let mut rig = Rig::ready(&json!({"itl_target_ms": target}), |rank| {
+        let mut harness = Harness::ready(&json!({"itl_target_ms": target}), |rank| {
             rank.step = Duration::from_millis(2);
         });
-        rig.submit(1, "abc", &json!({"max_tokens": 200}));
-        rig.wait_until("it decodes", |rig| {
-            rig.metric("plait_generated_tokens_total") >= 3.0
+        harness.submit(1, "abc", &json!({"max_tokens": 200}));
+        harness.wait_until("it decodes", |harness| {
+            harness.metric("plait_generated_tokens_total") >= 3.0
         });
-        rig.submit(2, &"abc".repeat(16), &json!({"max_tokens": 2}));
-        rig.answer(2);
-        let num_grants = rig.metric("plait_starvation_grants_total");
+        harness.submit(2, &"abc".repeat(16), &json!({"max_tokens": 2}));
+        harness.answer(2);
+        let num_grants = harness.metric("plait_starvation_grants_total");
         assert_eq!(num_grants > 0.0, is_starved, "{num_grants} grants");
     }
 }
 
 #[test]
 fn an_aborted_requests_pages_are_free_when_the_steps_in_flight_are_in() {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
-    rig.submit(1, "abc", &json!({"max_tokens": 400}));
-    rig.wait_until("it decodes", |rig| {
-        rig.metric("plait_generated_tokens_total") >= 3.0
+    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
+    harness.submit(1, "abc", &json!({"max_tokens": 400}));
+    harness.wait_until("it decodes", |harness| {
+        harness.metric("plait_generated_tokens_total") >= 3.0
     });
-    let step = rig.status()["step"].as_u64().unwrap();
-    rig.engine.abort(1);
-    rig.wait_until("its pages are free", |rig| {
-        rig.metric("plait_kv_pages{state=\"leased\"}") == 0.0
-            && rig.metric("plait_kv_pages{state=\"parked\"}") == 0.0
+    let step = harness.status()["step"].as_u64().unwrap();
+    harness.engine.abort(1);
+    harness.wait_until("its pages are free", |harness| {
+        harness.metric("plait_kv_pages{state=\"leased\"}") == 0.0
+            && harness.metric("plait_kv_pages{state=\"parked\"}") == 0.0
     });
     // One more may have come in between reading the step and aborting.
-    assert!(rig.status()["step"].as_u64().unwrap() <= step + 3);
+    assert!(harness.status()["step"].as_u64().unwrap() <= step + 3);
     assert_eq!(
-        rig.metric("plait_requests_finished_total{reason=\"abort\"}"),
+        harness.metric("plait_requests_finished_total{reason=\"abort\"}"),
         1.0
     );
     assert!(
-        !rig.so_far(1).is_over,
+        !harness.so_far(1).is_over,
         "nobody reads the end of an aborted stream"
     );
 }
 
 #[test]
 fn aborting_what_is_unknown_or_over_is_fine() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 2}));
-    rig.answer(1);
-    rig.engine.abort(1);
-    rig.engine.abort(77);
-    rig.submit(2, "abc", &json!({"max_tokens": 2}));
-    assert_eq!(rig.answer(2).text(), "de");
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 2}));
+    harness.answer(1);
+    harness.engine.abort(1);
+    harness.engine.abort(77);
+    harness.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(harness.answer(2).text(), "de");
 }
 
 #[test]
 fn a_full_queue_answers_429_with_retry_after() {
-    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
+    let mut harness = Harness::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
         rank.step = Duration::from_millis(5);
     });
     for stream in 0..20 {
-        rig.submit(stream, "abc", &json!({"max_tokens": 50}));
+        harness.submit(stream, "abc", &json!({"max_tokens": 50}));
     }
-    let answers: Vec<_> = (0..20).map(|stream| rig.answer(stream)).collect();
+    let answers: Vec<_> = (0..20).map(|stream| harness.answer(stream)).collect();
     let refused: Vec<_> = answers
         .iter()
         .filter(|answer| answer.error.is_some())
@@ -123,33 +123,33 @@ fn a_full_queue_answers_429_with_retry_after() {
         refused.len()
     );
     assert_eq!(
-        rig.metric("plait_requests_rejected_total{reason=\"queue_full\"}"),
+        harness.metric("plait_requests_rejected_total{reason=\"queue_full\"}"),
         refused.len() as f64
     );
 }
 
 #[test]
 fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
-    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
+    let mut harness = Harness::ready(&json!({"max_seqs": 1, "max_queue": 2}), |rank| {
         rank.step = Duration::from_millis(5);
     });
-    rig.submit(1, "abc", &json!({"max_tokens": 200}));
-    rig.wait_until("one runs", |rig| {
-        rig.metric("plait_requests_running") == 1.0
+    harness.submit(1, "abc", &json!({"max_tokens": 200}));
+    harness.wait_until("one runs", |harness| {
+        harness.metric("plait_requests_running") == 1.0
     });
-    rig.submit(2, "abc", &json!({"max_tokens": 2}));
-    rig.wait_until("one waits", |rig| {
-        rig.metric("plait_requests_waiting") == 1.0
+    harness.submit(2, "abc", &json!({"max_tokens": 2}));
+    harness.wait_until("one waits", |harness| {
+        harness.metric("plait_requests_waiting") == 1.0
     });
-    rig.submit(
+    harness.submit(
         3,
         "",
         &json!({"prompts": ["abc", "abc", "abc"], "max_tokens": 2}),
     );
-    assert_eq!(rig.answer(3).error, Some((429, 1)));
-    rig.engine.abort(1);
-    assert_eq!(rig.answer(2).text(), "de");
-    assert_eq!(rig.metric("plait_requests_waiting"), 0.0);
+    assert_eq!(harness.answer(3).error, Some((429, 1)));
+    harness.engine.abort(1);
+    assert_eq!(harness.answer(2).text(), "de");
+    assert_eq!(harness.metric("plait_requests_waiting"), 0.0);
     let counts = [
         ("plait_requests_rejected_total{reason=\"queue_full\"}", 1.0),
         ("plait_requests_finished_total{reason=\"abort\"}", 1.0),
@@ -157,16 +157,16 @@ fn a_stream_whose_last_choice_does_not_fit_is_refused_whole() {
         ("plait_prompt_tokens_total", 6.0),
     ];
     for (name, count) in counts {
-        assert_eq!(rig.metric(name), count, "{name}");
+        assert_eq!(harness.metric(name), count, "{name}");
     }
 }
 
 #[test]
 fn an_empty_queue_takes_any_one_requests_choices() {
-    let mut rig = Rig::ready(&json!({"max_seqs": 1, "max_queue": 2}), |_| {});
+    let mut harness = Harness::ready(&json!({"max_seqs": 1, "max_queue": 2}), |_| {});
     let prompts = ["abc"; 5];
-    rig.submit(1, "", &json!({"prompts": prompts, "max_tokens": 2}));
-    let ends = rig.answer(1).chunks();
+    harness.submit(1, "", &json!({"prompts": prompts, "max_tokens": 2}));
+    let ends = harness.answer(1).chunks();
     let ends = ends
         .iter()
         .filter(|it| it["choices"][0]["finish_reason"] == "length");
@@ -177,18 +177,18 @@ fn an_empty_queue_takes_any_one_requests_choices() {
 fn the_usage_says_what_the_prefix_cache_had() {
     let prompt = "a".repeat(40);
     for (prefix_cache, num_cached) in [(true, 32), (false, 0)] {
-        let mut rig = Rig::ready(&json!({"prefix_cache": prefix_cache}), |_| {});
-        let cached = |rig: &mut Rig, stream, change| {
-            rig.submit(stream, &prompt, &change);
-            let last = rig.answer(stream).chunks().pop().unwrap();
+        let mut harness = Harness::ready(&json!({"prefix_cache": prefix_cache}), |_| {});
+        let cached = |harness: &mut Harness, stream, change| {
+            harness.submit(stream, &prompt, &change);
+            let last = harness.answer(stream).chunks().pop().unwrap();
             last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
         };
         let asks = json!({"max_tokens": 2, "include_usage": true});
-        assert_eq!(cached(&mut rig, 1, asks.clone()), Some(0));
-        assert_eq!(cached(&mut rig, 2, asks), Some(num_cached));
+        assert_eq!(cached(&mut harness, 1, asks.clone()), Some(0));
+        assert_eq!(cached(&mut harness, 2, asks), Some(num_cached));
         let other = json!({"max_tokens": 2, "include_usage": true, "salt": 5});
-        assert_eq!(cached(&mut rig, 3, other), Some(0), "of another salt");
-        let hits = rig.metric("plait_prefix_hit_tokens_total");
+        assert_eq!(cached(&mut harness, 3, other), Some(0), "of another salt");
+        let hits = harness.metric("plait_prefix_hit_tokens_total");
         assert_eq!(hits, num_cached as f64);
     }
 }
@@ -196,9 +196,9 @@ fn the_usage_says_what_the_prefix_cache_had() {
 #[test]
 fn a_priority_is_refused_where_nobody_would_look_at_it() {
     for (policy, error) in [("fcfs", Some((400, 0))), ("priority", None), ("fair", None)] {
-        let mut rig = Rig::ready(&json!({"policy": policy}), |_| {});
-        rig.submit(1, "abc", &json!({"max_tokens": 2, "priority": -3}));
-        let answer = rig.answer(1);
+        let mut harness = Harness::ready(&json!({"policy": policy}), |_| {});
+        harness.submit(1, "abc", &json!({"max_tokens": 2, "priority": -3}));
+        let answer = harness.answer(1);
         assert_eq!(answer.error, error, "{policy}");
         assert!(error.is_none() || answer.message().contains("--policy priority"));
     }
@@ -206,93 +206,93 @@ fn a_priority_is_refused_where_nobody_would_look_at_it() {
 
 #[test]
 fn fair_share_lets_the_tenant_that_was_served_less_go_first() {
-    let mut rig = Rig::ready(&json!({"policy": "fair", "max_seqs": 1}), |rank| {
+    let mut harness = Harness::ready(&json!({"policy": "fair", "max_seqs": 1}), |rank| {
         rank.step = Duration::from_millis(2);
     });
     for stream in 0..6 {
-        rig.submit(stream, "abc", &json!({"max_tokens": 20, "tenant": 1}));
+        harness.submit(stream, "abc", &json!({"max_tokens": 20, "tenant": 1}));
     }
-    rig.wait_until("they wait", |rig| {
-        rig.metric("plait_requests_waiting") >= 4.0
+    harness.wait_until("they wait", |harness| {
+        harness.metric("plait_requests_waiting") >= 4.0
     });
-    rig.submit(6, "abc", &json!({"max_tokens": 2, "tenant": 2}));
-    rig.answer(6);
-    assert!(!rig.so_far(5).is_over, "it came before the newcomer");
+    harness.submit(6, "abc", &json!({"max_tokens": 2, "tenant": 2}));
+    harness.answer(6);
+    assert!(!harness.so_far(5).is_over, "it came before the newcomer");
 }
 
 #[test]
 fn a_broken_request_is_a_400_that_says_why() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.engine.submit(1, b"{\"kind\":");
-    assert_eq!(rig.answer(1).error, Some((400, 0)));
-    rig.submit(2, &"a".repeat(600), &json!({"max_tokens": 2}));
-    let answer = rig.answer(2);
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.engine.submit(1, b"{\"kind\":");
+    assert_eq!(harness.answer(1).error, Some((400, 0)));
+    harness.submit(2, &"a".repeat(600), &json!({"max_tokens": 2}));
+    let answer = harness.answer(2);
     assert_eq!(answer.error, Some((400, 0)));
     assert!(answer.message().contains("512"), "{}", answer.message());
     assert_eq!(
-        rig.metric("plait_requests_rejected_total{reason=\"too_long\"}"),
+        harness.metric("plait_requests_rejected_total{reason=\"too_long\"}"),
         1.0
     );
 }
 
 #[test]
 fn a_drain_finishes_what_is_under_way_and_takes_nothing_new() {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(5));
-    rig.submit(1, "abc", &json!({"max_tokens": 40}));
-    rig.wait_until("it decodes", |rig| {
-        rig.metric("plait_generated_tokens_total") >= 1.0
+    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(5));
+    harness.submit(1, "abc", &json!({"max_tokens": 40}));
+    harness.wait_until("it decodes", |harness| {
+        harness.metric("plait_generated_tokens_total") >= 1.0
     });
-    rig.engine.drain();
-    rig.submit(2, "abc", &json!({"max_tokens": 2}));
-    assert_eq!(rig.answer(2).error, Some((503, 0)));
-    assert_eq!(rig.answer(1).text().len(), 40);
-    rig.wait_for_phase("stopped");
-    assert!(rig.workers[0].log().was_drained);
-    assert_eq!(rig.status()["exit_code"], 0);
+    harness.engine.drain();
+    harness.submit(2, "abc", &json!({"max_tokens": 2}));
+    assert_eq!(harness.answer(2).error, Some((503, 0)));
+    assert_eq!(harness.answer(1).text().len(), 40);
+    harness.wait_for_phase("stopped");
+    assert!(harness.workers[0].log().was_drained);
+    assert_eq!(harness.status()["exit_code"], 0);
 }
 
 #[test]
 fn a_drain_before_anyone_has_joined_stops_at_once() {
-    let mut rig = Rig::alone(&json!({}), Patience::default());
-    rig.engine.drain();
-    rig.wait_for_phase("stopped");
+    let mut harness = Harness::alone(&json!({}), Timeouts::default());
+    harness.engine.drain();
+    harness.wait_for_phase("stopped");
 }
 
 #[test]
 fn the_pool_is_as_large_as_the_smallest_rank_and_all_ranks_warm_up() {
-    let mut rig = Rig::alone(&json!({"num_ranks": 2}), Patience::default());
-    rig.dial(|rank| rank.world = 2);
-    rig.dial(|rank| {
+    let mut harness = Harness::alone(&json!({"num_ranks": 2}), Timeouts::default());
+    harness.dial(|rank| rank.world = 2);
+    harness.dial(|rank| {
         (rank.rank, rank.world, rank.num_pages) = (1, 2, 40);
     });
-    rig.wait_for_phase("ready");
-    assert_eq!(rig.status()["num_pages"], 40);
-    assert_eq!(rig.status()["ranks"], 2);
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    assert_eq!(rig.answer(1).text(), "defgh");
-    let [first, second] = [rig.workers[0].log(), rig.workers[1].log()];
+    harness.wait_for_phase("ready");
+    assert_eq!(harness.status()["num_pages"], 40);
+    assert_eq!(harness.status()["ranks"], 2);
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    assert_eq!(harness.answer(1).text(), "defgh");
+    let [first, second] = [harness.workers[0].log(), harness.workers[1].log()];
     assert_eq!(first.welcome.unwrap().num_pages, 40);
     assert!(first.plans.starts_with(&second.plans) || second.plans.starts_with(&first.plans));
 }
 
 #[test]
 fn no_request_is_taken_before_the_ranks_are_ready() {
-    let mut rig = Rig::alone(&json!({}), Patience::default());
-    rig.submit(1, "abc", &json!({}));
-    let answer = rig.answer(1);
+    let mut harness = Harness::alone(&json!({}), Timeouts::default());
+    harness.submit(1, "abc", &json!({}));
+    let answer = harness.answer(1);
     assert_eq!(answer.error, Some((503, 0)));
     assert!(answer.message().contains("being loaded"));
 }
 
 #[test]
 fn closing_ends_open_streams_with_an_error_and_can_be_repeated() {
-    let mut rig = Rig::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
-    rig.submit(1, "abc", &json!({"max_tokens": 400}));
-    rig.wait_until("it decodes", |rig| {
-        rig.metric("plait_generated_tokens_total") >= 1.0
+    let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(20));
+    harness.submit(1, "abc", &json!({"max_tokens": 400}));
+    harness.wait_until("it decodes", |harness| {
+        harness.metric("plait_generated_tokens_total") >= 1.0
     });
-    rig.engine.close();
-    assert_eq!(rig.answer(1).error, Some((503, 0)));
-    rig.engine.close();
-    assert_eq!(rig.status()["phase"], "stopped");
+    harness.engine.close();
+    assert_eq!(harness.answer(1).error, Some((503, 0)));
+    harness.engine.close();
+    assert_eq!(harness.status()["phase"], "stopped");
 }

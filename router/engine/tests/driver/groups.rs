@@ -3,17 +3,17 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use plait_engine::group::GroupPatience;
-use plait_engine::{Engine, Patience};
+use plait_engine::group::GroupTimeouts;
+use plait_engine::{Engine, Timeouts};
 use plait_proto::{Decision, ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan, Vote};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::rig::{Rig, settings};
-use crate::worker::Misdeed;
+use crate::fake_worker::Fault;
+use crate::harness::{Harness, settings};
 
 /// A directory that a group may meet in without keys.
-fn meeting_place() -> (TempDir, String) {
+fn socket_directory() -> (TempDir, String) {
     let owners_only = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
     let directory = directory.unwrap();
@@ -29,32 +29,32 @@ fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
 }
 
 /// An engine of a group with a rank that takes a millisecond a step.
-fn engine(change: &Value, patience: Patience) -> Rig {
-    let mut rig = Rig::alone(change, patience);
-    rig.dial(|rank| rank.step = Duration::from_millis(1));
-    rig
+fn engine(change: &Value, timeouts: Timeouts) -> Harness {
+    let mut harness = Harness::alone(change, timeouts);
+    harness.dial(|rank| rank.step = Duration::from_millis(1));
+    harness
 }
 
-fn group(num_engines: u32) -> (TempDir, Vec<Rig>) {
-    group_with(num_engines, Patience::default())
+fn group(num_engines: u32) -> (TempDir, Vec<Harness>) {
+    group_with(num_engines, Timeouts::default())
 }
 
-fn group_with(num_engines: u32, patience: Patience) -> (TempDir, Vec<Rig>) {
-    let (directory, endpoint) = meeting_place();
-    let rigs = (0..num_engines).map(|number| {
+fn group_with(num_engines: u32, timeouts: Timeouts) -> (TempDir, Vec<Harness>) {
+    let (directory, endpoint) = socket_directory();
+    let engines = (0..num_engines).map(|number| {
         let change = place(number, num_engines, &endpoint);
-        engine(&change, patience)
+        engine(&change, timeouts)
     });
-    let mut rigs: Vec<Rig> = rigs.collect();
-    for rig in &mut rigs {
-        rig.wait_for_phase("ready");
+    let mut engines: Vec<Harness> = engines.collect();
+    for harness in &mut engines {
+        harness.wait_for_phase("ready");
     }
-    (directory, rigs)
+    (directory, engines)
 }
 
 /// The plans that the rank got after its warm-up.
-fn plans(rig: &Rig) -> Vec<Plan> {
-    rig.workers[0].log().plans.split_off(1)
+fn plans(harness: &Harness) -> Vec<Plan> {
+    harness.workers[0].log().plans.split_off(1)
 }
 
 fn has_rows(plan: &Plan) -> bool {
@@ -63,16 +63,16 @@ fn has_rows(plan: &Plan) -> bool {
 
 #[test]
 fn engines_of_a_group_step_together_and_answer_as_alone() {
-    let (_directory, mut rigs) = group(3);
-    rigs[0].submit(1, "abc", &json!({"max_tokens": 20}));
-    rigs[1].submit(1, "xyz", &json!({"max_tokens": 5}));
-    assert_eq!(rigs[0].answer(1).text(), "defghijklmnopqrstuvw");
-    assert_eq!(rigs[1].answer(1).text(), "abcde");
-    rigs[2].engine.drain();
-    for rig in &mut rigs {
-        rig.wait_for_phase("stopped");
+    let (_directory, mut engines) = group(3);
+    engines[0].submit(1, "abc", &json!({"max_tokens": 20}));
+    engines[1].submit(1, "xyz", &json!({"max_tokens": 5}));
+    assert_eq!(engines[0].answer(1).text(), "defghijklmnopqrstuvw");
+    assert_eq!(engines[1].answer(1).text(), "abcde");
+    engines[2].engine.drain();
+    for harness in &mut engines {
+        harness.wait_for_phase("stopped");
     }
-    let of_each: Vec<Vec<Plan>> = rigs.iter().map(plans).collect();
+    let of_each: Vec<Vec<Plan>> = engines.iter().map(plans).collect();
     let decisions = |plans: &[Plan]| -> Vec<Decision> {
         let decisions = plans.iter().map(|plan| plan.decision.clone().unwrap());
         decisions.collect()
@@ -98,12 +98,14 @@ fn engines_of_a_group_step_together_and_answer_as_alone() {
 
 #[test]
 fn dummy_rows_are_none_of_the_users() {
-    let (_directory, mut rigs) = group(2);
-    rigs[0].submit(1, "abc", &json!({"max_tokens": 9}));
-    rigs[0].answer(1);
+    let (_directory, mut engines) = group(2);
+    engines[0].submit(1, "abc", &json!({"max_tokens": 9}));
+    engines[0].answer(1);
     let num_dummies = "plait_group_dummy_steps_total";
-    rigs[1].wait_until("it has run along", |rig| rig.metric(num_dummies) >= 9.0);
-    let idle = &rigs[1];
+    engines[1].wait_until("it has run along", |harness| {
+        harness.metric(num_dummies) >= 9.0
+    });
+    let idle = &engines[1];
     assert!(
         plans(idle)
             .iter()
@@ -119,32 +121,32 @@ fn dummy_rows_are_none_of_the_users() {
     ] {
         assert_eq!(idle.metric(name), 0.0, "{name}");
     }
-    assert_eq!(rigs[0].metric(num_dummies), 0.0);
+    assert_eq!(engines[0].metric(num_dummies), 0.0);
 }
 
 #[test]
 fn a_drain_anywhere_closes_admission_and_all_finish_before_they_stop() {
-    let (_directory, mut rigs) = group(3);
-    rigs[0].submit(1, "abc", &json!({"max_tokens": 200, "ignore_eos": true}));
-    rigs[0].wait_until("it works", |rig| {
-        rig.metric("plait_generated_tokens_total") > 2.0
+    let (_directory, mut engines) = group(3);
+    engines[0].submit(1, "abc", &json!({"max_tokens": 200, "ignore_eos": true}));
+    engines[0].wait_until("it works", |harness| {
+        harness.metric("plait_generated_tokens_total") > 2.0
     });
-    rigs[1].engine.drain();
-    rigs[2].wait_for_phase("draining");
-    rigs[2].submit(2, "abc", &json!({}));
-    assert_eq!(rigs[2].answer(2).error, Some((503, 0)));
-    let answer = rigs[0].answer(1);
+    engines[1].engine.drain();
+    engines[2].wait_for_phase("draining");
+    engines[2].submit(2, "abc", &json!({}));
+    assert_eq!(engines[2].answer(2).error, Some((503, 0)));
+    let answer = engines[0].answer(1);
     assert_eq!((answer.text().len(), answer.error), (200, None));
-    for rig in &mut rigs {
-        rig.wait_for_phase("stopped");
-        assert!(rig.workers[0].log().was_drained);
+    for harness in &mut engines {
+        harness.wait_for_phase("stopped");
+        assert!(harness.workers[0].log().was_drained);
     }
 }
 
 #[test]
 fn a_rank_that_fails_ends_every_engine_with_its_reason() {
-    let (_directory, mut rigs) = group(2);
-    rigs[1].misbehave(Misdeed::Say(
+    let (_directory, mut engines) = group(2);
+    engines[1].inject(Fault::Say(
         Fail {
             rank: 0,
             code: ExitCode::Hardware,
@@ -152,27 +154,27 @@ fn a_rank_that_fails_ends_every_engine_with_its_reason() {
         }
         .into(),
     ));
-    rigs[0].submit(1, "abc", &json!({"max_tokens": 400}));
-    assert_eq!(rigs[0].answer(1).error, Some((503, 0)));
-    rigs[0].wait_for_phase("failed");
-    let status = rigs[0].status();
+    engines[0].submit(1, "abc", &json!({"max_tokens": 400}));
+    assert_eq!(engines[0].answer(1).error, Some((503, 0)));
+    engines[0].wait_for_phase("failed");
+    let status = engines[0].status();
     assert_eq!(status["reason"], "engine 1 gave up: rank 0: out of memory");
     assert_eq!(status["exit_code"], 5);
 }
 
 #[test]
 fn a_rank_that_hangs_ends_every_engine_where_no_vote_is_missing() {
-    let patience = Patience {
+    let timeouts = Timeouts {
         step: Duration::from_millis(200),
         step_token: Duration::ZERO,
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let (_directory, mut rigs) = group_with(2, patience);
-    rigs[1].misbehave(Misdeed::Silence);
-    rigs[0].submit(1, "abc", &json!({"max_tokens": 400}));
-    assert_eq!(rigs[0].answer(1).error, Some((503, 0)));
-    rigs[0].wait_for_phase("failed");
-    let status = rigs[0].status();
+    let (_directory, mut engines) = group_with(2, timeouts);
+    engines[1].inject(Fault::Silence);
+    engines[0].submit(1, "abc", &json!({"max_tokens": 400}));
+    assert_eq!(engines[0].answer(1).error, Some((503, 0)));
+    engines[0].wait_for_phase("failed");
+    let status = engines[0].status();
     let reason = status["reason"].as_str().unwrap();
     assert!(
         reason.starts_with("engine 1 gave up: a step has had no result in time"),
@@ -183,11 +185,11 @@ fn a_rank_that_hangs_ends_every_engine_where_no_vote_is_missing() {
 
 #[test]
 fn an_engine_of_other_settings_is_refused_with_the_reason() {
-    let (_directory, endpoint) = meeting_place();
-    let _first = Rig::alone(&place(0, 2, &endpoint), Patience::default());
+    let (_directory, endpoint) = socket_directory();
+    let _first = Harness::alone(&place(0, 2, &endpoint), Timeouts::default());
     let mut change = place(1, 2, &endpoint);
     change["max_batch_tokens"] = json!(63);
-    let mut other = Rig::alone(&change, Patience::default());
+    let mut other = Harness::alone(&change, Timeouts::default());
     other.wait_for_phase("failed");
     let status = other.status();
     assert_eq!(status["exit_code"], 2);
@@ -200,11 +202,13 @@ fn an_engine_of_other_settings_is_refused_with_the_reason() {
 
 #[test]
 fn an_engine_that_is_told_to_stop_before_all_are_there_tells_the_others() {
-    let (_directory, endpoint) = meeting_place();
-    let mut first = engine(&place(0, 2, &endpoint), Patience::default());
-    first.wait_until("its rank is ready", |rig| rig.status()["ranks"] == 1);
+    let (_directory, endpoint) = socket_directory();
+    let mut first = engine(&place(0, 2, &endpoint), Timeouts::default());
+    first.wait_until("its rank is ready", |harness| {
+        harness.status()["ranks"] == 1
+    });
     assert_eq!(first.status()["phase"], "loading", "engine 1 is not there");
-    let mut member = Rig::alone(&place(1, 2, &endpoint), Patience::default());
+    let mut member = Harness::alone(&place(1, 2, &endpoint), Timeouts::default());
     // Its Join comes before what it says when it stops.
     member.engine.drain();
     member.wait_for_phase("stopped");
@@ -223,21 +227,21 @@ fn groups_that_cannot_be_are_refused_at_the_start() {
             json!({"endpoint": "tcp://127.0.0.1:*"}),
             "without CURVE keys",
         ),
-        (json!({"engine": 2}), "engine 2 has no seat in a group of 2"),
+        (json!({"engine": 2}), "engine 2 is not in a group of 2"),
         (json!({"num_engines": 5000}), "1 to 1024 replicas"),
         (
-            json!({"keys": {"of": "first", "secret": "short", "allowed": []}}),
+            json!({"keys": {"of": "coordinator", "secret": "short", "allowed": []}}),
             "40 characters of Z85",
         ),
     ];
-    let (folder, endpoint) = meeting_place();
+    let (folder, endpoint) = socket_directory();
     crate::model::write(folder.path());
     for (change, words) in cases {
         let mut group = place(0, 2, &endpoint);
         let fields = group["group"].as_object_mut().unwrap();
         fields.extend(change.as_object().unwrap().clone());
         let settings = settings(&folder, &group).to_string();
-        let error = Engine::start_with(settings.as_bytes(), Patience::default()).err();
+        let error = Engine::start_with(settings.as_bytes(), Timeouts::default()).err();
         let told = error.expect("such a group cannot be").to_string();
         assert!(told.contains(words), "{told}");
     }
@@ -253,7 +257,7 @@ impl Played {
         self.0.send_multipart(frames, 0).unwrap();
     }
 
-    fn hear(&self) -> Vec<Vec<u8>> {
+    fn receive(&self) -> Vec<Vec<u8>> {
         self.0.recv_multipart(0).unwrap()
     }
 }
@@ -294,16 +298,16 @@ fn idle_decision(step: u64) -> Decision {
 /// Taken into a scheduler whose group has just stopped, nobody would ever answer it.
 #[test]
 fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let first = played(zmq::ROUTER);
     first.0.bind(&endpoint).unwrap();
-    let mut member = engine(&place(1, 2, &endpoint), Patience::default());
-    let peer = first.hear()[..1].to_vec(); // its Join
-    first.hear(); // its vote on step 1
+    let mut member = engine(&place(1, 2, &endpoint), Timeouts::default());
+    let peer = first.receive()[..1].to_vec(); // its Join
+    first.receive(); // its vote on step 1
     first.say(&peer, idle_decision(1));
     member.wait_for_phase("ready");
     first.say(&peer, idle(0, 2)); // somebody calls
-    first.hear(); // it votes that it is idle
+    first.receive(); // it votes that it is idle
     member.submit(1, "abc", &json!({}));
     std::thread::sleep(Duration::from_millis(300));
     first.say(
@@ -326,15 +330,15 @@ fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
 
 #[test]
 fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
-    let (_directory, endpoint) = meeting_place();
-    let patience = Patience {
-        group: GroupPatience {
+    let (_directory, endpoint) = socket_directory();
+    let timeouts = Timeouts {
+        group: GroupTimeouts {
             vote: Duration::from_millis(300),
-            ..GroupPatience::default()
+            ..GroupTimeouts::default()
         },
-        ..Patience::default()
+        ..Timeouts::default()
     };
-    let mut first = engine(&place(0, 2, &endpoint), patience);
+    let mut first = engine(&place(0, 2, &endpoint), timeouts);
     let member = played(zmq::DEALER);
     member.0.connect(&endpoint).unwrap();
     member.say(&[], join());
@@ -356,11 +360,11 @@ fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
 
 /// What a second engine with these settings says first.
 fn join() -> Join {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let listener = played(zmq::ROUTER);
     listener.0.bind(&endpoint).unwrap();
-    let _same = Rig::alone(&place(1, 2, &endpoint), Patience::default());
-    let frames = listener.hear();
+    let _same = Harness::alone(&place(1, 2, &endpoint), Timeouts::default());
+    let frames = listener.receive();
     match plait_proto::decode(&frames[1..]).unwrap() {
         Message::Join(join) if join.protocol == PROTOCOL => join,
         other => panic!("{other:?}"),

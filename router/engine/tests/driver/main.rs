@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod failures;
+mod fake_worker;
 mod flow;
 mod groups;
+mod harness;
 mod model;
-mod rig;
 mod step_trace;
 mod streams;
-mod worker;

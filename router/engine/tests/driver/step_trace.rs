@@ -2,21 +2,21 @@
 
 use std::fs;
 
-use plait_engine::{Engine, Patience};
+use plait_engine::{Engine, Timeouts};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::rig::{Rig, settings};
-use crate::{model, worker::STEP_MICROS};
+use crate::harness::{Harness, settings};
+use crate::{fake_worker::STEP_MICROS, model};
 
 #[test]
 fn every_step_is_recorded_with_its_work_and_its_time() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("steps.jsonl");
-    let mut rig = Rig::ready(&json!({"step_trace": path}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 3}));
-    rig.answer(1);
-    rig.engine.close();
+    let mut harness = Harness::ready(&json!({"step_trace": path}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 3}));
+    harness.answer(1);
+    harness.engine.close();
     let records: Vec<Value> = fs::read_to_string(&path)
         .unwrap()
         .lines()
@@ -36,7 +36,7 @@ fn every_step_is_recorded_with_its_work_and_its_time() {
 fn refusal(folder: &TempDir, change: &Value) -> String {
     model::write(folder.path());
     let settings = settings(folder, change).to_string();
-    let error = Engine::start_with(settings.as_bytes(), Patience::default()).err();
+    let error = Engine::start_with(settings.as_bytes(), Timeouts::default()).err();
     error.expect("it cannot start").to_string()
 }
 
@@ -75,8 +75,8 @@ fn a_start_that_fails_leaves_no_file() {
 fn a_server_that_ends_before_its_first_step_leaves_no_file() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("steps.jsonl");
-    let rig = Rig::alone(&json!({"step_trace": path}), Patience::default());
+    let harness = Harness::alone(&json!({"step_trace": path}), Timeouts::default());
     assert!(path.exists());
-    rig.engine.close();
+    harness.engine.close();
     assert!(!path.exists());
 }

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use crate::rig::Rig;
-use crate::worker::Misdeed;
+use crate::fake_worker::Fault;
+use crate::harness::Harness;
 
 /// What the ranks' model says after `prompt`.
 fn continuation(prompt: &str, num_tokens: usize) -> String {
@@ -15,9 +15,9 @@ fn continuation(prompt: &str, num_tokens: usize) -> String {
 
 #[test]
 fn a_greedy_answer_streams_to_its_end() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 5}));
-    let answer = rig.answer(1);
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    let answer = harness.answer(1);
     assert_eq!(answer.text(), "defgh");
     assert_eq!(answer.finish_reason().as_deref(), Some("length"));
     assert!(answer.body.ends_with("data: [DONE]\n\n"));
@@ -25,9 +25,9 @@ fn a_greedy_answer_streams_to_its_end() {
 
 #[test]
 fn a_whole_answer_is_one_body_with_usage() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 5, "stream": false}));
-    let body: serde_json::Value = serde_json::from_str(&rig.answer(1).body).unwrap();
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 5, "stream": false}));
+    let body: serde_json::Value = serde_json::from_str(&harness.answer(1).body).unwrap();
     assert_eq!(body["choices"][0]["text"], "defgh");
     assert_eq!(body["usage"]["prompt_tokens"], 3);
     assert_eq!(body["usage"]["completion_tokens"], 5);
@@ -35,85 +35,85 @@ fn a_whole_answer_is_one_body_with_usage() {
 
 #[test]
 fn sixteen_streams_join_while_others_decode_and_none_disturbs_another() {
-    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |rank| {
+    let mut harness = Harness::ready(&json!({"long_prefill_token_threshold": 16}), |rank| {
         rank.step = std::time::Duration::from_millis(1);
     });
     let prompts: Vec<String> = (0..16)
         .map(|stream| continuation("z", 1 + 9 * stream))
         .collect();
     for (stream, prompt) in (0..).zip(&prompts) {
-        rig.submit(stream, prompt, &json!({"max_tokens": 60}));
-        rig.wait_until("it has begun", |rig| {
-            rig.metric("plait_generated_tokens_total") >= stream as f64
+        harness.submit(stream, prompt, &json!({"max_tokens": 60}));
+        harness.wait_until("it has begun", |harness| {
+            harness.metric("plait_generated_tokens_total") >= stream as f64
         });
     }
     for (stream, prompt) in (0..).zip(&prompts) {
         assert_eq!(
-            rig.answer(stream).text(),
+            harness.answer(stream).text(),
             continuation(prompt, 60),
             "stream {stream}"
         );
     }
-    assert!(rig.metric("plait_steps_total{kind=\"mixed\"}") > 0.0);
+    assert!(harness.metric("plait_steps_total{kind=\"mixed\"}") > 0.0);
 }
 
 #[test]
 fn several_prompts_are_choices_of_one_stream() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(
         1,
         "",
         &json!({"prompts": ["abc", [120, 121]], "max_tokens": 3, "stream": false}),
     );
-    let body: serde_json::Value = serde_json::from_str(&rig.answer(1).body).unwrap();
+    let body: serde_json::Value = serde_json::from_str(&harness.answer(1).body).unwrap();
     assert_eq!(body["choices"][0]["text"], "def");
     assert_eq!(body["choices"][1]["text"], "zab");
 }
 
 #[test]
 fn a_stop_string_ends_the_request_on_the_device_too() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 400, "stop": ["gh"]}));
-    let answer = rig.answer(1);
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 400, "stop": ["gh"]}));
+    let answer = harness.answer(1);
     assert_eq!(answer.text(), "def");
     assert_eq!(answer.finish_reason().as_deref(), Some("stop"));
-    rig.wait_until("its pages are free", |rig| {
-        rig.metric("plait_kv_pages{state=\"leased\"}") == 0.0
+    harness.wait_until("its pages are free", |harness| {
+        harness.metric("plait_kv_pages{state=\"leased\"}") == 0.0
     });
-    assert!(rig.metric("plait_generated_tokens_total") < 400.0);
+    assert!(harness.metric("plait_generated_tokens_total") < 400.0);
     assert_eq!(
-        rig.metric("plait_requests_finished_total{reason=\"stop\"}"),
+        harness.metric("plait_requests_finished_total{reason=\"stop\"}"),
         1.0
     );
 }
 
 #[test]
 fn an_answer_that_needs_more_pages_than_there_are_left_is_the_same() {
-    let mut rig = Rig::ready(&json!({"page_size": 4}), |rank| rank.num_pages = 16);
+    let mut harness = Harness::ready(&json!({"page_size": 4}), |rank| rank.num_pages = 16);
     for stream in 0..6 {
-        rig.submit(stream, "abc", &json!({"max_tokens": 40}));
+        harness.submit(stream, "abc", &json!({"max_tokens": 40}));
     }
     for stream in 0..6 {
         assert_eq!(
-            rig.answer(stream).text(),
+            harness.answer(stream).text(),
             continuation("abc", 40),
             "stream {stream}"
         );
     }
-    assert!(rig.metric("plait_preemptions_total") > 0.0);
+    assert!(harness.metric("plait_preemptions_total") > 0.0);
 }
 
 #[test]
 fn log_probabilities_reach_the_client_that_asked() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.submit(1, "abc", &json!({"max_tokens": 2}));
-    rig.submit(
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 2}));
+    harness.submit(
         2,
         "abc",
         &json!({"max_tokens": 2, "logprobs": 1, "stream": false}),
     );
-    assert_eq!(rig.answer(1).text(), "de");
-    let body: serde_json::Value = serde_json::from_str(&rig.answer(2).body).unwrap();
+    assert_eq!(harness.answer(1).text(), "de");
+    let body: serde_json::Value = serde_json::from_str(&harness.answer(2).body).unwrap();
     assert_eq!(
         body["choices"][0]["logprobs"]["token_logprobs"],
         json!([-100.0, -101.0])
@@ -122,14 +122,14 @@ fn log_probabilities_reach_the_client_that_asked() {
 
 #[test]
 fn prompt_log_probabilities_cross_chunks() {
-    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
+    let mut harness = Harness::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
     let prompt = continuation("z", 40);
-    rig.submit(
+    harness.submit(
         1,
         &prompt,
         &json!({"max_tokens": 1, "prompt_logprobs": 0, "stream": false}),
     );
-    let body: serde_json::Value = serde_json::from_str(&rig.answer(1).body).unwrap();
+    let body: serde_json::Value = serde_json::from_str(&harness.answer(1).body).unwrap();
     let told = body["choices"][0]["prompt_logprobs"].as_array().unwrap();
     assert_eq!(told.len(), 40);
     for (byte, record) in prompt.bytes().zip(told).skip(1) {
@@ -139,12 +139,12 @@ fn prompt_log_probabilities_cross_chunks() {
 
 #[test]
 fn missing_log_probabilities_end_the_rank() {
-    let mut rig = Rig::ready(&json!({}), |_| {});
-    rig.misbehave(Misdeed::NoLogprobs);
-    rig.submit(1, "abc", &json!({"max_tokens": 2, "logprobs": 1}));
-    assert_eq!(rig.answer(1).error, Some((503, 0)));
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.inject(Fault::NoLogprobs);
+    harness.submit(1, "abc", &json!({"max_tokens": 2, "logprobs": 1}));
+    assert_eq!(harness.answer(1).error, Some((503, 0)));
     assert!(
-        rig.status()["reason"]
+        harness.status()["reason"]
             .as_str()
             .unwrap()
             .contains("log-probabilities of step 1")
@@ -153,40 +153,46 @@ fn missing_log_probabilities_end_the_rank() {
 
 #[test]
 fn metrics_add_up() {
-    let mut rig = Rig::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
+    let mut harness = Harness::ready(&json!({"long_prefill_token_threshold": 16}), |_| {});
     let prompts: Vec<String> = (1..=8)
         .map(|stream| continuation("z", 10 * stream))
         .collect();
     for (stream, prompt) in (0..).zip(&prompts) {
-        rig.submit(stream, prompt, &json!({"max_tokens": 20}));
+        harness.submit(stream, prompt, &json!({"max_tokens": 20}));
     }
     for stream in 0..8 {
-        rig.answer(stream);
+        harness.answer(stream);
     }
     let num_prompt_tokens: usize = prompts.iter().map(String::len).sum();
     assert_eq!(
-        rig.metric("plait_prompt_tokens_total"),
+        harness.metric("plait_prompt_tokens_total"),
         num_prompt_tokens as f64
     );
-    let num_prefilled = rig.metric("plait_step_tokens_total{phase=\"prefill\"}");
-    let num_hits = rig.metric("plait_prefix_hit_tokens_total");
+    let num_prefilled = harness.metric("plait_step_tokens_total{phase=\"prefill\"}");
+    let num_hits = harness.metric("plait_prefix_hit_tokens_total");
     assert_eq!(num_prefilled + num_hits, num_prompt_tokens as f64);
-    assert_eq!(rig.metric("plait_generated_tokens_total"), 160.0);
+    assert_eq!(harness.metric("plait_generated_tokens_total"), 160.0);
     assert_eq!(
-        rig.metric("plait_requests_finished_total{reason=\"length\"}"),
+        harness.metric("plait_requests_finished_total{reason=\"length\"}"),
         8.0
     );
-    assert_eq!(rig.metric("plait_time_to_first_token_seconds_count"), 8.0);
-    assert_eq!(rig.metric("plait_inter_token_seconds_count"), 152.0);
-    assert_eq!(rig.metric("plait_e2e_seconds_count"), 8.0);
-    assert_eq!(rig.metric("plait_queue_seconds_count"), 8.0);
+    assert_eq!(
+        harness.metric("plait_time_to_first_token_seconds_count"),
+        8.0
+    );
+    assert_eq!(harness.metric("plait_inter_token_seconds_count"), 152.0);
+    assert_eq!(harness.metric("plait_e2e_seconds_count"), 8.0);
+    assert_eq!(harness.metric("plait_queue_seconds_count"), 8.0);
     let kinds = ["prefill", "decode", "mixed"];
     let num_steps: f64 = kinds
         .iter()
-        .map(|kind| rig.metric(&format!("plait_steps_total{{kind=\"{kind}\"}}")))
+        .map(|kind| harness.metric(&format!("plait_steps_total{{kind=\"{kind}\"}}")))
         .sum();
-    assert_eq!(rig.status()["step"].as_f64(), Some(num_steps));
+    assert_eq!(harness.status()["step"].as_f64(), Some(num_steps));
     let left = ["free", "cached"].map(|state| format!("plait_kv_pages{{state=\"{state}\"}}"));
-    assert_eq!(left.iter().map(|name| rig.metric(name)).sum::<f64>(), 64.0);
-    assert_eq!(rig.metric("plait_requests_running"), 0.0);
+    assert_eq!(
+        left.iter().map(|name| harness.metric(name)).sum::<f64>(),
+        64.0
+    );
+    assert_eq!(harness.metric("plait_requests_running"), 0.0);
 }

@@ -7,8 +7,8 @@ use plait_core::{Decision, Mode, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::engines::{Devices, Engine, Group, Order, group_settings, settings, socket_directory};
 use crate::harness::Spec;
-use crate::rig::{Devices, Engine, Group, Order, group_settings, meeting_place, settings};
 
 #[test]
 fn a_group_of_one_engine_needs_no_socket() {
@@ -117,7 +117,7 @@ fn a_drain_on_any_engine_closes_all_and_ends_when_all_are_idle() {
     group.engines[0].submit(0, Spec::new(9, 40));
     group.engines[0].wait_until("it works", |log| log.num_tokens > 9);
     group.engines[2].tell(Order::Drain);
-    let closed = |log: &crate::rig::Log| log.decisions.iter().any(|it| it.draining);
+    let closed = |log: &crate::engines::Log| log.decisions.iter().any(|it| it.draining);
     group.engines[1].wait_until("admission is closed", closed);
     group.engines[1].submit(0, Spec::new(5, 4));
     let logs = group.finish();
@@ -145,7 +145,7 @@ fn an_idle_group_drains_at_once() {
 
 #[test]
 fn engines_may_start_in_any_order() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let start = |engine| {
         let settings = group_settings(engine, &endpoint, &[1, 1, 1]);
         Engine::start(settings, Devices::default())
@@ -226,7 +226,7 @@ proptest! {
         for log in &logs {
             prop_assert_eq!(&log.end, &None);
             prop_assert_eq!(&log.decisions, &logs[0].decisions);
-            prop_assert_eq!(log.strays, Default::default());
+            prop_assert_eq!(log.drop_counts, Default::default());
         }
         let steps: Vec<u64> = logs[0].decisions.iter().map(|decision| decision.step.0).collect();
         prop_assert_eq!(&steps, &(1..=steps.len() as u64).collect::<Vec<_>>());

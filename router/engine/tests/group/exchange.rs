@@ -5,10 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plait_core::{Micros, Mode, StepId, Vote};
-use plait_engine::group::{Exchange, GroupEnd};
+use plait_engine::group::{Exchange, GroupFailure};
 use plait_proto::{Decision, Drain, ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
-use crate::rig::{CONFIG, Devices, Engine, FOREVER, MAX_TOKENS, group_settings, meeting_place};
+use crate::engines::{
+    CONFIG, Devices, Engine, FOREVER, MAX_TOKENS, group_settings, socket_directory,
+};
 
 /// Long enough for what was sent to be there.
 const SOON: Duration = Duration::from_millis(300);
@@ -64,7 +66,7 @@ fn a_decision_that_waits_is_due_at_once() {
     assert_eq!(alone.next_deadline(), None);
     alone.cast(&[idle(0)], Micros(5)).unwrap();
     assert!(alone.next_deadline().is_some_and(|due| due <= Micros(5)));
-    assert_eq!(alone.hear(Micros(5)).unwrap().unwrap().mode, Mode::Idle);
+    assert_eq!(alone.receive(Micros(5)).unwrap().unwrap().mode, Mode::Idle);
     assert_eq!(alone.next_deadline(), None);
 }
 
@@ -77,7 +79,7 @@ fn a_stop_that_waits_is_due_at_once() {
     };
     alone.cast(&[draining], Micros(5)).unwrap();
     assert!(alone.next_deadline().is_some());
-    assert!(alone.hear(Micros(5)).unwrap().unwrap().stop);
+    assert!(alone.receive(Micros(5)).unwrap().unwrap().stop);
     assert_eq!(alone.next_deadline(), None);
 }
 
@@ -91,7 +93,7 @@ struct Played {
 }
 
 fn played(vote: &Vote) -> Played {
-    let (directory, endpoint) = meeting_place();
+    let (directory, endpoint) = socket_directory();
     let first = zmq::Context::new().socket(zmq::ROUTER).unwrap();
     first.bind(&endpoint).unwrap();
     let mut member = Exchange::new(group_settings(1, &endpoint, &[1, 1]), Micros(0)).unwrap();
@@ -133,10 +135,13 @@ fn a_link_that_broke_behind_a_decision_is_looked_at_again_at_once() {
     let mut member = played.member;
     drop(played.first);
     thread::sleep(SOON);
-    assert!(member.hear(Micros(1)).unwrap().is_some());
+    assert!(member.receive(Micros(1)).unwrap().is_some());
     assert_eq!(member.next_deadline(), Some(Micros(0)));
-    let lost = member.hear(Micros(1)).unwrap_err();
-    assert!(matches!(lost, GroupEnd::Lost { engine: 0, .. }), "{lost}");
+    let lost = member.receive(Micros(1)).unwrap_err();
+    assert!(
+        matches!(lost, GroupFailure::Disconnected { engine: 0, .. }),
+        "{lost}"
+    );
 }
 
 #[test]
@@ -169,7 +174,7 @@ fn a_decision_that_cannot_be_ends_the_engine_by_name() {
         change(&mut broken);
         played.answer(broken);
         zmq::poll(&mut played.member.poll_items(), 60_000).unwrap();
-        let end = played.member.hear(Micros(1)).unwrap_err();
+        let end = played.member.receive(Micros(1)).unwrap_err();
         let told = end.to_string();
         assert!(
             told.contains("engine 0 sent a decision on step 1"),
@@ -181,19 +186,19 @@ fn a_decision_that_cannot_be_ends_the_engine_by_name() {
 
 #[test]
 fn strangers_that_hang_up_hurry_no_search() {
-    let (directory, endpoint) = meeting_place();
+    let (directory, endpoint) = socket_directory();
     let path = directory.path().join("group");
     let mut first = first_of_two(&endpoint);
     let member = dial(&endpoint);
     say(&member, join());
     zmq::poll(&mut first.poll_items(), 60_000).unwrap();
-    first.hear(Micros(0)).unwrap();
+    first.receive(Micros(0)).unwrap();
     let began = Instant::now();
     let now = || Micros(u64::try_from(began.elapsed().as_micros()).unwrap());
     for _ in 0..300 {
         drop(UnixStream::connect(&path).unwrap());
         zmq::poll(&mut first.poll_items(), 60_000).unwrap();
-        first.hear(now()).unwrap();
+        first.receive(now()).unwrap();
     }
     let most = 2 + began.elapsed().as_millis() / 5;
     thread::sleep(SOON);
@@ -206,26 +211,26 @@ fn strangers_that_hang_up_hurry_no_search() {
 
 #[test]
 fn an_engine_that_says_much_is_heard_a_little_at_a_time() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let mut first = first_of_two(&endpoint);
     let member = dial(&endpoint);
     say(&member, join());
     (0..1000).for_each(|_| say(&member, Drain {}));
     thread::sleep(SOON);
-    first.hear(Micros(0)).unwrap();
-    let heard = first.strays().num_unasked;
+    first.receive(Micros(0)).unwrap();
+    let heard = first.drop_counts().num_unexpected;
     assert!(heard < 300, "{heard} messages at once");
     let deadline = Instant::now() + FOREVER;
-    while first.strays().num_unasked < 1000 {
+    while first.drop_counts().num_unexpected < 1000 {
         assert!(Instant::now() < deadline, "the rest never comes");
         zmq::poll(&mut first.poll_items(), 60_000).unwrap();
-        first.hear(Micros(0)).unwrap();
+        first.receive(Micros(0)).unwrap();
     }
 }
 
 #[test]
 fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
-    let (directory, endpoint) = meeting_place();
+    let (directory, endpoint) = socket_directory();
     let path = directory.path().join("group");
     let mut first = first_of_two(&endpoint);
     let member = dial(&endpoint);
@@ -235,7 +240,7 @@ fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
     say(&member, Fail { rank, code, reason });
     let end = loop {
         zmq::poll(&mut first.poll_items(), 60_000).unwrap();
-        if let Err(end) = first.hear(Micros(0)) {
+        if let Err(end) = first.receive(Micros(0)) {
             break end;
         }
     };
@@ -243,7 +248,7 @@ fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
     (0..2500).for_each(|_| drop(UnixStream::connect(&path)));
     assert!(first.poll_items().is_empty());
     assert_eq!(first.next_deadline(), None);
-    assert_eq!(first.hear(Micros(0)), Ok(None));
+    assert_eq!(first.receive(Micros(0)), Ok(None));
     let closing = thread::spawn(move || drop(first));
     let deadline = Instant::now() + FOREVER;
     while !closing.is_finished() {
@@ -254,7 +259,7 @@ fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
 
 #[test]
 fn a_second_engine_on_a_seat_ends_the_group_which_names_it() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let [first, right] = [0, 1].map(|engine| {
         let settings = group_settings(engine, &endpoint, &[1, 1]);
         Engine::start(settings, Devices::default())

@@ -3,26 +3,28 @@
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use plait_engine::group::{GroupEnd, GroupPatience, GroupSettings};
+use plait_engine::group::{GroupFailure, GroupSettings, GroupTimeouts};
 use plait_proto::ExitCode;
 
+use crate::engines::{
+    Devices, Engine, Group, Log, Order, group_settings, long_timeouts, socket_directory,
+};
 use crate::harness::Spec;
-use crate::rig::{Devices, Engine, Group, Log, Order, group_settings, meeting_place, patient};
 
 /// Votes that are late by this much end the group, where engine 0 alone is in such a hurry: when the machine
-/// stalls it must not be the members that lose patience first.
+/// stalls it must not be the members that time out first.
 const SHORT: Duration = Duration::from_secs(1);
 
-fn hasty() -> GroupPatience {
-    GroupPatience {
+fn short_timeouts() -> GroupTimeouts {
+    GroupTimeouts {
         vote: SHORT,
-        ..patient()
+        ..long_timeouts()
     }
 }
 
 fn hurry_the_first(settings: &mut GroupSettings) {
     if settings.engine() == 0 {
-        settings.patience = hasty();
+        settings.timeouts = short_timeouts();
     }
 }
 
@@ -92,7 +94,7 @@ fn works(log: &Log) -> bool {
 #[test]
 fn a_killed_process_ends_the_group_with_its_replicas_names() {
     be_a_process_if_told();
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let [first, other] =
         [0, 1].map(|engine| Engine::start(group_settings(engine, &endpoint, &[1, 1, 2]), slow()));
     let test = "failures::a_killed_process_ends_the_group_with_its_replicas_names";
@@ -103,7 +105,7 @@ fn a_killed_process_ends_the_group_with_its_replicas_names() {
     let replicas = vec![2, 3];
     assert_eq!(
         first.end,
-        Some(GroupEnd::Lost {
+        Some(GroupFailure::Disconnected {
             engine: 2,
             replicas
         })
@@ -114,13 +116,16 @@ fn a_killed_process_ends_the_group_with_its_replicas_names() {
         "engine 2 (replicas 2 and 3) is gone: its link was closed"
     );
     let code = ExitCode::RankLost;
-    assert_eq!(other.end, Some(GroupEnd::Told { code, reason }));
+    assert_eq!(
+        other.end,
+        Some(GroupFailure::FromCoordinator { code, reason })
+    );
 }
 
 #[test]
 fn a_stopped_process_is_named_when_its_votes_are_overdue() {
     be_a_process_if_told();
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let [first, other] = [0, 1].map(|engine| {
         let mut settings = group_settings(engine, &endpoint, &[1, 1, 2]);
         hurry_the_first(&mut settings);
@@ -139,7 +144,10 @@ fn a_stopped_process_is_named_when_its_votes_are_overdue() {
         end(&first)
     );
     assert_eq!(end(&other), end(&first), "the others say who it was, too");
-    assert!(matches!(other.end, Some(GroupEnd::Told { .. })));
+    assert!(matches!(
+        other.end,
+        Some(GroupFailure::FromCoordinator { .. })
+    ));
 }
 
 #[test]
@@ -165,7 +173,7 @@ fn a_stalled_member_is_named_and_no_decision_is_drawn_without_it() {
 
 #[test]
 fn a_stalled_first_engine_is_named_by_the_others() {
-    let group = Group::start_with(&[1, 1], |_| slow(), |it| it.patience = hasty());
+    let group = Group::start_with(&[1, 1], |_| slow(), |it| it.timeouts = short_timeouts());
     group.wait_until_idle();
     group.engines[0].tell(Order::Stall);
     group.engines[0].wait_until("it stalls", |log| log.is_stalled);
@@ -225,11 +233,11 @@ fn the_reason_of_an_engine_that_gives_up_reaches_all() {
 
 #[test]
 fn engines_that_never_join_are_named() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let [first, second] = [0, 2].map(|engine| {
         let mut settings = group_settings(engine, &endpoint, &[1, 1, 1, 1]);
         if engine == 0 {
-            settings.patience.join = SHORT;
+            settings.timeouts.join = SHORT;
         }
         Engine::start(settings, slow())
     });

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use plait_core::Micros;
 use plait_engine::group::{
-    ClientKeys, Exchange, GroupEnd, GroupProblem, Handshake, Seat, ServerKeys,
+    ClientKeys, Exchange, GroupFailure, GroupProblem, HandshakeFailure, Role, ServerKeys,
 };
 use plait_proto::ExitCode;
 use zmq::CurveKeyPair;
 
+use crate::engines::{Devices, Engine, Log, Order, group_settings};
 use crate::harness::Spec;
-use crate::rig::{Devices, Engine, Log, Order, group_settings};
 
 const REPLICAS: [u32; 2] = [1, 1];
 
 fn first(pair: &CurveKeyPair, allowed: &CurveKeyPair) -> Engine {
     let mut settings = group_settings(0, "", &REPLICAS);
-    settings.seat = Seat::First {
+    settings.role = Role::Coordinator {
         endpoint: "tcp://127.0.0.1:*".to_owned(),
         keys: Some(ServerKeys {
             secret: pair.secret_key,
@@ -28,7 +28,7 @@ fn first(pair: &CurveKeyPair, allowed: &CurveKeyPair) -> Engine {
 
 fn member(endpoint: &str, keys: Option<ClientKeys>) -> Engine {
     let mut settings = group_settings(1, "", &REPLICAS);
-    settings.seat = Seat::Member {
+    settings.role = Role::Member {
         engine: 1,
         endpoint: endpoint.to_owned(),
         keys,
@@ -52,7 +52,7 @@ fn heard_nothing(first: Engine) -> Log {
     first.tell(Order::Vanish);
     let log = first.finish();
     assert!(log.decisions.is_empty());
-    assert_eq!(log.strays, Default::default());
+    assert_eq!(log.drop_counts, Default::default());
     log
 }
 
@@ -67,9 +67,9 @@ fn engines_with_the_right_keys_agree() {
     assert_eq!((first.finish().end, member.finish().end), (None, None));
 }
 
-fn handshake(log: Log) -> Handshake {
+fn handshake(log: Log) -> HandshakeFailure {
     match log.end {
-        Some(GroupEnd::Unopened { handshake, .. }) => handshake,
+        Some(GroupFailure::ConnectFailed { handshake, .. }) => handshake,
         other => panic!("the link was opened, or {other:?}"),
     }
 }
@@ -85,7 +85,7 @@ fn an_engine_whose_key_is_not_on_the_list_gets_nothing_through() {
             .contains("refused this engine's CURVE key (400)"),
         "{end}"
     );
-    assert_eq!(handshake(refused), Handshake::Denied(400));
+    assert_eq!(handshake(refused), HandshakeFailure::Denied(400));
     assert_eq!(end.code(), ExitCode::Settings);
     heard_nothing(first);
 }
@@ -96,7 +96,10 @@ fn an_engine_that_expects_another_first_one_gets_nothing_through() {
     let first = first(&server, &own);
     let refused = member(first.endpoint.as_ref().unwrap(), keys(&other, &own)).finish();
     // The first engine cannot read what it was sent, and hangs up: no more is known here.
-    assert_eq!(handshake(refused), Handshake::HungUp { has_keys: true });
+    assert_eq!(
+        handshake(refused),
+        HandshakeFailure::HungUp { has_keys: true }
+    );
     heard_nothing(first);
 }
 
@@ -133,7 +136,7 @@ fn an_engine_without_keys_gets_nothing_through() {
 #[test]
 fn an_address_that_others_can_reach_needs_keys() {
     let mut settings = group_settings(0, "", &REPLICAS);
-    settings.seat = Seat::First {
+    settings.role = Role::Coordinator {
         endpoint: "tcp://*:5555".to_owned(),
         keys: None,
     };

@@ -5,11 +5,11 @@
 #![allow(clippy::cast_possible_wrap, reason = "small numbers")]
 
 mod agreement;
+mod dropped_messages;
+mod engines;
 mod exchange;
 mod failures;
 mod keys;
-mod rig;
-mod strays;
 
 #[path = "../../../core/tests/core/fake_device.rs"]
 #[allow(dead_code, reason = "the core's own tests need more of it")]

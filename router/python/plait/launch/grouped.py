@@ -9,14 +9,14 @@ import msgspec
 
 from plait.errors import SettingsError
 from plait.model_files import LocalModel
-from plait.settings import GroupPlace, ServeSettings
+from plait.settings import GroupMembership, ServeSettings
 
 _TEXTS = ("config.json", "model.safetensors.index.json")
 """Files of a model folder whose contents are compared; of the others names and sizes are."""
 
 
-def group_place(place: GroupPlace, local: LocalModel, settings: ServeSettings) -> GroupPlace:
-    """The place with what its ranks compute with; raises `SettingsError` for settings that no group keeps."""
+def with_fingerprint(place: GroupMembership, local: LocalModel, settings: ServeSettings) -> GroupMembership:
+    """Adds the fingerprint of model and number formats. Raises `SettingsError` for settings that exclude groups."""
     if settings.scheduler.itl_target_ms is not None:
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
     if settings.process.step_trace is not None:

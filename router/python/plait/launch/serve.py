@@ -22,19 +22,19 @@ from plait.http.engine import Description, Phase, Status, read_description, read
 from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.grouped import group_place
+from plait.launch.grouped import with_fingerprint
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
 from plait.output import say
-from plait.settings import GroupPlace, ServeSettings, batch_tokens, engine_settings
+from plait.settings import GroupMembership, ServeSettings, batch_tokens, engine_settings
 
 POLL_SECONDS = 0.1
 
 
-def serve(model: str | None, settings: ServeSettings, group: GroupPlace | None = None) -> int:
+def serve(model: str | None, settings: ServeSettings, group: GroupMembership | None = None) -> int:
     """Serve `model` until a signal or a failure ends it; the process's exit code.
 
     In a group the engine is ready when all engines of the group are there, and ends with them. What is cheap to find
@@ -55,9 +55,11 @@ def serve(model: str | None, settings: ServeSettings, group: GroupPlace | None =
 
 
 @contextlib.contextmanager
-def _engine(local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupPlace | None) -> Iterator[Engine]:
-    place = group_place(group, local, settings) if group is not None else None
-    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), place)
+def _engine(
+    local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupMembership | None
+) -> Iterator[Engine]:
+    membership = with_fingerprint(group, local, settings) if group is not None else None
+    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership)
     try:
         engine = Engine(msgspec.json.encode(engine_json))
     except ModelFilesError as error:

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use plait_core::{Decision, Micros, Mode, Plan, Policy, Settings, Vote};
-use plait_engine::group::{Exchange, GroupEnd, GroupPatience, GroupSettings, Seat, Strays};
+use plait_engine::group::{DropCounts, Exchange, GroupFailure, GroupSettings, GroupTimeouts, Role};
 use plait_proto::ExitCode;
 use tempfile::TempDir;
 
@@ -49,8 +49,8 @@ pub fn settings() -> Settings {
 }
 
 /// Nobody waits in vain, unless a test is about that.
-pub fn patient() -> GroupPatience {
-    GroupPatience {
+pub fn long_timeouts() -> GroupTimeouts {
+    GroupTimeouts {
         join: FOREVER,
         vote: FOREVER,
         vote_token: Duration::ZERO,
@@ -58,7 +58,7 @@ pub fn patient() -> GroupPatience {
 }
 
 /// A directory for a socket.
-pub fn meeting_place() -> (TempDir, String) {
+pub fn socket_directory() -> (TempDir, String) {
     let owners_only = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
     let directory = directory.unwrap();
@@ -69,22 +69,22 @@ pub fn meeting_place() -> (TempDir, String) {
 pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> GroupSettings {
     let endpoint = endpoint.to_owned();
     let keys = None;
-    let seat = match (engine, num_replicas.len()) {
-        (_, 1) => Seat::Alone,
-        (0, _) => Seat::First { endpoint, keys },
-        _ => Seat::Member {
+    let role = match (engine, num_replicas.len()) {
+        (_, 1) => Role::Alone,
+        (0, _) => Role::Coordinator { endpoint, keys },
+        _ => Role::Member {
             engine,
             endpoint,
             keys: None,
         },
     };
     GroupSettings {
-        seat,
+        role,
         num_replicas: num_replicas.to_vec(),
         config: CONFIG,
         graph_buckets: GRAPHS.to_vec(),
         max_tokens: MAX_TOKENS,
-        patience: patient(),
+        timeouts: long_timeouts(),
     }
 }
 
@@ -113,8 +113,8 @@ pub struct Log {
     pub num_dummies: usize,
     /// Times that it was woken.
     pub num_wakes: usize,
-    pub strays: Strays,
-    pub end: Option<GroupEnd>,
+    pub drop_counts: DropCounts,
+    pub end: Option<GroupFailure>,
     pub is_idle: bool,
     pub is_stalled: bool,
 }
@@ -162,7 +162,7 @@ impl Engine {
             let log = log.clone();
             move || {
                 let harnesses = replicas.clone();
-                let wheel = Wheel {
+                let event_loop = EventLoop {
                     harnesses: harnesses
                         .map(|_| Harness::new(devices.settings.clone()))
                         .collect(),
@@ -178,7 +178,7 @@ impl Engine {
                     devices,
                     is_draining: false,
                 };
-                wheel.turn();
+                event_loop.turn();
             }
         };
         let thread = thread::Builder::new().name(format!("engine-{engine}"));
@@ -235,7 +235,7 @@ impl Engine {
 }
 
 /// An engine at work, as the driver does it.
-struct Wheel {
+struct EventLoop {
     harnesses: Vec<Harness>,
     /// When each harness's steps on the wire are over.
     due: Vec<VecDeque<Instant>>,
@@ -253,7 +253,7 @@ struct Wheel {
     is_draining: bool,
 }
 
-impl Wheel {
+impl EventLoop {
     fn turn(mut self) {
         loop {
             while let Ok(order) = self.orders.try_recv() {
@@ -276,7 +276,7 @@ impl Wheel {
 
     fn tell_log(&self) {
         let mut log = self.log.lock().unwrap();
-        log.strays = self.exchange.strays();
+        log.drop_counts = self.exchange.drop_counts();
         log.is_idle = self
             .harnesses
             .iter()
@@ -335,9 +335,9 @@ impl Wheel {
     }
 
     /// False after the decision that stops the group.
-    fn step_while_possible(&mut self) -> Result<bool, GroupEnd> {
+    fn step_while_possible(&mut self) -> Result<bool, GroupFailure> {
         loop {
-            let decision = self.exchange.hear(self.now())?;
+            let decision = self.exchange.receive(self.now())?;
             let has_decision = decision.is_some();
             if let Some(decision) = decision {
                 self.follow(&decision);
@@ -347,9 +347,9 @@ impl Wheel {
                 }
             }
             self.submit_waiting();
-            let has_landed = self.land_due();
+            let has_completed = self.complete_due();
             let has_cast = self.vote()?;
-            if !has_decision && !has_landed && !has_cast {
+            if !has_decision && !has_completed && !has_cast {
                 return Ok(true);
             }
         }
@@ -387,20 +387,20 @@ impl Wheel {
         self.log.lock().unwrap().decisions.push(decision.clone());
     }
 
-    fn land_due(&mut self) -> bool {
-        let mut has_landed = false;
+    fn complete_due(&mut self) -> bool {
+        let mut has_completed = false;
         for (harness, due) in self.harnesses.iter_mut().zip(&mut self.due) {
             while due.front().is_some_and(|due| *due <= Instant::now()) {
                 due.pop_front();
                 harness.complete();
-                has_landed = true;
+                has_completed = true;
             }
         }
-        has_landed
+        has_completed
     }
 
     /// Plans and votes, where credit is left and the group waits or there is news.
-    fn vote(&mut self) -> Result<bool, GroupEnd> {
+    fn vote(&mut self) -> Result<bool, GroupFailure> {
         let has_credit = self
             .harnesses
             .iter()
@@ -451,7 +451,7 @@ impl Group {
         devices: impl Fn(u32) -> Devices,
         change: impl Fn(&mut GroupSettings),
     ) -> Self {
-        let (directory, endpoint) = meeting_place();
+        let (directory, endpoint) = socket_directory();
         let engines = (0..u32::try_from(num_replicas.len()).unwrap()).map(|engine| {
             let mut settings = group_settings(engine, &endpoint, num_replicas);
             change(&mut settings);

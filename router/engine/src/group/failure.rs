@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use plait_proto::ExitCode;
 
-use super::socket::Handshake;
+use super::socket::HandshakeFailure;
 
 /// After this the engine makes no step any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GroupEnd {
+pub enum GroupFailure {
     /// Engines that never said anything.
     #[error(
         "{} of the group did not join within {waited:?}: see whether it runs and can reach this one",
         named("engine", .engines)
     )]
-    Absent {
+    NeverJoined {
         /// Which.
         engines: Vec<u32>,
         /// For how long.
@@ -25,7 +25,7 @@ pub enum GroupEnd {
         "{} ({}) did not vote on step {step} within {waited:?}: it hangs or cannot be reached",
         named("replica", .replicas), named("engine", .engines)
     )]
-    Missing {
+    MissingVotes {
         /// Whose.
         replicas: Vec<u32>,
         /// The engines that own them.
@@ -47,7 +47,7 @@ pub enum GroupEnd {
     },
     /// An engine closed its link without a word.
     #[error("engine {engine} ({}) is gone: its link was closed", named("replica", .replicas))]
-    Lost {
+    Disconnected {
         /// Which.
         engine: u32,
         /// Those that it owned.
@@ -55,7 +55,7 @@ pub enum GroupEnd {
     },
     /// An engine said that it cannot go on.
     #[error("engine {engine} gave up: {reason}")]
-    GaveUp {
+    PeerFailed {
         /// Which.
         engine: u32,
         /// In its words.
@@ -63,19 +63,19 @@ pub enum GroupEnd {
     },
     /// Messages for an engine wait until there is no more room for them.
     #[error("engine {engine} ({}) does not read what it is sent: it hangs", named("replica", .replicas))]
-    Unread {
+    NotReading {
         /// Which.
         engine: u32,
         /// Those that it owns.
         replicas: Vec<u32>,
     },
-    /// A second engine on a seat that is taken.
+    /// A second engine with a number that is in use.
     #[error(
         "two engines say that they are engine {engine} ({}): start each with a number of its own, and all anew where \
          one of them ended",
         named("replica", .replicas)
     )]
-    SeatTaken {
+    DuplicateEngine {
         /// Which.
         engine: u32,
         /// Those that both would own.
@@ -93,15 +93,15 @@ pub enum GroupEnd {
     },
     /// The link to the first engine was closed before it was open.
     #[error("engine 0 at {endpoint} cannot be talked to: {handshake}")]
-    Unopened {
+    ConnectFailed {
         /// Where.
         endpoint: String,
         /// What is known.
-        handshake: Handshake,
+        handshake: HandshakeFailure,
     },
     /// The first engine's word.
     #[error("{reason}")]
-    Told {
+    FromCoordinator {
         /// What this engine exits with.
         code: ExitCode,
         /// In its words.
@@ -109,13 +109,13 @@ pub enum GroupEnd {
     },
 }
 
-impl GroupEnd {
+impl GroupFailure {
     /// What the process exits with.
     pub fn code(&self) -> ExitCode {
         match self {
-            Self::Unopened { handshake, .. } => handshake.code(),
-            Self::SeatTaken { .. } => ExitCode::Settings,
-            Self::Told { code, .. } => *code,
+            Self::ConnectFailed { handshake, .. } => handshake.code(),
+            Self::DuplicateEngine { .. } => ExitCode::Settings,
+            Self::FromCoordinator { code, .. } => *code,
             _ => ExitCode::RankLost,
         }
     }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_missing_are_named() {
-        let end = GroupEnd::Missing {
+        let end = GroupFailure::MissingVotes {
             replicas: vec![4, 5, 6],
             engines: vec![2],
             step: 17,

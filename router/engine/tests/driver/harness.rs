@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use plait_engine::{ERROR, Engine, LAST, Patience};
+use plait_engine::{ERROR, Engine, LAST, Timeouts};
 use plait_proto::Fingerprint;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::fake_worker::{Behavior, Fault, Worker};
 use crate::model;
-use crate::worker::{Conduct, Misdeed, Worker};
 
-/// What the rig's workers carry.
+/// What the harness's workers carry.
 pub const CONFIG: Fingerprint = [3; 16];
 
 /// Longer than anything here takes on a busy machine; reaching it is a failure.
@@ -65,11 +65,11 @@ impl Answer {
     }
 }
 
-pub struct Rig {
+pub struct Harness {
     pub engine: Engine,
     pub workers: Vec<Worker>,
     answers: HashMap<u64, Answer>,
-    misdeed: Arc<Mutex<Option<Misdeed>>>,
+    fault: Arc<Mutex<Option<Fault>>>,
     _folder: TempDir,
 }
 
@@ -88,39 +88,39 @@ pub fn settings(folder: &TempDir, change: &Value) -> Value {
     settings
 }
 
-impl Rig {
+impl Harness {
     /// An engine without ranks.
-    pub fn alone(change: &Value, patience: Patience) -> Self {
+    pub fn alone(change: &Value, timeouts: Timeouts) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("plait")
             .tempdir_in("/tmp")
             .unwrap();
         model::write(folder.path());
         let settings = settings(&folder, change).to_string();
-        let engine = Engine::start_with(settings.as_bytes(), patience).unwrap();
+        let engine = Engine::start_with(settings.as_bytes(), timeouts).unwrap();
         engine.set_config_fingerprint(CONFIG);
         Self {
             engine,
             workers: Vec::new(),
             answers: HashMap::new(),
-            misdeed: Arc::default(),
+            fault: Arc::default(),
             _folder: folder,
         }
     }
 
     /// An engine with one rank, ready.
-    pub fn ready(change: &Value, conduct: impl FnOnce(&mut Conduct)) -> Self {
-        let mut rig = Self::alone(change, Patience::default());
-        rig.dial(conduct);
-        rig.wait_for_phase("ready");
-        rig
+    pub fn ready(change: &Value, behavior: impl FnOnce(&mut Behavior)) -> Self {
+        let mut harness = Self::alone(change, Timeouts::default());
+        harness.dial(behavior);
+        harness.wait_for_phase("ready");
+        harness
     }
 
     /// One more rank dials.
-    pub fn dial(&mut self, conduct: impl FnOnce(&mut Conduct)) {
-        let mut good = Conduct::good(CONFIG);
-        good.misdeed = self.misdeed.clone();
-        conduct(&mut good);
+    pub fn dial(&mut self, behavior: impl FnOnce(&mut Behavior)) {
+        let mut good = Behavior::good(CONFIG);
+        good.fault = self.fault.clone();
+        behavior(&mut good);
         self.workers
             .push(Worker::start(self.engine.endpoint(), good));
     }
@@ -133,21 +133,21 @@ impl Rig {
             assert!(Instant::now() < deadline, "{}", self.status());
             self.workers.clear();
             self.dial(|_| {});
-            let patience = Instant::now() + Duration::from_secs(2);
-            while self.status()["phase"] != "ready" && Instant::now() < patience {
+            let retry_at = Instant::now() + Duration::from_secs(2);
+            while self.status()["phase"] != "ready" && Instant::now() < retry_at {
                 sleep(Duration::from_millis(5));
             }
         }
     }
 
     /// A rank does this in place of its next answer.
-    pub fn misbehave(&self, misdeed: Misdeed) {
-        *self.misdeed.lock().unwrap() = Some(misdeed);
+    pub fn inject(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = Some(fault);
     }
 
     /// The rank is itself again.
-    pub fn behave(&self) {
-        *self.misdeed.lock().unwrap() = None;
+    pub fn clear_fault(&self) {
+        *self.fault.lock().unwrap() = None;
     }
 
     /// Submits a streamed completion of `prompt`; `change` is merged into the request.
@@ -165,8 +165,9 @@ impl Rig {
 
     /// Waits until `stream` has ended.
     pub fn answer(&mut self, stream: u64) -> Answer {
-        self.wait_until(&format!("stream {stream} ends"), |rig| {
-            rig.answers
+        self.wait_until(&format!("stream {stream} ends"), |harness| {
+            harness
+                .answers
                 .get(&stream)
                 .is_some_and(|answer| answer.is_over)
         });
@@ -180,8 +181,8 @@ impl Rig {
     }
 
     pub fn wait_for_phase(&mut self, phase: &str) {
-        self.wait_until(&format!("the phase is {phase}"), |rig| {
-            rig.status()["phase"] == phase
+        self.wait_until(&format!("the phase is {phase}"), |harness| {
+            harness.status()["phase"] == phase
         });
     }
 

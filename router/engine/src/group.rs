@@ -11,51 +11,53 @@
 //! until then nothing is sent and nobody wakes.
 
 mod allowlist;
-mod ballot;
-mod end;
-mod first;
+mod coordinator;
+mod failure;
 mod member;
 mod round;
 mod settings;
 mod socket;
+mod vote_collection;
 mod wire;
 
-pub use end::GroupEnd;
+pub use failure::GroupFailure;
 pub use settings::{
-    ClientKeys, GroupPatience, GroupProblem, GroupSettings, Key, MAX_REPLICAS, Owners, Seat,
+    ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Owners, Role,
     ServerKeys,
 };
-pub use socket::{Handshake, Strays};
+pub use socket::{DropCounts, HandshakeFailure};
 pub(crate) use wire::decision_to_wire;
 
 use plait_core::{Decision, Micros, Vote};
 use plait_proto::ExitCode;
 
-use first::First;
+use coordinator::Coordinator;
 use member::Member;
 
 /// One engine's part in its group; used by one thread.
 ///
 /// The caller polls [`Exchange::poll_items`] until [`Exchange::next_deadline`], calls
-/// [`Exchange::hear`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so. While it
+/// [`Exchange::receive`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so. While it
 /// [`Exchange::awaits_decision`] it takes no request: the decision may stop the group, because all said
 /// that they are idle.
 pub struct Exchange {
-    role: Role,
+    role: RoleState,
 }
 
-enum Role {
-    First(Box<First>),
+enum RoleState {
+    Coordinator(Box<Coordinator>),
     Member(Box<Member>),
 }
 
 impl Exchange {
-    /// Takes this engine's seat: listens or dials, and returns before anybody has answered.
+    /// Takes up this engine's role: listens or dials, and returns before anybody has answered.
     pub fn new(settings: GroupSettings, now: Micros) -> Result<Self, GroupProblem> {
         settings.check()?;
-        let role = match settings.seat {
-            Seat::Alone | Seat::First { .. } => Role::First(Box::new(First::new(settings, now)?)),
-            Seat::Member { .. } => Role::Member(Box::new(Member::new(settings)?)),
+        let role = match settings.role {
+            Role::Alone | Role::Coordinator { .. } => {
+                RoleState::Coordinator(Box::new(Coordinator::new(settings, now)?))
+            }
+            Role::Member { .. } => RoleState::Member(Box::new(Member::new(settings)?)),
         };
         Ok(Self { role })
     }
@@ -63,8 +65,8 @@ impl Exchange {
     /// Where the others dial, on the first engine of several: with the port that was taken.
     pub fn endpoint(&self) -> Option<&str> {
         match &self.role {
-            Role::First(first) => first.endpoint(),
-            Role::Member(_) => None,
+            RoleState::Coordinator(coordinator) => coordinator.endpoint(),
+            RoleState::Member(_) => None,
         }
     }
 
@@ -72,65 +74,65 @@ impl Exchange {
     /// or they are news to it. False after they were cast, until the decision.
     pub fn must_cast(&self, votes: &[Vote]) -> bool {
         match &self.role {
-            Role::First(first) => first.must_cast(votes),
-            Role::Member(member) => member.round().must_cast(votes),
+            RoleState::Coordinator(coordinator) => coordinator.must_cast(votes),
+            RoleState::Member(member) => member.round().must_cast(votes),
         }
     }
 
     /// The votes were cast and the decision is not in.
     pub fn awaits_decision(&self) -> bool {
         match &self.role {
-            Role::First(first) => first.awaits_decision(),
-            Role::Member(member) => member.round().has_cast(),
+            RoleState::Coordinator(coordinator) => coordinator.awaits_decision(),
+            RoleState::Member(member) => member.round().has_cast(),
         }
     }
 
     /// Casts the votes of this engine's replicas on the next step; once a round.
-    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupEnd> {
+    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupFailure> {
         match &mut self.role {
-            Role::First(first) => first.cast(votes, now),
-            Role::Member(member) => member.cast(votes, now),
+            RoleState::Coordinator(coordinator) => coordinator.cast(votes, now),
+            RoleState::Member(member) => member.cast(votes, now),
         }
     }
 
     /// Takes in what has come, without blocking: the decision on the step that was voted on, if it is
     /// there. After an error nothing more comes.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
+    pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         match &mut self.role {
-            Role::First(first) => first.hear(now),
-            Role::Member(member) => member.hear(now),
+            RoleState::Coordinator(coordinator) => coordinator.receive(now),
+            RoleState::Member(member) => member.receive(now),
         }
     }
 
     /// What wakes this engine; nothing where it is alone.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
         match &self.role {
-            Role::First(first) => first.poll_items(),
-            Role::Member(member) => member.poll_items(),
+            RoleState::Coordinator(coordinator) => coordinator.poll_items(),
+            RoleState::Member(member) => member.poll_items(),
         }
     }
 
-    /// When [`Exchange::hear`] must be called though nothing has come.
+    /// When [`Exchange::receive`] must be called though nothing has come.
     pub fn next_deadline(&self) -> Option<Micros> {
         match &self.role {
-            Role::First(first) => first.next_deadline(),
-            Role::Member(member) => member.next_deadline(),
+            RoleState::Coordinator(coordinator) => coordinator.next_deadline(),
+            RoleState::Member(member) => member.next_deadline(),
         }
     }
 
     /// This engine cannot go on: the others end with its reason.
     pub fn give_up(&mut self, code: ExitCode, reason: &str) {
         match &mut self.role {
-            Role::First(first) => first.give_up(reason),
-            Role::Member(member) => member.give_up(code, reason),
+            RoleState::Coordinator(coordinator) => coordinator.give_up(reason),
+            RoleState::Member(member) => member.give_up(code, reason),
         }
     }
 
     /// What came that was no part of a round, and was dropped.
-    pub fn strays(&self) -> Strays {
+    pub fn drop_counts(&self) -> DropCounts {
         match &self.role {
-            Role::First(first) => first.strays(),
-            Role::Member(member) => member.strays(),
+            RoleState::Coordinator(coordinator) => coordinator.drop_counts(),
+            RoleState::Member(member) => member.drop_counts(),
         }
     }
 }

@@ -17,7 +17,7 @@ pub const STEP_MICROS: u64 = 1000;
 
 /// How a rank behaves.
 #[derive(Clone, Debug)]
-pub struct Conduct {
+pub struct Behavior {
     pub rank: u32,
     pub world: u32,
     pub config: Fingerprint,
@@ -28,18 +28,18 @@ pub struct Conduct {
     pub said_micros: u64,
     pub heartbeats: bool,
     /// Done in place of the next answer, once a test has put one here.
-    pub misdeed: Arc<Mutex<Option<Misdeed>>>,
+    pub fault: Arc<Mutex<Option<Fault>>>,
 }
 
 /// What a rank may do wrong.
 #[derive(Clone, Debug)]
-pub enum Misdeed {
+pub enum Fault {
     /// Nothing comes until the test takes this back.
     Silence,
     /// Sends this message instead.
     Say(Message),
     /// Sends this message instead, and nothing after it.
-    LastWords(Message),
+    SayThenSilence(Message),
     /// Sends these frames instead.
     SayFrames(Vec<Vec<u8>>),
     /// Answers with a token that the model lacks.
@@ -48,7 +48,7 @@ pub enum Misdeed {
     NoLogprobs,
 }
 
-impl Conduct {
+impl Behavior {
     pub fn good(config: Fingerprint) -> Self {
         Self {
             rank: 0,
@@ -58,7 +58,7 @@ impl Conduct {
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
             heartbeats: true,
-            misdeed: Arc::default(),
+            fault: Arc::default(),
         }
     }
 }
@@ -83,14 +83,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn start(endpoint: &str, conduct: Conduct) -> Self {
+    pub fn start(endpoint: &str, behavior: Behavior) -> Self {
         let (log, stop) = (
             Arc::new(Mutex::new(Log::default())),
             Arc::new(Mutex::new(false)),
         );
         let rank = Rank {
-            socket: dial(endpoint, &format!("rank-{}", conduct.rank)),
-            conduct,
+            socket: dial(endpoint, &format!("rank-{}", behavior.rank)),
+            behavior,
             log: log.clone(),
             stop: stop.clone(),
             slots: FxHashMap::default(),
@@ -131,7 +131,7 @@ struct Slot {
 
 struct Rank {
     socket: zmq::Socket,
-    conduct: Conduct,
+    behavior: Behavior,
     log: Arc<Mutex<Log>>,
     stop: Arc<Mutex<bool>>,
     slots: FxHashMap<u32, Slot>,
@@ -144,10 +144,10 @@ impl Rank {
         self.say(&self.hello().into());
         let mut next_heartbeat = Instant::now();
         while !*self.stop.lock().unwrap() {
-            if self.conduct.heartbeats && Instant::now() >= next_heartbeat {
+            if self.behavior.heartbeats && Instant::now() >= next_heartbeat {
                 self.say(
                     &Heartbeat {
-                        rank: self.conduct.rank,
+                        rank: self.behavior.rank,
                         step: self.num_steps,
                     }
                     .into(),
@@ -163,7 +163,7 @@ impl Rank {
                 });
             let millis = i64::try_from(wait.as_micros().div_ceil(1000)).unwrap();
             self.socket.poll(zmq::POLLIN, millis).unwrap();
-            if !self.hear() || !self.answer_due() {
+            if !self.receive() || !self.answer_due() {
                 return;
             }
         }
@@ -173,13 +173,13 @@ impl Rank {
         Hello {
             protocol: PROTOCOL,
             schema: schema_fingerprint(),
-            config: self.conduct.config,
-            rank: self.conduct.rank,
-            world: self.conduct.world,
+            config: self.behavior.config,
+            rank: self.behavior.rank,
+            world: self.behavior.world,
             pid: std::process::id(),
             device: "test".to_owned(),
             dtype: "float32".to_owned(),
-            num_pages: self.conduct.num_pages,
+            num_pages: self.behavior.num_pages,
             page_bytes: 1024,
             weight_bytes: 4096,
         }
@@ -192,7 +192,7 @@ impl Rank {
     }
 
     /// Takes what has come; false at the end.
-    fn hear(&mut self) -> bool {
+    fn receive(&mut self) -> bool {
         while let Ok(frames) = self.socket.recv_multipart(zmq::DONTWAIT) {
             match plait_proto::decode(&frames).unwrap() {
                 Message::Welcome(welcome) => self.log.lock().unwrap().welcome = Some(welcome),
@@ -201,7 +201,7 @@ impl Rank {
                     self.log.lock().unwrap().was_drained = true;
                     self.say(
                         &Bye {
-                            rank: self.conduct.rank,
+                            rank: self.behavior.rank,
                             num_steps: self.num_steps,
                         }
                         .into(),
@@ -225,7 +225,7 @@ impl Rank {
             .map_or_else(Instant::now, |(at, _)| *at)
             .max(Instant::now());
         self.due
-            .push_back((after + self.conduct.step, plan.clone()));
+            .push_back((after + self.behavior.step, plan.clone()));
         let mut log = self.log.lock().unwrap();
         log.plans.push(plan);
         log.most_in_flight = log.most_in_flight.max(self.due.len());
@@ -238,29 +238,29 @@ impl Rank {
             if *at > Instant::now() {
                 return true;
             }
-            let is_silent = |misdeed: &Option<Misdeed>| matches!(misdeed, Some(Misdeed::Silence));
-            let misdeed = match &mut *self.conduct.misdeed.lock().unwrap() {
+            let is_silent = |fault: &Option<Fault>| matches!(fault, Some(Fault::Silence));
+            let fault = match &mut *self.behavior.fault.lock().unwrap() {
                 silence if is_silent(silence) => return true,
-                misdeed => misdeed.take(),
+                fault => fault.take(),
             };
             let plan = plan.clone();
             let mut result = self.compute(&plan);
-            match misdeed {
-                Some(Misdeed::Say(message)) => self.say(&message),
-                Some(Misdeed::LastWords(message)) => {
+            match fault {
+                Some(Fault::Say(message)) => self.say(&message),
+                Some(Fault::SayThenSilence(message)) => {
                     self.say(&message);
-                    *self.conduct.misdeed.lock().unwrap() = Some(Misdeed::Silence);
+                    *self.behavior.fault.lock().unwrap() = Some(Fault::Silence);
                 }
-                Some(Misdeed::SayFrames(frames)) => self.socket.send_multipart(frames, 0).unwrap(),
-                Some(Misdeed::WrongToken) => {
+                Some(Fault::SayFrames(frames)) => self.socket.send_multipart(frames, 0).unwrap(),
+                Some(Fault::WrongToken) => {
                     result.token_ids[0] = 1 << 20;
                     self.say(&result.into());
                 }
-                Some(Misdeed::NoLogprobs) => {
+                Some(Fault::NoLogprobs) => {
                     result.logprobs.clear();
                     self.say(&result.into());
                 }
-                _ if plan.step == 0 || self.conduct.rank == 0 => self.say(&result.into()),
+                _ if plan.step == 0 || self.behavior.rank == 0 => self.say(&result.into()),
                 _ => {}
             }
             self.due.pop_front();
@@ -283,7 +283,7 @@ impl Rank {
         }
         let mut result = StepResult {
             step: plan.step,
-            elapsed_us: self.conduct.said_micros,
+            elapsed_us: self.behavior.said_micros,
             ..StepResult::default()
         };
         let mut tokens = plan.token_ids.as_slice();

@@ -4,20 +4,20 @@ use plait_core::{Decision, Vote, decide};
 
 /// Why a vote does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Uncounted {
+pub enum VoteError {
     /// On a step whose decision is out.
     Late,
     /// The replica's second on this step.
-    Repeated,
+    Duplicate,
     /// On a step that nobody can know of yet, or of a replica that its sender does not own.
-    Unasked,
+    Unexpected,
     /// No plan says this.
-    Unsound,
+    Invalid,
 }
 
 /// Votes on one step.
 #[derive(Debug)]
-pub struct Ballot {
+pub struct VoteCollection {
     step: u64,
     votes: Vec<Option<Vote>>,
     num_missing: usize,
@@ -25,7 +25,7 @@ pub struct Ballot {
     whole: Vec<Vote>,
 }
 
-impl Ballot {
+impl VoteCollection {
     /// Empty, on step 1.
     pub fn new(num_replicas: u32) -> Self {
         let num_missing = num_replicas as usize;
@@ -38,15 +38,15 @@ impl Ballot {
     }
 
     /// Counts a vote of a replica that its sender owns.
-    pub fn add(&mut self, vote: Vote) -> Result<(), Uncounted> {
+    pub fn add(&mut self, vote: Vote) -> Result<(), VoteError> {
         match vote.step.0.cmp(&self.step) {
-            std::cmp::Ordering::Less => return Err(Uncounted::Late),
-            std::cmp::Ordering::Greater => return Err(Uncounted::Unasked),
+            std::cmp::Ordering::Less => return Err(VoteError::Late),
+            std::cmp::Ordering::Greater => return Err(VoteError::Unexpected),
             std::cmp::Ordering::Equal => {}
         }
         match &mut self.votes[vote.replica as usize] {
-            Some(_) => Err(Uncounted::Repeated),
-            _ if !vote.is_sound() => Err(Uncounted::Unsound),
+            Some(_) => Err(VoteError::Duplicate),
+            _ if !vote.is_valid() => Err(VoteError::Invalid),
             place => {
                 *place = Some(vote);
                 self.num_missing -= 1;
@@ -63,7 +63,7 @@ impl Ballot {
             .collect()
     }
 
-    /// Once all have voted: the decision, and a new ballot on the next step.
+    /// The decision once all have voted; then collects votes on the next step.
     pub fn close(&mut self, graph_buckets: &[u32]) -> Option<Decision> {
         if self.num_missing > 0 {
             return None;
@@ -101,35 +101,35 @@ mod tests {
 
     #[test]
     fn a_ballot_closes_with_the_last_vote_and_not_before() {
-        let mut ballot = Ballot::new(2);
-        ballot.add(vote(1, 1)).unwrap();
-        assert_eq!(ballot.close(&[]), None);
-        assert_eq!(ballot.missing(), [0]);
-        ballot.add(vote(0, 1)).unwrap();
-        let decision = ballot.close(&[]).unwrap();
+        let mut votes = VoteCollection::new(2);
+        votes.add(vote(1, 1)).unwrap();
+        assert_eq!(votes.close(&[]), None);
+        assert_eq!(votes.missing(), [0]);
+        votes.add(vote(0, 1)).unwrap();
+        let decision = votes.close(&[]).unwrap();
         assert_eq!((decision.step, decision.mode), (StepId(1), Mode::Idle));
     }
 
     #[test]
     fn what_no_plan_can_say_does_not_count() {
-        let mut ballot = Ballot::new(1);
-        let unsound = Vote {
+        let mut votes = VoteCollection::new(1);
+        let invalid = Vote {
             num_tokens: u32::MAX,
             ..vote(0, 1)
         };
-        assert_eq!(ballot.add(unsound), Err(Uncounted::Unsound));
-        ballot.add(vote(0, 1)).unwrap();
-        assert_eq!(ballot.close(&[]).unwrap().pad_tokens, 0);
+        assert_eq!(votes.add(invalid), Err(VoteError::Invalid));
+        votes.add(vote(0, 1)).unwrap();
+        assert_eq!(votes.close(&[]).unwrap().pad_tokens, 0);
     }
 
     #[test]
     fn late_repeated_and_early_votes_do_not_count() {
-        let mut ballot = Ballot::new(1);
-        assert_eq!(ballot.add(vote(0, 2)), Err(Uncounted::Unasked));
-        ballot.add(vote(0, 1)).unwrap();
-        assert_eq!(ballot.add(vote(0, 1)), Err(Uncounted::Repeated));
-        ballot.close(&[]).unwrap();
-        assert_eq!(ballot.add(vote(0, 1)), Err(Uncounted::Late));
-        assert_eq!(ballot.missing(), [0], "none of them counts for step 2");
+        let mut votes = VoteCollection::new(1);
+        assert_eq!(votes.add(vote(0, 2)), Err(VoteError::Unexpected));
+        votes.add(vote(0, 1)).unwrap();
+        assert_eq!(votes.add(vote(0, 1)), Err(VoteError::Duplicate));
+        votes.close(&[]).unwrap();
+        assert_eq!(votes.add(vote(0, 1)), Err(VoteError::Late));
+        assert_eq!(votes.missing(), [0], "none of them counts for step 2");
     }
 }

@@ -8,9 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const PIECE: usize = 4096;
 
 /// Drops what its reader does not take: one that is gone, or whose pipe is full.
-pub struct Stderr;
+pub struct LossyStderr;
 
-impl Write for Stderr {
+impl Write for LossyStderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         for piece in line.chunks(PIECE) {
             if !is_writable() || io::stderr().write_all(piece).is_err() {

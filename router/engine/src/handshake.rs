@@ -4,20 +4,20 @@ use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, schema_fingerprint};
 
 /// The ranks that have said Hello so far.
 #[derive(Debug)]
-pub struct Muster {
+pub struct Handshake {
     hellos: Vec<Option<Hello>>,
 }
 
 /// Why a rank was not let in, and what it should exit with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stranger {
+pub struct RejectedPeer {
     /// The exit code that fits.
     pub code: ExitCode,
     /// In words.
     pub reason: String,
 }
 
-impl Muster {
+impl Handshake {
     /// Nobody yet.
     pub fn new(num_ranks: u32) -> Self {
         Self {
@@ -30,16 +30,16 @@ impl Muster {
         self.hellos.get(rank as usize).is_some_and(Option::is_some)
     }
 
-    /// Lets `rank` in, or says why it is a stranger. `config` is what its configuration must hash to.
+    /// Lets `rank` in, or says why it is rejected. `config` is what its configuration must hash to.
     pub fn add(
         &mut self,
         rank: u32,
         hello: Hello,
         config: Option<&Fingerprint>,
-    ) -> Result<(), Stranger> {
+    ) -> Result<(), RejectedPeer> {
         let world = u32::try_from(self.hellos.len()).expect("the number of ranks is a u32");
         if let Some(reason) = mismatch(rank, world, &hello, config) {
-            return Err(Stranger {
+            return Err(RejectedPeer {
                 code: ExitCode::Settings,
                 reason,
             });
@@ -48,7 +48,7 @@ impl Muster {
             let reason = format!(
                 "rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model"
             );
-            return Err(Stranger {
+            return Err(RejectedPeer {
                 code: ExitCode::Hardware,
                 reason,
             });
@@ -150,15 +150,15 @@ mod tests {
 
     #[test]
     fn the_replica_is_complete_with_its_last_rank_and_takes_the_least_pages() {
-        let mut muster = Muster::new(2);
-        muster.add(1, hello(1), Some(&CONFIG)).unwrap();
-        assert_eq!(muster.complete(), None);
-        muster.add(0, hello(0), Some(&CONFIG)).unwrap();
-        assert_eq!(num_pages(&muster.complete().unwrap()), 9);
+        let mut handshake = Handshake::new(2);
+        handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
+        assert_eq!(handshake.complete(), None);
+        handshake.add(0, hello(0), Some(&CONFIG)).unwrap();
+        assert_eq!(num_pages(&handshake.complete().unwrap()), 9);
     }
 
     #[test]
-    fn strangers_are_told_in_what_they_differ() {
+    fn a_rejected_rank_learns_in_what_it_differs() {
         type Change = fn(&mut Hello);
         let cases: [(&str, Change); 5] = [
             ("protocol", |hello| hello.protocol = 9),
@@ -168,9 +168,9 @@ mod tests {
             ("of 3", |hello| hello.world = 3),
         ];
         for (word, change) in cases {
-            let mut stranger = hello(0);
-            change(&mut stranger);
-            let refused = Muster::new(2).add(0, stranger, Some(&CONFIG)).unwrap_err();
+            let mut other = hello(0);
+            change(&mut other);
+            let refused = Handshake::new(2).add(0, other, Some(&CONFIG)).unwrap_err();
             assert!(refused.reason.contains(word), "{}", refused.reason);
             assert_eq!(refused.code, ExitCode::Settings);
         }
@@ -178,6 +178,6 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_before_the_configuration_is_known() {
-        assert!(Muster::new(2).add(0, hello(0), None).is_err());
+        assert!(Handshake::new(2).add(0, hello(0), None).is_err());
     }
 }

@@ -7,11 +7,11 @@ use plait_proto::{ExitCode, Fail, Heartbeat, Join, Message, PROTOCOL, schema_fin
 
 use crate::clock::{micros, since};
 
-use super::ballot::{Ballot, Uncounted};
-use super::end::GroupEnd;
+use super::failure::GroupFailure;
 use super::round::Round;
-use super::settings::{GroupProblem, GroupSettings, Owners, Seat};
-use super::socket::{Listener, PeerId, Received, Strays, Unsent};
+use super::settings::{GroupProblem, GroupSettings, Owners, Role};
+use super::socket::{DropCounts, Listener, PeerId, Received, Unsent};
+use super::vote_collection::{VoteCollection, VoteError};
 use super::wire::{decision_to_wire, vote_from_wire, vote_to_wire};
 
 /// A closed connection does not say whose it was: engines are called until one cannot be reached,
@@ -22,12 +22,12 @@ const SEARCH_EVERY: Duration = Duration::from_millis(5);
 const MAX_MESSAGES_A_TURN: usize = 256;
 
 /// Engine 0 of a group, which may be its only one.
-pub struct First {
+pub struct Coordinator {
     settings: GroupSettings,
     /// Where there are others.
     listener: Option<Listener>,
     owners: Owners,
-    ballot: Ballot,
+    votes: VoteCollection,
     round: Round,
     /// What the round came to, until it is asked for.
     decision: Option<Decision>,
@@ -37,7 +37,7 @@ pub struct First {
     /// Tokens of the step before.
     num_tokens: u32,
     search: Option<Search>,
-    strays: Strays,
+    drop_counts: DropCounts,
 }
 
 /// Somebody's connection was closed.
@@ -46,24 +46,24 @@ struct Search {
     until: Micros,
 }
 
-impl First {
+impl Coordinator {
     /// Listens, where the group has other engines.
     pub fn new(settings: GroupSettings, now: Micros) -> Result<Self, GroupProblem> {
-        let listener = match &settings.seat {
-            Seat::First { endpoint, keys } => Some(Listener::bind(endpoint, keys.clone())?),
-            Seat::Alone | Seat::Member { .. } => None,
+        let listener = match &settings.role {
+            Role::Coordinator { endpoint, keys } => Some(Listener::bind(endpoint, keys.clone())?),
+            Role::Alone | Role::Member { .. } => None,
         };
         Ok(Self {
             listener,
             owners: settings.owners(),
-            ballot: Ballot::new(settings.num_replicas()),
+            votes: VoteCollection::new(settings.num_replicas()),
             round: Round::first(),
             decision: None,
             started: now,
             opened: None,
             num_tokens: 0,
             search: None,
-            strays: Strays::default(),
+            drop_counts: DropCounts::default(),
             settings,
         })
     }
@@ -90,40 +90,40 @@ impl First {
     }
 
     /// What was dropped.
-    pub fn strays(&self) -> Strays {
-        self.strays
+    pub fn drop_counts(&self) -> DropCounts {
+        self.drop_counts
     }
 
     /// Casts the votes of this engine's own replicas.
-    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupEnd> {
-        let was_quiet = self.round.is_quiet();
+    pub fn cast(&mut self, votes: &[Vote], now: Micros) -> Result<(), GroupFailure> {
+        let was_quiet = self.round.is_dormant();
         self.round.cast(votes);
         self.opened.get_or_insert(now);
         for vote in votes {
-            let counted = self.ballot.add(*vote);
+            let counted = self.votes.add(*vote);
             counted.expect("the replica's only vote on the round's step");
         }
         if was_quiet {
-            self.call_the_others(&votes[0])?;
+            self.request_votes(&votes[0])?;
         }
-        self.close_ballot()
+        self.decide_if_complete()
     }
 
     /// Takes in what has come.
-    pub fn hear(&mut self, now: Micros) -> Result<Option<Decision>, GroupEnd> {
+    pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if !self.round.is_over() {
             self.listener.as_ref().inspect(|it| it.admit());
-            self.look_for_closed_links(now);
+            self.note_closed_links(now);
             self.take_messages(now)?;
         }
         if !self.round.is_over() {
-            self.find_the_lost(now)?;
+            self.find_disconnected(now)?;
             self.check_deadline(now)?;
         }
         Ok(self.decision.take())
     }
 
-    /// When [`First::hear`] must look again.
+    /// When [`Coordinator::receive`] must look again.
     pub fn next_deadline(&self) -> Option<Micros> {
         if self.decision.is_some() {
             return Some(Micros(0));
@@ -138,14 +138,14 @@ impl First {
     /// This engine cannot go on.
     pub fn give_up(&mut self, reason: &str) {
         if !self.round.is_over() {
-            let _end = self.end(GroupEnd::GaveUp {
+            let _end = self.end(GroupFailure::PeerFailed {
                 engine: 0,
                 reason: reason.to_owned(),
             });
         }
     }
 
-    fn take_messages(&mut self, now: Micros) -> Result<(), GroupEnd> {
+    fn take_messages(&mut self, now: Micros) -> Result<(), GroupFailure> {
         for _ in 0..MAX_MESSAGES_A_TURN {
             let Some(received) = self.listener.as_ref().and_then(Listener::receive) else {
                 return Ok(());
@@ -158,7 +158,7 @@ impl First {
         Ok(())
     }
 
-    fn take(&mut self, received: Received, now: Micros) -> Result<(), GroupEnd> {
+    fn take(&mut self, received: Received, now: Micros) -> Result<(), GroupFailure> {
         let Received {
             peer,
             engine,
@@ -166,21 +166,21 @@ impl First {
         } = received;
         match (message, engine) {
             (Ok(Message::Join(join)), None) => return self.join(peer, &join),
-            (Ok(_) | Err(_), None) => self.strays.num_strangers += 1,
+            (Ok(_) | Err(_), None) => self.drop_counts.num_unknown_peers += 1,
             (Ok(Message::Vote(vote)), Some(engine)) => {
                 return self.count(engine, vote_from_wire(&vote), now);
             }
             (Ok(Message::Fail(fail)), Some(engine)) => {
-                return Err(self.end(GroupEnd::GaveUp {
+                return Err(self.end(GroupFailure::PeerFailed {
                     engine,
                     reason: fail.reason,
                 }));
             }
-            (Ok(Message::Join(_)), Some(_)) => self.strays.num_repeated += 1,
-            (Ok(_), Some(_)) => self.strays.num_unasked += 1,
+            (Ok(Message::Join(_)), Some(_)) => self.drop_counts.num_duplicate += 1,
+            (Ok(_), Some(_)) => self.drop_counts.num_unexpected += 1,
             (Err(malformed), Some(engine)) => {
                 tracing::warn!(engine, "a malformed message: {malformed}");
-                self.strays.num_malformed += 1;
+                self.drop_counts.num_malformed += 1;
             }
         }
         Ok(())
@@ -188,26 +188,26 @@ impl First {
 
     fn is_in(&self, engine: u32) -> bool {
         let listener = self.listener.as_ref();
-        listener.is_some_and(|listener| listener.is_seated(engine))
+        listener.is_some_and(|listener| listener.is_registered(engine))
     }
 
-    /// Somebody wants a seat, and gets it, or a refusal; two on one seat cannot both be right.
-    fn join(&mut self, peer: PeerId, join: &Join) -> Result<(), GroupEnd> {
+    /// Registers an engine, or refuses it. Two engines with one number end the group.
+    fn join(&mut self, peer: PeerId, join: &Join) -> Result<(), GroupFailure> {
         let engine = join.engine;
         if let Some(reason) = self.mismatch(join) {
-            self.strays.num_strangers += 1;
+            self.drop_counts.num_unknown_peers += 1;
             tracing::warn!(engine, "an engine was refused: {reason}");
             self.refuse(&peer, engine, &reason);
             return Ok(());
         }
         if self.is_in(engine) {
             let replicas = self.owners.replicas_of(engine).collect();
-            let end = GroupEnd::SeatTaken { engine, replicas };
+            let end = GroupFailure::DuplicateEngine { engine, replicas };
             self.refuse(&peer, engine, &end.to_string());
             return Err(self.end(end));
         }
         if let Some(listener) = &mut self.listener {
-            listener.seat(engine, peer);
+            listener.register(engine, peer);
         }
         Ok(())
     }
@@ -258,45 +258,45 @@ impl First {
         })
     }
 
-    fn count(&mut self, engine: u32, vote: Vote, now: Micros) -> Result<(), GroupEnd> {
+    fn count(&mut self, engine: u32, vote: Vote, now: Micros) -> Result<(), GroupFailure> {
         let is_own = self.owners.replicas_of(engine).contains(&vote.replica);
         let counted = if !is_own {
-            Err(Uncounted::Unasked)
+            Err(VoteError::Unexpected)
         } else if vote.num_tokens > self.settings.max_tokens {
-            Err(Uncounted::Unsound)
+            Err(VoteError::Invalid)
         } else {
-            self.ballot.add(vote)
+            self.votes.add(vote)
         };
         match counted {
             Ok(()) => {
                 self.opened.get_or_insert(now);
-                if self.round.is_quiet() {
+                if self.round.is_dormant() {
                     self.round.call();
-                    self.call_the_others(&vote)?;
+                    self.request_votes(&vote)?;
                 }
-                return self.close_ballot();
+                return self.decide_if_complete();
             }
-            Err(Uncounted::Late) => self.strays.num_late += 1,
-            Err(Uncounted::Repeated) => self.strays.num_repeated += 1,
-            Err(Uncounted::Unasked) => self.strays.num_unasked += 1,
-            Err(Uncounted::Unsound) => {
+            Err(VoteError::Late) => self.drop_counts.num_late += 1,
+            Err(VoteError::Duplicate) => self.drop_counts.num_duplicate += 1,
+            Err(VoteError::Unexpected) => self.drop_counts.num_unexpected += 1,
+            Err(VoteError::Invalid) => {
                 tracing::warn!(engine, "a vote that no plan can give: {vote:?}");
-                self.strays.num_malformed += 1;
+                self.drop_counts.num_malformed += 1;
             }
         }
         Ok(())
     }
 
     /// Passes the first vote of a quiet group on to all but its own engine.
-    fn call_the_others(&mut self, vote: &Vote) -> Result<(), GroupEnd> {
+    fn request_votes(&mut self, vote: &Vote) -> Result<(), GroupFailure> {
         let caller = self.owners.engine_of(vote.replica);
         let call = plait_proto::encode(&vote_to_wire(vote).into());
         let others = (1..self.settings.num_engines()).filter(|engine| *engine != caller);
         self.send_all(others, &call)
     }
 
-    fn close_ballot(&mut self) -> Result<(), GroupEnd> {
-        let Some(decision) = self.ballot.close(&self.settings.graph_buckets) else {
+    fn decide_if_complete(&mut self) -> Result<(), GroupFailure> {
+        let Some(decision) = self.votes.close(&self.settings.graph_buckets) else {
             return Ok(());
         };
         self.round.conclude(&decision);
@@ -316,7 +316,7 @@ impl First {
         &mut self,
         engines: impl Iterator<Item = u32>,
         frames: &[Vec<u8>],
-    ) -> Result<(), GroupEnd> {
+    ) -> Result<(), GroupFailure> {
         for engine in engines {
             self.send(engine, frames)
                 .map_err(|unsent| self.unsent(engine, unsent))?;
@@ -329,18 +329,18 @@ impl First {
         listener.map_or(Ok(()), |listener| listener.send(engine, frames))
     }
 
-    /// Strangers come and go, too: a search that is on goes on at its own pace.
-    fn look_for_closed_links(&mut self, now: Micros) {
+    /// Unknown peers close connections too, so a running search keeps its pace.
+    fn note_closed_links(&mut self, now: Micros) {
         let listener = self.listener.as_ref();
-        if listener.is_some_and(Listener::has_lost_somebody) {
+        if listener.is_some_and(Listener::has_lost_connection) {
             let next = self.search.as_ref().map_or(now, |search| search.next);
             let until = Micros(now.0 + micros(SEARCH));
             self.search = Some(Search { next, until });
         }
     }
 
-    /// Whose connection was closed: an engine that cannot be reached. Nobody's, where it was a stranger's.
-    fn find_the_lost(&mut self, now: Micros) -> Result<(), GroupEnd> {
+    /// Fails the group if a registered engine cannot be reached any more.
+    fn find_disconnected(&mut self, now: Micros) -> Result<(), GroupFailure> {
         let Some(search) = self.search.as_mut().filter(|search| search.next <= now) else {
             return Ok(());
         };
@@ -365,11 +365,11 @@ impl First {
 
     fn deadline(&self) -> Option<Micros> {
         self.listener.as_ref()?;
-        let patience = &self.settings.patience;
+        let timeouts = &self.settings.timeouts;
         if self.is_first_round() {
-            return Some(Micros(self.started.0 + micros(patience.join)));
+            return Some(Micros(self.started.0 + micros(timeouts.join)));
         }
-        let limit = patience.vote + patience.vote_token * self.num_tokens;
+        let limit = timeouts.vote + timeouts.vote_token * self.num_tokens;
         Some(Micros(self.opened?.0 + micros(limit)))
     }
 
@@ -385,7 +385,7 @@ impl First {
         }
     }
 
-    fn check_deadline(&mut self, now: Micros) -> Result<(), GroupEnd> {
+    fn check_deadline(&mut self, now: Micros) -> Result<(), GroupFailure> {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return Ok(());
         }
@@ -393,18 +393,18 @@ impl First {
             .filter(|engine| !self.is_in(*engine))
             .collect();
         if !absent.is_empty() {
-            return Err(self.end(GroupEnd::Absent {
+            return Err(self.end(GroupFailure::NeverJoined {
                 engines: absent,
                 waited: since(self.started, now),
             }));
         }
-        let replicas = self.ballot.missing();
+        let replicas = self.votes.missing();
         let mut engines: Vec<u32> = replicas
             .iter()
             .map(|replica| self.owners.engine_of(*replica))
             .collect();
         engines.dedup();
-        Err(self.end(GroupEnd::Missing {
+        Err(self.end(GroupFailure::MissingVotes {
             replicas,
             engines,
             step: self.round.step(),
@@ -412,16 +412,16 @@ impl First {
         }))
     }
 
-    fn unsent(&mut self, engine: u32, unsent: Unsent) -> GroupEnd {
+    fn unsent(&mut self, engine: u32, unsent: Unsent) -> GroupFailure {
         let replicas = self.owners.replicas_of(engine).collect();
         self.end(match unsent {
-            Unsent::Gone => GroupEnd::Lost { engine, replicas },
-            Unsent::Full => GroupEnd::Unread { engine, replicas },
+            Unsent::Gone => GroupFailure::Disconnected { engine, replicas },
+            Unsent::Full => GroupFailure::NotReading { engine, replicas },
         })
     }
 
     /// Nothing more is said or heard; the others learn why.
-    fn end(&mut self, end: GroupEnd) -> GroupEnd {
+    fn end(&mut self, end: GroupFailure) -> GroupFailure {
         self.round.end();
         self.decision = None;
         let (code, reason) = (end.code(), end.to_string());

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use plait_engine::group::{GroupSettings, Strays};
+use plait_engine::group::{DropCounts, GroupSettings};
 use plait_proto::{Drain, ExitCode, Fail, Join, Message, PROTOCOL, Vote, schema_fingerprint};
 use tempfile::TempDir;
 
-use crate::harness::Spec;
-use crate::rig::{
-    CONFIG, Devices, Engine, FOREVER, Log, MAX_TOKENS, Order, group_settings, meeting_place,
+use crate::engines::{
+    CONFIG, Devices, Engine, FOREVER, Log, MAX_TOKENS, Order, group_settings, socket_directory,
 };
+use crate::harness::Spec;
 
 const REPLICAS: [u32; 3] = [1, 1, 1];
 
@@ -22,7 +22,7 @@ struct Stage {
 }
 
 fn stage() -> Stage {
-    let (directory, endpoint) = meeting_place();
+    let (directory, endpoint) = socket_directory();
     let [first, good] = [0, 2].map(|engine| {
         let settings: GroupSettings = group_settings(engine, &endpoint, &REPLICAS);
         Engine::start(settings, Devices::default())
@@ -56,7 +56,7 @@ impl Peer {
         self.0.send_multipart(frames, 0).unwrap();
     }
 
-    fn hear(&self) -> Message {
+    fn receive(&self) -> Message {
         plait_proto::decode(&self.0.recv_multipart(0).unwrap()).unwrap()
     }
 }
@@ -78,7 +78,7 @@ fn refusal(endpoint: &str, stranger: &Join) -> Fail {
     let peer = Peer::dial(endpoint);
     peer.say(stranger.clone());
     peer.say(idle(1, 1));
-    match peer.hear() {
+    match peer.receive() {
         Message::Fail(fail) => fail,
         other => panic!("a stranger got {other:?}"),
     }
@@ -122,7 +122,7 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     });
     stranger.say(idle(1, 1));
     stage.first.wait_until("all but one vote is there", |log| {
-        log.strays.num_strangers == 2
+        log.drop_counts.num_unknown_peers == 2
     });
     stage.good.submit(0, Spec::new(3, 2));
     std::thread::sleep(Duration::from_millis(50));
@@ -133,30 +133,30 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     );
     peer.say(idle(1, 1));
     peer.say(idle(1, 1)); // again
-    let Message::Decision(decision) = peer.hear() else {
+    let Message::Decision(decision) = peer.receive() else {
         panic!("a decision")
     };
     let mut step = decision.step;
     while stage.good.log().num_tokens < 4 {
         step += 1;
         peer.say(idle(1, step));
-        while !matches!(peer.hear(), Message::Decision(decision) if decision.step == step) {}
+        while !matches!(peer.receive(), Message::Decision(decision) if decision.step == step) {}
     }
     peer.say(idle(1, 1)); // of the past
-    let num_twice_or_late = |log: &Log| log.strays.num_repeated + log.strays.num_late;
+    let num_twice_or_late = |log: &Log| log.drop_counts.num_duplicate + log.drop_counts.num_late;
     stage
         .first
         .wait_until("a join, a vote twice and a late one are counted", |log| {
             num_twice_or_late(log) == 3
         });
-    let strays = stage.first.log().strays;
-    let counted = Strays {
-        num_strangers: 2,
+    let drop_counts = stage.first.log().drop_counts;
+    let counted = DropCounts {
+        num_unknown_peers: 2,
         num_malformed: 3,
-        num_unasked: 4,
-        ..strays
+        num_unexpected: 4,
+        ..drop_counts
     };
-    assert_eq!(strays, counted);
+    assert_eq!(drop_counts, counted);
     assert!(stage.first.log().end.is_none() && stage.good.log().end.is_none());
     for engine in [stage.first, stage.good] {
         engine.tell(Order::Vanish);
@@ -198,7 +198,7 @@ fn strangers_are_refused_and_told_in_what_they_differ() {
     late.submit(0, Spec::new(3, 2));
     late.wait_until("its request is served", |log| log.num_tokens == 4);
     assert!(
-        stage.first.log().strays.num_strangers >= 13,
+        stage.first.log().drop_counts.num_unknown_peers >= 13,
         "each Join and each vote"
     );
     late.tell(Order::Drain);
@@ -227,7 +227,7 @@ fn an_engine_of_another_configuration_ends_with_the_reason() {
 
 #[test]
 fn a_stranger_that_hangs_up_ends_nothing() {
-    let (_directory, endpoint) = meeting_place();
+    let (_directory, endpoint) = socket_directory();
     let [first, member] = [0, 1].map(|engine| {
         Engine::start(
             group_settings(engine, &endpoint, &[1, 1]),
@@ -236,7 +236,9 @@ fn a_stranger_that_hangs_up_ends_nothing() {
     });
     let stranger = Peer::dial(&endpoint);
     stranger.say(idle(7, 1));
-    first.wait_until("it is counted", |log| log.strays.num_strangers == 1);
+    first.wait_until("it is counted", |log| {
+        log.drop_counts.num_unknown_peers == 1
+    });
     drop(stranger);
     // Long enough for the search of whose connection was closed.
     std::thread::sleep(Duration::from_millis(300));
