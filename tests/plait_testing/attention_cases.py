@@ -12,8 +12,10 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, as_bytes, stored
 from plait_kernels.latent import CacheTarget, keep_latents
-from plait_worker.attention.backend import AttentionBackend, MlaStep
-from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.attention.backend import AttentionBackend, MlaStep, requirements_for
+from plait_worker.attention.model_attention import ModelAttention
+from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.spec import AttentionSpec, MhaShape, MlaShape
 from plait_worker.rows import Rows
 from torch import Tensor
 
@@ -38,6 +40,11 @@ def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **ch
         "cached_dtype": torch.bfloat16,
     }
     return MlaShape(num_heads=num_heads, **{**settings, **changes})
+
+
+def cpu_attention(specs: Sequence[AttentionSpec], page_size: int, mla_context_chunk_size: int) -> ModelAttention:
+    """What `auto` takes on a CPU."""
+    return choose_attention("auto", requirements_for(specs, page_size, mla_context_chunk_size, 0, CPU))
 
 
 class Tables:

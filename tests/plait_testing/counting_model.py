@@ -6,11 +6,13 @@ page table: a wrong page, position, length or token changes what is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from plait_worker.attention.backend import StepAttention
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.model_attention import ModelAttention
+from plait_worker.attention.spec import AttentionSpec, MhaShape
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.loop import Rank
 from plait_worker.model_config import ModelConfig, RopeConfig
@@ -62,7 +64,7 @@ class CountingModel:
     weight_bytes: int = 0
     gguf_types: frozenset[str] = frozenset()
     cache_spec: CacheSpec = field(default_factory=lambda: CacheSpec(1, 1, 1, torch.float32))
-    attention_shape: MhaShape = field(default_factory=lambda: MhaShape(1, 1, 1, 1.0, torch.float32))
+    attention_specs: Sequence[AttentionSpec] = field(default_factory=lambda: [MhaShape(1, 1, 1, 1.0, torch.float32)])
     config: ModelConfig = field(
         default_factory=lambda: ModelConfig(
             architecture="CountingForCausalLM",
@@ -80,7 +82,7 @@ class CountingModel:
         )
     )
 
-    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[StepAttention]) -> Tensor:
         self.num_tokens += rows.num_tokens
         self.first_positions += rows.starts[: rows.num_prefill]
         row_of_T = torch.repeat_interleave(torch.arange(rows.num_rows), torch.tensor(rows.lengths))
@@ -113,7 +115,7 @@ def counting_rank(
     rank = Rank(
         model=model,
         cache=KVCache(model.cache_spec, num_pages, page_size, cpu),
-        attention=Unplanned(),
+        attention=ModelAttention([Unplanned()]),
         slots=Slots(num_slots, num_pages, page_size, max_model_len, cpu),
         parallel=Parallel(),
     )

@@ -78,7 +78,7 @@ class GpuDriver:
         starts = [self.lengths.setdefault(name, 0) for name in chunks]
         tables = [self._table(name, start + len(chunks[name])) for name, start in zip(chunks, starts, strict=True)]
         rows = make_rows(tables, self.cache.dummy_page, starts, list(chunks.values()), len(prefill))
-        hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
+        hidden = self.model.forward(rows, self.cache, (self.attention.prepare(rows),))
         logprobs = self.model.logits(hidden).log_softmax(-1)
         for name, chunk in chunks.items():
             self.lengths[name] += len(chunk)

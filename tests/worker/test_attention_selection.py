@@ -9,18 +9,18 @@ import pytest
 import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_worker.attention import selection
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mha import triton_mha
 from plait_worker.attention.mha.separate_kernels import DecodeRows
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.mha.triton_mha import TritonMha
-from plait_worker.attention.registry import BackendRequirements
-from plait_worker.attention.selection import choose_attention, self_check_error, try_backend
+from plait_worker.attention.selection import choose_backend, self_check_error, try_backend
 from plait_worker.attention.spec import MhaShape, MlaShape
 from torch import Tensor
 
 SHAPE = MhaShape(4, 2, 16, 16**-0.5, torch.bfloat16)
 LATENTS = MlaShape(4, 32, 40, 24, 12, 24**-0.5, torch.bfloat16, torch.bfloat16)
-NEED = BackendRequirements(SHAPE, 16, 0, 64, torch.device("cpu"))
+NEED: BackendRequirements[Any] = BackendRequirements(SHAPE, 16, 0, 64, torch.device("cpu"))
 NUM_TOKENS = 1024
 
 
@@ -33,9 +33,9 @@ def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])
 def test_a_cpu_attends_by_compiled_kernels_unless_torch_is_asked_for(shape: MhaShape | MlaShape) -> None:
-    requirements = dataclasses.replace(NEED, shape=shape, mla_context_chunk_size=64)
-    assert choose_attention("auto", requirements).name == "cpu"
-    assert choose_attention("torch", requirements).name == "torch"
+    requirements = dataclasses.replace(NEED, spec=shape, mla_context_chunk_size=64)
+    assert choose_backend("auto", requirements).name == "cpu"
+    assert choose_backend("torch", requirements).name == "torch"
 
 
 class Foul(TritonMha):
@@ -57,7 +57,7 @@ class Breaks(TritonMha):
 
 
 def made(kind: type[TritonMha]) -> TritonMha:
-    return kind(SHAPE, NEED.page_size, NUM_TOKENS, NEED.device)
+    return kind(dataclasses.replace(NEED, max_tokens=NUM_TOKENS))
 
 
 def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -> None:
@@ -65,14 +65,14 @@ def test_our_kernels_attend_both_sorts_of_rows_where_nothing_can_be_compiled() -
 
 
 def test_float8_pages_are_read_where_nothing_can_be_compiled() -> None:
-    requirements = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, fp8=UNSCALED))
     assert isinstance(try_backend("triton", requirements), TritonMha)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_the_smallest_pages_have_room_for_the_small_problem(page_size: int) -> None:
     requirements = dataclasses.replace(NEED, page_size=page_size)
-    assert self_check_error(TorchMha(SHAPE, page_size), requirements) is None
+    assert self_check_error(TorchMha(requirements), requirements) is None
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
 ) -> None:
     asked: list[str] = []
 
-    def try_backend(name: str, _requirements: BackendRequirements) -> TritonMha | str:
+    def try_backend(name: str, _requirements: BackendRequirements[Any]) -> TritonMha | str:
         asked.append(name)
         return made(TritonMha) if name in right else "it does not run"
 
     monkeypatch.setattr(selection, "try_backend", try_backend)
     monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Trial(backend, 1, 1))
-    chosen = choose_attention("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
+    chosen = choose_backend("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
     assert asked == tried
     assert chosen.name == (right or ["torch"])[0]
 
@@ -124,7 +124,7 @@ def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
     head_dim: int, page_size: int, rule: str
 ) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
-    assert try_backend("triton", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
+    assert try_backend("triton", dataclasses.replace(NEED, spec=shape, page_size=page_size)) == rule
 
 
 @pytest.mark.usefixtures("flashinfer_there")
@@ -139,12 +139,12 @@ def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
 )
 def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, page_size: int, rule: str) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
-    assert try_backend("trtllm_mha", dataclasses.replace(NEED, shape=shape, page_size=page_size)) == rule
+    assert try_backend("trtllm_mha", dataclasses.replace(NEED, spec=shape, page_size=page_size)) == rule
 
 
 @pytest.mark.usefixtures("flashinfer_there")
 def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
-    requirements = dataclasses.replace(NEED, shape=dataclasses.replace(SHAPE, fp8=UNSCALED))
+    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, fp8=UNSCALED))
     assert "--kv-cache-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", requirements))
 
 

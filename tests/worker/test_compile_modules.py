@@ -16,8 +16,8 @@ import pytest
 import torch
 from plait_proto import ExitCode
 from plait_worker import compile_modules, kernels_command
-from plait_worker.attention.jit.modules import modules_for
-from plait_worker.attention.registry import HOPPER, BackendRequirements
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.registry import HOPPER, modules_for
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
 from plait_worker.compile_modules import how_many_at_once
@@ -92,7 +92,7 @@ def toolkit(for_hopper: None, ninja_there: None, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(env, "FLASHINFER_GEN_SRC_DIR", tmp_path / "sources")
     monkeypatch.setenv("PATH", os.pathsep.join([os.environ["PATH"], sysconfig.get_path("scripts")]))
     monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
-    fmha = modules_for(SHAPE, 64, CAPABILITY)[0]
+    fmha = modules_for([SHAPE], 64, CAPABILITY)[0]
     (tmp_path / "aot" / fmha.name).mkdir(parents=True)
     (tmp_path / "aot" / fmha.name / f"{fmha.name}.so").touch()
     made = Toolkit(tmp_path / "cuda")
@@ -116,7 +116,7 @@ def build(monkeypatch: pytest.MonkeyPatch, model: Path) -> int:
 
 def states() -> list[str]:
     """Of FMHAv2, XQA, fa3 and fa2."""
-    return [module.state for module in modules_for(SHAPE, 64, CAPABILITY)]
+    return [module.state for module in modules_for([SHAPE], 64, CAPABILITY)]
 
 
 def test_what_is_missing_is_compiled_with_progress_and_once(
@@ -132,7 +132,7 @@ def test_what_is_missing_is_compiled_with_progress_and_once(
         assert f"[{number}/3] compiling" in said
         assert f"[{number}/3] done in" in said
     assert "files compiled: [1/3] " in said
-    assert [module.num_files() for module in modules_for(SHAPE, 64, CAPABILITY)[1:]] == [(5, 5), (10, 10), (10, 10)]
+    assert [module.num_files() for module in modules_for([SHAPE], 64, CAPABILITY)[1:]] == [(5, 5), (10, 10), (10, 10)]
     assert build(monkeypatch, model) == 0
     assert "compiling" not in capsys.readouterr().out
 
@@ -208,7 +208,7 @@ def test_a_module_whose_sources_changed_is_not_called_built(
     toolkit: Toolkit, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(monkeypatch, model)
-    (fa3,) = [module for module in modules_for(SHAPE, 64, CAPABILITY) if module.name.endswith("sm90")]
+    (fa3,) = [module for module in modules_for([SHAPE], 64, CAPABILITY) if module.name.endswith("sm90")]
     source = next((tmp_path / "sources" / fa3.name).glob("*.cu"))
     source.write_text(source.read_text() + "\n")
     assert fa3.state == "outdated"

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from plait_kernels.kv_cache import PageScales
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.tiny_models import config_for, save_tiny_llama
-from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.mha.torch_mha import TorchMha
-from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.cache import KVCache
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
@@ -49,10 +47,8 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     path = check_models / model_name
     config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, mla_context_chunk_size=256, max_model_len=1024)
     model = load_model(path, dtype, CPU, Parallel(), fp8=fp8)
-    shape = model.attention_shape
-    cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(shape, 16, 256)
-    gathers = isinstance(attention, TorchMha | TorchMla)
-    assert gathers == (dtype == "float16" or fp8 is not None)
+    cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(model.attention_specs, 16, 256)
+    assert attention.uses_torch == (dtype == "float16" or fp8 is not None)
     table = torch.arange(64, dtype=torch.int32)[None]
     positions = torch.arange(256, 256 + NUM_TOKENS)
     rows = Rows(1, [0], [256], [NUM_TOKENS], torch.zeros_like(positions), positions, table, positions[-1:] - 256)
@@ -63,7 +59,7 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     for size in sizes:
         held += size
         peak = max(peak, held)
-    itemsize = shape.cached_dtype.itemsize if gathers else None
+    itemsize = model.attention_specs[0].cached_dtype.itemsize if attention.uses_torch else None
     counted = cpu_activation_bytes(config, model.config, model.dtype.itemsize, itemsize)
     assert peak <= counted <= MOST_COUNTED * peak
 
@@ -73,7 +69,8 @@ import sys
 from pathlib import Path
 
 import torch
-from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention.backend import requirements_for
+from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
@@ -88,7 +85,8 @@ def memory(name):
 def measure(path, num_tokens):
     model = load_model(Path(path), "bfloat16", CPU, Parallel())
     table = torch.arange((256 + num_tokens) // 16, dtype=torch.int32)[None]
-    cache, attention = KVCache(model.cache_spec, table.numel(), 16, CPU), cpu_attention(model.attention_shape, 16, 256)
+    cache = KVCache(model.cache_spec, table.numel(), 16, CPU)
+    attention = choose_attention("auto", requirements_for(model.attention_specs, 16, 256, 0, CPU))
     for pages in cache.layers:
         pages.zero_()
     with torch.inference_mode():

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Record, Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
-from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.loop import Rank
 from plait_worker.models import Model, load_model
@@ -49,7 +49,7 @@ def new_stepper(model: Model[Any]) -> Callable[[], Stepper]:
         rank = Rank(
             model=model,
             cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, cpu),
-            attention=cpu_attention(model.attention_shape, PAGE, PAGE),
+            attention=cpu_attention(model.attention_specs, PAGE, PAGE),
             slots=Slots(8, NUM_PAGES, PAGE, 512, cpu),
             parallel=Parallel(),
         )

@@ -9,8 +9,9 @@ import torch
 from plait_proto import DeviceConfig, ExitCode
 from plait_testing.engine_side import engine_side
 from plait_testing.tiny_models import config_for, save_tiny_llama
-from plait_worker.attention.registry import BACKENDS, BackendRequirements, find, names
-from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.registry import all_names, find, names
+from plait_worker.attention.selection import choose_backend
 from plait_worker.attention.spec import MhaShape
 from plait_worker.capacity import MemoryBudget, choose_num_pages, gpu_pool_bytes
 from plait_worker.errors import WorkerError
@@ -33,18 +34,18 @@ def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("name", sorted({kernels.name for kernels in BACKENDS}))
+@pytest.mark.parametrize("name", all_names())
 def test_a_kernel_that_does_not_run_here_is_refused_by_its_flag(name: str) -> None:
     requirements = BackendRequirements(HEADS, 64, 0, 256, torch.device("cpu"))
     with pytest.raises(
         WorkerError, match=rf"--attention-backend {name}: it .*; auto takes one that runs here"
     ) as error:
-        choose_attention(name, requirements)
+        choose_backend(name, requirements)
     assert error.value.code == ExitCode.HARDWARE
 
 
 def test_an_older_gpu_has_none_of_the_kernels_and_each_says_what_it_needs() -> None:
-    assert names(MhaShape, AMPERE) == []
+    assert names(MhaShape.kind, AMPERE) == []
     assert find("trtllm_mha", HEADS, AMPERE) == "it needs a GPU of compute capability 9.0 or 10.0 or 10.3"
 
 

@@ -13,11 +13,11 @@ import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import store
 from plait_kernels.sampling import pick_greedy
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
-from plait_worker.attention.backend import StepAttention
-from plait_worker.attention.cpu import cpu_attention
 from plait_worker.attention.lengths import slot_mapping
+from plait_worker.attention.spec import MhaShape, distinct
 from plait_worker.cache import KVCache
 from plait_worker.graph_inputs import GraphInputs
 from plait_worker.graph_sizes import Size, needed_size, sizes
@@ -68,8 +68,10 @@ class Replayed:
         self.inputs.fill(inputs)
         rows = self.inputs.rows(self.rank.slots)
         assert rows.device_lengths is not None
-        step: StepAttention = TokenByToken(rows, rows.device_lengths, self.rank.model.attention_shape.scale)
-        hidden_TD = self.rank.model.forward(rows, self.rank.cache, step)
+        (spec,) = distinct(self.rank.model.attention_specs)
+        assert isinstance(spec, MhaShape)
+        step = TokenByToken(rows, rows.device_lengths, spec.scale)
+        hidden_TD = self.rank.model.forward(rows, self.rank.cache, [step])
         self.logits = self.rank.model.logits(hidden_TD[rows.sample_index_S])
         return self.logits[: int(inputs.samples_R.sum())]
 
@@ -84,7 +86,7 @@ def make_rank(model: Model[Any], graphs: StepGraphs) -> Rank:
     return Rank(
         model=model,
         cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, CPU),
-        attention=cpu_attention(model.attention_shape, PAGE, PAGE),
+        attention=cpu_attention(model.attention_specs, PAGE, PAGE),
         slots=Slots(8, NUM_PAGES, PAGE, 256, CPU),
         parallel=Parallel(),
         graphs=graphs,

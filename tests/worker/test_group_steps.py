@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from plait_proto import Decision, ExitCode, Mode, Plan, StepResult
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.counting_model import CountingModel, counting_rank
 from plait_testing.stepper import Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
-from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
 from plait_worker.graph_sizes import Size
@@ -121,7 +121,7 @@ def tiny_rank(folder: Path) -> Rank:
     return Rank(
         model=model,
         cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, cpu),
-        attention=cpu_attention(model.attention_shape, PAGE, PAGE),
+        attention=cpu_attention(model.attention_specs, PAGE, PAGE),
         slots=Slots(8, NUM_PAGES, PAGE, 256, cpu),
         parallel=Parallel(),
     )

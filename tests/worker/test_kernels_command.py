@@ -15,8 +15,9 @@ import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 from plait_worker import kernels_command
-from plait_worker.attention.jit.modules import has_fmha_v2, modules_for
-from plait_worker.attention.registry import HOPPER, BackendRequirements
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.jit.modules import has_fmha_v2
+from plait_worker.attention.registry import HOPPER, modules_for
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.triton_cache import compiled_kernels
@@ -95,19 +96,19 @@ def test_what_cannot_be_built_for_is_refused(
 
 @pytest.mark.usefixtures("for_hopper")
 def test_each_backend_names_the_modules_that_it_loads() -> None:
-    of_gqa = {module.name: module.backends for module in modules_for(GQA, 16, CAPABILITY)}
+    of_gqa = {module.name: module.backends for module in modules_for([GQA], 16, CAPABILITY)}
     assert [(told(name), backends) for name, backends in of_gqa.items()] == [
         ("fmha_v2_q_paged_kv_hnd", ("triton", "trtllm_mha")),
         ("page_size_16_head_dim_128_head_group_ratio_7", ("trtllm_mha",)),
         ("head_dim_qk_128_head_dim_vo_128 sm90", ("flashinfer",)),
         ("head_dim_qk_128_head_dim_vo_128 kv_stride_equal", ("flashinfer",)),
     ]
-    of_mla = {module.name: module.backends for module in modules_for(MLA, 64, CAPABILITY)}
+    of_mla = {module.name: module.backends for module in modules_for([MLA], 64, CAPABILITY)}
     assert [(told(name), backends) for name, backends in of_mla.items()] == [
         ("head_dim_qk_192_head_dim_vo_128 sm90", ("flashmla", "flashinfer_mla")),
         ("head_dim_ckv_512_head_dim_kpe_64 sm90", ("flashinfer_mla",)),
     ]
-    assert modules_for(MLA, 64, (10, 0)) == []
+    assert modules_for([MLA], 64, (10, 0)) == []
 
 
 @pytest.mark.usefixtures("for_hopper")
@@ -115,7 +116,7 @@ def test_each_backend_names_the_modules_that_it_loads() -> None:
 def test_fmha_v2_is_found_by_the_name_that_flashinfer_gives_it(dtype: torch.dtype) -> None:
     from flashinfer.jit.attention.modules import gen_fmha_v2_module
 
-    found = modules_for(dataclasses.replace(GQA, dtype=dtype), 64, CAPABILITY)[0]
+    found = modules_for([dataclasses.replace(GQA, dtype=dtype)], 64, CAPABILITY)[0]
     assert found.name == gen_fmha_v2_module("q_paged_kv_hnd", dtype, dtype).name
 
 
@@ -127,7 +128,7 @@ def test_a_module_is_looked_for_where_flashinfer_loads_it_from(tmp_path: Path, m
     monkeypatch.setattr(env, "FLASHINFER_JIT_DIR", tmp_path / "jit")
     assert not has_fmha_v2(GQA)
     for folder, state in (("jit", "outdated"), ("aot", "prebuilt")):  # ninja has no rules for the former
-        for module in modules_for(GQA, 64, CAPABILITY):
+        for module in modules_for([GQA], 64, CAPABILITY):
             assert module.state != state
             library = tmp_path / folder / module.name / f"{module.name}.so"
             library.parent.mkdir(parents=True)
@@ -164,7 +165,7 @@ def test_with_a_compiler_auto_still_does_not_take_minutes_to_compile(monkeypatch
 
 @pytest.mark.usefixtures("for_hopper")
 def test_xqa_over_float8_pages_is_a_module_of_its_own() -> None:
-    of_fp8 = modules_for(dataclasses.replace(GQA, fp8=UNSCALED), 16, CAPABILITY)
+    of_fp8 = modules_for([dataclasses.replace(GQA, fp8=UNSCALED)], 16, CAPABILITY)
     assert [module.name for module in of_fp8 if "kv_cache_e4m3" in module.name]
 
 

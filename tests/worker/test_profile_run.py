@@ -10,7 +10,9 @@ import pytest
 import torch
 from plait_testing.tiny_models import config_for, save_tiny_llama
 from plait_worker import profile_run
+from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
@@ -41,13 +43,15 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
     limits = {"max_batch_tokens": max_batch_tokens, "max_seqs": max_seqs, "max_model_len": max_model_len}
     config = config_for(tmp_path, tmp_path, **limits)
     model = load_model(tmp_path, "float32", CPU, Parallel())
-    attention = Noting(model.attention_shape, config.page_size)  # type: ignore[arg-type]
+    (requirements,) = requirements_for(model.attention_specs, config.page_size, 0, 0, CPU)
+    attention = Noting(requirements)  # type: ignore[arg-type]
     attention.steps = []
+    cache = KVCache(model.cache_spec, 1, config.page_size, CPU)
     picked = Counter[tuple[str, int]]()
     for name in ("pick_greedy", "pick_random", "pick_filtered"):
         monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, picked))
     with torch.inference_mode():
-        profile_run.run_largest_steps(config, model, attention, KVCache(model.cache_spec, 1, config.page_size, CPU))
+        profile_run.run_largest_steps(config, model, ModelAttention([attention]), cache)
     assert max(rows.num_tokens for rows in attention.steps) == max_batch_tokens
     for rows in attention.steps:
         assert len(rows.lengths) <= max(max_seqs, -(-max_batch_tokens // max_model_len))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_a_whole_prompt_in_one_step_samples_its_first_token(counting: Counting) 
 class BrokenAfter(CountingModel):
     """Computes NaN where a context of more than 20 tokens ends."""
 
-    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[StepAttention]) -> Tensor:
         hidden_TD = super().forward(rows, cache, attention)
         return hidden_TD.where(rows.positions_T[:, None] < 20, torch.nan)
 

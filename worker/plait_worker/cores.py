@@ -9,9 +9,7 @@ import torch
 from plait_kernels.cpu.library import takes
 from plait_kernels.moe.native import ExpertPanels
 
-from plait_worker.attention.backend import AttentionBackend
-from plait_worker.attention.mha.cpu_mha import CpuMha
-from plait_worker.attention.mla.cpu_mla import CpuMla
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.layers.mlp import SparseMlp
 from plait_worker.models import Model
 from plait_worker.models.decoder import Decoder, MhaDecoder
@@ -19,22 +17,23 @@ from plait_worker.models.decoder import Decoder, MhaDecoder
 _log = logging.getLogger(__name__)
 
 
-def leave_cores_to_kernels(model: Model[Any], attention: AttentionBackend[Any]) -> None:
+def leave_cores_to_kernels(model: Model[Any], attention: ModelAttention) -> None:
     """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
     left = left_to_torch(model, attention)
     if not left:
         torch.set_num_threads(1)
     else:
         _log.info("left to torch: %s, on %d threads", ", ".join(left), torch.get_num_threads())
-    if isinstance(model, MhaDecoder) and model.stack is not None and isinstance(attention, CpuMha):
+    is_one_call = isinstance(model, MhaDecoder) and model.stack is not None and len(attention.backends) == 1
+    if is_one_call and not attention.uses_torch:
         _log.info("the decoder's layers run as one compiled call a step")
 
 
-def left_to_torch(model: Model[Any], attention: AttentionBackend[Any]) -> list[str]:
+def left_to_torch(model: Model[Any], attention: ModelAttention) -> list[str]:
     """What of a step's heavy work the compiled kernels do not take on a CPU."""
     dtype = str(model.dtype).removeprefix("torch.")
     left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"products in {dtype}"]
-    if not isinstance(attention, CpuMha | CpuMla):
+    if attention.uses_torch:
         left.append("attention")
     if isinstance(model, Decoder) and not all(map(_is_compiled, _sparse_mlps(model))):
         left.append("experts")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +16,10 @@ from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 
 from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, what_is_missing
-from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, model_shape, modules_for, prebuilt_folder
-from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability
-from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, prebuilt_folder
+from plait_worker.attention.model_specs import attention_specs
+from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability, modules_for
+from plait_worker.attention.spec import AttentionSpec
 from plait_worker.compile_modules import compile_modules
 from plait_worker.device import compute_capability
 from plait_worker.errors import WorkerError
@@ -49,14 +51,15 @@ def _run(arguments: argparse.Namespace) -> None:
     capability = _capability(arguments.arch)
     # Which modules are needed does not depend on the scales.
     fp8 = UNSCALED if arguments.kv_cache_dtype == "fp8" else None
-    shape = model_shape(_config(arguments.model, arguments.tp), arguments.tp, _dtype(arguments.dtype), fp8)
+    # Every rank has as many heads as the first.
+    specs = attention_specs(_config(arguments.model, arguments.tp), 0, arguments.tp, _dtype(arguments.dtype), fp8)
     if not has_flashinfer():
         raise WorkerError(
             ExitCode.SETTINGS,
             f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
             "prompts go by a kernel of ours, slower, and latent attention by torch",
         )
-    modules = _modules(shape, arguments.page_size, capability)
+    modules = _modules(specs, arguments.page_size, capability)
     print(_machine(capability), flush=True)
     num_failed = _build(modules) if arguments.action == "build" else 0
     _print(modules)
@@ -67,9 +70,9 @@ def _run(arguments: argparse.Namespace) -> None:
         )
 
 
-def _modules(shape: MhaShape | MlaShape, page_size: int, capability: Capability) -> list[GpuModule]:
+def _modules(specs: Sequence[AttentionSpec], page_size: int, capability: Capability) -> list[GpuModule]:
     try:
-        return modules_for(shape, page_size, capability)
+        return modules_for(specs, page_size, capability)
     except ImportError as error:
         raise WorkerError(ExitCode.SETTINGS, f"flashinfer is not whole: {error}; run {INSTALL}") from error
     except OSError as error:

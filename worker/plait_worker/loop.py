@@ -20,7 +20,7 @@ from plait_kernels.sampling import NO_TOKEN
 from plait_proto import Bye, Decision, ExitCode, Plan, StepResult, encode
 from torch import Tensor
 
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.device import num_driver_allocations
@@ -142,8 +142,7 @@ class Rank:
 
     model: Model[Any]
     cache: KVCache
-    attention: AttentionBackend[Any]
-    """Of the kind that the model attends by."""
+    attention: ModelAttention
     slots: Slots
     parallel: Parallel
     graphs: StepGraphs = field(default_factory=StepGraphs)

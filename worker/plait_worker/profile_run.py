@@ -15,7 +15,7 @@ from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_ran
 from plait_proto import WorkerConfig
 from torch import Tensor
 
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
 from plait_worker.models import Model
 from plait_worker.rows import Rows
@@ -39,7 +39,7 @@ _PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
 
 @torch.inference_mode()
 def measure_activation_bytes(
-    config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], device: torch.device
+    config: WorkerConfig, model: Model[Any], attention: ModelAttention, device: torch.device
 ) -> int:
     """Bytes that the largest steps and the captured graphs take."""
     cache = KVCache(model.cache_spec, 1, config.page_size, device)
@@ -51,7 +51,7 @@ def measure_activation_bytes(
 
 
 @torch.inference_mode()
-def fill_allocators(config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache) -> None:
+def fill_allocators(config: WorkerConfig, model: Model[Any], attention: ModelAttention, cache: KVCache) -> None:
     """Leave torch's allocators with what steps take, of the device's memory and of pinned memory.
 
     Other sizes than the largest choose other kernels, and a kernel's first use waits for what the device computes.
@@ -73,9 +73,7 @@ def _head_rows(most: int) -> Iterator[int]:
     yield from range(320, most + 1, 64)
 
 
-def run_largest_steps(
-    config: WorkerConfig, model: Model[Any], attention: AttentionBackend[Any], cache: KVCache
-) -> None:
+def run_largest_steps(config: WorkerConfig, model: Model[Any], attention: ModelAttention, cache: KVCache) -> None:
     """Over the dummy page alone."""
     for rows in _largest_steps(config, cache):
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))

@@ -16,10 +16,8 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
-from plait_worker.attention.backend import AttentionBackend, UnplannedPrefill
-from plait_worker.attention.mha.torch_mha import TorchMha
-from plait_worker.attention.mla.torch_mla import TorchMla
-from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.backend import UnplannedPrefill, requirements_for
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
@@ -53,7 +51,7 @@ class Loaded:
     device_name: str
     parallel: Parallel
     model: Model[Any]
-    attention: AttentionBackend[Any]
+    attention: ModelAttention
 
 
 def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
@@ -78,11 +76,11 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     with _phase("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
-    requirements = BackendRequirements(
-        model.attention_shape, config.page_size, config.mla_context_chunk_size, max_tokens, device
+    requirements = requirements_for(
+        model.attention_specs, config.page_size, config.mla_context_chunk_size, max_tokens, device
     )
     with _phase("attention"):
-        attention = choose_attention(config.device.attention, requirements)
+        attention = choose_attention(config.device.attention, requirements, parallel)
     if device.type == "cpu":
         leave_cores_to_kernels(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
@@ -201,8 +199,8 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
 
 def _gathered_itemsize(loaded: Loaded) -> int | None:
     """Bytes of a number in the pages, where attention copies them."""
-    gathers = isinstance(loaded.attention, TorchMha | TorchMla)
-    return loaded.model.attention_shape.cached_dtype.itemsize if gathers else None
+    specs = loaded.model.attention_specs
+    return max(spec.cached_dtype.itemsize for spec in specs) if loaded.attention.uses_torch else None
 
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:

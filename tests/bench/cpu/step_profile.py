@@ -26,8 +26,10 @@ from plait_kernels.cpu import library
 from plait_kernels.linear import NativeMatrix
 from plait_proto import IS_LAST_CHUNK, NewSlot, Plan
 from plait_worker import loop
-from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
+from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
 from plait_worker.models import load_model
 from plait_worker.models.decoder import MhaDecoder
@@ -90,7 +92,7 @@ def make_rank(model: str, threads: int, dtype: str = "auto") -> loop.Rank:
     return loop.Rank(
         model=loaded,
         cache=KVCache(loaded.cache_spec, num_pages, PAGE, CPU),
-        attention=cpu_attention(loaded.attention_shape, PAGE, PAGE),
+        attention=choose_attention("auto", requirements_for(loaded.attention_specs, PAGE, PAGE, 0, CPU)),
         slots=Slots(NUM_SLOTS, num_pages, PAGE, PAGES_EACH * PAGE, CPU),
         parallel=Parallel(),
     )
@@ -199,7 +201,8 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
 
 
 def attention_alone(rank: loop.Rank, model: MhaDecoder, case: Case) -> Callable[[], None]:
-    shape = model.attention_shape
+    shape = model.attention_specs[0]
+    assert isinstance(shape, MhaShape)
     num_tokens = sum(length for _, length in case.rows)
     table = torch.arange(len(case.rows) * PAGES_EACH, dtype=torch.int32).view(len(case.rows), PAGES_EACH)
     rows = Rows(
@@ -212,7 +215,7 @@ def attention_alone(rank: loop.Rank, model: MhaDecoder, case: Case) -> Callable[
         page_table_RW=table,
         sample_index_S=torch.zeros(0, dtype=torch.int64),
     )
-    step = rank.attention.prepare(rows)
+    (step,) = rank.attention.prepare(rows)
     queries = torch.randn(num_tokens, shape.num_heads, shape.head_dim).to(shape.dtype)
 
     def attend() -> None:

@@ -25,7 +25,7 @@ import torch
 from plait.bench.result_file import commit, machine, versions
 from plait_kernels.attention import PagedPrefill, reference
 from plait_kernels.kv_cache import UNSCALED
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mha.flashinfer_mha import FlashinferMha
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernelsStep
 from plait_worker.attention.mha.triton_mha import TritonMha
@@ -242,7 +242,7 @@ def ways(shape: MhaShape) -> tuple[list[Way], list[Way]]:
         ("alike", DividedAlike),
     ):
         try:
-            made[name] = kind(shape, PAGE_SIZE, MAX_TOKENS, GPU)
+            made[name] = kind(BackendRequirements(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
         except FAILURES as failure:
             print(f"{name} does not start: {why(failure)}", flush=True)
     every = [

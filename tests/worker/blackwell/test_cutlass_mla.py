@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from plait_testing.attention_cases import CPU, MlaCase, latent
 from plait_testing.trtllm_gen import Launcher
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MlaShape
 from plait_worker.errors import WorkerError
 
@@ -21,7 +22,7 @@ def test_decode_rows_go_to_cutlass_and_all_others_are_expanded(
     from plait_worker.attention.mla.cutlass_mla import CutlassMla
 
     world = MlaCase(shape, [(40, 3), (0, 20)], [(0, 1), (31, 1), (130, 1)], page_size)
-    assert world.error(CutlassMla(shape, page_size, 64, 256, CPU)) <= TOLERANCE
+    assert world.error(CutlassMla(BackendRequirements(shape, page_size, 64, 256, CPU))) <= TOLERANCE
     assert launcher.calls == {"expanded causal": 1, "expanded context": 1, "latent cutlass": 1}
 
 
@@ -30,4 +31,4 @@ def test_a_decode_row_of_two_tokens_is_refused(launcher: Launcher) -> None:
 
     world = MlaCase(shape := latent(128), [], [(3, 2)])
     with pytest.raises(WorkerError, match="one query token"):
-        world.error(CutlassMla(shape, 32, 64, 256, CPU))
+        world.error(CutlassMla(BackendRequirements(shape, 32, 64, 256, CPU)))

@@ -8,8 +8,8 @@ from plait_kernels.kv_cache import FP8
 from plait_proto import ExitCode
 from plait_testing.attention_cases import CPU, heads, latent
 from plait_testing.trtllm_gen import Launcher
-from plait_worker.attention.registry import BackendRequirements
-from plait_worker.attention.selection import choose_attention
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.selection import choose_backend
 from plait_worker.attention.spec import MhaShape, MlaShape
 from plait_worker.errors import WorkerError
 
@@ -35,7 +35,7 @@ def test_the_rule_is_named(
     launcher: Launcher, name: str, shape: MhaShape | MlaShape, page_size: int, rule: str
 ) -> None:
     with pytest.raises(WorkerError) as refused:
-        choose_attention(name, BackendRequirements(shape, page_size, 64, 256, CPU))
+        choose_backend(name, BackendRequirements(shape, page_size, 64, 256, CPU))
     assert refused.value.code == ExitCode.HARDWARE
     assert rule in refused.value.reason
     assert f"--attention-backend {name}" in refused.value.reason
@@ -45,23 +45,23 @@ def test_the_rule_is_named(
 def test_a_cpu_is_no_blackwell(shape: MhaShape | MlaShape) -> None:
     name = "trtllm_mla" if isinstance(shape, MlaShape) else "trtllm_mha"
     with pytest.raises(WorkerError, match=r"needs a GPU of compute capability .*10\.0 or 10\.3"):
-        choose_attention(name, BackendRequirements(shape, 64, 64, 256, CPU))
+        choose_backend(name, BackendRequirements(shape, 64, 64, 256, CPU))
 
 
 def test_float8_latents_pass_the_problem_at_start(launcher: Launcher) -> None:
     shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
-    assert choose_attention("trtllm_mla", BackendRequirements(shape, 32, 128, 256, CPU)).name == "trtllm_mla"
+    assert choose_backend("trtllm_mla", BackendRequirements(shape, 32, 128, 256, CPU)).name == "trtllm_mla"
     assert {"expanded causal", "latent ragged", "latent decode"} <= set(launcher.calls)
 
 
 def test_kernels_that_leave_what_is_no_number_are_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_gen.attend", lambda *_: None)
     with pytest.raises(WorkerError, match="its result is off by nan"):
-        choose_attention("trtllm_mla", BackendRequirements(latent(2), 32, 128, 256, CPU))
+        choose_backend("trtllm_mla", BackendRequirements(latent(2), 32, 128, 256, CPU))
 
 
 def test_heads_whose_short_prompts_fa3_may_answer_wrongly_are_refused(flashinfer_there: None) -> None:
     from plait_worker.attention.mla.flashinfer_mla import FlashinferMla
 
     with pytest.raises(ValueError, match=r"heads of a rank \(12\) do not divide 128; take flashmla"):
-        FlashinferMla(latent(12, scale=192**-0.5), 64, 256, 256, CPU)
+        FlashinferMla(BackendRequirements(latent(12, scale=192**-0.5), 64, 256, 256, CPU))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from plait_testing.attention_cases import CPU, MhaCase, heads
 from plait_testing.trtllm_gen import Launcher
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ TOLERANCE = 0.02
 def backend(shape: MhaShape, page_size: int = 32) -> TrtllmGenMha:
     from plait_worker.attention.mha.trtllm_gen_mha import TrtllmGenMha
 
-    return TrtllmGenMha(shape, page_size, 1024, CPU)
+    return TrtllmGenMha(BackendRequirements(shape, page_size, 0, 1024, CPU))
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])

@@ -9,6 +9,7 @@ import torch
 from plait_kernels.kv_cache import FP8
 from plait_testing.attention_cases import CPU, MlaCase, Tables, latent
 from plait_testing.trtllm_gen import Launcher, statistics_bytes
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MlaShape
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ TOLERANCE, FLOAT8_TOLERANCE = 0.02, 0.06
 def backend(shape: MlaShape, page_size: int = 32, mla_context_chunk_size: int = 64) -> TrtllmMla:
     from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 
-    return TrtllmMla(shape, page_size, mla_context_chunk_size, 1024, CPU)
+    return TrtllmMla(BackendRequirements(shape, page_size, mla_context_chunk_size, 1024, CPU))
 
 
 @pytest.mark.parametrize(("page_size", "mla_context_chunk_size"), [(32, 64), (64, 250), (32, 4096)])

@@ -14,8 +14,8 @@ from plait_kernels.kv_cache import PageScales
 from plait_proto import Plan, StepResult
 from plait_testing.gpu_driver import GPU, PAGE_SIZE, save_deepseek
 from plait_testing.stepper import Stepper
-from plait_worker.attention.backend import AttentionBackend
-from plait_worker.attention.registry import BackendRequirements
+from plait_worker.attention.backend import BackendRequirements
+from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import try_backend
 from plait_worker.batch import build_rows
 from plait_worker.cache import KVCache
@@ -41,7 +41,7 @@ class BothWays:
     """Computes each plan by itself and by the graph that fits it; the tokens are the former's."""
 
     model: Model[Any]
-    attention: AttentionBackend[Any]
+    attention: ModelAttention
     errors: dict[Size, list[float]] = field(default_factory=dict)
     num_eager: int = 0
 
@@ -111,10 +111,10 @@ def test_replayed_prompts_have_the_logits_of_steps_launched_kernel_by_kernel(
     save_deepseek(tmp_path, num_heads, None)
     model = load_model(tmp_path, "bfloat16", GPU, Parallel(), fp8=fp8)
     attention = try_backend(
-        "flashmla", BackendRequirements(model.attention_shape, PAGE_SIZE, mla_context_chunk_size, 4096, GPU)
+        "flashmla", BackendRequirements(model.attention_specs[0], PAGE_SIZE, mla_context_chunk_size, 4096, GPU)
     )
     assert not isinstance(attention, str), attention
-    both = BothWays(model, attention)
+    both = BothWays(model, ModelAttention([attention]))
     serve_prompts(Stepper(both.step, PAGE_SIZE, NUM_PAGES), random.Random(num_heads + mla_context_chunk_size), 150)
     planned = {size: errors for size, errors in both.errors.items() if size.context_tokens is not None}
     # Two pieces of 256 tokens are room for few steps' context.

@@ -7,15 +7,15 @@ import torch
 from plait_kernels.attention import attend, reference
 from plait_kernels.kv_cache import PageScales, as_bytes, stored
 from plait_testing.gpu_driver import GPU, PAGE_SIZE, make_rows
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mha.torch_mha import TorchMha
-from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
-GPU_BACKENDS = names(MhaShape, (9, 0))
+GPU_BACKENDS = names(MhaShape.kind, (9, 0))
 XQA_FP8_GROUPS = (4, 8)
 EDGES = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
 SHAPES = [(8, 8, 128), (16, 8, 128), (32, 8, 128), (40, 8, 128), (48, 8, 128), (64, 8, 128), (8, 2, 128), (9, 3, 64)]
@@ -28,7 +28,7 @@ MAX_TOKENS = 8192
 
 def backend_for(name: str, shape: MhaShape) -> AttentionBackend[Any]:
     if name == "torch":
-        return TorchMha(shape, PAGE_SIZE)
+        return TorchMha(BackendRequirements(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
     outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, 0, MAX_TOKENS, GPU))
     assert not isinstance(outcome, str), outcome
     return outcome

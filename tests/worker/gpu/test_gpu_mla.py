@@ -8,14 +8,14 @@ import torch
 from plait_kernels.kv_cache import FP8
 from plait_testing.attention_cases import MlaCase, Spans, latent
 from plait_testing.gpu_driver import GPU, PAGE_SIZE
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mla.torch_mla import TorchMla
-from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
-BACKENDS = names(MlaShape, (9, 0))
+BACKENDS = names(MlaShape.kind, (9, 0))
 # Queries, latents, keys and weights of the softmax are bfloat16 in every backend; over float8 FlashMLA rounds queries
 # and weights to it too, and a prompt's new tokens see each other as they are.
 TOLERANCE, TOLERANCE_FP8 = 0.02, 0.1
@@ -28,7 +28,7 @@ LONG = [(0, 300), (256, 500), (0, 1), (1000, 3), (1000, 700), (512, 1), (0, 65)]
 
 def backend_for(name: str, shape: MlaShape, mla_context_chunk_size: int) -> AttentionBackend[Any]:
     if name == "torch":
-        return TorchMla(shape, PAGE_SIZE, mla_context_chunk_size, GPU)
+        return TorchMla(BackendRequirements(shape, PAGE_SIZE, mla_context_chunk_size, MAX_TOKENS, GPU))
     outcome = try_backend(name, BackendRequirements(shape, PAGE_SIZE, mla_context_chunk_size, MAX_TOKENS, GPU))
     assert not isinstance(outcome, str), outcome
     return outcome

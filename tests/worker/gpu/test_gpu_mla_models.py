@@ -21,9 +21,9 @@ from plait_testing.gpu_driver import (
     save_deepseek,
 )
 from plait_testing.recording import Record
-from plait_worker.attention.backend import AttentionBackend
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mla.torch_mla import TorchMla
-from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 from plait_worker.models import Model, load_model
@@ -41,9 +41,12 @@ STATISTICS = {"median": 0.5, "p99": 0.99, "mean": None}
 """By the quantile that each is; None of the mean."""
 
 
+def backend_requirements(model: Model[Any]) -> BackendRequirements[Any]:
+    return BackendRequirements(model.attention_specs[0], PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU)
+
+
 def torch_attention(model: Model[Any]) -> TorchMla:
-    assert isinstance(model.attention_shape, MlaShape)
-    return TorchMla(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, GPU)
+    return TorchMla(backend_requirements(model))
 
 
 @pytest.mark.acceptance("gpu-mla")
@@ -70,7 +73,7 @@ def hold_against_torch(
     of_torch = divergences(right, logprobs(model, torch_attention(model), ids))
     for case, value in of_torch.items():
         record(f"torch {what} {case[0]}", f"kl_{case[1]}", "nats", value)
-    for name in names(MlaShape, (9, 0)):
+    for name in names(MlaShape.kind, (9, 0)):
         for case, value in divergences(right, logprobs(model, attention_of(name, model), ids)).items():
             most = limits.get(case[1], math.inf)
             if name == "flashmla" and "float8" in what:
@@ -81,9 +84,7 @@ def hold_against_torch(
 
 
 def attention_of(name: str, model: Model[Any]) -> AttentionBackend[Any]:
-    outcome = try_backend(
-        name, BackendRequirements(model.attention_shape, PAGE_SIZE, CONTEXT_CHUNK, 2 * NUM_TOKENS, GPU)
-    )
+    outcome = try_backend(name, backend_requirements(model))
     assert not isinstance(outcome, str), outcome
     return outcome
 

@@ -11,8 +11,9 @@ import torch
 import transformers
 from plait_testing.gpu_driver import GPU, NUM_TOKENS, PAGE_SIZE, RANDOM, GpuDriver, divergence, logprobs, save_random
 from plait_testing.recording import Record
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mha.torch_mha import TorchMha
-from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
 from plait_worker.models import Model, load_model
@@ -40,9 +41,12 @@ def save_qwen3(path: Path, group: int) -> None:
     save_random(path, transformers.Qwen3Config(hidden_size=512, **heads, **RANDOM), seed=group)
 
 
+def backend_requirements(model: Model[Any]) -> BackendRequirements[Any]:
+    return BackendRequirements(model.attention_specs[0], PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU)
+
+
 def torch_attention(model: Model[Any]) -> TorchMha:
-    assert isinstance(model.attention_shape, MhaShape)
-    return TorchMha(model.attention_shape, PAGE_SIZE)
+    return TorchMha(backend_requirements(model))
 
 
 @pytest.mark.acceptance("gpu")
@@ -69,8 +73,8 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
     right = logprobs(exact, torch_attention(exact), ids)
     model = load_model(path, "bfloat16", GPU, Parallel())
     rounded = logprobs(model, torch_attention(model), ids)
-    for name in names(MhaShape, (9, 0)):
-        outcome = try_backend(name, BackendRequirements(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+    for name in names(MhaShape.kind, (9, 0)):
+        outcome = try_backend(name, backend_requirements(model))
         assert not isinstance(outcome, str), outcome
         given = logprobs(model, outcome, ids)
         for kind, *three in zip(("prefill", "decode"), right, rounded, given, strict=True):
@@ -83,14 +87,14 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
 
 
 @pytest.mark.acceptance("gpu")
-@pytest.mark.parametrize("backend", names(MhaShape, (9, 0)))
+@pytest.mark.parametrize("backend", names(MhaShape.kind, (9, 0)))
 def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Path) -> None:
     """Alone its norms and gate are part of its products; both ways round the same values."""
     save_qwen3(tmp_path, 4)
     ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
     model = load_model(tmp_path, "bfloat16", GPU, Parallel())
     exact = load_model(tmp_path, "float32", GPU, Parallel())
-    attention = try_backend(backend, BackendRequirements(model.attention_shape, PAGE_SIZE, 0, 2 * NUM_TOKENS, GPU))
+    attention = try_backend(backend, backend_requirements(model))
     assert not isinstance(attention, str), attention
     right = one_by_one(GpuDriver(exact, torch_attention(exact)), ids, {})
     alone = one_by_one(GpuDriver(model, attention), ids, {})

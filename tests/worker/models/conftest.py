@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.random_models import random_model
-from plait_worker.attention.cpu import cpu_attention
 from plait_worker.cache import KVCache
 from plait_worker.models import Model, dummy_model, load_model
 from plait_worker.parallel import Parallel
@@ -104,7 +104,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.cache = KVCache(self.model.cache_spec, self.num_pages, self.page_size, CPU)
-        self.attention = cpu_attention(self.model.attention_shape, self.page_size, self.mla_context_chunk_size)
+        self.attention = cpu_attention(self.model.attention_specs, self.page_size, self.mla_context_chunk_size)
         self.free = torch.randperm(self.num_pages).tolist()
 
     def step(self, prefill: dict[str, list[int]], decode: dict[str, int] | None = None) -> dict[str, Tensor]:

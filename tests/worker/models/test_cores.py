@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from plait_kernels.kv_cache import PageScales
-from plait_worker.attention.cpu import cpu_attention
+from plait_testing.attention_cases import cpu_attention
 from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.models import load_model
 from plait_worker.parallel import Parallel
@@ -52,7 +52,7 @@ def test_torch_keeps_its_threads_for_what_the_kernels_leave_it(
 ) -> None:
     path = save_tiny(family, **changes).path
     model = load_model(path, dtype, CPU, Parallel(), fp8=PageScales(1.0, 1.0) if fp8 else None)
-    attention = cpu_attention(model.attention_shape, 16, 64)
+    attention = cpu_attention(model.attention_specs, 16, 64)
     with caplog.at_level(logging.INFO, "plait_worker.cores"):
         leave_cores_to_kernels(model, attention)
     assert [record.message for record in caplog.records if record.name == "plait_worker.cores"] == said

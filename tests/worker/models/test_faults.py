@@ -13,8 +13,9 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from plait_kernels.moe import Routing, route
+from plait_worker.attention.model_specs import attention_specs
+from plait_worker.attention.spec import AttentionSpec, MhaShape
 from plait_worker.layers.norm import ProjectionNorm
-from plait_worker.models.decoder import MhaDecoder
 from torch import Tensor
 
 IDS = torch.randint(0, 61, (60,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -25,8 +26,10 @@ Fault = Callable[[pytest.MonkeyPatch, Path], None]
 
 
 def wrong_scale(patch: pytest.MonkeyPatch, _path: Path) -> None:
-    right = vars(MhaDecoder)["attention_shape"]
-    patch.setattr(MhaDecoder, "attention_shape", property(lambda self: replace(right.__get__(self), scale=0.2)))
+    def specs(*given: Any) -> list[AttentionSpec]:
+        return [replace(spec, scale=0.2) for spec in attention_specs(*given) if isinstance(spec, MhaShape)]
+
+    patch.setattr("plait_worker.models.attention_specs", specs)
 
 
 def no_bias(ending: str) -> Fault:

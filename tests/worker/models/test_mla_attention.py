@@ -6,6 +6,7 @@ import pytest
 import torch
 from plait_kernels.kv_cache import FP8
 from plait_testing.attention_cases import CPU, MlaCase, latent
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.cpu_mla import CpuMla
 from plait_worker.attention.mla.torch_mla import TorchMla
 
@@ -19,7 +20,7 @@ DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 130)]
 )
 def test_rows_attend_to_what_the_pages_keep(dtype: torch.dtype, scale: float, tolerance: float) -> None:
     shape = latent(2, cached_dtype=dtype, cached_scale=scale)
-    assert MlaCase(shape, PREFILL, DECODE).error(TorchMla(shape, 32, 25, CPU)) <= tolerance
+    assert MlaCase(shape, PREFILL, DECODE).error(TorchMla(BackendRequirements(shape, 32, 25, 0, CPU))) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -27,7 +28,7 @@ def test_compiled_kernels_absorb_short_appends_between_prompts(dtype: torch.dtyp
     shape = latent(2, dtype=dtype, cached_dtype=dtype)
     if not CpuMla.takes(shape):
         pytest.skip("no compiled kernels; python kernels/compile_native.py")
-    made, world = CpuMla(shape, 32, 25), MlaCase(shape, PREFILL, DECODE)
+    made, world = CpuMla(BackendRequirements(shape, 32, 25, 0, CPU)), MlaCase(shape, PREFILL, DECODE)
     assert made.prepare(world.tables.rows).num_prefill_tokens == 40 + 2
     assert world.error(made) <= 0.01
 
@@ -35,7 +36,7 @@ def test_compiled_kernels_absorb_short_appends_between_prompts(dtype: torch.dtyp
 def test_the_scale_says_what_a_number_in_the_pages_stands_for() -> None:
     shape = latent(2, cached_dtype=FP8, cached_scale=0.37)
     world = MlaCase(shape, [], DECODE)
-    assert world.error(TorchMla(shape, 32, 25, CPU)) <= 0.01
+    assert world.error(TorchMla(BackendRequirements(shape, 32, 25, 0, CPU))) <= 0.01
     kept = torch.cat([world.pages[world.tables.slots(row)] for row in range(len(DECODE))])
     cached = torch.cat([context[:start] for context, (start, _) in zip(world.contexts, DECODE, strict=True)])
     torch.testing.assert_close(kept.float() * 0.37, cached.float(), rtol=2**-4, atol=1e-3)

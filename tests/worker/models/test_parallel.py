@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from plait_proto import ExitCode
+from plait_testing.attention_cases import cpu_attention
 from plait_testing.rank_threads import on_every_rank
-from plait_worker.attention.cpu import cpu_attention
-from plait_worker.attention.jit.modules import model_shape
+from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
@@ -45,7 +45,7 @@ def logits(path: Path, parallel: Parallel) -> torch.Tensor:
     """Of a prompt of 9 tokens in two chunks and one decode step."""
     model = load_model(path, "float32", CPU, parallel)
     cache = KVCache(model.cache_spec, 4, 4, CPU)
-    attention = cpu_attention(model.attention_shape, 4, 4)
+    attention = cpu_attention(model.attention_specs, 4, 4)
     table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
 
     def hidden(first: int, end: int, num_prefill: int) -> torch.Tensor:
@@ -184,7 +184,7 @@ def test_the_kernels_that_are_built_ahead_are_those_of_a_rank_s_own_heads(num_he
             "config.json",
         )
     )
-    built = model_shape(config, 4, torch.bfloat16)
+    built = attention_specs(config, 0, 4, torch.bfloat16)[0]
     assert isinstance(built, MhaShape)
     for rank in ranks(4):
         heads, kv_heads = rank.shard_heads(num_heads, num_kv_heads)

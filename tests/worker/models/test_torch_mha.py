@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, PageScales, as_bytes, stored
 from plait_worker.attention import decode_batches
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
 
@@ -51,7 +52,8 @@ class World:
                     kept = stored(kv[position, part].to(dtype), pages.dtype, scale)
                     as_bytes(pages)[page, part, :, offset] = as_bytes(kept)
         new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
-        step = backend.TorchMha(shape, self.page_size).prepare(self.rows)
+        requirements = BackendRequirements(shape, self.page_size, 0, 0, torch.device("cpu"))
+        step = backend.TorchMha(requirements).prepare(self.rows)
         out = step.forward(self.q.to(dtype), new[:, 0], new[:, 1], pages)
         self.written = pages
         return out

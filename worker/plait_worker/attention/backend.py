@@ -1,20 +1,48 @@
-"""Attention over the paged cache: the interface of the backends, and the choice among them.
+"""The interface of attention backends, and what a backend is made from.
 
-Shapes: T tokens of the step, P those of its prefill rows, B its decode rows; H query heads and G key-value
-heads of this rank, D numbers in a head; C numbers cached of a token in latent attention, E in its queries
-and keys, V in its values; pages ``[N + 1, 2, G, page, D]`` or ``[N + 1, page, C]`` as in ``plait_worker.cache``.
+Shapes: T tokens of the step, P those of its prefill rows, B its decode rows; H query heads and G key-value heads of
+this rank, D elements of a head; in MLA C elements cached of a token, E in its queries and keys, V in its values; pages
+``[N + 1, 2, G, page, D]`` or ``[N + 1, page, C]`` as in ``plait_worker.cache``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
+from plait_worker.attention.spec import AttentionSpec, distinct
 from plait_worker.graph_sizes import Size
 from plait_worker.rows import Rows
+
+SpecT_co = TypeVar("SpecT_co", bound=AttentionSpec, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRequirements(Generic[SpecT_co]):
+    """What a backend is made for."""
+
+    spec: SpecT_co
+    page_size: int
+    """In tokens."""
+    mla_context_chunk_size: int
+    """Cached tokens of MLA that one kv_b_proj up-projection takes."""
+    max_tokens: int
+    """Of one step."""
+    device: torch.device
+
+
+def requirements_for(
+    specs: Iterable[AttentionSpec], page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
+) -> list[BackendRequirements[AttentionSpec]]:
+    """For each distinct spec of a model's layers, in their order."""
+    return [
+        BackendRequirements(spec, page_size, mla_context_chunk_size, max_tokens, device) for spec in distinct(specs)
+    ]
 
 
 class StepAttention(Protocol):

@@ -1,21 +1,30 @@
-"""The registry of GPU backends: module and class of each, its kind of attention, and its GPUs.
+"""The registry: for each kind of attention its torch reference, its CPU kernels and its GPU backends.
 
-A backend's ``validate`` raises ``ValueError`` with the rule that a shape breaks, before any kernel is looked for.
+A backend's ``validate`` raises ``ValueError`` with the rule that the requirements break, before any kernel is looked
+for.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-
-from plait_worker.attention.backend import AttentionBackend
-from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
+from plait_worker.attention.jit import modules
+from plait_worker.attention.jit.modules import GpuModule
+from plait_worker.attention.mha.cpu_mha import CpuMha
+from plait_worker.attention.mha.self_check import MhaSelfCheck
+from plait_worker.attention.mha.torch_mha import TorchMha
+from plait_worker.attention.mla.cpu_mla import CpuMla
+from plait_worker.attention.mla.self_check import MlaSelfCheck
+from plait_worker.attention.mla.torch_mla import TorchMla
+from plait_worker.attention.self_check import SelfCheck
+from plait_worker.attention.spec import AttentionSpec, MhaShape, MlaShape, distinct
 
 Capability = tuple[int, int]
-"""NVIDIA's version of what a GPU's cores can do."""
+"""NVIDIA's compute capability."""
 HOPPER = frozenset({(9, 0)})
 """H100, H200."""
 BLACKWELL = frozenset({(10, 0), (10, 3)})
@@ -23,85 +32,131 @@ BLACKWELL = frozenset({(10, 0), (10, 3)})
 
 
 @dataclass(frozen=True, slots=True)
-class BackendRequirements:
-    """What a backend is made for."""
-
-    shape: MhaShape | MlaShape
-    page_size: int
-    """In tokens."""
-    mla_context_chunk_size: int
-    """Cached tokens that latent attention expands at a time."""
-    max_tokens: int
-    """Of one step."""
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """One backend."""
+    """One GPU backend."""
 
     name: str
     """As ``--attention-backend`` spells it."""
     module: str
-    """In ``plait_worker.attention``; imported when it is made, for its library may not be there."""
+    """In ``plait_worker.attention``; imported when it is made, since its library may not be installed."""
     class_name: str
-    attends: type[MhaShape] | type[MlaShape]
-    """The kind of attention."""
     capabilities: frozenset[Capability]
+    makers: tuple[modules.Maker, ...] = ()
+    """Of the flashinfer modules that it loads."""
     needs_modules: bool = True
-    """Whether it does not start without flashinfer's modules; else it has kernels of ours in their place."""
+    """Whether it does not start without these modules; else kernels of ours take their place."""
 
-    def kind(self) -> Any:
+    def load(self) -> Any:
         """The backend's class; raises ``ImportError``."""
         return getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
 
-    def validate(self, requirements: BackendRequirements) -> None:
-        """Raise ``ValueError`` with the rule of its kernels that the need breaks; raises ``ImportError`` too."""
-        self.kind().validate(requirements.shape, requirements.page_size)
+    def validate(self, requirements: BackendRequirements[Any]) -> None:
+        """Raise ``ValueError`` with the rule that the requirements break; raises ``ImportError`` too."""
+        self.load().validate(requirements)
 
-    def make(self, requirements: BackendRequirements, max_tokens: int) -> AttentionBackend[Any]:
-        """The backend for steps of up to ``max_tokens``; raises ``ImportError``, and ``ValueError`` with its rule."""
-        kind = self.kind()
-        if self.attends is MhaShape:
-            backend: AttentionBackend[Any] = kind(
-                requirements.shape, requirements.page_size, max_tokens, requirements.device
-            )
-            return backend
-        backend = kind(
-            requirements.shape,
-            requirements.page_size,
-            requirements.mla_context_chunk_size,
-            max_tokens,
-            requirements.device,
-        )
+    def make(self, requirements: BackendRequirements[Any]) -> AttentionBackend[Any]:
+        """Raises ``ImportError``, and ``ValueError`` with the rule that the requirements break."""
+        backend: AttentionBackend[Any] = self.load()(requirements)
         return backend
 
-
-BACKENDS = (
-    BackendSpec("triton", "mha.triton_mha", "TritonMha", MhaShape, HOPPER, needs_modules=False),
-    BackendSpec("trtllm_mha", "mha.trtllm_mha", "TrtllmMha", MhaShape, HOPPER),
-    BackendSpec("trtllm_mha", "mha.trtllm_gen_mha", "TrtllmGenMha", MhaShape, BLACKWELL),
-    BackendSpec("flashinfer", "mha.flashinfer_mha", "FlashinferMha", MhaShape, HOPPER),
-    BackendSpec("flashmla", "mla.flashmla", "FlashMla", MlaShape, HOPPER),
-    BackendSpec("flashinfer_mla", "mla.flashinfer_mla", "FlashinferMla", MlaShape, HOPPER),
-    BackendSpec("trtllm_mla", "mla.trtllm_mla", "TrtllmMla", MlaShape, BLACKWELL),
-    BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", MlaShape, BLACKWELL),
-)
+    def modules(self, spec: AttentionSpec, page_size: int) -> list[GpuModule]:
+        """Those that it loads; none if flashinfer has no such module for the spec, which ``validate`` then says."""
+        try:
+            return [GpuModule(make(spec, page_size), (self.name,)) for make in self.makers]
+        except (ValueError, AssertionError, KeyError):
+            return []
 
 
-def names(attends: type[MhaShape] | type[MlaShape], capability: Capability) -> list[str]:
-    """The backends that attend this way on such a GPU."""
-    return [found.name for found in BACKENDS if found.attends is attends and capability in found.capabilities]
+class CpuBackend(Protocol):
+    """The class of a backend of compiled CPU kernels."""
+
+    def __call__(self, requirements: BackendRequirements[Any], /) -> AttentionBackend[Any]:
+        """For a spec that it takes."""
+        ...
+
+    def takes(self, spec: Any, /) -> bool:
+        """Whether the kernels are there and attend in this shape."""
+        ...
 
 
-def find(name: str, shape: MhaShape | MlaShape, capability: Capability | None) -> BackendSpec | str:
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What is registered for one kind of attention."""
+
+    torch: Callable[[BackendRequirements[Any]], AttentionBackend[Any]]
+    """The reference, on any device."""
+    cpu: CpuBackend
+    self_check: Callable[[BackendRequirements[Any]], SelfCheck]
+    gpu: tuple[BackendSpec, ...]
+    """Several may share a name: one for each generation of GPUs."""
+
+
+KINDS = {
+    MhaShape.kind: AttentionKind(
+        torch=TorchMha,
+        cpu=CpuMha,
+        self_check=MhaSelfCheck,
+        gpu=(
+            BackendSpec("triton", "mha.triton_mha", "TritonMha", HOPPER, (modules.fmha_v2,), needs_modules=False),
+            BackendSpec("trtllm_mha", "mha.trtllm_mha", "TrtllmMha", HOPPER, (modules.fmha_v2, modules.xqa)),
+            BackendSpec("trtllm_mha", "mha.trtllm_gen_mha", "TrtllmGenMha", BLACKWELL),
+            BackendSpec(
+                *("flashinfer", "mha.flashinfer_mha", "FlashinferMha", HOPPER),
+                (modules.paged_fa3, modules.decode_fa2),
+            ),
+        ),
+    ),
+    MlaShape.kind: AttentionKind(
+        torch=TorchMla,
+        cpu=CpuMla,
+        self_check=MlaSelfCheck,
+        gpu=(
+            BackendSpec("flashmla", "mla.flashmla", "FlashMla", HOPPER, (modules.ragged_fa3,)),
+            BackendSpec(
+                *("flashinfer_mla", "mla.flashinfer_mla", "FlashinferMla", HOPPER),
+                (modules.ragged_fa3, modules.mla_fa3),
+            ),
+            BackendSpec("trtllm_mla", "mla.trtllm_mla", "TrtllmMla", BLACKWELL),
+            BackendSpec("cutlass_mla", "mla.cutlass_mla", "CutlassMla", BLACKWELL),
+        ),
+    ),
+}
+"""By ``AttentionSpec.kind``."""
+
+
+def all_names() -> list[str]:
+    """Of the GPU backends of every kind, sorted."""
+    return sorted({backend.name for kind in KINDS.values() for backend in kind.gpu})
+
+
+def names(kind: str, capability: Capability) -> list[str]:
+    """The backends of this kind of attention on such a GPU."""
+    return [backend.name for backend in KINDS[kind].gpu if capability in backend.capabilities]
+
+
+def find(name: str, spec: AttentionSpec, capability: Capability | None) -> BackendSpec | str:
     """The backend of this name, or why there is none; ``capability`` is None for a CPU."""
-    named = [found for found in BACKENDS if found.name == name and found.attends is type(shape)]
+    named = [backend for backend in KINDS[spec.kind].gpu if backend.name == name]
     if not named:
-        kind = "latent attention (DeepSeek's)" if isinstance(shape, MlaShape) else "attention to keys and values"
-        return f"it does not do this model's {kind}"
-    here = [found for found in named if capability in found.capabilities]
+        return f"it does not do this model's {spec.description}"
+    here = [backend for backend in named if capability in backend.capabilities]
     if here:
         return here[0]
-    known = sorted({capability for found in named for capability in found.capabilities})
+    known = sorted({capability for backend in named for capability in backend.capabilities})
     return f"it needs a GPU of compute capability {' or '.join(f'{major}.{minor}' for major, minor in known)}"
+
+
+def modules_for(specs: Iterable[AttentionSpec], page_size: int, capability: Capability) -> list[GpuModule]:
+    """Every module that a backend for these specs and GPU loads; raises ``ImportError`` without flashinfer.
+
+    Torch and FlashMLA's wheel add none. Nor do Blackwell's backends: flashinfer compiles theirs at first use, and has
+    to fetch a header before it knows a module's name.
+    """
+    by_name: dict[str, GpuModule] = {}
+    for spec in distinct(specs):
+        for backend in KINDS[spec.kind].gpu:
+            for module in backend.modules(spec, page_size) if capability in backend.capabilities else []:
+                known = by_name.get(module.name, GpuModule(module.spec, ()))
+                backends = tuple(dict.fromkeys(known.backends + module.backends))
+                by_name[module.name] = GpuModule(known.spec, backends)
+    return list(by_name.values())

@@ -1,8 +1,10 @@
-"""Which backend a rank attends with: the one that was asked for, or the fastest of those that are right here."""
+"""Which backends a rank attends with: those that were asked for, or the fastest of those that pass the self-check."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,26 +12,23 @@ from typing import Any
 import torch
 from plait_proto import ExitCode
 
-from plait_worker.attention.backend import AttentionBackend
-from plait_worker.attention.cpu import cpu_attention
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.jit.compilers import find_nvcc
-from plait_worker.attention.jit.modules import backend_modules
-from plait_worker.attention.mha.torch_mha import TorchMha
-from plait_worker.attention.mla.torch_mla import TorchMla
-from plait_worker.attention.registry import BackendRequirements, BackendSpec, find, names
-from plait_worker.attention.self_check import SelfCheck, self_check
-from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.attention.model_attention import ModelAttention
+from plait_worker.attention.registry import KINDS, BackendSpec, find, names
+from plait_worker.attention.self_check import SelfCheck
+from plait_worker.attention.spec import AttentionSpec
 from plait_worker.device import compute_capability
 from plait_worker.errors import WorkerError
+from plait_worker.parallel import Parallel
+
+Requirements = BackendRequirements[Any]
 
 _log = logging.getLogger(__name__)
 
 _DTYPES = (torch.bfloat16, torch.float16)
 # bfloat16 rounds to 2**-8; two right kernels differ by a few of these, wrong ones by the whole.
 _TOLERANCE = 0.03
-# Over float8 some kernels round queries and the softmax's weights to it too, to 2**-4; over latents, where keys are
-# values as well, that comes to a tenth behind the softmax. An ignored scale is off by the half.
-_TOLERANCE_FP8, _TOLERANCE_FP8_LATENT = 0.08, 0.2
 
 
 @cache
@@ -58,28 +57,61 @@ class Trial:
         return not self.backend.is_capturable, self.decode_us + self.prefill_us
 
 
-def choose_attention(name: str, requirements: BackendRequirements) -> AttentionBackend[Any]:
-    """The backend of this name, or for ``auto`` the fastest.
+def choose_attention(
+    name: str, requirements: Sequence[Requirements], parallel: Parallel | None = None
+) -> ModelAttention:
+    """A backend for each of a model's distinct specs; ``requirements`` are in their order.
 
-    Raises ``WorkerError`` of code HARDWARE where the one that was asked for cannot run here or is wrong.
+    Raises as ``choose_backend`` does.
     """
-    if requirements.device.type == "cpu" and name == "auto":
-        return cpu_attention(requirements.shape, requirements.page_size, requirements.mla_context_chunk_size)
-    if name == "auto":
-        return _fastest(requirements)
+    return ModelAttention([choose_backend(name, each, parallel) for each in requirements])
+
+
+def choose_backend(name: str, requirements: Requirements, parallel: Parallel | None = None) -> AttentionBackend[Any]:
+    """The backend of this name, or for ``auto`` the fastest, the same on every rank.
+
+    Raises ``WorkerError`` of code HARDWARE if the one that was asked for cannot run here or is wrong.
+    """
     if name == "torch":
-        return _torch(requirements)
+        return KINDS[requirements.spec.kind].torch(requirements)
+    if name != "auto":
+        return _named(name, requirements)
+    if requirements.device.type == "cpu":
+        return _cpu_backend(requirements)
+    return _fastest_of_first_rank(requirements, parallel or Parallel())
+
+
+def _named(name: str, requirements: Requirements) -> AttentionBackend[Any]:
     outcome = try_backend(name, requirements, may_compile=True)
     if isinstance(outcome, str):
         raise WorkerError(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
     return outcome
 
 
-def _fastest(requirements: BackendRequirements) -> AttentionBackend[Any]:
-    """One whose steps can be captured, then by the sum of both times, shown in the log; torch where no other runs."""
+def _cpu_backend(requirements: Requirements) -> AttentionBackend[Any]:
+    """The compiled kernels if they take the spec; else torch. The log says which."""
+    kind = KINDS[requirements.spec.kind]
+    chosen = (kind.cpu if kind.cpu.takes(requirements.spec) else kind.torch)(requirements)
+    _log.info("attention: %s", type(chosen).__name__)
+    return chosen
+
+
+def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> AttentionBackend[Any]:
+    """Rank 0 measures; the others take the backend that it names. Times differ from rank to rank, results must not."""
+    if parallel.world == 1:
+        return _fastest(requirements)
+    capability = compute_capability(requirements.device)
+    known = [*(names(requirements.spec.kind, capability) if capability else []), "torch"]
+    fastest = _fastest(requirements) if parallel.rank == 0 else None
+    index = parallel.broadcast(torch.tensor(known.index(fastest.name) if fastest else 0))
+    return fastest or choose_backend(known[int(index)], requirements)
+
+
+def _fastest(requirements: Requirements) -> AttentionBackend[Any]:
+    """One whose steps can be captured, then by the sum of both times, shown in the log; torch if no other runs."""
     trials: list[Trial] = []
     capability = compute_capability(requirements.device)
-    for name in names(type(requirements.shape), capability) if capability else []:
+    for name in names(requirements.spec.kind, capability) if capability else []:
         if any(trial.backend.is_capturable for trial in trials) and _plans(name, requirements):
             _log.info("attention %s is out: it plans each step on the host, so that none could be captured", name)
             continue
@@ -92,39 +124,29 @@ def _fastest(requirements: BackendRequirements) -> AttentionBackend[Any]:
     if trials:
         return min(trials, key=Trial.rank).backend
     _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
-    return _torch(requirements)
+    return KINDS[requirements.spec.kind].torch(requirements)
 
 
-def _plans(name: str, requirements: BackendRequirements) -> bool:
+def _plans(name: str, requirements: Requirements) -> bool:
     """Whether its steps cannot be captured, as far as that is known without its library."""
-    found = find(name, requirements.shape, compute_capability(requirements.device))
+    found = find(name, requirements.spec, compute_capability(requirements.device))
     try:
-        return not isinstance(found, str) and not found.kind().is_capturable
+        return not isinstance(found, str) and not found.load().is_capturable
     except ImportError:
         return False
 
 
-def _torch(requirements: BackendRequirements) -> TorchMha | TorchMla:
-    if isinstance(requirements.shape, MlaShape):
-        return TorchMla(
-            requirements.shape, requirements.page_size, requirements.mla_context_chunk_size, requirements.device
-        )
-    return TorchMha(requirements.shape, requirements.page_size)
-
-
 @torch.inference_mode()
-def try_backend(
-    name: str, requirements: BackendRequirements, *, may_compile: bool = False
-) -> AttentionBackend[Any] | str:
+def try_backend(name: str, requirements: Requirements, *, may_compile: bool = False) -> AttentionBackend[Any] | str:
     """The backend, or why it cannot be used; ``may_compile`` modules of flashinfer's, which takes minutes.
 
     Some kernels run on hardware that they were not made for and return zeros, so each is held against torch's.
     """
-    found = find(name, requirements.shape, compute_capability(requirements.device))
+    found = find(name, requirements.spec, compute_capability(requirements.device))
     if isinstance(found, str):
         return found
-    if requirements.shape.dtype not in _DTYPES:
-        return f"it computes in bfloat16 or float16, not {str(requirements.shape.dtype).removeprefix('torch.')}"
+    if requirements.spec.dtype not in _DTYPES:
+        return f"it computes in bfloat16 or float16, not {str(requirements.spec.dtype).removeprefix('torch.')}"
     try:
         found.validate(requirements)
         if reason := _unbuilt(found, requirements, may_compile):
@@ -139,9 +161,9 @@ def try_backend(
     return self_check_error(backend, requirements) or backend
 
 
-def _unbuilt(found: BackendSpec, requirements: BackendRequirements, may_compile: bool) -> str | None:
+def _unbuilt(found: BackendSpec, requirements: Requirements, may_compile: bool) -> str | None:
     """Why it cannot start, where its modules are neither there nor to be compiled now; compiling is announced."""
-    modules = backend_modules(found, requirements.shape, requirements.page_size) if found.needs_modules else []
+    modules = found.modules(requirements.spec, requirements.page_size) if found.needs_modules else []
     missing = [module.name for module in modules if not module.is_ready]
     if not missing:
         return None
@@ -159,25 +181,25 @@ def _unbuilt(found: BackendSpec, requirements: BackendRequirements, may_compile:
     return None
 
 
-def _make(found: BackendSpec, requirements: BackendRequirements) -> AttentionBackend[Any]:
-    return found.make(requirements, max(requirements.max_tokens, SelfCheck.num_tokens(requirements.page_size)))
+def _make(found: BackendSpec, requirements: Requirements) -> AttentionBackend[Any]:
+    """With room for the self-check's steps."""
+    most = max(requirements.max_tokens, SelfCheck.num_tokens(requirements.page_size))
+    return found.make(dataclasses.replace(requirements, max_tokens=most))
 
 
-def self_check_error(backend: AttentionBackend[Any], requirements: BackendRequirements) -> str | None:
+def self_check_error(backend: AttentionBackend[Any], requirements: Requirements) -> str | None:
     """What the small problem shows to be wrong with it."""
     try:
-        problem = self_check(requirements)
+        problem = KINDS[requirements.spec.kind].self_check(requirements)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.extends)]
     except _kernel_failures() as failure:
         return f"it failed on a small problem: {_first_line(failure)}"
-    wrong = [error for error in errors if not error <= _tolerance(requirements.shape)]  # a NaN is not over it either
+    wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # a NaN is not over it either
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None
 
 
-def _tolerance(shape: MhaShape | MlaShape) -> float:
-    if shape.cached_dtype == shape.dtype:
-        return _TOLERANCE
-    return _TOLERANCE_FP8_LATENT if isinstance(shape, MlaShape) else _TOLERANCE_FP8
+def _tolerance(spec: AttentionSpec) -> float:
+    return _TOLERANCE if spec.cached_dtype == spec.dtype else spec.fp8_tolerance
 
 
 def _first_line(failure: Exception) -> str:
@@ -185,6 +207,6 @@ def _first_line(failure: Exception) -> str:
 
 
 @torch.inference_mode()
-def _time(backend: AttentionBackend[Any], requirements: BackendRequirements) -> Trial:
-    problem = self_check(requirements)
+def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Trial:
+    problem = KINDS[requirements.spec.kind].self_check(requirements)
     return Trial(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))

@@ -1,20 +1,62 @@
-"""What a layer's attention is: its sizes on this rank, the type of its cache.
+"""What the attention of a layer is: its kind, its sizes on this rank, and the type of its cache.
 
 Shapes: H query heads and G key-value heads of this rank, D elements of a head; in MLA C elements cached of a token,
-E in its queries and keys, V in its values.
+E in its queries and keys, V in its values; P tokens in a page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales
 
 
+class AttentionSpec(Protocol):
+    """The attention of one layer; hashable, and equal specs share a backend."""
+
+    @property
+    def kind(self) -> str:
+        """Its key in ``registry.KINDS``."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The kind in words, for errors."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of queries, keys and values."""
+        ...
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the pages."""
+        ...
+
+    @property
+    def fp8_tolerance(self) -> float:
+        """Largest difference that the self-check allows over float8 pages, over the largest value."""
+        ...
+
+    def page_shape(self, page_size: int) -> tuple[int, ...]:
+        """Of one page of one layer; ``page_size`` in tokens."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MhaShape:
-    """What a backend must know of a model before the first step; counts are this rank's."""
+    """MHA and GQA: every key-value head is cached."""
+
+    kind: ClassVar[str] = "mha"
+    description: ClassVar[str] = "attention to keys and values"
+    # Some kernels round queries and the softmax's weights to float8 too, to 2**-4. An ignored scale is off by half.
+    fp8_tolerance: ClassVar[float] = 0.08
 
     num_heads: int
     """H."""
@@ -27,7 +69,7 @@ class MhaShape:
     dtype: torch.dtype
     """Of queries, keys and values."""
     fp8: PageScales | None = None
-    """Set where the pages keep keys and values as float8_e4m3fn, divided by these; else they are of ``dtype``."""
+    """Scales of float8_e4m3fn pages; None for pages of ``dtype``."""
 
     @property
     def cached_dtype(self) -> torch.dtype:
@@ -36,18 +78,27 @@ class MhaShape:
 
     @property
     def scales(self) -> PageScales:
-        """What a number in the pages stands for, over the number itself."""
+        """Value = stored * scale."""
         return self.fp8 or UNSCALED
+
+    def page_shape(self, page_size: int) -> tuple[int, ...]:
+        """``[2, G, P, D]``."""
+        return 2, self.num_kv_heads, page_size, self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class MlaShape:
-    """What a backend of multi-head latent attention (arXiv 2405.04434) must know; heads are this rank's."""
+    """Multi-head latent attention (arXiv 2405.04434): one latent a token is cached, the same on every rank."""
+
+    kind: ClassVar[str] = "mla"
+    description: ClassVar[str] = "latent attention (DeepSeek's)"
+    # As for MHA; keys are values as well, so the rounding comes to a tenth after the softmax.
+    fp8_tolerance: ClassVar[float] = 0.2
 
     num_heads: int
     """H."""
     latent_dim: int
-    """The first numbers of a cached token: what its values are made from."""
+    """The first elements of a cached token: what its values are made from."""
     cached_dim: int
     """C: the latent, then the key that all heads share."""
     query_dim: int
@@ -61,8 +112,13 @@ class MlaShape:
     cached_dtype: torch.dtype
     """Of the pages: ``dtype``, or float8_e4m3fn."""
     cached_scale: float = 1.0
-    """What a number in the pages stands for, over the number itself; other than 1 only in float8."""
+    """Value = stored * scale; other than 1 only in float8."""
+
+    def page_shape(self, page_size: int) -> tuple[int, ...]:
+        """``[P, C]``."""
+        return page_size, self.cached_dim
 
 
-AttentionSpec = MhaShape | MlaShape
-"""Of one layer."""
+def distinct(specs: Iterable[AttentionSpec]) -> list[AttentionSpec]:
+    """Each spec once, in the order of the layers."""
+    return list(dict.fromkeys(specs))

@@ -6,7 +6,7 @@ Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabul
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,7 +17,8 @@ from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
-from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.attention.model_specs import attention_specs
+from plait_worker.attention.spec import AttentionSpec
 from plait_worker.cache import AnyCacheSpec, KVCache
 from plait_worker.capacity import check_fits
 from plait_worker.model_config import ModelConfig
@@ -57,7 +58,7 @@ PreparedT_contra = TypeVar("PreparedT_contra", contravariant=True)
 
 
 class Model(Protocol[PreparedT_contra]):
-    """A loaded model on one rank, which attends by what its kind of backend prepares."""
+    """A loaded model on one rank, which attends by what its kinds of backends prepare."""
 
     @property
     def config(self) -> ModelConfig:
@@ -85,12 +86,15 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     @property
-    def attention_shape(self) -> MhaShape | MlaShape:
-        """What this rank's attention backend is made for."""
+    def attention_specs(self) -> Sequence[AttentionSpec]:
+        """One for each layer on this rank."""
         ...
 
-    def forward(self, rows: Rows, cache: KVCache, attention: PreparedT_contra) -> Tensor:
-        """Hidden states after the final norm, ``hidden_TD``; writes the step's keys and values into the cache."""
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[PreparedT_contra]) -> Tensor:
+        """Hidden states after the final norm, ``hidden_TD``; writes the step's keys and values into the cache.
+
+        ``attention`` has what each distinct spec's backend prepared, in the order of ``spec.distinct``.
+        """
         ...
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
@@ -198,19 +202,10 @@ def read_model(
     config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None
 ) -> MhaDecoder | DeepseekDecoder:
     """The model over these weights; raises as what gives them does."""
+    specs = attention_specs(config, parallel.rank, parallel.world, weights.dtype, fp8)
     if config.mla is not None:
-        return DeepseekDecoder(config, weights, parallel, None if fp8 is None else _latent_scale(fp8))
-    return MhaDecoder(config, weights, parallel, BLOCKS[config.architecture], fp8)
-
-
-def _latent_scale(fp8: PageScales) -> float:
-    """A latent is key and value at once, so it has one scale."""
-    if fp8.v not in (1.0, fp8.k):
-        raise ValueError(
-            f"--v-scale {fp8.v:g}: latents (DeepSeek's attention) are keys and values at once and have one scale, "
-            f"--k-scale; leave --v-scale out"
-        )
-    return fp8.k
+        return DeepseekDecoder(config, weights, parallel, specs)
+    return MhaDecoder(config, weights, parallel, BLOCKS[config.architecture], specs)
 
 
 def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:

@@ -6,17 +6,16 @@ tables are ``[T, 1, head_dim]``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.spec import AttentionSpec, distinct
 from plait_worker.cache import CacheSpec, KVCache
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.rope import Rope
@@ -82,10 +81,18 @@ class Decoder(Generic[PreparedT]):
     """What ``plait_worker.models.Model`` asks for, but for what the layers cache."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, parallel: Parallel, read_block: BlockReader[PreparedT]
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        parallel: Parallel,
+        read_block: BlockReader[PreparedT],
+        attention_specs: Sequence[AttentionSpec],
     ) -> None:
-        """Read the whole model."""
+        """Read the whole model; ``attention_specs`` has one for each layer."""
         self.config = config
+        self.attention_specs = attention_specs
+        known = distinct(attention_specs)
+        self._spec_index = [known.index(spec) for spec in attention_specs]
         self.dtype = weights.dtype
         self.parallel = parallel
         below = weights.at("model")
@@ -105,12 +112,14 @@ class Decoder(Generic[PreparedT]):
         self.gguf_types = frozenset(weights.held.kinds)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache, attention: PreparedT) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[PreparedT]) -> Tensor:
         """Hidden states after the final norm, ``[T, D]``."""
-        step = Step(*self.rope.tables(rows.positions_T), attention)
+        tables = self.rope.tables(rows.positions_T)
+        of_spec = [Step(*tables, prepared) for prepared in attention]
         x_TD = self.embedding(rows.token_ids_T)
         residual_TD = torch.zeros_like(x_TD)
-        for block, pages in zip(self.blocks, cache.layers, strict=True):
+        steps = map(of_spec.__getitem__, self._spec_index)
+        for block, pages, step in zip(self.blocks, cache.layers, steps, strict=True):
             x_TD, residual_TD = block(x_TD, residual_TD, step, pages)
         return self.norm.add(x_TD, residual_TD)[0]
 
@@ -134,23 +143,26 @@ class MhaDecoder(Decoder[StepAttention]):
         weights: Weights,
         parallel: Parallel,
         read_block: BlockReader[StepAttention],
-        fp8: PageScales | None = None,
+        attention_specs: Sequence[AttentionSpec],
     ) -> None:
-        """Read the whole model; ``fp8`` are the scales of a cache in float8_e4m3fn, where it is to be one."""
-        super().__init__(config, weights, parallel, read_block)
-        self.fp8 = fp8
+        """See ``Decoder``."""
+        super().__init__(config, weights, parallel, read_block, attention_specs)
         self.stack = read_stack(self.blocks, self.norm, parallel)
         self.fused = read_fused(self.blocks, self.norm, parallel)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache, attention: StepAttention) -> Tensor:
-        """Hidden states after the final norm, ``[T, D]``; by fewer kernels where some take the blocks and the step."""
-        if self.stack is not None and isinstance(attention, CpuMhaStep):
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[StepAttention]) -> Tensor:
+        """Hidden states after the final norm, ``[T, D]``; by fewer kernels if some take the blocks and the step.
+
+        Those kernels take one attention for all layers.
+        """
+        step = attention[0] if len(attention) == 1 else None
+        if self.stack is not None and isinstance(step, CpuMhaStep):
             tables = self.rope.tables(rows.positions_T)
-            return self.stack.forward(self.embedding(rows.token_ids_T), *tables, attention, cache)
-        if self.fused is not None and isinstance(attention, SlotMappedStep):
+            return self.stack.forward(self.embedding(rows.token_ids_T), *tables, step, cache)
+        if self.fused is not None and isinstance(step, SlotMappedStep):
             tables = self.rope.tables(rows.positions_T)
-            return self.fused.forward(self.embedding(rows.token_ids_T), tables, attention, cache)
+            return self.fused.forward(self.embedding(rows.token_ids_T), tables, step, cache)
         return super().forward(rows, cache, attention)
 
     @property
@@ -158,11 +170,4 @@ class MhaDecoder(Decoder[StepAttention]):
         """Keys and values of this rank's heads in every layer."""
         config = self.config
         _, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
-        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_shape.cached_dtype)
-
-    @property
-    def attention_shape(self) -> MhaShape:
-        """This rank's heads."""
-        config = self.config
-        heads, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
-        return MhaShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, self.dtype, self.fp8)
+        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_specs[0].cached_dtype)

@@ -7,10 +7,10 @@ latent, L in the latent of keys and values, C cached of a token (that latent, th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from plait_kernels.kv_cache import FP8
 from plait_kernels.latent import (
     AbsorbedQueries,
     CacheTarget,
@@ -23,7 +23,7 @@ from plait_kernels.latent import (
 from torch import Tensor
 
 from plait_worker.attention.backend import MlaStep
-from plait_worker.attention.spec import MlaShape
+from plait_worker.attention.spec import AttentionSpec
 from plait_worker.cache import MlaCacheSpec
 from plait_worker.layers.kv_b_proj import kv_up_projection
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
@@ -177,34 +177,16 @@ class DeepseekDecoder(Decoder[MlaStep]):
     """``plait_worker.models.Model`` of both generations."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, parallel: Parallel, cached_scale: float | None = None
+        self, config: ModelConfig, weights: Weights, parallel: Parallel, attention_specs: Sequence[AttentionSpec]
     ) -> None:
-        """Read the model; ``cached_scale`` is that of a float8_e4m3fn cache, None for one in the model's own type."""
-        super().__init__(config, weights, parallel, read_block)
-        self.cached_scale = cached_scale
+        """See ``Decoder``."""
+        super().__init__(config, weights, parallel, read_block, attention_specs)
         self.mla = latent_config(config)
 
     @property
     def cache_spec(self) -> MlaCacheSpec:
         """A latent and a key, whole on every rank, in every layer."""
-        dtype = self.dtype if self.cached_scale is None else FP8
-        return MlaCacheSpec(self.config.num_layers, self.mla.cached_dim, dtype)
-
-    @property
-    def attention_shape(self) -> MlaShape:
-        """This rank's heads."""
-        num_heads, mla = len(self.parallel.shard(self.config.num_heads)), self.mla
-        return MlaShape(
-            num_heads=num_heads,
-            latent_dim=mla.latent_dim,
-            cached_dim=mla.cached_dim,
-            query_dim=mla.query_dim,
-            value_dim=mla.value_dim,
-            scale=mla.scale,
-            dtype=self.dtype,
-            cached_dtype=self.cache_spec.dtype,
-            cached_scale=1.0 if self.cached_scale is None else self.cached_scale,
-        )
+        return MlaCacheSpec(self.config.num_layers, self.mla.cached_dim, self.attention_specs[0].cached_dtype)
 
 
 def latent_config(config: ModelConfig) -> MlaConfig:

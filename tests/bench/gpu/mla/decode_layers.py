@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from plait_kernels.kv_cache import FP8, stored
 from plait_kernels.latent import AbsorbedQueries, CacheTarget, Tables, absorb_and_store
-from plait_worker.attention.backend import AttentionBackend, MlaStep
-from plait_worker.attention.registry import BackendRequirements, names
+from plait_worker.attention.backend import AttentionBackend, BackendRequirements, MlaStep
+from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
@@ -123,7 +123,7 @@ def measure(num_heads: int, kind: torch.dtype, kv_lengths: Sequence[int], out: l
     num_pages = max(ROWS) * max(kv_lengths) // PAGE_SIZE
     pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU).to(kind)
     shape = latent_shape(num_heads, kind)
-    for name in names(MlaShape, (9, 0)):
+    for name in names(MlaShape.kind, (9, 0)):
         backend = try_backend(name, BackendRequirements(shape, PAGE_SIZE, 4096, 8192, GPU))
         if isinstance(backend, str):
             print(name, backend)

@@ -14,38 +14,42 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from plait_kernels.kv_cache import FP8, PageScales
 
 from plait_worker.attention.jit.compilers import is_up_to_date
-from plait_worker.attention.registry import BACKENDS, BackendSpec, Capability
 from plait_worker.attention.spec import MhaShape, MlaShape
-from plait_worker.model_config import ModelConfig
-from plait_worker.parallel import shard_heads
 
 State = Literal["prebuilt", "built", "outdated", "missing"]
 _INDEX = torch.int32
 
 
-class _Spec(Protocol):
-    """What flashinfer tells of a module; the library carries no types."""
+class JitSpec(Protocol):
+    """Flashinfer's description of a module; the library carries no types."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its folder's, too."""
+        ...
 
     @property
-    def is_aot(self) -> bool: ...
+    def is_aot(self) -> bool:
+        """Whether it came with flashinfer."""
+        ...
 
     @property
-    def is_compiled(self) -> bool: ...
+    def is_compiled(self) -> bool:
+        """Whether its library is there."""
+        ...
 
-    def build(self) -> None: ...
+    def build(self) -> None:
+        """Raises ``RuntimeError`` with the compiler's words."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModule:
     """One module and the backends that need it."""
 
-    spec: _Spec
+    spec: JitSpec
     backends: tuple[str, ...]
 
     @property
@@ -88,6 +92,8 @@ class GpuModule:
         self.spec.build()
 
 
+Maker = Callable[[Any, int], JitSpec]
+"""From an attention spec and a page size in tokens to the module that a backend loads for them."""
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 """As flashinfer's names have them."""
 
@@ -96,7 +102,7 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 class _FmhaV2Spec:
     """FMHAv2's: before flashinfer says whether it is there, it writes its 134 sources, which takes 1.5 s."""
 
-    without_sources: _Spec
+    without_sources: JitSpec
     dtype: torch.dtype
 
     @property
@@ -117,44 +123,9 @@ class _FmhaV2Spec:
         gen_fmha_v2_module("q_paged_kv_hnd", self.dtype, self.dtype).build()
 
 
-def model_shape(
-    config: ModelConfig, world: int, dtype: torch.dtype, fp8: PageScales | None = None
-) -> MhaShape | MlaShape:
-    """What one of ``world`` ranks attends with; ``fp8`` as in ``MhaShape``: set for a cache in float8."""
-    heads, kv_heads = shard_heads(config.num_heads, config.num_kv_heads, 0, world)
-    num_heads, num_kv_heads, mla = len(heads), len(kv_heads), config.mla
-    if mla is not None:
-        dims = (mla.latent_dim, mla.cached_dim, mla.query_dim, mla.value_dim)
-        return MlaShape(num_heads, *dims, mla.scale, dtype, cached_dtype=dtype if fp8 is None else FP8)
-    return MhaShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5, dtype, fp8)
-
-
-def modules_for(shape: MhaShape | MlaShape, page_size: int, capability: Capability) -> list[GpuModule]:
-    """Every module that a backend for this kind of attention and GPU would load; ``ImportError`` without flashinfer.
-
-    Torch and FlashMLA's wheel add none. Nor do Blackwell's backends: what flashinfer compiles for them, at their first
-    use, includes a header that it has to fetch before it knows the module's name.
-    """
-    by_name: dict[str, GpuModule] = {}
-    for found in BACKENDS:
-        if found.attends is type(shape) and capability in found.capabilities:
-            for module in backend_modules(found, shape, page_size):
-                known = by_name.get(module.name, GpuModule(module.spec, ()))
-                by_name[module.name] = GpuModule(known.spec, known.backends + module.backends)
-    return list(by_name.values())
-
-
-def backend_modules(found: BackendSpec, shape: MhaShape | MlaShape, page_size: int) -> list[GpuModule]:
-    """Those of one backend; none where flashinfer has no such module for the shape, which the backend then says."""
-    try:
-        return [GpuModule(make(shape, page_size), (found.name,)) for make in _MAKERS.get(found.module, ())]
-    except (ValueError, AssertionError, KeyError):
-        return []
-
-
 def has_fmha_v2(shape: MhaShape) -> bool:
     """Whether FMHAv2 is there; to compile it takes six minutes."""
-    return has_flashinfer() and GpuModule(_fmha_v2(shape, 0), ()).is_ready
+    return has_flashinfer() and GpuModule(fmha_v2(shape, 0), ()).is_ready
 
 
 def prebuilt_folder() -> Path:
@@ -169,25 +140,29 @@ def has_flashinfer() -> bool:
     return importlib.util.find_spec("flashinfer") is not None
 
 
-def _fmha_v2(shape: MhaShape, _page_size: int) -> _Spec:
+def fmha_v2(shape: MhaShape, _page_size: int) -> JitSpec:
+    """FMHAv2 over pages."""
     from flashinfer.jit.core import JitSpecNvcc
 
     name = f"trtllm_fmha_v2_q_paged_kv_hnd_{_SHORT[shape.dtype]}_{_SHORT[shape.dtype]}"
     return _FmhaV2Spec(JitSpecNvcc(name, [], None, None, None, None), shape.dtype)
 
 
-def _xqa(shape: MhaShape, page_size: int) -> Any:
+def xqa(shape: MhaShape, page_size: int) -> Any:
+    """XQA, for decode rows."""
     from flashinfer.jit.xqa import gen_xqa_module
 
     group = shape.num_heads // shape.num_kv_heads
     return gen_xqa_module(shape.dtype, shape.cached_dtype, page_size, shape.head_dim, group, False, shape.dtype, 1)
 
 
-def _paged_fa3(shape: MhaShape, _page_size: int) -> Any:
+def paged_fa3(shape: MhaShape, _page_size: int) -> Any:
+    """fa3 over pages, for prefill rows."""
     return _prefill_fa3(shape.dtype, shape.head_dim, shape.head_dim)
 
 
-def _ragged_fa3(shape: MlaShape, _page_size: int) -> Any:
+def ragged_fa3(shape: MlaShape, _page_size: int) -> Any:
+    """fa3 over keys and values of every head."""
     return _prefill_fa3(shape.dtype, shape.query_dim, shape.value_dim)
 
 
@@ -197,7 +172,8 @@ def _prefill_fa3(dtype: torch.dtype, query_dim: int, value_dim: int) -> Any:
     return gen_batch_prefill_module("fa3", dtype, dtype, dtype, _INDEX, query_dim, value_dim, 0, False, False, False)
 
 
-def _decode_fa2(shape: MhaShape, _page_size: int) -> Any:
+def decode_fa2(shape: MhaShape, _page_size: int) -> Any:
+    """fa2 over pages, for decode rows."""
     from flashinfer.jit.attention.modules import _gen_batch_prefill_module
 
     head, dtype = shape.head_dim, shape.dtype
@@ -208,18 +184,9 @@ def _decode_fa2(shape: MhaShape, _page_size: int) -> Any:
     )
 
 
-def _mla_fa3(shape: MlaShape, _page_size: int) -> Any:
+def mla_fa3(shape: MlaShape, _page_size: int) -> Any:
+    """fa3 over latents."""
     from flashinfer.jit.attention.modules import gen_batch_mla_module
 
     dtype, rope_dim = shape.dtype, shape.cached_dim - shape.latent_dim
     return gen_batch_mla_module("fa3", dtype, shape.cached_dtype, dtype, _INDEX, shape.latent_dim, rope_dim, False)
-
-
-_MAKERS: dict[str, tuple[Callable[[Any, int], Any], ...]] = {
-    "mha.triton_mha": (_fmha_v2,),
-    "mha.trtllm_mha": (_fmha_v2, _xqa),
-    "mha.flashinfer_mha": (_paged_fa3, _decode_fa2),
-    "mla.flashmla": (_ragged_fa3,),
-    "mla.flashinfer_mla": (_ragged_fa3, _mla_fa3),
-}
-"""By module of ``plait_worker.attention``."""

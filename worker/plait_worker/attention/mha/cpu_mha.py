@@ -11,6 +11,7 @@ import torch
 from plait_kernels.attention.paged import PagedHeads, PagedRows, can_attend
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
 
@@ -34,8 +35,8 @@ class CpuMha:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MhaShape, page_size: int) -> None:
-        """``page_size`` in tokens."""
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        shape, page_size = requirements.spec, requirements.page_size
         self.heads = PagedHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, page_size)
 
     @staticmethod

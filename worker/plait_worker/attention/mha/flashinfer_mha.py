@@ -19,6 +19,7 @@ from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, ends, packed_pages, slot_mapping
 from plait_worker.attention.mha.mixed_kernel import takes_mixed_kernel
 from plait_worker.attention.plan_ring import PlanRing
@@ -80,11 +81,11 @@ class FlashinferMha:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MhaShape, page_size: int, _max_tokens: int, device: torch.device) -> None:
-        """``page_size`` in tokens; allocates the wrappers. Raises ``ValueError`` with the kernels' rule."""
-        self.validate(shape, page_size)
-        self.shape = shape
-        self.page_size = page_size
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        """Allocates the wrappers; raises ``ValueError`` with the rule that is broken."""
+        self.validate(requirements)
+        self.shape, self.page_size = requirements.spec, requirements.page_size
+        device = requirements.device
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._prefill = PlanRing(lambda: BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa3"), device)
         self._decode = PlanRing(
@@ -92,9 +93,9 @@ class FlashinferMha:
         )
 
     @staticmethod
-    def validate(shape: MhaShape, _page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
-        if shape.fp8 is not None:
+        if requirements.spec.fp8 is not None:
             raise ValueError(
                 "its kernels for float8 pages are not built; --kv-cache-dtype fp8 runs with triton or trtllm_mha"
             )

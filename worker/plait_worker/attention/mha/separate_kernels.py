@@ -17,7 +17,7 @@ from plait_kernels.attention import PagedPrefill, RowShares, prefill_paged
 from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
-from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
+from plait_worker.attention.backend import BackendRequirements, CapturedPrefill, UnplannedPrefill
 from plait_worker.attention.lengths import decode_lengths, device_lengths, slot_mapping
 from plait_worker.attention.mha.upcast_kv import UpcastKv, upcast_kv
 from plait_worker.attention.spec import MhaShape
@@ -91,16 +91,23 @@ class SeparateKernels(ABC):
     upcasts_fp8: bool
     """Whether prefill rows get a copy of float8 pages in the queries' type."""
 
-    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """``page_size`` in tokens; allocates the output of ``max_tokens`` tokens."""
-        self.shape = shape
-        self.page_size = page_size
-        self.output_THE = torch.zeros(max_tokens, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        """Allocates the output of ``max_tokens`` tokens; raises ``ValueError`` with the rule that is broken."""
+        self.validate(requirements)
+        self.shape = shape = requirements.spec
+        self.page_size = requirements.page_size
+        size = (requirements.max_tokens, shape.num_heads, shape.head_dim)
+        self.output_THE = torch.zeros(size, dtype=shape.dtype, device=requirements.device)
         """Of every layer in turn.
 
         Tokens that fill a captured step up belong to no row, so the kernels leave their output as it was. It must
         be finite, for it goes on into the next layer's dummy page.
         """
+
+    @staticmethod
+    @abstractmethod
+    def validate(requirements: BackendRequirements[MhaShape]) -> None:
+        """Raise ``ValueError`` with the rule that the kernels would break."""
 
     @abstractmethod
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:

@@ -21,6 +21,7 @@ from plait_kernels.kv_cache import as_bytes, stored
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.decode_batches import added, decode_batches, pages_of_tokens
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
@@ -146,10 +147,8 @@ class TorchMha:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MhaShape, page_size: int) -> None:
-        """``page_size`` in tokens."""
-        self.shape = shape
-        self.page_size = page_size
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        self.shape, self.page_size = requirements.spec, requirements.page_size
 
     def prepare(self, rows: Rows) -> TorchStep:
         """The page indices and the order of work of one step."""

@@ -12,6 +12,7 @@ import torch
 from plait_kernels.attention import decode_paged, divide_rows
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.jit.modules import has_fmha_v2
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
 from plait_worker.attention.spec import MhaShape
@@ -29,16 +30,15 @@ class TritonMha(SeparateKernels):
 
     name = "triton"
 
-    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """See ``SeparateKernels``. Raises ``ValueError`` with the rule that is broken."""
-        self.validate(shape, page_size)
-        super().__init__(shape, page_size, max_tokens, device)
-        self._fmha_v2 = _fmha_v2(shape, device)
-        self.upcasts_fp8 = shape.fp8 is not None and self._fmha_v2 is not None
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        super().__init__(requirements)
+        self._fmha_v2 = _fmha_v2(self.shape, requirements.device)
+        self.upcasts_fp8 = self.shape.fp8 is not None and self._fmha_v2 is not None
 
     @staticmethod
-    def validate(shape: MhaShape, page_size: int) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+    def validate(requirements: BackendRequirements[MhaShape]) -> None:
+        """See ``SeparateKernels``."""
+        shape, page_size = requirements.spec, requirements.page_size
         if not _is_tile(shape.head_dim):
             raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
         if not _is_tile(page_size):

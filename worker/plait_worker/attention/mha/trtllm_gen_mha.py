@@ -17,6 +17,7 @@ from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, token_slot_mapping
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
 from plait_worker.attention.spec import MhaShape
@@ -67,12 +68,12 @@ class TrtllmGenMha:
     # Steps of a graph hold prefill rows without tokens, which these kernels are not known to take.
     captured_prefill = None
 
-    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        self.validate(shape, page_size)
-        self.shape = shape
-        self.page_size = page_size
-        self.scratch = Scratch.of(shape.num_heads, shape.head_dim, max_tokens, device)
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        """Raises ``ValueError`` with the rule that is broken."""
+        self.validate(requirements)
+        self.shape = shape = requirements.spec
+        self.page_size = requirements.page_size
+        self.scratch = Scratch.of(shape.num_heads, shape.head_dim, requirements.max_tokens, requirements.device)
 
     def prepare(self, rows: Rows) -> TrtllmGenMhaStep:
         """Lengths and tables of both sorts of rows."""
@@ -125,8 +126,9 @@ class TrtllmGenMha:
         )
 
     @staticmethod
-    def validate(shape: MhaShape, page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
+        shape, page_size = requirements.spec, requirements.page_size
         if shape.fp8 is not None:
             raise ValueError("its calls are not made for pages of float8 yet; leave --kv-cache-dtype fp8 out")
         if page_size not in PAGE_SIZES:

@@ -9,6 +9,7 @@ import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mha.fmha_v2 import FmhaV2
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
 from plait_worker.attention.spec import MhaShape
@@ -25,17 +26,17 @@ class TrtllmMha(SeparateKernels):
 
     name = "trtllm_mha"
 
-    def __init__(self, shape: MhaShape, page_size: int, max_tokens: int, device: torch.device) -> None:
-        """See ``SeparateKernels``; allocates the kernels' workspaces too. Raises ``ValueError`` with their rule."""
-        self.validate(shape, page_size)
-        super().__init__(shape, page_size, max_tokens, device)
-        self.upcasts_fp8 = shape.fp8 is not None
-        self._fmha_v2 = FmhaV2(shape, device)
-        self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
+        """See ``SeparateKernels``; allocates the kernels' workspaces too."""
+        super().__init__(requirements)
+        self.upcasts_fp8 = self.shape.fp8 is not None
+        self._fmha_v2 = FmhaV2(self.shape, requirements.device)
+        self.xqa_workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=requirements.device)
 
     @staticmethod
-    def validate(shape: MhaShape, page_size: int) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+    def validate(requirements: BackendRequirements[MhaShape]) -> None:
+        """See ``SeparateKernels``."""
+        shape, page_size = requirements.spec, requirements.page_size
         if page_size not in _PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:

@@ -17,6 +17,7 @@ from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from plait_kernels.kv_cache import slot_mapping
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.cached_context import even_chunks, filled
 from plait_worker.attention.mla.ragged_prefill import Chunk, RaggedStep, plan_ragged
 from plait_worker.attention.mla.short_extend import best_captured_size
@@ -35,15 +36,15 @@ _PLAN_BYTES = 1 << 20
 class MlaCapturedPrefill:
     """``CapturedPrefill`` of latent attention on Hopper."""
 
-    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, workspace: Tensor) -> None:
-        """``page_size`` and ``mla_context_chunk_size`` in tokens; allocates the lists, on the workspace's device."""
-        self.shape, self.page_size = shape, page_size
-        self.chunk = min(_CHUNK, mla_context_chunk_size)
+    def __init__(self, requirements: BackendRequirements[MlaShape], workspace: Tensor) -> None:
+        """Allocates the lists, on the workspace's device."""
+        self.shape, self.page_size = requirements.spec, requirements.page_size
+        self.chunk = min(_CHUNK, requirements.mla_context_chunk_size)
         self.contexts = sorted(
             {0, min(_SHORT_CONTEXT, self.chunk), *(self.chunk * n for n in range(1, _MAX_CHUNKS + 1))}
         )
         lists = [_Lists(workspace) for _ in range(1 + _MAX_CHUNKS)]
-        self._ring = PlanRing(lambda: [each.wrapper(shape) for each in lists], workspace.device)
+        self._ring = PlanRing(lambda: [each.wrapper(self.shape) for each in lists], workspace.device)
         self._planned: Sequence[BatchPrefillWithRaggedKVCacheWrapper] = ()
 
     def choose(self, roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:

@@ -15,7 +15,7 @@ from plait_kernels.attention.rows import HeadSizes
 from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents, can_attend_latents
 from torch import Tensor
 
-from plait_worker.attention.backend import KvBProj
+from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.decode_batches import pages_of_tokens
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks
 from plait_worker.attention.mla.short_extend import short_last
@@ -70,9 +70,9 @@ class CpuMla:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int) -> None:
-        """Sizes in tokens: ``mla_context_chunk_size`` cached tokens get keys and values at a time."""
-        self.mla_context_chunk_size = mla_context_chunk_size
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        shape, page_size = requirements.spec, requirements.page_size
+        self.mla_context_chunk_size = requirements.mla_context_chunk_size
         self.latents = PagedLatents(shape.num_heads, shape.latent_dim, shape.cached_dim, shape.scale, page_size)
         self.sizes = HeadSizes(shape.num_heads, shape.num_heads, shape.query_dim, shape.value_dim, shape.scale)
 

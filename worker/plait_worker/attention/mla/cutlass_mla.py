@@ -12,6 +12,7 @@ import torch
 from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 from plait_worker.attention.query_rows import QueryRows
 from plait_worker.attention.spec import MlaShape
@@ -30,11 +31,8 @@ class CutlassMla(TrtllmMla):
     name = "cutlass_mla"
     short_extend = 0
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
-    ) -> None:
-        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        super().__init__(requirements)
         # It keeps no plan, which would be of the host's lengths: each call gives the device's.
         self._kernel = BatchMLAPagedAttentionWrapper(torch.zeros_like(self.scratch.workspace), backend="cutlass")
 
@@ -51,8 +49,9 @@ class CutlassMla(TrtllmMla):
         )
 
     @staticmethod
-    def validate(shape: MlaShape, page_size: int) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+    def validate(requirements: BackendRequirements[MlaShape]) -> None:
+        """See ``TrtllmMla``."""
+        shape, page_size = requirements.spec, requirements.page_size
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernel takes pages of 32, 64 or 128 tokens, not {page_size}; set --page-size 128")
         if shape.num_heads != NUM_HEADS:

@@ -16,6 +16,7 @@ from flashinfer.mla._batch_mla._backends.fa3_backend import get_batch_mla_module
 from flashinfer.utils import MaskMode
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import ends, packed_pages
 from plait_worker.attention.mla.hopper_mla import HopperMla
 from plait_worker.attention.plan_ring import PlanRing
@@ -56,11 +57,10 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
     is_capturable = False
     captured_prefill = None
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
-    ) -> None:
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         """See ``HopperMla``; allocates the workspaces."""
-        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
+        super().__init__(requirements)
+        shape, device = requirements.spec, requirements.device
         shared = shape.cached_dim - shape.latent_dim
         kinds = (shape.dtype, shape.cached_dtype, shape.dtype, torch.int32)
         self._module = get_batch_mla_module("fa3", *kinds, shape.latent_dim, shared, False)
@@ -68,9 +68,10 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
         self._ring = PlanRing(lambda: _plan_buffers(device), device)
 
     @staticmethod
-    def validate(shape: MlaShape, page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MlaShape]) -> None:
         """See ``HopperMla``."""
-        HopperMla.validate(shape, page_size)
+        HopperMla.validate(requirements)
+        shape = requirements.spec
         if _TILE_QUERIES % shape.num_heads:
             raise ValueError(
                 f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "

@@ -20,6 +20,7 @@ from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla
 from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
+from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.hopper_mla import HopperMla
 from plait_worker.attention.spec import MlaShape
@@ -48,13 +49,11 @@ class FlashMla(HopperMla[FlashMlaRows]):
     name = "flashmla"
     is_capturable = True
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
-    ) -> None:
-        """See ``HopperMla``."""
-        super().__init__(shape, page_size, mla_context_chunk_size, max_tokens, device)
-        self._is_fp8 = shape.cached_dtype == FP8
-        scales = torch.tensor([1.0, shape.cached_scale], device=device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        super().__init__(requirements)
+        self._requirements = requirements
+        self._is_fp8 = self.shape.cached_dtype == FP8
+        scales = torch.tensor([1.0, self.shape.cached_scale], device=requirements.device)
         self._float8 = (
             {"is_fp8_kvcache": True, "descale_q": scales[:1], "descale_k": scales[1:]} if self._is_fp8 else {}
         )
@@ -62,14 +61,15 @@ class FlashMla(HopperMla[FlashMlaRows]):
     @cached_property
     def captured_prefill(self) -> MlaCapturedPrefill:
         """Made when steps are to be captured."""
-        return MlaCapturedPrefill(self.shape, self.page_size, self.ragged.mla_context_chunk_size, self.ragged.workspace)
+        return MlaCapturedPrefill(self._requirements, self.ragged.workspace)
 
     @staticmethod
-    def validate(shape: MlaShape, page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MlaShape]) -> None:
         """See ``HopperMla``."""
+        page_size = requirements.page_size
         if page_size != _PAGE_SIZE:
             raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
-        HopperMla.validate(shape, page_size)
+        HopperMla.validate(requirements)
 
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
         """Table and length of each absorbed token."""

@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from plait_worker.attention.backend import KvBProj
+from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.lengths import device_lengths, slot_mapping
 from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.ragged_prefill import RaggedPrefill, RaggedStep
@@ -74,17 +73,16 @@ class HopperMla(ABC, Generic[PlannedT]):
     def captured_prefill(self) -> MlaCapturedPrefill | None:
         """See ``AttentionBackend``."""
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, _max_tokens: int, device: torch.device
-    ) -> None:
-        """Sizes in tokens. Raises ``ValueError`` with the rule that is broken."""
-        self.validate(shape, page_size)
-        self.shape, self.page_size = shape, page_size
-        self.ragged = RaggedPrefill(shape, page_size, mla_context_chunk_size, device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        """Raises ``ValueError`` with the rule that is broken."""
+        self.validate(requirements)
+        self.shape, self.page_size = requirements.spec, requirements.page_size
+        self.ragged = RaggedPrefill(requirements)
 
     @staticmethod
-    def validate(shape: MlaShape, _page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MlaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
+        shape = requirements.spec
         dims = (shape.latent_dim, shape.cached_dim)
         if dims != LATENT_DIMS:
             latent, shared = LATENT_DIMS[0], LATENT_DIMS[1] - LATENT_DIMS[0]

@@ -19,7 +19,7 @@ from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from plait_kernels.attention import merge_into
 from torch import Tensor
 
-from plait_worker.attention.backend import KvBProj
+from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.lengths import Ints, ends
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks, load_latents
 from plait_worker.attention.plan_ring import PlanRing
@@ -74,12 +74,13 @@ class RaggedStep:
 class RaggedPrefill:
     """Plans the prefill rows of one step after the other."""
 
-    def __init__(self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, device: torch.device) -> None:
-        """Sizes in tokens. Raises ``ValueError`` where the kernel lacks the shape."""
-        self.validate(shape)
-        self.shape, self.page_size, self.mla_context_chunk_size = shape, page_size, mla_context_chunk_size
-        self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        """Raises ``ValueError`` if the kernel lacks the shape."""
+        self.validate(requirements.spec)
+        self.shape, self.page_size = requirements.spec, requirements.page_size
+        self.mla_context_chunk_size = requirements.mla_context_chunk_size
+        self.workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=requirements.device)
+        self._ring = PlanRing(list[BatchPrefillWithRaggedKVCacheWrapper], requirements.device)
 
     @staticmethod
     def validate(shape: MlaShape) -> None:

@@ -23,14 +23,12 @@ from plait_kernels.attention import merge
 from plait_kernels.kv_cache import as_bytes
 from torch import Tensor
 
-from plait_worker.attention.backend import KvBProj
+from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.decode_batches import decode_batches, pages_of_tokens
 from plait_worker.attention.mha.torch_mha import QUERY_BLOCK, formula
 from plait_worker.attention.mla.cached_context import as_model, load_latents
 from plait_worker.attention.spec import MlaShape
 from plait_worker.rows import Rows
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +154,11 @@ class TorchMla:
     is_capturable = False
     captured_prefill = None
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, device: torch.device = _CPU
-    ) -> None:
-        """Sizes in tokens: ``mla_context_chunk_size`` cached tokens get keys and values at a time."""
-        self.shape = shape
-        self.page_size = page_size
-        self.mla_context_chunk_size = mla_context_chunk_size
-        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        self.shape = shape = requirements.spec
+        self.page_size = page_size = requirements.page_size
+        self.mla_context_chunk_size = requirements.mla_context_chunk_size
+        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=requirements.device)
 
     def prepare(self, rows: Rows) -> TorchMlaStep:
         """The page indices and the order of work of one step."""

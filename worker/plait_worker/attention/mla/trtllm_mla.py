@@ -22,7 +22,7 @@ from plait_kernels.attention import merge_into
 from plait_kernels.kv_cache import FP8, stored
 from torch import Tensor
 
-from plait_worker.attention.backend import KvBProj
+from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.mla.cached_context import load_latents
 from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
@@ -127,15 +127,13 @@ class TrtllmMla:
     captured_prefill = None
     short_extend = SHORT_EXTEND
 
-    def __init__(
-        self, shape: MlaShape, page_size: int, mla_context_chunk_size: int, max_tokens: int, device: torch.device
-    ) -> None:
-        """``page_size`` in tokens; raises ``ValueError`` where the kernels do not take the shape."""
-        self.validate(shape, page_size)
-        self.shape = shape
-        self.page_size = page_size
-        self.mla_context_chunk_size = mla_context_chunk_size
-        self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, max_tokens, device)
+    def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
+        """Raises ``ValueError`` with the rule that is broken."""
+        self.validate(requirements)
+        self.shape = shape = requirements.spec
+        self.page_size = requirements.page_size
+        self.mla_context_chunk_size = requirements.mla_context_chunk_size
+        self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, requirements.max_tokens, requirements.device)
 
     def prepare(self, rows: Rows) -> TrtllmMlaStep:
         """Lengths, tables and the order of work."""
@@ -232,8 +230,9 @@ class TrtllmMla:
         )
 
     @staticmethod
-    def validate(shape: MlaShape, page_size: int) -> None:
+    def validate(requirements: BackendRequirements[MlaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
+        shape, page_size = requirements.spec, requirements.page_size
         latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
