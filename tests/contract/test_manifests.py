@@ -59,6 +59,22 @@ def test_every_crate_takes_its_version_and_lints_from_the_workspace() -> None:
         assert member == "router/zmq-sys" or crate["package"]["version"] == {"workspace": True}, member
 
 
+CRATES = {
+    "core": set[str](),
+    "text": {"plait-core"},
+    "openai": {"plait-core", "plait-text"},
+    "engine": {"plait-core", "plait-openai", "plait-proto", "plait-text"},
+    "sim": {"plait-core"},
+    "python": {"plait-engine", "plait-sim"},
+}
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_a_crate_of_the_router_depends_on_those_below_it_only(crate: str) -> None:
+    needed = {name for name in manifest(f"router/{crate}/Cargo.toml")["dependencies"] if name.startswith("plait-")}
+    assert needed == CRATES[crate]
+
+
 def test_only_pip_builds_the_python_module() -> None:
     workspace = manifest("Cargo.toml")["workspace"]
     assert set(workspace["members"]) - set(workspace["default-members"]) == {"router/python"}

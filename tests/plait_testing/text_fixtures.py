@@ -1,6 +1,6 @@
 """What transformers and jinja2 make of texts and chats; `python tests/router/text_fixtures.py` writes it to files.
 
-The Rust tests of `engine::text` read the files; `test_text_fixtures.py` checks that they still hold.
+The Rust tests of `plait-text` read the files; `test_text_fixtures.py` checks that they still hold.
 """
 
 import json
@@ -13,7 +13,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-FIXTURES = Path(__file__).resolve().parents[2] / "router" / "engine" / "tests" / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[2] / "router" / "text" / "tests" / "fixtures"
 RENDERS = FIXTURES / "chat_renders.json"
 TOKENS = FIXTURES / "smollm2_tokens.json"
 NUM_TOKEN_CASES = 400

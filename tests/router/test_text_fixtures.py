@@ -1,4 +1,4 @@
-"""The fixtures of `engine::text`'s Rust tests say what transformers and jinja2 say today."""
+"""The fixtures of `plait-text`'s Rust tests say what transformers and jinja2 say today."""
 
 import json
 import subprocess

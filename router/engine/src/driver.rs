@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use plait_core::Micros;
+use plait_openai::ApiError;
 use plait_proto::{Drain, ExitCode, Fail, Message};
 
 use crate::clock::{micros, since};
@@ -24,7 +25,6 @@ use crate::settings::EngineSettings;
 use crate::shared::Shared;
 use crate::status::Phase;
 use crate::step_trace::StepRecorder;
-use crate::text::ApiError;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 

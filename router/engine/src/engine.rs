@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use plait_core::{Micros, Scheduler};
+use plait_openai::ApiError;
 use plait_proto::Fingerprint;
+use plait_text::{ModelFilesError, ModelText};
 
 use crate::driver::{Driver, Grouped, ReplicaConfig};
 use crate::group::{Exchange, GroupProblem, GroupTimeouts};
@@ -21,7 +23,6 @@ use crate::request_seeds::SeedSource;
 use crate::settings::{EngineSettings, GroupMembership, SettingsProblem};
 use crate::shared::{Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
-use crate::text::{ApiError, ModelFilesError, ModelText};
 use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
 use crate::timeouts::Timeouts;
 

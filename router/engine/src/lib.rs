@@ -1,10 +1,9 @@
-//! Text, link and driver around Plait's scheduler.
+//! Link and driver around Plait's scheduler.
 //!
 //! [`Engine`] is the facade that Python holds. Its threads: two prepare text, one drives (scheduler
 //! and link), one writes answers. None of them ever enters the interpreter.
 
 pub mod group;
-pub mod text;
 
 mod clock;
 mod driver;

@@ -1,10 +1,10 @@
 //! Log-probabilities of one result, sorted to the requests that asked.
 
 use plait_core::RequestId;
+use plait_openai::TokenLogprobs;
 use plait_proto::{LogprobRecord, LogprobRecords, StepResult};
 
 use crate::step::{MeasuredRow, StepInFlight};
-use crate::text::TokenLogprobs;
 
 /// A frame whose records are not those that the plan asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,7 +3,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::{io, mem};
 
-use crate::text::ApiError;
+use plait_openai::ApiError;
+
 use crate::wakeup::Wakeup;
 
 /// Bytes that may lie untaken. Beyond, the output thread waits for Python, and generation with it:

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 use plait_core::{FinishReason, RequestId, TokenId};
+use plait_openai::{AnswerStream, ApiError, Pushed, StreamState, TokenLogprobs};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::mailbox::Mail;
 use crate::outbox::{self, LAST, StreamId};
 use crate::shared::Shared;
-use crate::text::{ApiError, Pushed, StreamState, StreamText, TokenLogprobs};
 
 /// What the driver says about a stream.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub enum StreamEvent {
         /// Which.
         stream: StreamId,
         /// Writes its answer.
-        text: Box<StreamText>,
+        text: Box<AnswerStream>,
         /// One for each choice.
         requests: SmallVec<[RequestId; 1]>,
     },
@@ -71,7 +71,7 @@ pub enum StreamEvent {
 
 /// A stream whose answer is being written.
 struct Writing {
-    text: Box<StreamText>,
+    text: Box<AnswerStream>,
     requests: SmallVec<[RequestId; 1]>,
 }
 
@@ -168,7 +168,7 @@ impl Output {
     fn open(
         &mut self,
         stream: StreamId,
-        text: Box<StreamText>,
+        text: Box<AnswerStream>,
         requests: SmallVec<[RequestId; 1]>,
     ) {
         for (choice, request) in requests.iter().enumerate() {

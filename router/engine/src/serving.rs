@@ -8,6 +8,7 @@ use plait_core::{
     Decision, Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings,
     SettingsError, StepId, UnexpectedResult, Vote,
 };
+use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::StepResult;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -20,7 +21,6 @@ use crate::output::StreamEvent;
 use crate::shared::Shared;
 use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
-use crate::text::{ApiError, TokenLogprobs};
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 

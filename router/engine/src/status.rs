@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plait_core::Micros;
+use plait_openai::ApiError;
 use plait_proto::{ExitCode, Hello};
 use serde::Serialize;
 
 use crate::outbox::Outbox;
-use crate::text::ApiError;
 
 /// The engine's life, in order; `failed` may follow any but `stopped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 use plait_core::Micros;
+use plait_openai::{ApiError, GenerateRequest, Prepared, RequestError, prepare};
+use plait_text::ModelText;
 
 use crate::metrics::Rejection;
 use crate::outbox::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::settings::Policy;
 use crate::shared::Shared;
-use crate::text::{ApiError, GenerateRequest, ModelText, Prepared, RequestError};
 
 /// Threads that tokenise. One would let a long prompt delay everyone behind it.
 pub const NUM_TEXT_THREADS: usize = 2;
@@ -150,13 +151,14 @@ impl TextWorker {
     fn prepare(&self, json: &[u8]) -> Result<Prepared, RequestError> {
         let request: GenerateRequest =
             serde_json::from_slice(json).map_err(|error| RequestError {
-                param: "request",
+                param: "request".into(),
                 code: "invalid_request",
                 message: format!("the request cannot be read: {error}"),
             })?;
         check_priority(request.client.priority, self.policy)?;
-        self.model
-            .prepare(&request, self.max_model_len, &mut || self.seeds.draw())
+        prepare(&self.model, &request, self.max_model_len, &mut || {
+            self.seeds.draw()
+        })
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {

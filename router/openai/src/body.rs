@@ -1,0 +1,170 @@
+//! A whole answer in one JSON body.
+
+use plait_core::TokenId;
+use serde::Serialize;
+
+use crate::choice_state::{AnswerContext, ChoiceState, FinishWord, StopReason};
+use crate::head::{Api, Head, Usage};
+use crate::json::append;
+use crate::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
+
+/// A whole answer, or a stream's last chunk, which has no choices.
+#[derive(Debug, Serialize)]
+struct Body<'a, Choice> {
+    #[serde(flatten)]
+    head: &'a Head,
+    choices: Vec<Choice>,
+    usage: Usage,
+    /// A chat has one prompt, whose fields are the body's; a completion's are its choices'.
+    #[serde(flatten)]
+    prompt: PromptFields<'a>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct PromptFields<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+/// A whole choice in chat.
+#[derive(Debug, Serialize)]
+struct ChatChoice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<ChatLogprobs<'a>>,
+    finish_reason: FinishWord,
+    stop_reason: StopReason<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+}
+
+#[derive(Debug, Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: (),
+}
+
+/// A whole choice in completions.
+#[derive(Debug, Serialize)]
+struct CompletionChoice<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<CompletionLogprobs<'a>>,
+    finish_reason: FinishWord,
+    stop_reason: StopReason<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs<'a>>,
+}
+
+/// Appends the body; every choice has ended.
+pub(crate) fn write(
+    context: &AnswerContext,
+    api: Api,
+    head: &Head,
+    choices: &[ChoiceState],
+    usage: Usage,
+    out: &mut Vec<u8>,
+) {
+    let choices = choices.iter().enumerate();
+    match api {
+        Api::Chat => {
+            let prompt = choices.clone().next().map(|(_, choice)| PromptFields {
+                prompt_logprobs: prompt_logprobs(context, choice),
+                prompt_token_ids: choice.prompt_token_ids(context),
+            });
+            let body = Body {
+                head,
+                choices: choices
+                    .map(|(index, choice)| chat_choice(context, index, choice))
+                    .collect(),
+                usage,
+                prompt: prompt.unwrap_or_default(),
+            };
+            append(&body, out);
+        }
+        Api::Completion => {
+            let body = Body {
+                head,
+                choices: choices
+                    .map(|(index, choice)| completion_choice(context, index, choice))
+                    .collect(),
+                usage,
+                prompt: PromptFields::default(),
+            };
+            append(&body, out);
+        }
+    }
+}
+
+/// Appends the JSON of a stream's last chunk.
+pub(crate) fn write_usage(head: &Head, usage: Usage, out: &mut Vec<u8>) {
+    let chunk: Body<'_, ()> = Body {
+        head,
+        choices: Vec::new(),
+        usage,
+        prompt: PromptFields::default(),
+    };
+    append(&chunk, out);
+}
+
+fn chat_choice<'a>(
+    context: &'a AnswerContext,
+    index: usize,
+    choice: &'a ChoiceState,
+) -> ChatChoice<'a> {
+    ChatChoice {
+        index,
+        message: Message {
+            role: "assistant",
+            content: &choice.unsent.text,
+            refusal: (),
+        },
+        logprobs: ChatLogprobs::of(&context.vocabulary, &choice.unsent.scored),
+        finish_reason: finish_word(choice),
+        stop_reason: choice.stop_reason(context),
+        token_ids: choice.token_ids(context),
+    }
+}
+
+fn completion_choice<'a>(
+    context: &'a AnswerContext,
+    index: usize,
+    choice: &'a ChoiceState,
+) -> CompletionChoice<'a> {
+    CompletionChoice {
+        index,
+        text: &choice.unsent.text,
+        logprobs: CompletionLogprobs::of(&context.vocabulary, &choice.unsent.scored, &mut 0),
+        finish_reason: finish_word(choice),
+        stop_reason: choice.stop_reason(context),
+        token_ids: choice.token_ids(context),
+        prompt_token_ids: choice.prompt_token_ids(context),
+        prompt_logprobs: prompt_logprobs(context, choice),
+    }
+}
+
+fn finish_word(choice: &ChoiceState) -> FinishWord {
+    let reason = choice.ended;
+    reason
+        .expect("a body is written when all choices ended")
+        .into()
+}
+
+fn prompt_logprobs<'a>(
+    context: &'a AnswerContext,
+    choice: &'a ChoiceState,
+) -> Option<PromptLogprobs<'a>> {
+    context.report.prompt_logprobs?;
+    Some(PromptLogprobs {
+        vocabulary: &context.vocabulary,
+        prompt: &choice.prompt,
+        scores: &choice.prompt_scores,
+    })
+}

@@ -1,0 +1,186 @@
+//! Server-sent events: what a choice has to say since the last one.
+
+use plait_core::TokenId;
+use serde::Serialize;
+
+use crate::choice_state::{AnswerContext, ChoiceState, FinishWord, StopReason};
+use crate::head::{Api, ChunkFrame};
+use crate::json::append;
+use crate::logprobs::{ChatLogprobs, CompletionLogprobs};
+
+/// A chunk's choice in chat.
+#[derive(Debug, Default, Serialize)]
+struct ChatChunk<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<ChatLogprobs<'a>>,
+    finish_reason: Option<FinishWord>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<StopReason<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+/// A chunk's choice in completions.
+#[derive(Debug, Default, Serialize)]
+struct CompletionChunk<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<CompletionLogprobs<'a>>,
+    finish_reason: Option<FinishWord>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<StopReason<'a>>,
+    /// In the choice's first chunk; in chat they are a field of the role's chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+}
+
+/// Writes the chunks of one stream.
+#[derive(Debug)]
+pub(crate) struct ChunkWriter {
+    pub(crate) api: Api,
+    pub(crate) frame: ChunkFrame,
+}
+
+impl ChunkWriter {
+    /// Appends a chunk with the choice's news, if there are any; in chat the role comes first.
+    pub(crate) fn write_news(
+        &self,
+        context: &AnswerContext,
+        index: usize,
+        choice: &mut ChoiceState,
+        out: &mut Vec<u8>,
+    ) {
+        if self.api == Api::Chat && !choice.has_first_chunk {
+            self.write_role(context, index, choice, out);
+            choice.has_first_chunk = true;
+        }
+        if !choice.unsent.is_empty() {
+            match self.api {
+                Api::Chat => self.write_chat_text(context, index, choice, out),
+                Api::Completion => self.write_completion_text(context, index, choice, out),
+            }
+            choice.has_first_chunk = true;
+            choice.unsent.clear();
+        }
+    }
+
+    /// Appends the chunk that says why the choice ended.
+    pub(crate) fn write_end(
+        &self,
+        context: &AnswerContext,
+        index: usize,
+        choice: &ChoiceState,
+        out: &mut Vec<u8>,
+    ) {
+        let finish_reason = choice.ended.map(FinishWord::from);
+        let stop_reason = Some(choice.stop_reason(context));
+        let token_ids = choice.token_ids(context);
+        match self.api {
+            Api::Chat => {
+                let chunk = ChatChunk {
+                    index,
+                    finish_reason,
+                    stop_reason,
+                    token_ids,
+                    ..ChatChunk::default()
+                };
+                self.frame.append(&chunk, out);
+            }
+            Api::Completion => {
+                let chunk = CompletionChunk {
+                    index,
+                    finish_reason,
+                    stop_reason,
+                    prompt_token_ids: first_prompt_token_ids(context, choice),
+                    token_ids,
+                    ..CompletionChunk::default()
+                };
+                self.frame.append(&chunk, out);
+            }
+        }
+    }
+
+    fn write_role(
+        &self,
+        context: &AnswerContext,
+        index: usize,
+        choice: &ChoiceState,
+        out: &mut Vec<u8>,
+    ) {
+        let chunk = ChatChunk {
+            index,
+            delta: Delta {
+                role: Some("assistant"),
+                content: Some(""),
+            },
+            ..ChatChunk::default()
+        };
+        let write_prompt_token_ids = |out: &mut Vec<u8>| {
+            if let Some(ids) = choice.prompt_token_ids(context) {
+                out.extend_from_slice(b",\"prompt_token_ids\":");
+                append(&ids, out);
+            }
+        };
+        self.frame.append_with(&chunk, write_prompt_token_ids, out);
+    }
+
+    fn write_chat_text(
+        &self,
+        context: &AnswerContext,
+        index: usize,
+        choice: &ChoiceState,
+        out: &mut Vec<u8>,
+    ) {
+        let chunk = ChatChunk {
+            index,
+            delta: Delta {
+                role: None,
+                content: Some(&choice.unsent.text),
+            },
+            logprobs: ChatLogprobs::of(&context.vocabulary, &choice.unsent.scored),
+            token_ids: choice.token_ids(context),
+            ..ChatChunk::default()
+        };
+        self.frame.append(&chunk, out);
+    }
+
+    fn write_completion_text(
+        &self,
+        context: &AnswerContext,
+        index: usize,
+        choice: &mut ChoiceState,
+        out: &mut Vec<u8>,
+    ) {
+        let scored = &choice.unsent.scored;
+        let num_chars = &mut choice.num_scored_chars;
+        let logprobs = CompletionLogprobs::of(&context.vocabulary, scored, num_chars);
+        let chunk = CompletionChunk {
+            index,
+            text: &choice.unsent.text,
+            logprobs,
+            prompt_token_ids: first_prompt_token_ids(context, choice),
+            token_ids: choice.token_ids(context),
+            ..CompletionChunk::default()
+        };
+        self.frame.append(&chunk, out);
+    }
+}
+
+fn first_prompt_token_ids<'a>(
+    context: &AnswerContext,
+    choice: &'a ChoiceState,
+) -> Option<&'a [TokenId]> {
+    let is_first = !choice.has_first_chunk;
+    choice.prompt_token_ids(context).filter(|_| is_first)
+}

@@ -1,0 +1,140 @@
+//! What can be wrong with requests, and how a client is told.
+
+use std::borrow::Cow;
+
+use plait_core::Refusal;
+use serde_json::json;
+
+/// A request that cannot be served as it is (HTTP 400).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct RequestError {
+    /// The field of the request.
+    pub param: Cow<'static, str>,
+    /// A word for programs.
+    pub code: &'static str,
+    /// What was given, what is allowed, what to do.
+    pub message: String,
+}
+
+impl RequestError {
+    pub(crate) fn new(
+        param: impl Into<Cow<'static, str>>,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            param: param.into(),
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// A value that is not allowed.
+    pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::new(param, "invalid_value", message)
+    }
+}
+
+/// An error as OpenAI's API states it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: u16,
+    /// The Retry-After header; `None` leaves it out.
+    pub retry_after_seconds: Option<u16>,
+    /// What was given, what is allowed, what to do.
+    pub message: String,
+    /// OpenAI's class of error.
+    pub kind: &'static str,
+    /// The field at fault.
+    pub param: Option<Cow<'static, str>>,
+    /// A word for programs.
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    /// The engine cannot serve this now: it loads, drains or failed (503).
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self {
+            status: 503,
+            retry_after_seconds: None,
+            message: message.into(),
+            kind: "service_unavailable",
+            param: None,
+            code: Some("service_unavailable"),
+        }
+    }
+
+    /// A queue is full (429): the client may come again.
+    pub fn overloaded(message: impl Into<String>) -> Self {
+        Self {
+            status: 429,
+            retry_after_seconds: Some(1),
+            message: message.into(),
+            kind: "rate_limit_error",
+            param: None,
+            code: Some("queue_full"),
+        }
+    }
+
+    /// A bug of ours (500).
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self {
+            status: 500,
+            retry_after_seconds: None,
+            message: message.into(),
+            kind: "internal_error",
+            param: None,
+            code: Some("internal_error"),
+        }
+    }
+
+    /// Appends the payload of an error record: u16 status, u16 Retry-After, JSON body.
+    pub fn write_record(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.status.to_le_bytes());
+        out.extend_from_slice(&self.retry_after_seconds.unwrap_or(0).to_le_bytes());
+        out.extend_from_slice(self.body().as_bytes());
+    }
+
+    /// The JSON body.
+    pub fn body(&self) -> String {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+        .to_string()
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        Self {
+            status: 400,
+            retry_after_seconds: None,
+            message: error.message,
+            kind: "invalid_request_error",
+            param: Some(error.param),
+            code: Some(error.code),
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => {
+                Self::overloaded(message)
+            }
+            Refusal::Draining => Self::unavailable(message),
+            Refusal::EmptyPrompt => RequestError::invalid("prompt", message).into(),
+            Refusal::NoOutput => RequestError::invalid("max_tokens", message).into(),
+            Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => {
+                RequestError::new("prompt", "context_length_exceeded", message).into()
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What an answer's chunks and bodies have alike: ids, name, time and usage.
+
+use serde::Serialize;
+
+use crate::json::append;
+use crate::request::{GenerateRequest, Input};
+
+/// Which of OpenAI's two APIs an answer belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Api {
+    Chat,
+    Completion,
+}
+
+impl Api {
+    pub(crate) fn of(request: &GenerateRequest) -> Self {
+        match request.input {
+            Input::Chat { .. } => Self::Chat,
+            Input::Completion { .. } => Self::Completion,
+        }
+    }
+
+    fn object(self, stream: bool) -> &'static str {
+        match (self, stream) {
+            (Self::Chat, true) => "chat.completion.chunk",
+            (Self::Chat, false) => "chat.completion",
+            (Self::Completion, _) => "text_completion",
+        }
+    }
+}
+
+/// The fields before `choices`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Head {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    pub(crate) fn new(request: &GenerateRequest) -> Self {
+        Self {
+            id: request.id.clone(),
+            object: Api::of(request).object(request.stream),
+            created: request.created,
+            model: request.model.clone(),
+        }
+    }
+}
+
+/// Tokens that an answer cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct PromptTokensDetails {
+    /// Tokens whose KV was in the prefix cache.
+    cached_tokens: u64,
+}
+
+impl Usage {
+    pub(crate) fn new(num_prompt: u64, num_cached: u64, num_completion: u64) -> Self {
+        Self {
+            prompt_tokens: num_prompt,
+            completion_tokens: num_completion,
+            total_tokens: num_prompt + num_completion,
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: num_cached,
+            },
+        }
+    }
+}
+
+/// The bytes around the choice of each chunk, rendered once a stream.
+#[derive(Debug)]
+pub(crate) struct ChunkFrame {
+    /// `data: {...,"choices":[`
+    start: Vec<u8>,
+    /// The rest of the chunk, where it has no field of its own.
+    end: &'static [u8],
+}
+
+impl ChunkFrame {
+    pub(crate) fn new(head: &Head, include_usage: bool) -> Self {
+        let mut start = b"data: ".to_vec();
+        append(head, &mut start);
+        start.pop();
+        start.extend_from_slice(b",\"choices\":[");
+        let end: &[u8] = match include_usage {
+            true => b",\"usage\":null}\n\n",
+            false => b"}\n\n",
+        };
+        Self { start, end }
+    }
+
+    /// Appends a chunk of one choice.
+    pub(crate) fn append(&self, choice: &impl Serialize, out: &mut Vec<u8>) {
+        self.append_with(choice, |_| (), out);
+    }
+
+    /// Appends a chunk of one choice; `write_field` may append a field of the chunk itself, with its comma.
+    pub(crate) fn append_with(
+        &self,
+        choice: &impl Serialize,
+        write_field: impl FnOnce(&mut Vec<u8>),
+        out: &mut Vec<u8>,
+    ) {
+        out.extend_from_slice(&self.start);
+        append(choice, out);
+        out.push(b']');
+        write_field(out);
+        out.extend_from_slice(self.end);
+    }
+}

@@ -1,0 +1,203 @@
+//! The limits of a request, each in this one place. Python checks types only.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use crate::error::RequestError;
+use crate::request::{EndFields, GenerateRequest, Input};
+
+const MESSAGES: RangeInclusive<usize> = 1..=4096;
+const PROMPTS: RangeInclusive<usize> = 1..=128;
+const TEMPLATE_ARGUMENTS: RangeInclusive<usize> = 0..=32;
+const STOP_STRINGS: RangeInclusive<usize> = 0..=16;
+const STOP_BYTES: RangeInclusive<usize> = 1..=256;
+const STOP_IDS: RangeInclusive<usize> = 0..=64;
+const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
+const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
+/// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 22;
+/// Names of the template's context that a client may not replace.
+const RESERVED_TEMPLATE_NAMES: [&str; 13] = [
+    "messages",
+    "tools",
+    "documents",
+    "tokenize",
+    "chat_template",
+    "raise_exception",
+    "strftime_now",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+];
+
+/// Checks all that needs no model; the first limit that is broken is the error.
+pub(crate) fn check(request: &GenerateRequest) -> Result<(), RequestError> {
+    check_input(&request.input)?;
+    check_end(&request.end)?;
+    check_report(request)
+}
+
+fn check_input(input: &Input) -> Result<(), RequestError> {
+    match input {
+        Input::Chat {
+            messages,
+            chat_template_kwargs,
+            ..
+        } => {
+            let advice = "send the latest ones";
+            check_count("messages", messages.len(), "messages", MESSAGES, advice)?;
+            let (param, num) = ("chat_template_kwargs", chat_template_kwargs.len());
+            check_count(param, num, "names", TEMPLATE_ARGUMENTS, "send fewer")?;
+            let mut names = chat_template_kwargs.keys();
+            match names.find(|name| RESERVED_TEMPLATE_NAMES.contains(&name.as_str())) {
+                Some(name) => Err(reserved(name)),
+                None => Ok(()),
+            }
+        }
+        Input::Completion { prompts } => {
+            let advice = "send several requests";
+            check_count("prompt", prompts.len(), "prompts", PROMPTS, advice)
+        }
+    }
+}
+
+fn reserved(name: &str) -> RequestError {
+    let param = format!("chat_template_kwargs.{name}");
+    let problem = "is a name that the server gives to the template; leave it out";
+    let message = format!("`{param}` {problem}");
+    RequestError::invalid(param, message)
+}
+
+fn check_end(end: &EndFields) -> Result<(), RequestError> {
+    let advice = "send fewer";
+    check_count("stop", end.stop.len(), "stop strings", STOP_STRINGS, advice)?;
+    for stop in &end.stop {
+        let advice = "send another stop string or none";
+        check_count(
+            "stop",
+            stop.len(),
+            "bytes in a stop string",
+            STOP_BYTES,
+            advice,
+        )?;
+    }
+    let num_ids = end.stop_token_ids.len();
+    check_count("stop_token_ids", num_ids, "ids", STOP_IDS, advice)?;
+    check_range(end.max_tokens_field.name(), end.max_tokens, MAX_TOKENS)
+}
+
+fn check_report(request: &GenerateRequest) -> Result<(), RequestError> {
+    let report = request.report;
+    let logprobs = match request.input {
+        Input::Chat { .. } => "top_logprobs",
+        Input::Completion { .. } => "logprobs",
+    };
+    check_range(logprobs, report.logprobs, BEST_TOKENS)?;
+    check_range("prompt_logprobs", report.prompt_logprobs, BEST_TOKENS)?;
+    if request.stream && report.prompt_logprobs.is_some() {
+        let message =
+            "`prompt_logprobs` is not available in a stream; send `stream`: false, or leave it out";
+        return Err(RequestError::invalid("prompt_logprobs", message));
+    }
+    Ok(())
+}
+
+/// What is measured of all prompts together must fit one answer.
+pub(crate) fn check_prompt_logprobs(
+    num_tokens: usize,
+    num_top: Option<u32>,
+) -> Result<(), RequestError> {
+    let Some(num_top) = num_top else {
+        return Ok(());
+    };
+    let given = num_tokens.saturating_mul(1 + num_top as usize);
+    if given <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "`prompt_logprobs` is {num_top}: with {num_tokens} prompt tokens that makes {given} log-probabilities in \
+         one answer, where {MAX_PROMPT_LOGPROBS} are allowed; ask for fewer, or send the prompts one by one"
+    );
+    Err(RequestError::invalid("prompt_logprobs", message))
+}
+
+/// A prompt needs room for one token after it, or for `max_tokens` if the request gives them.
+pub(crate) fn check_length(
+    num_prompt: usize,
+    end: &EndFields,
+    max_model_len: u32,
+) -> Result<(), RequestError> {
+    let num_output = end.max_tokens.unwrap_or(1) as usize;
+    if num_prompt.saturating_add(num_output) <= max_model_len as usize {
+        return Ok(());
+    }
+    let field = end.max_tokens_field.name();
+    let problem = match end.max_tokens {
+        Some(_) if num_prompt < max_model_len as usize => format!(
+            "the prompt has {num_prompt} tokens and {field} is {num_output}, but the context \
+             holds {max_model_len} in all; ask for at most {} or shorten the prompt",
+            max_model_len as usize - num_prompt
+        ),
+        _ => format!(
+            "the prompt has {num_prompt} tokens, the context holds {max_model_len}, and at least \
+             one is for the answer; shorten the prompt"
+        ),
+    };
+    let param = if num_prompt < max_model_len as usize {
+        field
+    } else {
+        "prompt"
+    };
+    Err(RequestError::new(param, "context_length_exceeded", problem))
+}
+
+/// A text that cannot fit into the context whatever its tokens are.
+pub(crate) fn too_many_bytes(
+    param: &'static str,
+    max_bytes: usize,
+    max_model_len: u32,
+) -> RequestError {
+    let problem = format!(
+        "the text has more than {max_bytes} bytes, so it cannot fit into a context of \
+         {max_model_len} tokens; shorten it"
+    );
+    RequestError::new(param, "context_length_exceeded", problem)
+}
+
+fn check_count(
+    param: &'static str,
+    given: usize,
+    what: &str,
+    allowed: RangeInclusive<usize>,
+    advice: &str,
+) -> Result<(), RequestError> {
+    if allowed.contains(&given) {
+        return Ok(());
+    }
+    let (least, most) = allowed.into_inner();
+    let message =
+        format!("`{param}` has {given} {what}, where {least} to {most} are allowed; {advice}");
+    Err(RequestError::invalid(param, message))
+}
+
+/// A number that is given must be in range.
+pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
+    param: impl Into<Cow<'static, str>>,
+    given: Option<T>,
+    allowed: RangeInclusive<T>,
+) -> Result<(), RequestError> {
+    match given {
+        Some(given) if !allowed.contains(&given) => {
+            let (param, (least, most)) = (param.into(), allowed.into_inner());
+            let message = format!(
+                "`{param}` is {given}, where {least} to {most} is allowed; send one of these or leave it out"
+            );
+            Err(RequestError::invalid(param, message))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,230 @@
+//! A request on its way in: checked, rendered, tokenised.
+
+use std::sync::Arc;
+
+use plait_core::{Request, Sampling, TenantId, TokenId};
+use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
+
+use crate::choice_state::{AnswerContext, ChoiceState};
+use crate::error::RequestError;
+use crate::limits;
+use crate::request::{EndFields, GenerateRequest, Input, Prompt, SamplingFields};
+use crate::stream::AnswerStream;
+
+/// What OpenAI gives a completion that does not say.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// A prompt in tokens.
+type Tokens = Arc<[TokenId]>;
+
+/// A request ready for the scheduler, and what will write its answer.
+#[derive(Debug)]
+pub struct Prepared {
+    /// One for each choice of the answer, in order.
+    pub choices: Vec<Request>,
+    /// Turns the choices' tokens into bytes.
+    pub stream: AnswerStream,
+}
+
+/// Checks, renders and tokenises a request; `random_seed` gives a seed to each choice without one.
+///
+/// Prompt and `max_tokens` must fit into `max_model_len`. Nothing is tokenised that is so long that it
+/// cannot fit. Errors name the field, what was given, what is allowed and what to do.
+pub fn prepare(
+    model: &ModelText,
+    request: &GenerateRequest,
+    max_model_len: u32,
+    random_seed: &mut impl FnMut() -> u64,
+) -> Result<Prepared, RequestError> {
+    limits::check(request)?;
+    check_ids(model, "stop_token_ids", &request.end.stop_token_ids)?;
+    let prompts = prompts(model, &request.input, max_model_len)?;
+    for (prompt, _) in &prompts {
+        limits::check_length(prompt.len(), &request.end, max_model_len)?;
+    }
+    let num_tokens = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
+    limits::check_prompt_logprobs(num_tokens, request.report.prompt_logprobs)?;
+    let stop_ids = stop_ids(model, &request.end);
+    let choices = prompts.iter().map(|(prompt, _)| Request {
+        prompt: prompt.clone(),
+        max_tokens: max_tokens(request),
+        stop_ids: stop_ids.clone(),
+        sampling: sampling(model, request, random_seed),
+        priority: request.client.priority,
+        tenant: TenantId(request.client.tenant),
+        salt: request.client.salt,
+    });
+    Ok(Prepared {
+        choices: choices.collect(),
+        stream: answer_stream(model, request, prompts),
+    })
+}
+
+fn answer_stream(
+    model: &ModelText,
+    request: &GenerateRequest,
+    prompts: Vec<(Tokens, TextStart)>,
+) -> AnswerStream {
+    let context = AnswerContext {
+        vocabulary: model.vocabulary().clone(),
+        eos_token_ids: model.eos_token_ids().clone(),
+        stops: request.end.stop.clone(),
+        report: request.report,
+    };
+    let choices = prompts
+        .into_iter()
+        .map(|(prompt, start)| ChoiceState::new(&context, prompt, model.output_text(start)))
+        .collect();
+    AnswerStream::new(request, context, choices)
+}
+
+fn prompts(
+    model: &ModelText,
+    input: &Input,
+    max_model_len: u32,
+) -> Result<Vec<(Tokens, TextStart)>, RequestError> {
+    match input {
+        Input::Chat {
+            messages,
+            chat_template_kwargs,
+            add_generation_prompt,
+        } => {
+            let chat = Chat {
+                messages,
+                kwargs: chat_template_kwargs,
+                add_generation_prompt: *add_generation_prompt,
+            };
+            let prompt = chat_prompt(model, chat, max_model_len)?;
+            Ok(vec![(prompt, TextStart::Fresh)])
+        }
+        Input::Completion { prompts } => {
+            let prompts = prompts
+                .iter()
+                .map(|it| completion_prompt(model, it, max_model_len));
+            prompts.collect()
+        }
+    }
+}
+
+fn chat_prompt(
+    model: &ModelText,
+    chat: Chat<'_>,
+    max_model_len: u32,
+) -> Result<Tokens, RequestError> {
+    let max_bytes = model.max_prompt_bytes(max_model_len);
+    let text = model
+        .render(chat, max_bytes)
+        .map_err(|error| render_error(error, max_bytes, max_model_len))?;
+    // The template has written the beginning-of-text token itself where there is one.
+    Ok(tokenise(model, "messages", &text, false)?.into())
+}
+
+fn completion_prompt(
+    model: &ModelText,
+    prompt: &Prompt,
+    max_model_len: u32,
+) -> Result<(Tokens, TextStart), RequestError> {
+    let tokens: Tokens = match prompt {
+        Prompt::Text(text) => {
+            let max_bytes = model.max_prompt_bytes(max_model_len);
+            if text.len() > max_bytes {
+                return Err(limits::too_many_bytes("prompt", max_bytes, max_model_len));
+            }
+            tokenise(model, "prompt", text, true)?.into()
+        }
+        Prompt::Tokens(ids) => {
+            check_ids(model, "prompt", ids)?;
+            ids.as_slice().into()
+        }
+    };
+    let is_shown = |&id: &TokenId| model.vocabulary().piece(id).kind != PieceKind::Hidden;
+    let start = if tokens.iter().any(is_shown) {
+        TextStart::Continued
+    } else {
+        TextStart::Fresh
+    };
+    Ok((tokens, start))
+}
+
+fn tokenise(
+    model: &ModelText,
+    param: &'static str,
+    text: &str,
+    add_special_tokens: bool,
+) -> Result<Vec<TokenId>, RequestError> {
+    let tokens = model
+        .encode(text, add_special_tokens)
+        .map_err(|problem| RequestError::invalid(param, format!("{param}: {problem}")))?;
+    // A tokenizer may know tokens that the model's tables have no row for.
+    check_ids(model, param, &tokens)?;
+    Ok(tokens)
+}
+
+fn check_ids(model: &ModelText, param: &'static str, ids: &[TokenId]) -> Result<(), RequestError> {
+    let vocab_size = model.vocab_size();
+    match ids.iter().find(|&&id| id >= vocab_size) {
+        None => Ok(()),
+        Some(id) => {
+            let last = vocab_size - 1;
+            let message = format!(
+                "`{param}` has the token id {id}, where 0 to {last} are allowed; send ids of this model's tokenizer"
+            );
+            Err(RequestError::invalid(param, message))
+        }
+    }
+}
+
+fn stop_ids(model: &ModelText, end: &EndFields) -> Tokens {
+    let own: &[TokenId] = match end.ignore_eos {
+        true => &[],
+        false => model.eos_token_ids(),
+    };
+    let asked = end.stop_token_ids.iter().filter(|id| !own.contains(id));
+    own.iter().chain(asked).copied().collect()
+}
+
+fn sampling(
+    model: &ModelText,
+    request: &GenerateRequest,
+    random_seed: &mut impl FnMut() -> u64,
+) -> Sampling {
+    let asked: &SamplingFields = &request.sampling;
+    let defaults = model.generation_defaults();
+    Sampling {
+        temperature: asked.temperature.or(defaults.temperature).unwrap_or(1.0),
+        top_k: asked.top_k.or(defaults.top_k).unwrap_or(0),
+        top_p: asked.top_p.or(defaults.top_p).unwrap_or(1.0),
+        min_p: asked.min_p.or(defaults.min_p).unwrap_or(0.0),
+        seed: asked.seed.unwrap_or_else(random_seed),
+        logprobs: request.report.logprobs.map(small),
+        prompt_logprobs: request.report.prompt_logprobs.map(small),
+    }
+}
+
+fn max_tokens(request: &GenerateRequest) -> u32 {
+    let default = match request.input {
+        // The scheduler caps it by what the context has left.
+        Input::Chat { .. } => u32::MAX,
+        Input::Completion { .. } => COMPLETION_TOKENS,
+    };
+    request.end.max_tokens.unwrap_or(default)
+}
+
+fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> RequestError {
+    match error {
+        RenderError::NoTemplate => {
+            let problem = "this model has no chat template; use /v1/completions";
+            RequestError::new("messages", "no_chat_template", problem)
+        }
+        RenderError::TooLong => limits::too_many_bytes("messages", max_bytes, max_model_len),
+        RenderError::Failed(sentence) => {
+            let problem = format!("the chat template refuses these messages: {sentence}");
+            RequestError::new("messages", "chat_template_error", problem)
+        }
+    }
+}
+
+/// A number of best tokens, which the limits have checked.
+fn small(num: u32) -> u8 {
+    u8::try_from(num).expect("the limits allow fewer than 256")
+}

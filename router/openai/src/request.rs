@@ -1,0 +1,149 @@
+//! What the HTTP server hands over.
+
+use plait_core::TokenId;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// One call of the API: the mirror of `plait.http.api.GenerateRequest`, whose docstrings hold.
+///
+/// `None` means "not given": the model's generation defaults decide, then OpenAI's.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct GenerateRequest {
+    /// Repeated in every chunk.
+    pub id: String,
+    /// Seconds since the epoch.
+    pub created: u64,
+    /// The name to repeat in the answer.
+    pub model: String,
+    /// Server-sent events rather than one body.
+    pub stream: bool,
+    /// A last chunk with the usage (streams); whole answers always have it.
+    pub include_usage: bool,
+    /// What to answer.
+    #[serde(flatten)]
+    pub input: Input,
+    /// How tokens are picked.
+    #[serde(flatten)]
+    pub sampling: SamplingFields,
+    /// When the answer ends.
+    #[serde(flatten)]
+    pub end: EndFields,
+    /// What is told beside the text.
+    #[serde(flatten)]
+    pub report: ReportFields,
+    /// Who asks.
+    #[serde(flatten)]
+    pub client: ClientFields,
+}
+
+/// What is to be answered or continued.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Input {
+    /// `/v1/chat/completions`.
+    Chat {
+        /// At least one, as the template wants them.
+        messages: Vec<Map<String, Value>>,
+        /// More variables for the template.
+        #[serde(default)]
+        chat_template_kwargs: Map<String, Value>,
+        /// End the prompt where the assistant's turn begins.
+        #[serde(default = "yes")]
+        add_generation_prompt: bool,
+    },
+    /// `/v1/completions`.
+    Completion {
+        /// At least one; each becomes the choice of its index.
+        prompts: Vec<Prompt>,
+    },
+}
+
+/// One prompt of `/v1/completions`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Text, to be tokenised with the tokenizer's own special tokens around it.
+    Text(String),
+    /// Tokens, taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// How tokens are picked.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct SamplingFields {
+    /// 0 is greedy.
+    pub temperature: Option<f32>,
+    /// 1 keeps the whole vocabulary.
+    pub top_p: Option<f32>,
+    /// 0 keeps the whole vocabulary.
+    pub top_k: Option<u32>,
+    /// 0 keeps the whole vocabulary.
+    pub min_p: Option<f32>,
+    /// Drawn by the engine where it is not given.
+    pub seed: Option<u64>,
+}
+
+/// When the answer ends.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct EndFields {
+    /// Chat fills the context by default, a completion has 16.
+    pub max_tokens: Option<u32>,
+    /// The name under which the client gave it.
+    pub max_tokens_field: MaxTokensField,
+    /// Texts that end the answer and are not shown.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer and are not shown.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The model's own end tokens do not end the answer.
+    pub ignore_eos: bool,
+}
+
+/// The API's two names for the most tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum MaxTokensField {
+    /// Both routes'.
+    #[default]
+    MaxTokens,
+    /// `OpenAI`'s newer one, of chats only.
+    MaxCompletionTokens,
+}
+
+impl MaxTokensField {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max_tokens",
+            Self::MaxCompletionTokens => "max_completion_tokens",
+        }
+    }
+}
+
+/// What is told beside the text.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct ReportFields {
+    /// How many of the best to list beside each output token (0: the token's own only).
+    pub logprobs: Option<u32>,
+    /// The same for each prompt token but the first.
+    pub prompt_logprobs: Option<u32>,
+    /// The ids of the prompt's and the answer's tokens.
+    pub return_token_ids: bool,
+}
+
+/// Who asks, in numbers that the front door draws.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct ClientFields {
+    /// Smaller goes first; needs a policy that looks at it.
+    pub priority: i32,
+    /// Whose share its tokens count against.
+    pub tenant: u64,
+    /// Requests of different salts share no cached pages.
+    pub salt: u64,
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,146 @@
+//! From a request's tokens to the bytes that its client reads.
+
+use plait_core::{FinishReason, TokenId};
+
+use crate::body;
+use crate::choice_state::{AnswerContext, ChoiceState, Pushed};
+use crate::chunk::ChunkWriter;
+use crate::head::{Api, ChunkFrame, Head, Usage};
+use crate::logprobs::TokenLogprobs;
+use crate::request::GenerateRequest;
+
+/// Writes the answer of one HTTP request: server-sent events, or one body at the end.
+///
+/// It owns all it needs and lives on the output thread.
+#[derive(Debug)]
+pub struct AnswerStream {
+    context: AnswerContext,
+    api: Api,
+    head: Head,
+    /// `None` for one body.
+    chunks: Option<ChunkWriter>,
+    include_usage: bool,
+    choices: Vec<ChoiceState>,
+}
+
+/// Whether a request has more to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum StreamState {
+    /// Some choice goes on.
+    Open,
+    /// All choices ended and the answer is complete.
+    Ended,
+}
+
+impl AnswerStream {
+    pub(crate) fn new(
+        request: &GenerateRequest,
+        context: AnswerContext,
+        choices: Vec<ChoiceState>,
+    ) -> Self {
+        let (api, head) = (Api::of(request), Head::new(request));
+        let chunks = request.stream.then(|| ChunkWriter {
+            api,
+            frame: ChunkFrame::new(&head, request.include_usage),
+        });
+        Self {
+            context,
+            api,
+            head,
+            chunks,
+            include_usage: request.include_usage,
+            choices,
+        }
+    }
+
+    /// Takes one choice's new tokens and appends what the client can read now to `out`, perhaps
+    /// nothing.
+    ///
+    /// With `ends_with_stop_id` the last token is one that ends the output; its text is not shown.
+    /// `logprobs` has one record for each token if the request asked for them.
+    pub fn push(
+        &mut self,
+        choice: usize,
+        tokens: &[TokenId],
+        ends_with_stop_id: bool,
+        logprobs: Option<&[TokenLogprobs]>,
+        out: &mut Vec<u8>,
+    ) -> Pushed {
+        let state = &mut self.choices[choice];
+        let pushed = state.push(&self.context, tokens, ends_with_stop_id, logprobs);
+        if let Some(chunks) = &self.chunks {
+            chunks.write_news(&self.context, choice, state, out);
+        }
+        pushed
+    }
+
+    /// Takes the records of the prompt tokens `first_position ..`; repeated ones (after a
+    /// preemption) and those beyond the prompt are fine.
+    pub fn push_prompt_logprobs(
+        &mut self,
+        choice: usize,
+        first_position: u32,
+        records: &[TokenLogprobs],
+    ) {
+        let scores = &mut self.choices[choice].prompt_scores;
+        let scores = scores.iter_mut().skip(first_position as usize);
+        for (score, record) in scores.zip(records) {
+            *score = Some(record.clone());
+        }
+    }
+
+    /// Notes how many tokens of a choice's prompt the prefix cache had, for the usage.
+    pub fn set_cached_tokens(&mut self, choice: usize, num_tokens: u32) {
+        self.choices[choice].num_cached_tokens = num_tokens.into();
+    }
+
+    /// Ends one choice and appends what is left of its text, or the whole answer, to `out`.
+    pub fn finish(
+        &mut self,
+        choice: usize,
+        reason: FinishReason,
+        out: &mut Vec<u8>,
+    ) -> StreamState {
+        let state = &mut self.choices[choice];
+        state.finish(&self.context, reason);
+        if let Some(chunks) = &self.chunks {
+            chunks.write_news(&self.context, choice, state, out);
+            chunks.write_end(&self.context, choice, state, out);
+        }
+        if self.choices.iter().any(|it| it.ended.is_none()) {
+            return StreamState::Open;
+        }
+        self.write_answer_end(out);
+        StreamState::Ended
+    }
+
+    fn write_answer_end(&self, out: &mut Vec<u8>) {
+        let usage = self.usage();
+        if self.chunks.is_none() {
+            body::write(
+                &self.context,
+                self.api,
+                &self.head,
+                &self.choices,
+                usage,
+                out,
+            );
+            return;
+        }
+        if self.include_usage {
+            out.extend_from_slice(b"data: ");
+            body::write_usage(&self.head, usage, out);
+            out.extend_from_slice(b"\n\n");
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::new(
+            self.choices.iter().map(|it| it.prompt.len() as u64).sum(),
+            self.choices.iter().map(|it| it.num_cached_tokens).sum(),
+            self.choices.iter().map(|it| it.num_tokens).sum(),
+        )
+    }
+}

@@ -1,0 +1,11 @@
+//! Claims about requests and answers, through the crate's public face.
+
+#[cfg(test)]
+mod answers;
+#[cfg(test)]
+#[path = "../../../text/tests/text/model_folder.rs"]
+mod model_folder;
+#[cfg(test)]
+mod prompts;
+#[cfg(test)]
+mod support;

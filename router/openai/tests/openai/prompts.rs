@@ -1,0 +1,358 @@
+//! Requests on their way in: what they become, and what is refused with which sentence.
+
+use plait_openai::GenerateRequest;
+use plait_text::ModelText;
+use serde_json::{Value, json};
+
+use crate::model_folder::{CONTEXT, Folder, byte_level};
+use crate::support::{chat, completion, prepare};
+
+fn model() -> ModelText {
+    Folder::new(&byte_level()).load()
+}
+
+fn rejection(request: &GenerateRequest) -> (String, String) {
+    let error = prepare(&model(), request).unwrap_err();
+    (error.param.into_owned(), error.message)
+}
+
+fn with_generation_config(config: &Value) -> ModelText {
+    let folder = Folder::new(&byte_level());
+    folder.write("generation_config.json", &config.to_string());
+    folder.load()
+}
+
+#[test]
+fn openais_defaults_hold_where_nothing_else_is_said() {
+    let choice = prepare(&model(), &chat(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    let sampling = choice.sampling;
+    assert_eq!((sampling.temperature, sampling.top_k), (1.0, 0));
+    assert_eq!((sampling.top_p, sampling.min_p), (1.0, 0.0));
+    assert_eq!(sampling.seed, 7);
+    assert_eq!(choice.max_tokens, u32::MAX);
+    assert_eq!(choice.stop_ids[..], [1]);
+    let choice = prepare(&model(), &completion(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    assert_eq!(choice.max_tokens, 16);
+}
+
+#[test]
+fn the_models_defaults_yield_to_the_requests_own_values() {
+    let model = with_generation_config(&json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95}));
+    let sampling = |changes| {
+        prepare(&model, &chat(&changes))
+            .unwrap()
+            .choices
+            .remove(0)
+            .sampling
+    };
+    let default = sampling(json!({}));
+    assert_eq!(
+        (default.temperature, default.top_k, default.top_p),
+        (0.6, 20, 0.95)
+    );
+    let asked = sampling(json!({"temperature": 0.0, "top_k": 0, "seed": u64::MAX}));
+    assert_eq!(
+        (asked.temperature, asked.top_k, asked.seed),
+        (0.0, 0, u64::MAX)
+    );
+}
+
+#[test]
+fn do_sample_false_means_greedy() {
+    let model = with_generation_config(&json!({"do_sample": false, "temperature": 0.6}));
+    let choice = prepare(&model, &chat(&json!({})))
+        .unwrap()
+        .choices
+        .remove(0);
+    assert_eq!(choice.sampling.temperature, 0.0);
+}
+
+#[test]
+fn stop_ids_join_the_end_tokens_unless_those_are_ignored() {
+    let stop_ids = |changes| {
+        prepare(&model(), &chat(&changes))
+            .unwrap()
+            .choices
+            .remove(0)
+            .stop_ids
+    };
+    assert_eq!(stop_ids(json!({"stop_token_ids": [9, 1]}))[..], [1, 9]);
+    assert_eq!(
+        stop_ids(json!({"stop_token_ids": [9], "ignore_eos": true}))[..],
+        [9]
+    );
+    assert!(stop_ids(json!({"ignore_eos": true})).is_empty());
+}
+
+#[test]
+fn only_completions_get_the_tokenizers_own_bos() {
+    let folder = Folder::new(&byte_level());
+    folder.write_tokenizer_config(&json!({
+        "add_bos_token": true, "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    }));
+    let model = folder.load();
+    let prompt = |request| prepare(&model, &request).unwrap().choices.remove(0).prompt;
+    let hi = model.encode("hi", false).unwrap();
+    let expected: Vec<u32> = [0].into_iter().chain(hi).collect();
+    assert_eq!(prompt(chat(&json!({})))[..], expected);
+    assert_eq!(prompt(completion(&json!({})))[..], expected);
+}
+
+#[test]
+fn special_tokens_in_a_prompt_are_found() {
+    let prompt = prepare(&model(), &completion(&json!({"prompts": ["<|user|>he"]}))).unwrap();
+    assert_eq!(prompt.choices[0].prompt[0], 2);
+    assert_eq!(prompt.choices[0].prompt.len(), 2);
+}
+
+#[test]
+fn a_token_id_outside_the_vocabulary_is_refused() {
+    let (param, message) = rejection(&completion(&json!({"prompts": [[5, 300]]})));
+    assert_eq!(param, "prompt");
+    assert_eq!(
+        message,
+        "`prompt` has the token id 300, where 0 to 299 are allowed; send ids of this model's tokenizer"
+    );
+    assert_eq!(
+        rejection(&chat(&json!({"stop_token_ids": [300]}))).0,
+        "stop_token_ids"
+    );
+}
+
+#[test]
+fn prompt_and_max_tokens_must_fit_into_the_context() {
+    let ids = |num: u32| json!([vec![5; num as usize]]);
+    let fits = completion(&json!({"prompts": ids(CONTEXT - 4), "max_tokens": 4}));
+    assert!(prepare(&model(), &fits).is_ok());
+    let (param, message) = rejection(&completion(
+        &json!({"prompts": ids(CONTEXT - 4), "max_tokens": 5}),
+    ));
+    assert_eq!(param, "max_tokens");
+    assert!(
+        message.contains("508 tokens and max_tokens is 5"),
+        "{message}"
+    );
+    assert!(message.contains("at most 4"), "{message}");
+    let (param, message) = rejection(&chat(&json!({"max_tokens": CONTEXT,
+        "max_tokens_field": "max_completion_tokens"})));
+    assert_eq!(param, "max_completion_tokens");
+    assert!(
+        message.contains("max_completion_tokens is 512"),
+        "{message}"
+    );
+    // A completion that asks for nothing takes what is left.
+    assert!(prepare(&model(), &completion(&json!({"prompts": ids(CONTEXT - 1)}))).is_ok());
+    let (param, message) = rejection(&completion(&json!({"prompts": ids(CONTEXT)})));
+    assert_eq!(param, "prompt");
+    assert!(message.contains("shorten the prompt"), "{message}");
+}
+
+#[test]
+fn text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    let long = "a".repeat(1 << 20);
+    let (param, message) = rejection(&completion(&json!({"prompts": [long]})));
+    assert_eq!(param, "prompt");
+    assert!(
+        message.contains("cannot fit into a context of 512 tokens"),
+        "{message}"
+    );
+    let (param, message) = rejection(&chat(
+        &json!({"messages": [{"role": "user", "content": long}]}),
+    ));
+    assert_eq!(param, "messages");
+    assert!(
+        message.contains("cannot fit into a context of 512 tokens"),
+        "{message}"
+    );
+}
+
+/// A request at a limit, the same one past it, and the parameter that the error names.
+type Limit = (GenerateRequest, GenerateRequest, &'static str);
+
+fn limit(
+    request: fn(&Value) -> GenerateRequest,
+    at: &Value,
+    past: &Value,
+    param: &'static str,
+) -> Limit {
+    (request(at), request(past), param)
+}
+
+fn messages(num: usize) -> Value {
+    json!({"messages": vec![json!({"role": "user", "content": ""}); num]})
+}
+
+fn template_arguments(num: usize) -> Value {
+    let names: serde_json::Map<_, _> = (0..num)
+        .map(|index| (format!("name{index}"), json!(1)))
+        .collect();
+    json!({"chat_template_kwargs": names})
+}
+
+fn limits() -> Vec<Limit> {
+    let prompts = |num: usize| json!({"prompts": vec!["a"; num]});
+    let stops = |num: usize| json!({"stop": vec!["a"; num]});
+    let stop = |text: &str, num: usize| json!({"stop": [text.repeat(num)]});
+    let stop_ids = |num: usize| json!({"stop_token_ids": vec![1; num]});
+    let whole = |num: u32| json!({"prompt_logprobs": num, "stream": false});
+    vec![
+        limit(chat, &messages(1), &messages(0), "messages"),
+        limit(completion, &prompts(1), &prompts(0), "prompt"),
+        limit(completion, &prompts(128), &prompts(129), "prompt"),
+        limit(
+            chat,
+            &template_arguments(32),
+            &template_arguments(33),
+            "chat_template_kwargs",
+        ),
+        limit(chat, &stops(16), &stops(17), "stop"),
+        limit(chat, &stop("a", 1), &stop("a", 0), "stop"),
+        limit(chat, &stop("é", 128), &stop("é", 129), "stop"),
+        limit(chat, &stop_ids(64), &stop_ids(65), "stop_token_ids"),
+        limit(
+            chat,
+            &json!({"max_tokens": 1}),
+            &json!({"max_tokens": 0}),
+            "max_tokens",
+        ),
+        limit(
+            chat,
+            &json!({"logprobs": 20}),
+            &json!({"logprobs": 21}),
+            "top_logprobs",
+        ),
+        limit(
+            completion,
+            &json!({"logprobs": 20}),
+            &json!({"logprobs": 21}),
+            "logprobs",
+        ),
+        limit(completion, &whole(20), &whole(21), "prompt_logprobs"),
+    ]
+}
+
+#[test]
+fn every_limit_holds_at_its_bound_and_breaks_one_past_it() {
+    for (at, past, param) in limits() {
+        assert!(prepare(&model(), &at).is_ok(), "{at:?}");
+        let (rejected, message) = rejection(&past);
+        assert_eq!(rejected, param);
+        assert!(message.starts_with(&format!("`{param}`")), "{message}");
+        assert!(message.contains("; "), "it says what to do: {message}");
+    }
+}
+
+#[test]
+fn messages_are_bounded() {
+    let (param, message) = rejection(&chat(&messages(4097)));
+    assert_eq!(param, "messages");
+    assert!(
+        message.contains("4097 messages, where 1 to 4096"),
+        "{message}"
+    );
+    // At the bound their text is what does not fit.
+    let (_, message) = rejection(&chat(&messages(4096)));
+    assert!(message.contains("shorten"), "{message}");
+}
+
+#[test]
+fn a_stream_has_no_prompt_logprobs() {
+    let (param, message) = rejection(&chat(&json!({"prompt_logprobs": 1})));
+    assert_eq!(param, "prompt_logprobs");
+    assert!(message.contains("send `stream`: false"), "{message}");
+}
+
+#[test]
+fn prompt_log_probabilities_of_all_prompts_together_are_bounded() {
+    let asked = |num_prompts: usize| {
+        let prompts = vec![vec![2; 25_000]; num_prompts];
+        let request =
+            completion(&json!({"prompts": prompts, "prompt_logprobs": 20, "stream": false}));
+        plait_openai::prepare(&model(), &request, 1 << 16, &mut || 7)
+    };
+    assert_eq!(asked(7).unwrap().choices.len(), 7);
+    let error = asked(8).unwrap_err();
+    assert_eq!(error.param, "prompt_logprobs");
+    assert!(error.message.contains("4200000"), "{error}");
+}
+
+#[test]
+fn a_template_can_refuse_a_chat_in_its_own_words() {
+    let folder = Folder::new(&byte_level());
+    folder.write(
+        "chat_template.jinja",
+        "{{ raise_exception('roles must alternate') }}",
+    );
+    let error = prepare(&folder.load(), &chat(&json!({}))).unwrap_err();
+    assert_eq!(error.param, "messages");
+    assert_eq!(
+        error.message,
+        "the chat template refuses these messages: roles must alternate"
+    );
+}
+
+#[test]
+fn a_template_that_runs_forever_is_stopped() {
+    let folder = Folder::new(&byte_level());
+    let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    folder.write("chat_template.jinja", source);
+    let error = prepare(&folder.load(), &chat(&json!({}))).unwrap_err();
+    assert!(error.message.contains("runs too long"), "{}", error.message);
+}
+
+#[test]
+fn a_template_that_makes_its_library_panic_does_not_end_the_thread() {
+    let folder = Folder::new(&byte_level());
+    folder.write("chat_template.jinja", "{{ ''[::-1] }}");
+    let _ = prepare(&folder.load(), &chat(&json!({})));
+}
+
+#[test]
+fn callers_may_set_the_templates_own_variables_only() {
+    let folder = Folder::new(&byte_level());
+    folder.write("chat_template.jinja", "{{ mood }}");
+    let model = folder.load();
+    let asked = |kwargs| prepare(&model, &chat(&json!({"chat_template_kwargs": kwargs})));
+    let prompt = asked(json!({"mood": "good"}))
+        .unwrap()
+        .choices
+        .remove(0)
+        .prompt;
+    assert_eq!(prompt[..], model.encode("good", false).unwrap());
+    assert_eq!(
+        asked(json!({"messages": []})).unwrap_err().param,
+        "chat_template_kwargs.messages"
+    );
+}
+
+#[test]
+fn a_model_without_a_template_takes_completions_only() {
+    let folder = Folder::new(&byte_level());
+    folder.write_tokenizer_config(&json!({}));
+    let model = folder.load();
+    let error = prepare(&model, &chat(&json!({}))).unwrap_err();
+    assert!(
+        error.message.contains("use /v1/completions"),
+        "{}",
+        error.message
+    );
+    assert!(prepare(&model, &completion(&json!({}))).is_ok());
+}
+
+#[test]
+fn text_with_tokens_that_the_model_has_no_row_for_is_refused() {
+    let folder = Folder::new(&byte_level());
+    folder.write_config(&json!({"vocab_size": 260}));
+    let error = prepare(&folder.load(), &completion(&json!({"prompts": [" t"]}))).unwrap_err();
+    assert!(
+        error.message.contains("has the token id 260"),
+        "{}",
+        error.message
+    );
+}

@@ -1,0 +1,72 @@
+//! Requests with defaults, and reading of what streams say.
+
+use plait_core::{FinishReason, TokenId};
+use plait_openai::{GenerateRequest, Prepared, RequestError, StreamState};
+use plait_text::ModelText;
+use serde_json::{Value, json};
+
+use crate::model_folder::{CONTEXT, merge};
+
+/// A request with everything at its default but these fields.
+pub fn request(changes: &Value) -> GenerateRequest {
+    let mut request = json!({
+        "id": "cmpl-1", "created": 17, "model": "m", "stream": true, "include_usage": false,
+    });
+    merge(&mut request, changes);
+    serde_json::from_value(request).unwrap()
+}
+
+pub fn chat(changes: &Value) -> GenerateRequest {
+    let mut fields = json!({"kind": "chat", "messages": [{"role": "user", "content": "hi"}]});
+    merge(&mut fields, changes);
+    request(&fields)
+}
+
+pub fn completion(changes: &Value) -> GenerateRequest {
+    let mut fields = json!({"kind": "completion", "prompts": ["hi"]});
+    merge(&mut fields, changes);
+    request(&fields)
+}
+
+pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared, RequestError> {
+    plait_openai::prepare(model, request, CONTEXT, &mut || 7)
+}
+
+/// Everything that a request's first choice says to these tokens, one a push.
+pub fn answer(model: &ModelText, request: &GenerateRequest, tokens: &[TokenId]) -> Vec<u8> {
+    let mut stream = prepare(model, request).unwrap().stream;
+    let mut out = Vec::new();
+    for token in tokens {
+        let _ = stream.push(0, &[*token], false, None, &mut out);
+    }
+    let state = stream.finish(0, FinishReason::Length, &mut out);
+    assert_eq!(state, StreamState::Ended);
+    out
+}
+
+/// The JSON of each event but the last, which says that the stream is done.
+pub fn events(bytes: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(bytes).unwrap();
+    let text = text
+        .strip_suffix("data: [DONE]\n\n")
+        .expect("a stream says when it is done");
+    let events = text.split_terminator("\n\n").map(|event| {
+        let json = event
+            .strip_prefix("data: ")
+            .expect("an event is one line of data");
+        serde_json::from_str(json).unwrap()
+    });
+    events.collect()
+}
+
+/// The text of a stream's first choice.
+pub fn streamed_text(bytes: &[u8]) -> String {
+    let pieces = events(bytes).into_iter().filter_map(|event| {
+        let choice = &event["choices"][0];
+        let piece = choice["text"]
+            .as_str()
+            .or(choice["delta"]["content"].as_str());
+        piece.map(str::to_owned)
+    });
+    pieces.collect()
+}

@@ -1,0 +1,327 @@
+//! Text files of a Hugging Face folder.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use plait_core::TokenId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::architecture::Architecture;
+use crate::error::ModelFilesError;
+use crate::model_files::{GenerationDefaults, ModelFacts, TextFiles};
+use crate::post_processor::add_bos_and_eos;
+use crate::template::SpecialTokens;
+
+const GENERATION_CONFIG: &str = "generation_config.json";
+/// Largest JSON file but tokenizer.json that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Largest tokenizer.json that is read, in bytes (Gemma's has 33 MB).
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+
+/// What we read of a config.json.
+#[derive(Deserialize)]
+struct Config {
+    #[serde(default)]
+    architectures: Vec<String>,
+    vocab_size: u32,
+    max_position_embeddings: u32,
+    #[serde(default)]
+    eos_token_id: TokenIds,
+    /// The older name of `rope_parameters`.
+    #[serde(default)]
+    rope_scaling: Value,
+    #[serde(default)]
+    rope_parameters: Value,
+}
+
+/// What we read of a generation_config.json.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GenerationConfig {
+    eos_token_id: TokenIds,
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    /// -1 and 0 keep the whole vocabulary.
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+}
+
+/// What we read of a tokenizer_config.json.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    bos_token: Option<AddedText>,
+    eos_token: Option<AddedText>,
+    pad_token: Option<AddedText>,
+    unk_token: Option<AddedText>,
+    add_bos_token: Option<bool>,
+    add_eos_token: Option<bool>,
+    chat_template: Option<Templates>,
+}
+
+/// One id, several, or none.
+#[derive(Clone, Default, Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    #[default]
+    None,
+    One(TokenId),
+    Several(Vec<TokenId>),
+}
+
+/// A special token, alone or in the form that keeps its flags.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum AddedText {
+    Plain(String),
+    Flagged { content: String },
+}
+
+/// A chat template, alone or several by name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// Reads everything about text in the folder.
+pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
+    let config: Config = read_json(folder, "config.json")?;
+    let generation: GenerationConfig = read_optional_json(folder, GENERATION_CONFIG)?;
+    let settings: TokenizerConfig = read_optional_json(folder, "tokenizer_config.json")?;
+    let tokenizer = read_tokenizer(folder, &settings)?;
+    let class = config.architectures.first().map_or("none", String::as_str);
+    let architecture = Architecture::from_class(class)
+        .map_err(|problem| ModelFilesError::new(folder.join("config.json"), problem))?;
+    let facts = ModelFacts {
+        architecture,
+        context_length: config.context_length(),
+        vocab_size: config.vocab_size,
+        eos_token_ids: end_tokens(&config, &generation, &settings, &tokenizer),
+        defaults: generation
+            .defaults()
+            .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))?,
+    };
+    let file = read_optional_text(folder, "chat_template.jinja")?;
+    let template = file.or_else(|| settings.chat_template.and_then(Templates::default));
+    Ok(TextFiles {
+        facts,
+        tokenizer,
+        special: SpecialTokens {
+            bos: settings.bos_token.map(AddedText::content),
+            eos: settings.eos_token.map(AddedText::content),
+            pad: settings.pad_token.map(AddedText::content),
+            unk: settings.unk_token.map(AddedText::content),
+        },
+        template,
+    })
+}
+
+/// The generation config's end tokens, else the config's; the tokenizer's own in any case.
+fn end_tokens(
+    config: &Config,
+    generation: &GenerationConfig,
+    settings: &TokenizerConfig,
+    tokenizer: &Tokenizer,
+) -> Vec<TokenId> {
+    let mut ids = generation.eos_token_id.to_vec();
+    if ids.is_empty() {
+        ids = config.eos_token_id.to_vec();
+    }
+    let text = settings.eos_token.as_ref().map(AddedText::as_str);
+    let own = text.and_then(|text| tokenizer.token_to_id(text));
+    ids.extend(own.filter(|id| !ids.contains(id)));
+    ids
+}
+
+fn read_tokenizer(folder: &Path, settings: &TokenizerConfig) -> Result<Tokenizer, ModelFilesError> {
+    let path = folder.join("tokenizer.json");
+    let problem = |problem: String| ModelFilesError::new(&path, problem);
+    let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?
+        .ok_or_else(|| problem("is missing; the folder needs one".to_owned()))?;
+    let mut tokenizer = Tokenizer::from_bytes(bytes)
+        .map_err(|error| problem(format!("is not a tokenizer: {error}")))?;
+    // A prompt is never cut or filled up here: its length is judged as a whole.
+    tokenizer.with_padding(None);
+    tokenizer
+        .with_truncation(None)
+        .map_err(|error| problem(error.to_string()))?;
+    let token = |text: &Option<AddedText>, add: Option<bool>| {
+        let text = text.as_ref().filter(|_| add == Some(true))?.as_str();
+        Some((text.to_owned(), tokenizer.token_to_id(text)?))
+    };
+    if settings.add_bos_token.is_some() || settings.add_eos_token.is_some() {
+        let bos = token(&settings.bos_token, settings.add_bos_token);
+        let eos = token(&settings.eos_token, settings.add_eos_token);
+        add_bos_and_eos(&mut tokenizer, bos, eos).map_err(problem)?;
+    }
+    Ok(tokenizer)
+}
+
+impl Config {
+    /// Positions that the model was made for; `YaRN` stretches them where the configuration says so.
+    fn context_length(&self) -> u32 {
+        let stretched = [&self.rope_parameters, &self.rope_scaling]
+            .into_iter()
+            .find_map(yarn_context_length);
+        self.max_position_embeddings.max(stretched.unwrap_or(0))
+    }
+}
+
+/// Original length times factor, where these parameters are `YaRN`'s.
+fn yarn_context_length(rope: &Value) -> Option<u32> {
+    let kind = rope["rope_type"].as_str().or(rope["type"].as_str())?;
+    let original = rope["original_max_position_embeddings"].as_f64()?;
+    let length = original * rope["factor"].as_f64()?;
+    let is_length = kind == "yarn" && (1.0..=f64::from(u32::MAX)).contains(&length);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "in range"
+    )]
+    is_length.then_some(length as u32)
+}
+
+impl GenerationConfig {
+    /// The defaults, held to the limits of the API: the error says which is out of range.
+    fn defaults(&self) -> Result<GenerationDefaults, String> {
+        let temperature = match self.do_sample {
+            Some(false) => Some(0.0),
+            _ => self.temperature,
+        };
+        check("temperature", temperature, "0 to 2", |it| {
+            (0.0..=2.0).contains(&it)
+        })?;
+        check("top_p", self.top_p, "over 0 to 1", |it| {
+            it > 0.0 && it <= 1.0
+        })?;
+        check("min_p", self.min_p, "0 to 1", |it| {
+            (0.0..=1.0).contains(&it)
+        })?;
+        check("top_k", self.top_k, "-1 to 2147483647", |it| {
+            (-1..=i64::from(i32::MAX)).contains(&it)
+        })?;
+        Ok(GenerationDefaults {
+            temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map(|it| u32::try_from(it).unwrap_or(0)),
+            min_p: self.min_p,
+        })
+    }
+}
+
+fn check<T: Copy + Display>(
+    name: &str,
+    given: Option<T>,
+    allowed: &str,
+    is_allowed: impl Fn(T) -> bool,
+) -> Result<(), String> {
+    match given {
+        Some(given) if !is_allowed(given) => Err(format!(
+            "{name} is {given}, where {allowed} is allowed; mend it or leave it out"
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl TokenIds {
+    fn to_vec(&self) -> Vec<TokenId> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(id) => vec![*id],
+            Self::Several(ids) => ids.clone(),
+        }
+    }
+}
+
+impl AddedText {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Plain(content) | Self::Flagged { content } => content,
+        }
+    }
+
+    fn content(self) -> String {
+        match self {
+            Self::Plain(content) | Self::Flagged { content } => content,
+        }
+    }
+}
+
+impl Templates {
+    /// The template that is meant where none is named.
+    fn default(self) -> Option<String> {
+        match self {
+            Self::One(template) => Some(template),
+            Self::Named(named) => {
+                let default = named.into_iter().find(|it| it.name == "default");
+                default.map(|it| it.template)
+            }
+        }
+    }
+}
+
+fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, ModelFilesError> {
+    let path = folder.join(name);
+    let bytes = read_capped(&path, MAX_CONFIG_BYTES)?
+        .ok_or_else(|| ModelFilesError::new(&path, "is missing; the folder needs one"))?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let problem = format!(
+            "cannot be read: {error}; the file is cut short or not the model's own: download it again"
+        );
+        ModelFilesError::new(&path, problem)
+    })
+}
+
+fn read_optional_json<T: DeserializeOwned + Default>(
+    folder: &Path,
+    name: &str,
+) -> Result<T, ModelFilesError> {
+    if folder.join(name).exists() {
+        read_json(folder, name)
+    } else {
+        Ok(T::default())
+    }
+}
+
+fn read_optional_text(folder: &Path, name: &str) -> Result<Option<String>, ModelFilesError> {
+    let path = folder.join(name);
+    let bytes = read_capped(&path, MAX_CONFIG_BYTES)?;
+    bytes
+        .map(String::from_utf8)
+        .transpose()
+        .map_err(|error| ModelFilesError::new(&path, format!("is not UTF-8: {error}")))
+}
+
+/// The file's bytes, or `None` where there is no such file.
+fn read_capped(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, ModelFilesError> {
+    let problem = |error: std::io::Error| ModelFilesError::new(path, error.to_string());
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(problem(error)),
+    };
+    let mut bytes = Vec::new();
+    let read = file
+        .take(max_bytes + 1)
+        .read_to_end(&mut bytes)
+        .map_err(problem)?;
+    if read as u64 > max_bytes {
+        let problem = format!("has more than the {max_bytes} bytes that are allowed");
+        return Err(ModelFilesError::new(path, problem));
+    }
+    Ok(Some(bytes))
+}

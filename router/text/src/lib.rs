@@ -1,0 +1,32 @@
+//! Text around a model: chat template and tokenizer on the way in; output parser, detokeniser and
+//! stop strings on the way out.
+//!
+//! [`ModelText`] holds what a model's files say about text and is shared by all threads.
+//! [`OutputText`] turns one output's tokens into text. HTTP and OpenAI's API are `plait-openai`'s.
+
+mod architecture;
+mod catch_panic;
+mod detokenise;
+mod error;
+mod folder;
+mod gguf;
+mod gguf_model;
+mod gguf_tokenizer;
+mod model;
+mod model_files;
+mod output_parser;
+mod output_text;
+mod post_processor;
+mod python_json;
+mod stop;
+mod template;
+mod vocabulary;
+
+pub use detokenise::TextStart;
+pub use error::ModelFilesError;
+pub use model::ModelText;
+pub use model_files::GenerationDefaults;
+pub use output_parser::{OutputParser, ParsedOutput, PassThrough};
+pub use output_text::{OutputText, StopString};
+pub use template::{Chat, Message, RenderError};
+pub use vocabulary::{Piece, PieceKind, Vocabulary};

@@ -1,0 +1,161 @@
+//! What a model's files say about text.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plait_core::TokenId;
+use serde_json::json;
+use tokenizers::Tokenizer;
+
+use crate::catch_panic::catch_panic;
+use crate::detokenise::TextStart;
+use crate::error::ModelFilesError;
+use crate::model_files::{GenerationDefaults, ModelFacts};
+use crate::output_parser::PassThrough;
+use crate::output_text::OutputText;
+use crate::template::{Chat, ChatTemplate, RenderError};
+use crate::vocabulary::Vocabulary;
+use crate::{folder, gguf_model};
+
+/// A normaliser may shorten a text before it becomes tokens, by less than this factor.
+const NORMALISER_SHRINKS: usize = 4;
+
+/// A model's text side: tokenizer, chat template, end tokens, defaults. Shared by all threads.
+#[derive(Debug)]
+pub struct ModelText {
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    vocabulary: Arc<Vocabulary>,
+    eos_token_ids: Arc<[TokenId]>,
+    template: Option<ChatTemplate>,
+    model_id: String,
+}
+
+impl ModelText {
+    /// Reads a Hugging Face folder or a GGUF file.
+    ///
+    /// The name that clients use is `served_name`, else the folder's or file's name. Errors name
+    /// the file and say what is wrong with it.
+    pub fn load(path: &Path, served_name: Option<&str>) -> Result<Self, ModelFilesError> {
+        let files = if path.is_dir() {
+            folder::read(path)?
+        } else {
+            gguf_model::read(path)?
+        };
+        let problem = |problem| ModelFilesError::new(path, problem);
+        let facts = files.facts;
+        let vocabulary = Vocabulary::new(&files.tokenizer, facts.vocab_size).map_err(problem)?;
+        let template = files
+            .template
+            .map(|source| ChatTemplate::new(&source, files.special))
+            .transpose()
+            .map_err(problem)?;
+        Ok(Self {
+            tokenizer: files.tokenizer,
+            vocabulary: Arc::new(vocabulary),
+            eos_token_ids: facts.eos_token_ids.clone().into(),
+            template,
+            model_id: served_name.map_or_else(|| name_of(path), str::to_owned),
+            facts,
+        })
+    }
+
+    /// The name that clients use.
+    pub fn model_id(&self) -> &str {
+        &self.model_id
+    }
+
+    /// The family: `llama`, `qwen3` or `qwen3_moe`.
+    pub fn architecture(&self) -> &'static str {
+        self.facts.architecture.name()
+    }
+
+    /// Positions that the model was made for; the upper bound of `max_model_len`.
+    pub fn context_length(&self) -> u32 {
+        self.facts.context_length
+    }
+
+    /// Rows of the model's output head; token ids are below it.
+    pub fn vocab_size(&self) -> u32 {
+        self.facts.vocab_size
+    }
+
+    /// Tokens that end an answer.
+    pub fn eos_token_ids(&self) -> &Arc<[TokenId]> {
+        &self.eos_token_ids
+    }
+
+    /// How the model's authors want it sampled.
+    pub fn generation_defaults(&self) -> GenerationDefaults {
+        self.facts.defaults
+    }
+
+    /// Whether chats can be served.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Every token's bytes.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// A chat's prompt, of at most `max_bytes`.
+    pub fn render(&self, chat: Chat<'_>, max_bytes: usize) -> Result<String, RenderError> {
+        let template = self.template.as_ref().ok_or(RenderError::NoTemplate)?;
+        template.render(chat, max_bytes)
+    }
+
+    /// Bytes that no text exceeds whose tokens fit into the context.
+    pub fn max_prompt_bytes(&self, max_model_len: u32) -> usize {
+        let shrinks = match self.tokenizer.get_normalizer() {
+            Some(_) => NORMALISER_SHRINKS,
+            None => 1,
+        };
+        (max_model_len as usize)
+            .saturating_mul(self.vocabulary.longest_piece())
+            .saturating_mul(shrinks)
+    }
+
+    /// Where an output's tokens become text, by the model's own parser.
+    pub fn output_text(&self, start: TextStart) -> OutputText {
+        OutputText::new(&self.vocabulary, start, Box::new(PassThrough))
+    }
+
+    /// A text's tokens, with the tokenizer's own ones around them where asked; the error says why
+    /// there are none.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
+        match catch_panic(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
+            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Some(Err(error)) => Err(format!("the text cannot be tokenised: {error}")),
+            None => Err("the text cannot be tokenised".to_owned()),
+        }
+    }
+
+    /// JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids,
+    /// generation_defaults}`.
+    pub fn describe(&self, max_model_len: u32) -> String {
+        json!({
+            "model_id": self.model_id,
+            "architecture": self.architecture(),
+            "max_model_len": max_model_len,
+            "vocab_size": self.facts.vocab_size,
+            "eos_token_ids": self.eos_token_ids[..],
+            "generation_defaults": self.facts.defaults,
+        })
+        .to_string()
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    let absolute = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if absolute.is_dir() {
+        absolute.file_name()
+    } else {
+        absolute.file_stem()
+    };
+    name.map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}

@@ -1,0 +1,289 @@
+//! Chat templates: Jinja as transformers runs it, bounded in time and size.
+
+use std::borrow::Cow;
+use std::io;
+
+use chrono::Local;
+use chrono::format::{Item, StrftimeItems};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, ErrorKind, State};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Map;
+
+use crate::catch_panic::catch_panic;
+use crate::python_json::{Style, dumps};
+
+const NAME: &str = "chat_template";
+/// Instructions that a template may run, and more for each message: a few hundred milliseconds.
+const FUEL: u64 = 2_000_000;
+const FUEL_PER_MESSAGE: u64 = 10_000;
+/// Names under which callers give a model's earlier reasoning, the usual one first.
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A message of a chat.
+pub type Message = Map<String, serde_json::Value>;
+
+/// Texts of the tokens that templates name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpecialTokens {
+    pub(crate) bos: Option<String>,
+    pub(crate) eos: Option<String>,
+    pub(crate) pad: Option<String>,
+    pub(crate) unk: Option<String>,
+}
+
+/// A model's chat template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+}
+
+/// A chat to be rendered.
+#[derive(Clone, Copy, Debug)]
+pub struct Chat<'a> {
+    /// At least one.
+    pub messages: &'a [Message],
+    /// More variables for the template.
+    pub kwargs: &'a Map<String, serde_json::Value>,
+    /// End the prompt where the assistant's turn begins.
+    pub add_generation_prompt: bool,
+}
+
+/// Why a chat has no text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RenderError {
+    /// The model has no chat template.
+    NoTemplate,
+    /// The text has more bytes than were allowed.
+    TooLong,
+    /// The template refused the chat, or failed.
+    Failed(String),
+}
+
+impl ChatTemplate {
+    /// Compiles the template; the error says what is wrong with it.
+    pub(crate) fn new(source: &str, special: SpecialTokens) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax());
+        environment.set_unknown_method_callback(python_method);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| format!("has a chat template that is broken: {}", sentence(&error)))?;
+        Ok(Self {
+            environment,
+            special,
+        })
+    }
+
+    /// The chat's text, of at most `max_bytes`.
+    pub(crate) fn render(&self, chat: Chat<'_>, max_bytes: usize) -> Result<String, RenderError> {
+        let context = self.context(chat);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * chat.messages.len() as u64));
+        let mut text = BoundedText {
+            bytes: Vec::new(),
+            max_bytes,
+            is_full: false,
+        };
+        let rendered = catch_panic(|| {
+            let template = environment.get_template(NAME)?;
+            template.render_captured_to(context, &mut text).map(drop)
+        });
+        match rendered {
+            Some(Ok(())) => Ok(String::from_utf8(text.bytes).expect("templates write text")),
+            Some(Err(_)) if text.is_full => Err(RenderError::TooLong),
+            Some(Err(error)) => Err(RenderError::Failed(sentence(&error))),
+            None => Err(RenderError::Failed("it cannot render them".to_owned())),
+        }
+    }
+
+    fn context(&self, chat: Chat<'_>) -> Value {
+        let messages: Vec<_> = chat.messages.iter().map(with_reasoning).collect();
+        let special = [
+            ("bos_token", &self.special.bos),
+            ("eos_token", &self.special.eos),
+            ("pad_token", &self.special.pad),
+            ("unk_token", &self.special.unk),
+        ];
+        let special = special
+            .into_iter()
+            .filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.clone()?))));
+        let given = chat
+            .kwargs
+            .iter()
+            .map(|(name, value)| (name.clone(), Serde(value).into()));
+        let fixed = [
+            ("messages", Serde(messages).into()),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", chat.add_generation_prompt.into()),
+        ];
+        let fixed = fixed
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        Value::from_pairs(special.chain(given).chain(fixed))
+    }
+}
+
+/// The message with its reasoning under each of the names that templates read, as transformers
+/// passes it on.
+fn with_reasoning(message: &Message) -> Cow<'_, Message> {
+    let mut fields = REASONING_FIELDS
+        .iter()
+        .filter_map(|name| message.get(*name));
+    let Some(reasoning) = fields.find(|reasoning| !reasoning.is_null()) else {
+        return Cow::Borrowed(message);
+    };
+    let mut aliased = Message::new();
+    aliased.insert("thinking".to_owned(), reasoning.clone());
+    aliased.extend(message.clone());
+    aliased.insert("reasoning_content".to_owned(), reasoning.clone());
+    Cow::Owned(aliased)
+}
+
+/// Whitespace as transformers treats it.
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .expect("the default delimiters differ")
+}
+
+/// Takes text up to a size.
+struct BoundedText {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+    is_full: bool,
+}
+
+impl io::Write for BoundedText {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + piece.len() > self.max_bytes {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `json.dumps` with the arguments that transformers lets templates set.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "minijinja's filters take Kwargs so"
+)]
+fn to_json(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
+    let indent = match kwargs.get::<Option<Value>>("indent")? {
+        None => None,
+        Some(width) if width.is_number() => Some(" ".repeat(usize::try_from(width)?.min(16))),
+        Some(text) => Some(text.to_string()),
+    };
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    let default_item = if indent.is_some() { "," } else { ", " };
+    let [item_separator, key_separator] = match separators.map(TryFrom::try_from) {
+        None => [default_item.to_owned(), ": ".to_owned()],
+        Some(Ok(pair)) => pair,
+        Some(Err(_)) => {
+            let problem = "tojson takes two separators: between items and after keys";
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
+    };
+    let ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.or(ensure_ascii);
+    let sort_keys: Option<bool> = kwargs.get("sort_keys")?;
+    kwargs.assert_all_used()?;
+    let style = Style {
+        ensure_ascii: ensure_ascii.unwrap_or(false),
+        indent,
+        item_separator,
+        key_separator,
+        sort_keys: sort_keys.unwrap_or(false),
+    };
+    let json = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(dumps(&json, &style))
+}
+
+/// Python's methods; minijinja's own `title` takes only white space for the end of a word.
+fn python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    match (value.as_str(), method, arguments) {
+        (Some(text), "title", []) => Ok(title(text).into()),
+        _ => unknown_method_callback(state, value, method, arguments),
+    }
+}
+
+fn title(text: &str) -> String {
+    let mut titled = String::with_capacity(text.len());
+    let mut in_word = false;
+    for letter in text.chars() {
+        if in_word {
+            titled.extend(letter.to_lowercase());
+        } else {
+            titled.extend(letter.to_uppercase());
+        }
+        in_word = letter.is_alphabetic();
+    }
+    titled
+}
+
+fn raise_exception(message: String) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
+    if items.contains(&Item::Error) {
+        let problem = format!("`{format}` is not a format of dates");
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
+    Ok(Local::now().format_with_items(items.iter()).to_string())
+}
+
+/// `{% generation %}` marks the model's own words for training; here it is a block without effect.
+fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        let length = tag.find("%}").unwrap_or(tag.len());
+        let (tag, after) = tag.split_at(length);
+        plain.push_str(before);
+        let word = tag["{%".len()..]
+            .trim_matches(|letter: char| "+-".contains(letter) || letter.is_whitespace());
+        plain.push_str(&match word {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.to_owned(),
+        });
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// What went wrong, in the template's own words where it has some.
+fn sentence(error: &Error) -> String {
+    match (error.kind(), error.detail(), error.line()) {
+        (ErrorKind::OutOfFuel, _, _) => "it runs too long".to_owned(),
+        (ErrorKind::InvalidOperation, Some(detail), _) => detail.to_owned(),
+        (kind, detail, line) => {
+            let detail = detail.map_or_else(String::new, |detail| format!(": {detail}"));
+            let line = line.map_or_else(String::new, |line| format!(" (line {line})"));
+            format!("{kind}{detail}{line}")
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Claims about text, through the crate's public face.
+
+#[cfg(test)]
+mod detokenising;
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod folders;
+#[cfg(test)]
+mod ggufs;
+#[cfg(test)]
+mod model_folder;
