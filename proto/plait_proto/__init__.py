@@ -2,6 +2,7 @@
 
 from plait_proto.codec import Malformed, decode, encode
 from plait_proto.config import DeviceConfig, KvCacheConfig, WorkerConfig, decode_config, encode_config
+from plait_proto.families import FAMILIES, Family, family
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
     IS_LAST_CHUNK,
@@ -27,6 +28,7 @@ from plait_proto.messages import (
 )
 
 __all__ = [
+    "FAMILIES",
     "IS_LAST_CHUNK",
     "LOOKAHEAD",
     "PROTOCOL",
@@ -37,6 +39,7 @@ __all__ = [
     "Drain",
     "ExitCode",
     "Fail",
+    "Family",
     "Heartbeat",
     "Hello",
     "Join",
@@ -57,4 +60,5 @@ __all__ = [
     "decode_config",
     "encode",
     "encode_config",
+    "family",
 ]

@@ -9,6 +9,7 @@
 mod capped_text;
 mod codec;
 mod extensible;
+mod families;
 mod fingerprint;
 mod malformed;
 mod message;
@@ -20,6 +21,7 @@ mod word_arrays;
 
 pub use capped_text::MAX_TEXT_BYTES;
 pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
+pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
 pub use malformed::Malformed;
 pub use message::{

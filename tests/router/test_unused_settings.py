@@ -8,7 +8,7 @@ from plait.launch.startup_summary import print_startup_summary
 from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
 
 CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
-LLAMA, LATENT = "LlamaForCausalLM", "DeepseekV3ForCausalLM"
+LLAMA, LATENT = "llama", "deepseek_v3"
 NO_GRAPHS = DeviceSettings(cuda_graphs=False, cuda_graph_max_bs=8)
 CHUNKS = AttentionSettings(mla_context_chunk_size=64)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
+from plait_proto import family
 
-_LATENT = "Deepseek"
-"""What the names of architectures with latent attention begin with."""
+from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
 
 
 def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
     """Each with the reason, in one line; empty where all are read.
 
-    ``device`` is what the worker says that it computes on. A setting that is given as its default is does not show.
+    ``architecture`` is the family's name, ``device`` what the worker computes on. A setting that is given as its
+    default is does not show.
     """
     return "; ".join((*_of_graphs(settings.device, device), *_of_latents(settings.attention, architecture)))
 
@@ -31,5 +31,5 @@ def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
 
 def _of_latents(settings: AttentionSettings, architecture: str) -> Iterator[str]:
     given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
-    if given and not architecture.startswith(_LATENT):
+    if given and not family(architecture).uses_mla:
         yield "--mla-context-chunk-size (the model has no MLA)"
