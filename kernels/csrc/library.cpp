@@ -142,7 +142,7 @@ int plait_decode(const plait::Decoder* decoder, const plait::Rows* rows, const p
 int plait_pick_greedy(const float* logits, int64_t rows, int64_t vocab, int64_t* ids) {
     return guarded([&] {
         Team::get().run([&](Team& team) {
-            team.each(rows, [&](int64_t row) { ids[row] = plait::pick_greedy(logits + row * vocab, vocab); });
+            team.each(rows, [&](int64_t row) { ids[row] = plait::sample_greedy(logits + row * vocab, vocab); });
         });
     });
 }
@@ -151,7 +151,7 @@ int plait_pick_random(const float* logits, int64_t rows, int64_t vocab, const pl
     return guarded([&] {
         Team::get().run([&](Team& team) {
             team.each(rows, [&](int64_t row) {
-                ids[row] = plait::pick_random(logits + row * vocab, vocab, filters->temperature[row], filters->min_p[row],
+                ids[row] = plait::sample_random(logits + row * vocab, vocab, filters->temperature[row], filters->min_p[row],
                                               filters->uniform[row]);
             });
         });
@@ -163,7 +163,7 @@ int plait_pick_filtered(const float* logits, int64_t rows, int64_t vocab, const 
     return guarded([&] {
         Team::get().run([&](Team& team) {
             team.each(rows, [&](int64_t row) {
-                ids[row] = plait::pick_filtered(logits + row * vocab, vocab, *filters, row);
+                ids[row] = plait::sample_filtered(logits + row * vocab, vocab, *filters, row);
             });
         });
     });

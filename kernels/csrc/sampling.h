@@ -1,4 +1,4 @@
-// Picking a token from one row of logits. What is right is defined in kernels/plait_kernels/sampling/reference.py.
+// Sampling a token from one row of logits. What is right is defined in kernels/plait_kernels/sampling/reference.py.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ inline float largest_of(const float* values, int64_t count) {
     return std::max(rest, largest_lane(best));
 }
 
-inline int64_t pick_greedy(const float* logits, int64_t vocab) {
+inline int64_t sample_greedy(const float* logits, int64_t vocab) {
     const float best = largest_of(logits, vocab);
     return std::isfinite(best) ? std::find(logits, logits + vocab, best) - logits : kNoToken;
 }
@@ -71,7 +71,7 @@ inline double mass(const float* weights, int64_t count) {
 }
 
 // The first token, in vocabulary order, whose cumulative weight exceeds its share of the whole.
-inline int64_t pick_random(const float* logits, int64_t vocab, float temperature, float min_p, double uniform) {
+inline int64_t sample_random(const float* logits, int64_t vocab, float temperature, float min_p, double uniform) {
     const float best = largest_of(logits, vocab);
     if (!std::isfinite(best)) return kNoToken;
     float* weights = room<float, 6>(vocab);
@@ -215,8 +215,8 @@ private:
     std::vector<std::pair<int, std::vector<int32_t>>> sorted_;
 };
 
-// The same as pick_random after top-k, top-p and min-p, where the distribution runs from the best token to the worst.
-inline int64_t pick_filtered(const float* logits, int64_t vocab, const Filters& filters, int64_t row) {
+// The same as sample_random after top-k, top-p and min-p, where the distribution runs from the best token to the worst.
+inline int64_t sample_filtered(const float* logits, int64_t vocab, const Filters& filters, int64_t row) {
     const float best = largest_of(logits, vocab);
     if (!std::isfinite(best)) return kNoToken;
     Order order(logits, vocab, best, filters.temperature[row]);

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from plait_kernels.attention import attend
-from plait_kernels.attention.paged import PagedHeads, PagedRows
-from plait_kernels.attention.rows import HeadSizes
+from plait_kernels.attention.native import HeadSizes
+from plait_kernels.attention.paged_native import PagedHeads, PagedRows
 from plait_kernels.cpu import library
-from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents
 from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold
 from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
+from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import hold_experts
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
@@ -140,12 +140,12 @@ def test_rows_of_another_type_or_width_are_refused_and_not_read_as_they_lie(door
 
 def test_picks_refuse_logits_and_parameters_of_another_type() -> None:
     with pytest.raises(ValueError, match=r"takes torch\.float32"):
-        native.pick_greedy(torch.zeros(2, 8).bfloat16())
+        native.sample_greedy(torch.zeros(2, 8).bfloat16())
     ones, uniform = torch.ones(2), torch.zeros(2, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"takes torch\.float64"):
-        native.pick_random(torch.zeros(2, 8), ones, ones, uniform.float())
+        native.sample_random(torch.zeros(2, 8), ones, ones, uniform.float())
     with pytest.raises(ValueError, match=r"takes torch\.int64"):
-        native.pick_filtered(torch.zeros(2, 8), ones, Filters(ones.int(), ones, ones), uniform)
+        native.sample_filtered(torch.zeros(2, 8), ones, Filters(ones.int(), ones, ones), uniform)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -183,12 +183,12 @@ def test_absorbed_rows_attend_to_latents_as_they_are(
     dtype: torch.dtype, num_heads: int, latent_dim: int, cached_dim: int, page_size: int
 ) -> None:
     starts, lengths = [0, 70, 63, 130, 0], [65, 33, 2, 1, 1]
-    latents = PagedLatents(num_heads, latent_dim, cached_dim, 0.3, page_size)
+    latents = PagedMla(num_heads, latent_dim, cached_dim, 0.3, page_size)
     width = -(-140 // page_size)
     table = torch.randperm(len(starts) * width).to(torch.int32).view(len(starts), width)
     pages = torch.randn(table.numel(), page_size, cached_dim).to(dtype)
     queries = torch.randn(sum(lengths), num_heads, cached_dim).to(dtype)
-    given = LatentRows(latents, starts, lengths, table).attend(queries, pages)
+    given = AbsorbedRows(latents, starts, lengths, table).attend(queries, pages)
     expected = []
     for own, start, length, pages_W in zip(queries.split(lengths), starts, lengths, table.long(), strict=True):
         seen = pages[pages_W].flatten(0, 1)[: start + length, None].double()
@@ -209,7 +209,7 @@ def test_rows_over_keys_and_values_of_their_own_come_with_their_log_sum_exp(
         keys = torch.randn(sum(seen), 3, query_dim).to(dtype)
         # As the values lie that are a part of what one product gave.
         values = torch.randn(sum(seen), 3, 5 + value_dim).to(dtype)[..., 5:]
-        out, lse = ExpandedRows(sizes, lengths, seen, is_causal=is_causal).attend(queries, keys, values)
+        out, lse = DecompressedRows(sizes, lengths, seen, is_causal=is_causal).attend(queries, keys, values)
         for q, k, v, o, own in zip(
             *(x.split(n) for x, n in ((queries, lengths), (keys, seen), (values, seen))),
             out.split(lengths),
@@ -309,11 +309,11 @@ def test_tokens_are_those_that_the_reference_picks(vocab: int) -> None:
     logits = (torch.randn(70, vocab) * 3).to(torch.bfloat16).float()  # ties, as bfloat16 makes them
     temperature, kept = filters(70)
     uniform = torch.rand(70, dtype=torch.float64)
-    assert torch.equal(native.pick_greedy(logits), reference.pick_greedy(logits))
+    assert torch.equal(native.sample_greedy(logits), reference.sample_greedy(logits))
     randomly = (logits, temperature, kept.min_p_S, uniform)
-    assert torch.equal(native.pick_random(*randomly), reference.pick_random(*randomly))
+    assert torch.equal(native.sample_random(*randomly), reference.sample_random(*randomly))
     filtered = (logits, temperature, kept, uniform)
-    assert torch.equal(native.pick_filtered(*filtered), reference.pick_filtered(*filtered))
+    assert torch.equal(native.sample_filtered(*filtered), reference.sample_filtered(*filtered))
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
@@ -322,12 +322,12 @@ def test_a_row_without_a_distribution_gives_no_token_and_leaves_the_others_their
     logits = torch.randn(7, vocab)
     temperature, kept = filters(7)
     uniform = torch.rand(7, dtype=torch.float64)
-    picks: list[Callable[[Tensor], Tensor]] = [
-        native.pick_greedy,
-        lambda logits_SV: native.pick_random(logits_SV, temperature, kept.min_p_S, uniform),
-        lambda logits_SV: native.pick_filtered(logits_SV, temperature, kept, uniform),
+    samplers: list[Callable[[Tensor], Tensor]] = [
+        native.sample_greedy,
+        lambda logits_SV: native.sample_random(logits_SV, temperature, kept.min_p_S, uniform),
+        lambda logits_SV: native.sample_filtered(logits_SV, temperature, kept, uniform),
     ]
-    whole = [pick(logits) for pick in picks]
+    whole = [sampler(logits) for sampler in samplers]
     is_lost = torch.zeros(7, dtype=torch.bool)
     places = {0: slice(None), 3: slice(0, 1), 5: slice(vocab - 1, vocab)}
     for row, place in places.items():
@@ -335,7 +335,7 @@ def test_a_row_without_a_distribution_gives_no_token_and_leaves_the_others_their
         is_lost[row] = broken != -torch.inf or place == slice(None)  # a logit of -inf is a token of weight 0
     assert torch.equal(reference.is_distribution(logits), ~is_lost)
     sound = torch.tensor([1, 2, 4, 6])
-    for pick, before in zip(picks, whole, strict=True):
-        given = pick(logits)
+    for sampler, before in zip(samplers, whole, strict=True):
+        given = sampler(logits)
         assert torch.equal(given == NO_TOKEN, is_lost)
         assert torch.equal(given[sound], before[sound])

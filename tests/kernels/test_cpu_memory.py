@@ -67,9 +67,9 @@ rows = torch.ones(1 << 18, 32)
 logits = torch.zeros(2, VOCAB)
 logits[:, 7] = 100
 filters = Filters(torch.tensor([0, 5]), torch.tensor([0.9, 1.0]), torch.zeros(2))
-pick = lambda: native.pick_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
-print(refused(lambda: matrix(rows)), refused(pick), pick().tolist(), matrix(rows).sum().item(), sep="|")
-print(refused(lambda: library.set_num_threads(8)), pick().tolist(), sep="|")
+sample = lambda: native.sample_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
+print(refused(lambda: matrix(rows)), refused(sample), sample().tolist(), matrix(rows).sum().item(), sep="|")
+print(refused(lambda: library.set_num_threads(8)), sample().tolist(), sep="|")
 """
 
 
@@ -78,9 +78,9 @@ def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -
     ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     of_memory, of_threads = ran.stdout.splitlines()
-    product, picked, ids, total = of_memory.split("|")
+    product, sampled, ids, total = of_memory.split("|")
     assert "plait_linear found no room" in product
-    assert "plait_pick_filtered found no room" in picked
+    assert "plait_pick_filtered found no room" in sampled
     assert (ids, total) == ("[7, 7]", "0.0")
     started, ids = of_threads.split("|")
     assert "the system starts no more threads" in started

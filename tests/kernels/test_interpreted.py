@@ -16,15 +16,14 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import divided_triton, merge, merge_into, merge_triton
+from plait_kernels.attention import decode_triton, merge, merge_into, merge_triton, split_kv_triton
 from plait_kernels.attention import reference as attention_reference
-from plait_kernels.attention import triton as decode_triton
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, slot_mapping_triton
-from plait_kernels.latent import AbsorbedQueries, CacheTarget, LatentNorm, Tables
-from plait_kernels.latent import reference as latent_reference
-from plait_kernels.latent import triton as latent_triton
 from plait_kernels.linear import RowNorm, Tile, router_gemv_triton, skinny_gemm_triton
 from plait_kernels.linear import reference as linear_reference
+from plait_kernels.mla import AbsorbedQueries, CacheTarget, MlaNorm, Tables
+from plait_kernels.mla import reference as mla_reference
+from plait_kernels.mla import triton as mla_triton
 from plait_kernels.moe import (
     GroupLimit,
     Routing,
@@ -54,42 +53,42 @@ def tables(num_tokens: int, width: int) -> Tables:
 
 
 # Widths that fill their blocks, and ones that do not.
-LATENTS = [(1, 2, 16, 32, 8), (5, 3, 24, 40, 16), (33, 1, 16, 160, 4)]
+MLA_SHAPES = [(1, 2, 16, 32, 8), (5, 3, 24, 40, 16), (33, 1, 16, 160, 4)]
 
 
-@pytest.mark.parametrize(("num_tokens", "num_heads", "num_still", "width", "turning"), LATENTS)
+@pytest.mark.parametrize(("num_tokens", "num_heads", "nope_dim", "width", "rotary_dim"), MLA_SHAPES)
 def test_queries_absorb_and_latents_reach_their_slots(
-    num_tokens: int, num_heads: int, num_still: int, width: int, turning: int
+    num_tokens: int, num_heads: int, nope_dim: int, width: int, rotary_dim: int
 ) -> None:
-    rows = torch.randn(num_tokens, num_heads * (num_still + turning) + width + turning)
-    q, cached = rows.split([num_heads * (num_still + turning), width + turning], dim=1)
-    key = torch.randn(num_heads, num_still + 3, width)[:, :num_still]
+    rows = torch.randn(num_tokens, num_heads * (nope_dim + rotary_dim) + width + rotary_dim)
+    q, cached = rows.split([num_heads * (nope_dim + rotary_dim), width + rotary_dim], dim=1)
+    key = torch.randn(num_heads, nope_dim + 3, width)[:, :nope_dim]
     queries = AbsorbedQueries(q.unflatten(1, (num_heads, -1)), key)
-    norm, turns = LatentNorm(torch.rand(width) + 0.5, 1e-6), tables(num_tokens, turning)
+    norm, cos_sin = MlaNorm(torch.rand(width) + 0.5, 1e-6), tables(num_tokens, rotary_dim)
     index = torch.randperm(12 * 4)[:num_tokens]
-    pages = torch.full((12, 4, width + turning), 9.0)
+    pages = torch.full((12, 4, width + rotary_dim), 9.0)
     right_pages = pages.clone()
-    right = latent_reference.absorb_and_store(queries, cached, norm, turns, CacheTarget(right_pages, index))
-    assert_close(latent_triton.absorb_and_store(queries, cached, norm, turns, CacheTarget(pages, index)), right)
+    right = mla_reference.absorb_and_cache(queries, cached, norm, cos_sin, CacheTarget(right_pages, index))
+    assert_close(mla_triton.absorb_and_cache(queries, cached, norm, cos_sin, CacheTarget(pages, index)), right)
     assert_close(pages, right_pages)
-    assert_close(latent_triton.absorb(*queries, turns), right)
+    assert_close(mla_triton.absorb(*queries, cos_sin), right)
     pages.fill_(9.0)
-    rotary_dim = num_tokens - num_tokens // 3
-    turned = latent_reference.turn_queries(queries.q_BHE, turns)
-    right_q = torch.cat((turned[:rotary_dim], queries.q_BHE[rotary_dim:]))
-    first = queries.q_BHE[:rotary_dim]
-    stored, given = latent_triton.store_and_turn(cached, first, norm, turns, CacheTarget(pages, index))
-    assert_close(stored, right_pages.view(-1, width + turning)[index])
+    num_rotated = num_tokens - num_tokens // 3
+    rotated = mla_reference.rotate_queries(queries.q_BHE, cos_sin)
+    right_q = torch.cat((rotated[:num_rotated], queries.q_BHE[num_rotated:]))
+    first = queries.q_BHE[:num_rotated]
+    stored, given = mla_triton.rope_and_cache(cached, first, norm, cos_sin, CacheTarget(pages, index))
+    assert_close(stored, right_pages.view(-1, width + rotary_dim)[index])
     assert_close(pages, right_pages)
-    assert_close(given, right_q[:rotary_dim])
+    assert_close(given, right_q[:num_rotated])
     assert_close(queries.q_BHE, right_q)  # where they lie, and no others
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> None:
-    cached, norm, turns, index = (
+    cached, norm, cos_sin, index = (
         torch.randn(5, 40),
-        LatentNorm(torch.rand(32) + 0.5, 1e-6),
+        MlaNorm(torch.rand(32) + 0.5, 1e-6),
         tables(5, 8),
         torch.arange(5),
     )
@@ -97,8 +96,8 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> N
     norm.weight_L[7] = 1e4  # beyond what float8 holds
     pages, right = (torch.zeros(2, 4, 40).to(FP8) for _ in range(2))
     no_q = torch.empty(0, 1, 8)
-    copied, _ = latent_triton.store_and_turn(cached, no_q, norm, turns, CacheTarget(pages, index, scale))
-    right_copied, _ = latent_reference.store_and_turn(cached, no_q, norm, turns, CacheTarget(right, index, scale))
+    copied, _ = mla_triton.rope_and_cache(cached, no_q, norm, cos_sin, CacheTarget(pages, index, scale))
+    right_copied, _ = mla_reference.rope_and_cache(cached, no_q, norm, cos_sin, CacheTarget(right, index, scale))
     assert_close(copied, right_copied)
     differs = (pages.float() - right.float()).abs() > 2**-3 * right.float().abs() + 2**-9
     assert differs.float().mean() < 0.05  # the interpreter does not carry a mantissa that it rounds up
@@ -155,7 +154,7 @@ def loops_over_loaded_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("loops_over_loaded_bounds")
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
 @pytest.mark.parametrize(
-    ("depths", "most"),
+    ("kv_lengths", "most"),
     [
         ([900] * 9, 1),
         ([1] * 600 + [20_000], 3),
@@ -164,66 +163,66 @@ def loops_over_loaded_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         ([10**5, *[1] * 40], 8),
     ],
 )
-def test_deep_rows_are_divided_and_each_page_is_in_one_share(
-    depths: list[int], most: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+def test_long_rows_are_split_and_each_page_is_in_one_split(
+    kv_lengths: list[int], most: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(divided_triton, "fixed_shares", lambda _programs, _device: 1)
-    monkeypatch.setattr(divided_triton, "num_sms", lambda _device: 2 * num_kv_heads)
-    lengths = torch.tensor(depths, dtype=torch.int32)
-    shares = divided_triton.divide_rows(lengths, 64, 4 * num_kv_heads, num_kv_heads, 32)
-    assert shares is not None
-    found = [entry for entry in shares.of_J4.tolist() if entry[0] >= 0]
-    counts = [sum(row == each for row, *_ in found) for each in range(len(depths))]
+    monkeypatch.setattr(split_kv_triton, "fixed_num_splits", lambda _programs, _device: 1)
+    monkeypatch.setattr(split_kv_triton, "num_sms", lambda _device: 2 * num_kv_heads)
+    lengths = torch.tensor(kv_lengths, dtype=torch.int32)
+    schedule = split_kv_triton.schedule_split_kv(lengths, 64, 4 * num_kv_heads, num_kv_heads, 32)
+    assert schedule is not None
+    found = [entry for entry in schedule.splits_J4.tolist() if entry[0] >= 0]
+    counts = [sum(row == each for row, *_ in found) for each in range(len(kv_lengths))]
     assert found == [
-        [row, share, counts[row], depths[row]] for row in range(len(depths)) for share in range(counts[row])
+        [row, split, counts[row], kv_lengths[row]] for row in range(len(kv_lengths)) for split in range(counts[row])
     ]
-    assert shares.of_J4[len(found) :, 0].eq(-1).all()
-    assert shares.arrived_JG.eq(0).all()
+    assert schedule.splits_J4[len(found) :, 0].eq(-1).all()
+    assert schedule.num_done_JG.eq(0).all()
     assert (min(counts), max(counts)) == (1, most)
 
 
-DEPTHS = {
+KV_LENGTHS = {
     "even": [33] * 9,
     "page edges": [1, 15, 16, 17, 31, 32, 33, 1, 300],
-    "one deep": [1, 20, 1400, 5, 16],
-    "drawn": [20, 30, 140, 10, 50, 35, 1],
+    "one long": [1, 20, 1400, 5, 16],
+    "random": [20, 30, 140, 10, 50, 35, 1],
 }
-DIVIDED = [
-    *((num_sms, depths, (8, 2), UNSCALED) for num_sms in (2, 40) for depths in DEPTHS),
-    *((40, "drawn", heads, UNSCALED) for heads in ((3, 1), (4, 4))),
-    (40, "drawn", (8, 2), PageScales(0.37, 2.3)),
+SPLIT_CASES = [
+    *((num_sms, kv_lengths, (8, 2), UNSCALED) for num_sms in (2, 40) for kv_lengths in KV_LENGTHS),
+    *((40, "random", heads, UNSCALED) for heads in ((3, 1), (4, 4))),
+    (40, "random", (8, 2), PageScales(0.37, 2.3)),
 ]
-"""Processors, depths, heads and scales."""
+"""Processors, kv_lengths, heads and scales."""
 
 
 @pytest.mark.usefixtures("loops_over_loaded_bounds")
-@pytest.mark.parametrize(("num_sms", "name", "heads", "scales"), DIVIDED)
-def test_decode_rows_see_their_own_pages_however_they_are_divided(
+@pytest.mark.parametrize(("num_sms", "name", "heads", "scales"), SPLIT_CASES)
+def test_decode_rows_see_their_own_pages_whatever_their_splits(
     num_sms: int, name: str, heads: tuple[int, int], scales: PageScales, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (decode_triton, divided_triton):
+    for module in (decode_triton, split_kv_triton):
         monkeypatch.setattr(module, "num_sms", lambda _device: num_sms)
-    monkeypatch.setattr(divided_triton, "_MOST_FIXED", 64)
-    depths, width, (num_heads, num_kv_heads) = DEPTHS[name], 32, heads
-    lengths = torch.tensor(depths, dtype=torch.int32)
-    pages = torch.randn(sum(-(-depth // 16) for depth in depths), 2, num_kv_heads, 16, width)
-    table = torch.zeros(len(depths), max(-(-depth // 16) for depth in depths), dtype=torch.int32)
+    monkeypatch.setattr(split_kv_triton, "_MAX_FIXED_SPLITS", 64)
+    kv_lengths, width, (num_heads, num_kv_heads) = KV_LENGTHS[name], 32, heads
+    lengths = torch.tensor(kv_lengths, dtype=torch.int32)
+    pages = torch.randn(sum(-(-kv_length // 16) for kv_length in kv_lengths), 2, num_kv_heads, 16, width)
+    table = torch.zeros(len(kv_lengths), max(-(-kv_length // 16) for kv_length in kv_lengths), dtype=torch.int32)
     table[torch.arange(table.shape[1]) < (lengths[:, None] + 15) // 16] = torch.randperm(len(pages)).int()
-    for row, depth in enumerate(depths):  # what no row may see
-        pages[table[row, (depth - 1) // 16].long(), :, :, (depth - 1) % 16 + 1 :] = 400.0
+    for row, kv_length in enumerate(kv_lengths):  # what no row may see
+        pages[table[row, (kv_length - 1) // 16].long(), :, :, (kv_length - 1) % 16 + 1 :] = 400.0
     pages = pages if scales == UNSCALED else pages.to(FP8)
-    divided = divided_triton.divide_rows(lengths, 16, num_heads, num_kv_heads, width)
-    assert divided is not None
+    split_kv = split_kv_triton.schedule_split_kv(lengths, 16, num_heads, num_kv_heads, width)
+    assert split_kv is not None
     for _layer in range(2):
-        q = torch.randn(len(depths), num_heads, width)
-        right, alike, by_depth = (torch.full_like(q, torch.nan) for _ in range(3))
+        q = torch.randn(len(kv_lengths), num_heads, width)
+        right, alike, by_length = (torch.full_like(q, torch.nan) for _ in range(3))
         attention_reference.decode_paged(q, pages, table, lengths, 0.2, right, scales)
         decode_triton.decode_paged(q, pages, table, lengths, 0.2, alike, scales)
-        divided.parts_JHD.fill_(torch.nan)
-        divided_triton.decode_divided(q, pages, table, divided, 0.2, by_depth, scales)
+        split_kv.partial_JHD.fill_(torch.nan)
+        split_kv_triton.decode_split_kv(q, pages, table, split_kv, 0.2, by_length, scales)
         assert_close(alike, right)
-        assert_close(by_depth, right)
-        assert divided.arrived_JG.eq(0).all()
+        assert_close(by_length, right)
+        assert split_kv.num_done_JG.eq(0).all()
 
 
 ROUTINGS = {

@@ -1,4 +1,4 @@
-"""Tokens are picked as a plain float64 account of the filters says, whatever rows share the call."""
+"""Tokens are sampled as a plain float64 account of the filters says, whatever rows share the call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from plait_kernels.sampling import NO_TOKEN, Filters, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
+from plait_kernels.sampling import (
+    NO_TOKEN,
+    Filters,
+    sample_filtered,
+    sample_greedy,
+    sample_random,
+    score_tokens,
+    uniform,
+)
 
 Floats = NDArray[np.float64]
 
@@ -42,9 +50,9 @@ def oracle(logits: Floats, request: Request) -> Floats:
     return probabilities
 
 
-def pick(logits_SV: torch.Tensor, requests: list[Request], uniform_S: torch.Tensor) -> torch.Tensor:
+def sample(logits_SV: torch.Tensor, requests: list[Request], uniform_S: torch.Tensor) -> torch.Tensor:
     temperature_S = torch.tensor([request.temperature for request in requests])
-    return pick_filtered(logits_SV, temperature_S, filters(requests), uniform_S)
+    return sample_filtered(logits_SV, temperature_S, filters(requests), uniform_S)
 
 
 def filters(requests: list[Request]) -> Filters:
@@ -81,10 +89,10 @@ def test_each_filter_keeps_what_a_float64_account_keeps(request_: Request, vocab
     logits_V = some_logits(vocab, 1, vocab)[0]
     expected_V = oracle(logits_V.double().numpy(), request_)
     draws_S = torch.linspace(0, 1 - 1e-9, 1001, dtype=torch.float64)
-    picked_S = pick(logits_V.expand(1001, vocab).contiguous(), [request_] * 1001, draws_S)
-    shares_V = np.bincount(picked_S.numpy(), minlength=vocab) / 1001
+    sampled_S = sample(logits_V.expand(1001, vocab).contiguous(), [request_] * 1001, draws_S)
+    shares_V = np.bincount(sampled_S.numpy(), minlength=vocab) / 1001
     assert np.abs(shares_V - expected_V).max() < 2 / 1001
-    assert (expected_V[picked_S.numpy()] > 0).all()
+    assert (expected_V[sampled_S.numpy()] > 0).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -102,13 +110,13 @@ def test_a_pick_is_the_inverse_of_the_cumulative_distribution(
         )
     )
     logits_V = some_logits(seed, 1, vocab)[0]
-    picked = int(pick(logits_V[None], [request], torch.tensor([draw], dtype=torch.float64)))
+    sampled = int(sample(logits_V[None], [request], torch.tensor([draw], dtype=torch.float64)))
     probabilities = oracle(logits_V.double().numpy(), request)
     order = np.argsort(-logits_V.numpy(), kind="stable")
-    place = int(np.flatnonzero(order == picked)[0])
+    rank = int(np.flatnonzero(order == sampled)[0])
     cumulative = np.cumsum(probabilities[order])
-    assert cumulative[place] - probabilities[picked] <= draw + 1e-5
-    assert draw <= cumulative[place] + 1e-5
+    assert cumulative[rank] - probabilities[sampled] <= draw + 1e-5
+    assert draw <= cumulative[rank] + 1e-5
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,11 +126,11 @@ def test_without_a_sort_the_distribution_runs_in_vocabulary_order(
 ) -> None:
     logits_V = some_logits(seed, 1, vocab)[0]
     draw_1 = torch.tensor([draw], dtype=torch.float64)
-    picked = int(pick_random(logits_V[None], torch.tensor([0.8]), torch.tensor([min_p]), draw_1))
+    sampled = int(sample_random(logits_V[None], torch.tensor([0.8]), torch.tensor([min_p]), draw_1))
     probabilities = oracle(logits_V.double().numpy(), Request(temperature=0.8, min_p=min_p))
     cumulative = np.cumsum(probabilities)
-    assert cumulative[picked] - probabilities[picked] <= draw + 1e-5
-    assert draw <= cumulative[picked] + 1e-5
+    assert cumulative[sampled] - probabilities[sampled] <= draw + 1e-5
+    assert draw <= cumulative[sampled] + 1e-5
 
 
 def test_a_row_picks_the_same_token_in_any_batch() -> None:
@@ -130,8 +138,8 @@ def test_a_row_picks_the_same_token_in_any_batch() -> None:
     requests = [REQUESTS[i % len(REQUESTS)] for i in range(60)]
     logits_SV = some_logits(3, 60, vocab)
     uniform_S = uniform(torch.arange(60) * 1_000_003, torch.arange(60))
-    together = pick(logits_SV, requests, uniform_S)
-    alone = [int(pick(logits_SV[i : i + 1], requests[i : i + 1], uniform_S[i : i + 1])) for i in range(60)]
+    together = sample(logits_SV, requests, uniform_S)
+    alone = [int(sample(logits_SV[i : i + 1], requests[i : i + 1], uniform_S[i : i + 1])) for i in range(60)]
     assert together.tolist() == alone
 
 
@@ -139,9 +147,9 @@ def test_a_flat_nucleus_wider_than_the_candidates_is_still_whole() -> None:
     vocab = 6000
     logits_SV = torch.zeros(2001, vocab)
     draws_S = torch.linspace(0, 0.9999, 2001, dtype=torch.float64)
-    picked_S = pick(logits_SV, [Request(top_p=0.5)] * 2001, draws_S)
-    assert picked_S.max() == int(0.9999 * 3000)
-    assert torch.equal(picked_S, (draws_S * 3000).long())
+    sampled_S = sample(logits_SV, [Request(top_p=0.5)] * 2001, draws_S)
+    assert sampled_S.max() == int(0.9999 * 3000)
+    assert torch.equal(sampled_S, (draws_S * 3000).long())
 
 
 def test_the_frequencies_follow_the_probabilities() -> None:
@@ -150,8 +158,8 @@ def test_the_frequencies_follow_the_probabilities() -> None:
     logits_V = some_logits(11, 1, vocab, spread=1.0)[0]
     expected_V = oracle(logits_V.double().numpy(), request)
     uniform_S = uniform(torch.full((num_draws,), 2**40 + 5), torch.arange(num_draws))
-    picked_S = pick(logits_V.expand(num_draws, vocab).contiguous(), [request] * num_draws, uniform_S)
-    counts_V = np.bincount(picked_S.numpy(), minlength=vocab)
+    sampled_S = sample(logits_V.expand(num_draws, vocab).contiguous(), [request] * num_draws, uniform_S)
+    counts_V = np.bincount(sampled_S.numpy(), minlength=vocab)
     kept = expected_V > 0
     assert counts_V[~kept].sum() == 0
     chi_square = float(((counts_V - num_draws * expected_V)[kept] ** 2 / (num_draws * expected_V[kept])).sum())
@@ -165,17 +173,17 @@ def test_the_ends_of_the_unit_interval_pick_tokens_that_are_kept(edge: float) ->
     logits_SV = some_logits(5, len(REQUESTS), 3001)
     logits_SV[:, -1] = -torch.inf
     logits_SV[:, 0] = -torch.inf
-    picked_S = pick(logits_SV, REQUESTS, torch.full((len(REQUESTS),), edge, dtype=torch.float64))
+    sampled_S = sample(logits_SV, REQUESTS, torch.full((len(REQUESTS),), edge, dtype=torch.float64))
     for row, request in enumerate(REQUESTS):
-        assert oracle(logits_SV[row].double().numpy(), request)[picked_S[row]] > 0
+        assert oracle(logits_SV[row].double().numpy(), request)[sampled_S[row]] > 0
 
 
 def test_ties_go_to_the_lower_id() -> None:
     logits_SV = torch.tensor([[0.0, 2.0, -0.0, 2.0, 2.0, 0.0]])
-    assert pick_greedy(logits_SV).item() == 1
+    assert sample_greedy(logits_SV).item() == 1
     draws = torch.tensor([0.01, 0.49, 0.51, 0.99], dtype=torch.float64)
-    picked = pick(logits_SV.expand(4, 6).contiguous(), [Request(top_k=2)] * 4, draws)
-    assert picked.tolist() == [1, 1, 3, 3]
+    sampled = sample(logits_SV.expand(4, 6).contiguous(), [Request(top_k=2)] * 4, draws)
+    assert sampled.tolist() == [1, 1, 3, 3]
     scores = score_tokens(logits_SV, torch.tensor([4]), 6)
     assert scores.rank_S.item() == 3
     assert scores.best_ids_SK.tolist() == [[1, 3, 4, 0, 2, 5]]
@@ -202,12 +210,12 @@ def test_no_best_tokens_are_given_where_none_are_asked_for() -> None:
 def test_the_greedy_token_is_the_first_of_the_largest(vocab: int) -> None:
     logits_SV = some_logits(vocab, 50, vocab).round()
     logits_SV[7, 1:] = -torch.inf
-    assert pick_greedy(logits_SV).tolist() == logits_SV.numpy().argmax(axis=1).tolist()
+    assert sample_greedy(logits_SV).tolist() == logits_SV.numpy().argmax(axis=1).tolist()
 
 
 def test_a_row_without_a_finite_logit_has_no_token() -> None:
     logits_SV = some_logits(1, 3, 300)
     logits_SV[1] = -torch.inf
-    first, none, last = pick_greedy(logits_SV).tolist()
+    first, none, last = sample_greedy(logits_SV).tolist()
     assert none == NO_TOKEN
     assert [first, last] == logits_SV[::2].argmax(dim=1).tolist()

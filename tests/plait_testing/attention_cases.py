@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, as_bytes, stored
-from plait_kernels.latent import CacheTarget, keep_latents
+from plait_kernels.mla import CacheTarget, store_latent
 from plait_worker.attention.backend import AttentionBackend, MlaStep, requirements_for
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import choose_attention
@@ -161,7 +161,7 @@ class MlaCase:
         if step.order_T is not None:
             q, latent_TC = q[step.order_T], latent_TC[step.order_T]
         num = step.num_prefill_tokens
-        keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
+        store_latent(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         out_THV: Tensor = q.new_empty(*q.shape[:2], self.shape.value_dim)
         if num:
             step.prefill(q[:num], latent_TC[:num], self.pages, self._kv_b_proj, out_THV[:num])

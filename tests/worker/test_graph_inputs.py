@@ -12,7 +12,7 @@ import pytest
 import torch
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import store
-from plait_kernels.sampling import pick_greedy
+from plait_kernels.sampling import sample_greedy
 from plait_testing.attention_cases import cpu_attention
 from plait_testing.stepper import Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
@@ -75,10 +75,10 @@ class Replayed:
         self.logits = self.rank.model.logits(hidden_TD[rows.sample_index_S])
         return self.logits[: int(inputs.samples_R.sum())]
 
-    def pick(self, num: int) -> Tensor:
+    def sample(self, num: int) -> Tensor:
         self.num_picked += 1
-        ids = pick_greedy(self.logits)
-        self.rank.slots.keep_tokens(self.inputs.picked_slots, ids)
+        ids = sample_greedy(self.logits)
+        self.rank.slots.keep_tokens(self.inputs.sampled_slots, ids)
         return ids[:num].to(torch.int32)
 
 

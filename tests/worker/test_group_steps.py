@@ -138,7 +138,7 @@ class Recorded:
         self.rows.append(len(inputs.slots_R))
         return torch.zeros(int(inputs.samples_R.sum()), 97)
 
-    def pick(self, num: int) -> Tensor:
+    def sample(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.int32)
 
 

@@ -47,9 +47,9 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
     attention = Noting(requirements)  # type: ignore[arg-type]
     attention.steps = []
     cache = KVCache(model.cache_spec, 1, config.page_size, CPU)
-    picked = Counter[tuple[str, int]]()
-    for name in ("pick_greedy", "pick_random", "pick_filtered"):
-        monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, picked))
+    sampled = Counter[tuple[str, int]]()
+    for name in ("sample_greedy", "sample_random", "sample_filtered"):
+        monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, sampled))
     with torch.inference_mode():
         profile_run.run_largest_steps(config, model, ModelAttention([attention]), cache)
     assert max(rows.num_tokens for rows in attention.steps) == max_batch_tokens
@@ -57,14 +57,14 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
         assert len(rows.lengths) <= max(max_seqs, -(-max_batch_tokens // max_model_len))
         assert int(rows.positions_T.max()) < max_model_len
     most = min(max_seqs, max_batch_tokens)
-    assert set(picked) == {("pick_greedy", most), ("pick_random", most), ("pick_filtered", most)}
+    assert set(sampled) == {("sample_greedy", most), ("sample_random", most), ("sample_filtered", most)}
 
 
-def counted(pick: Callable[..., Tensor], name: str, counts: Counter[tuple[str, int]]) -> Callable[..., Tensor]:
-    """``pick``, with its name and rows counted."""
+def counted(sampler: Callable[..., Tensor], name: str, counts: Counter[tuple[str, int]]) -> Callable[..., Tensor]:
+    """``sampler``, with its name and rows counted."""
 
     def run(logits_SV: Tensor, *others: object) -> Tensor:
         counts[name, len(logits_SV)] += 1
-        return pick(logits_SV, *others)
+        return sampler(logits_SV, *others)
 
     return run

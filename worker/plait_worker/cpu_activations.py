@@ -14,7 +14,7 @@ from plait_worker.model_config import MlaConfig, ModelConfig
 
 _FLOAT32 = 4
 _LOGIT_ARRAYS = 3
-"""Of all rows that sample: the logits, and what random picks make of them."""
+"""Of all rows that sample: the logits, and what random sampling makes of them."""
 _RECORD_TOKENS = 256
 """Prompt tokens whose logits exist at a time, where they are asked for (``sample``), twice."""
 

@@ -35,14 +35,14 @@ class GraphInputs:
     def fill(self, inputs: StepInputs | None) -> None:
         """Write a step's integers; without one all rows are the dummy slot's."""
         values = np.zeros(self.values.shape[0], dtype=np.int64)
-        tokens, position_ids, row_of, slots, sampling, picked, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
+        tokens, position_ids, row_of, slots, sampling, sampled, ends_q, ends_kv, kv, cached_row, cached_at = np.split(
             values, np.cumsum(self.widths[:-1])
         )
         size = self.size
         cached_row[:] = max(size.prompt_rows - 1, 0)
         row_of[: size.prompt_tokens] = max(size.prompt_rows - 1, 0)
         row_of[size.prompt_tokens :] = np.arange(size.prompt_rows, size.num_rows)
-        slots[:] = picked[:] = self.dummy_slot
+        slots[:] = sampled[:] = self.dummy_slot
         if inputs is not None:
             num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
             num_prompt = inputs.num_tokens - num_decode
@@ -55,7 +55,7 @@ class GraphInputs:
             slots[at_R] = inputs.slots_R
             last_s = at_t[ends_R[inputs.samples_R] - 1]
             sampling[: len(last_s)] = last_s
-            picked[: len(last_s)] = inputs.slots_R[inputs.samples_R]
+            sampled[: len(last_s)] = inputs.slots_R[inputs.samples_R]
             kv[:num_prefill] = (inputs.starts_R + inputs.lengths_R)[:num_prefill]
             ends_q[1:] = num_prompt
             ends_q[1 : num_prefill + 1] = ends_R[:num_prefill]
@@ -65,10 +65,10 @@ class GraphInputs:
         self.values.copy_(upload(values, self.values.device))
 
     @property
-    def picked_slots(self) -> Tensor:
+    def sampled_slots(self) -> Tensor:
         """int64 ``[R]``: slots of the rows that sample, in the order of their logits; then the dummy slot."""
-        picked: Tensor = self.values.split(self.widths)[5]
-        return picked
+        sampled: Tensor = self.values.split(self.widths)[5]
+        return sampled
 
     def rows(self, slots: Slots) -> Rows:
         """The step over these integers, as the model sees it."""

@@ -1,9 +1,9 @@
 """Whole steps captured as CUDA graphs: forward and head for so many prompt tokens and so many decode rows.
 
 A graph's input is one array of integers, and what attention plans before a replay; tables and last tokens it reads from
-the device's own. What fills a step up belongs to the dummy slot. Where every row takes its best token, a second small
-graph picks them and keeps them as the slots' last. Larger steps are launched operation by operation, hidden behind the
-device.
+the device's own. What fills a step up belongs to the dummy slot. For greedy sampling a second small graph
+takes the argmax and keeps it as the slots' last token. Larger steps are launched operation by operation: the device is
+busy for longer than that takes.
 
 Shapes: as in ``plait_worker.graph_sizes``; V vocabulary. Small letters are what a step has of each.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from plait_kernels.sampling import pick_greedy
+from plait_kernels.sampling import sample_greedy
 from plait_proto import ExitCode
 from torch import Tensor
 
@@ -53,7 +53,7 @@ class StepGraph:
     """The graph of one size."""
 
     def __init__(self, size: Size, shared: Captured, pool: Pool) -> None:
-        """Capture the computation over rows of the dummy slot, and the picking of best tokens.
+        """Capture the computation over rows of the dummy slot, and the sampling of best tokens.
 
         Each runs once before, which compiles what it needs.
         """
@@ -68,10 +68,10 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             compute(self._inputs.rows(slots), self._logits_RV)
-        self._pick(slots)
-        self._picking = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._picking, pool=pool):
-            self._ids_R = self._pick(slots)
+        self._sample(slots)
+        self._sampling_graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._sampling_graph, pool=pool):
+            self._ids_R = self._sample(slots)
 
     def replay(self, inputs: StepInputs) -> Tensor:
         """``[s, V]`` of the rows that sample, until the next replay of any graph.
@@ -84,17 +84,17 @@ class StepGraph:
         self._graph.replay()
         return self._logits_RV[: int(inputs.samples_R.sum())]
 
-    def pick(self, num: int) -> Tensor:
+    def sample(self, num: int) -> Tensor:
         """int32 ``[s]``: behind ``replay``, the best tokens of its logits, kept as the slots' last ones.
 
         They stay until the next replay of any graph.
         """
-        self._picking.replay()
+        self._sampling_graph.replay()
         return self._ids_R[:num]
 
-    def _pick(self, slots: Slots) -> Tensor:
-        ids_R = pick_greedy(self._logits_RV)
-        slots.keep_tokens(self._inputs.picked_slots, ids_R)
+    def _sample(self, slots: Slots) -> Tensor:
+        ids_R = sample_greedy(self._logits_RV)
+        slots.keep_tokens(self._inputs.sampled_slots, ids_R)
         return ids_R.to(torch.int32)
 
 

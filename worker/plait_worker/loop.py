@@ -190,7 +190,7 @@ class Rank:
             if len(slots_S) == 0:  # a dummy row's step
                 return self._in_flight(step, begin, self.slots.to_device(slots_S), [])
             if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
-                return self._in_flight(step, begin, graph.pick(len(slots_S)), [])
+                return self._in_flight(step, begin, graph.sample(len(slots_S)), [])
         ids_S, records = self._sample(logits_SV, slots_S)
         return self._in_flight(step, begin, ids_S, records)
 
@@ -215,14 +215,14 @@ class Rank:
         return self._in_flight(step, begin, ids_S, records, of_prompts)
 
     def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
-        """A token for each row, picked by rank 0; the next step's input."""
+        """A token for each row, sampled by rank 0; the next step's input."""
         with nvtx_range("sample"):
             device_slots_S = self.slots.to_device(slots_S)
             is_first = self.parallel.rank == 0
-            picked_S = (
+            sampled_S = (
                 sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
             )
-            ids_S = self.parallel.broadcast(picked_S)
+            ids_S = self.parallel.broadcast(sampled_S)
             self._check_sampled(ids_S, slots_S)
             self.slots.keep_tokens(device_slots_S, ids_S)
             return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
+from plait_kernels.sampling import Filters, sample_filtered, sample_greedy, sample_random, score_tokens, uniform
 from plait_proto import WorkerConfig
 from torch import Tensor
 
@@ -120,13 +120,13 @@ def _sampling_rows(config: WorkerConfig, hidden_TD: Tensor) -> Tensor:
 
 
 def _run_samplers(logits_SV: Tensor) -> None:
-    """The kernels of random picks are compiled at their first use, which takes two seconds."""
-    pick_greedy(logits_SV)
+    """The kernels of random sampling are compiled at their first use, which takes two seconds."""
+    sample_greedy(logits_SV)
     ones_S = torch.ones(len(logits_SV), device=logits_SV.device)
     zeros_S = torch.zeros(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
     uniform_S = uniform(zeros_S, zeros_S)
-    pick_random(logits_SV, ones_S, zeros_S.float(), uniform_S)
-    pick_filtered(logits_SV, ones_S, Filters(zeros_S + 1, ones_S / 2, zeros_S.float()), uniform_S)
+    sample_random(logits_SV, ones_S, zeros_S.float(), uniform_S)
+    sample_filtered(logits_SV, ones_S, Filters(zeros_S + 1, ones_S / 2, zeros_S.float()), uniform_S)
 
 
 def _rows(cache: KVCache, starts: list[int], lengths: list[int], num_prefill: int) -> Rows:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from plait_kernels.sampling import TokenScores, pick_filtered, pick_greedy, pick_random, score_tokens, uniform
+from plait_kernels.sampling import TokenScores, sample_filtered, sample_greedy, sample_random, score_tokens, uniform
 from torch import Tensor
 
 from plait_worker.batch import PromptTargets
@@ -48,11 +48,11 @@ def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: Samp
     ways_S = table.mode_N[slots_S]
     present = np.unique(ways_S)
     if len(present) == 1:
-        return _pick(SamplingMode(present[0]), logits_SV, device_slots_S, table)
+        return _sample_rows(SamplingMode(present[0]), logits_SV, device_slots_S, table)
     ids_S = torch.empty_like(device_slots_S)
     for way in present:
         rows = upload(np.flatnonzero(ways_S == way), logits_SV.device)
-        ids_S[rows] = _pick(SamplingMode(way), logits_SV[rows], device_slots_S[rows], table)
+        ids_S[rows] = _sample_rows(SamplingMode(way), logits_SV[rows], device_slots_S[rows], table)
     return ids_S
 
 
@@ -73,14 +73,14 @@ def prompt_records(
     return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
-def _pick(way: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
+def _sample_rows(way: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
     if way is SamplingMode.GREEDY:
-        return pick_greedy(logits_SV)
+        return sample_greedy(logits_SV)
     temperature_S, filters = table.temperature(slots_S), table.filters(slots_S)
     uniform_S = uniform(*table.seeds_and_indices(slots_S))
     if way is SamplingMode.RANDOM:
-        return pick_random(logits_SV, temperature_S, filters.min_p_S, uniform_S)
-    return pick_filtered(logits_SV, temperature_S, filters, uniform_S)
+        return sample_random(logits_SV, temperature_S, filters.min_p_S, uniform_S)
+    return sample_filtered(logits_SV, temperature_S, filters, uniform_S)
 
 
 def _target_records(hidden_TD: Tensor, logits: Callable[[Tensor], Tensor], target: PromptTargets) -> Iterator[Records]:

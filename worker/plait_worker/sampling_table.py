@@ -1,4 +1,4 @@
-"""How each slot's tokens are picked, on the device by slot, with what the host must know to choose the way.
+"""How each slot's tokens are sampled, on the device by slot, with what the host must know to choose the way.
 
 Shapes: N slots, S rows that sample.
 """
@@ -23,7 +23,7 @@ _COLDEST = 1e-5
 
 
 class SamplingMode(IntEnum):
-    """What picking a token takes."""
+    """What sampling a token takes."""
 
     GREEDY = 0
     """An argmax."""

@@ -1,4 +1,4 @@
-"""What the device keeps of every request that runs: its pages, its last token, how its tokens are picked.
+"""What the device keeps of every request that runs: its pages, its last token, how its tokens are sampled.
 
 Shapes: N slots (and one dummy), M pages in the longest table, R rows of a step, S rows that sample. All work is by
 array: a step's cost follows what changed, not the slots or their context.

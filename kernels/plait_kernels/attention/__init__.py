@@ -8,7 +8,7 @@ from torch import Tensor
 
 from plait_kernels.attention import reference
 from plait_kernels.attention.merge import merge, merge_into
-from plait_kernels.attention.reference import PagedPrefill, RowShares, attend
+from plait_kernels.attention.reference import PagedPrefill, SplitKvSchedule, attend
 from plait_kernels.backends import triton_backend
 from plait_kernels.kv_cache import UNSCALED, PageScales
 
@@ -21,35 +21,38 @@ def decode_paged(
     scale: float,
     out_BHD: Tensor,
     scales: PageScales = UNSCALED,
-    divided: RowShares | None = None,
+    split_kv: SplitKvSchedule | None = None,
 ) -> None:
     """One query token a row over the row's pages: ``out_BHD`` is written.
 
     ``pages`` is ``[N, 2, G, P, D]``, of the queries' dtype or float8_e4m3fn; ``table_BW`` int32 names each row's
     pages, ``lengths_B`` int32, at least 1, says how many of their tokens the row sees. Query head h reads key-value
-    head ``h // (H / G)``. With ``divided``, what ``divide_rows`` made of these lengths, they are not read again.
+    head ``h // (H / G)``. ``split_kv`` is what ``schedule_split_kv`` made of
+    these lengths; they are then not read again.
     """
-    if divided is not None:
-        by_depth = triton_backend(__name__, "divided_triton")
-        by_depth.decode_divided(q_BHD, pages, table_BW, divided, scale, out_BHD, scales)
+    if split_kv is not None:
+        backend = triton_backend(__name__, "split_kv_triton")
+        backend.decode_split_kv(q_BHD, pages, table_BW, split_kv, scale, out_BHD, scales)
     else:
-        backend = triton_backend(__name__) if q_BHD.is_cuda else reference
+        backend = triton_backend(__name__, "decode_triton") if q_BHD.is_cuda else reference
         backend.decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
 
 
-def divide_rows(
+def schedule_split_kv(
     lengths_B: Tensor, page_size: int, num_heads: int, num_kv_heads: int, head_dim: int
-) -> RowShares | None:
-    """How ``decode_paged`` divides such rows by their depth, for every layer of a step.
+) -> SplitKvSchedule | None:
+    """The split-KV schedule of a step's decode rows, for ``decode_paged`` of every layer.
 
-    Without a wait: the lengths, int32, are read on the device. None for no rows or so few that each is divided alike,
-    and on a CPU.
+    ``lengths_B`` is int32 and is read on the device: nothing waits. None without rows, for so few rows that all get
+    the same number of splits, and on a CPU.
     """
     if not lengths_B.is_cuda or not len(lengths_B):
         return None
-    by_depth = triton_backend(__name__, "divided_triton")
-    shares: RowShares | None = by_depth.divide_rows(lengths_B, page_size, num_heads, num_kv_heads, head_dim)
-    return shares
+    backend = triton_backend(__name__, "split_kv_triton")
+    schedule: SplitKvSchedule | None = backend.schedule_split_kv(
+        lengths_B, page_size, num_heads, num_kv_heads, head_dim
+    )
+    return schedule
 
 
 def prefill_paged(
@@ -66,11 +69,11 @@ def prefill_paged(
 
 __all__ = [
     "PagedPrefill",
-    "RowShares",
+    "SplitKvSchedule",
     "attend",
     "decode_paged",
-    "divide_rows",
     "merge",
     "merge_into",
     "prefill_paged",
+    "schedule_split_kv",
 ]

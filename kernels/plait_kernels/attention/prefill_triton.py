@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plait_kernels.attention.decode_triton import online_softmax
 from plait_kernels.attention.reference import PagedPrefill
-from plait_kernels.attention.triton import online_softmax
 from plait_kernels.kv_cache.reference import PageScales
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
@@ -31,8 +31,8 @@ def prefill_paged(
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, page_size = pages.shape[2], pages.shape[3]
     group = num_heads // num_kv_heads
-    members = triton.next_power_of_2(group)
-    tokens = _QUERIES // members
+    group_heads = triton.next_power_of_2(group)
+    tokens = _QUERIES // group_heads
     num_rows = rows.kv_P.shape[0]
     _prefill[(triton.cdiv(num_tokens, tokens) + num_rows, num_kv_heads)](
         q_THD,
@@ -50,7 +50,7 @@ def prefill_paged(
         ROWS=max(_ROWS, triton.next_power_of_2(num_rows)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        MEMBERS=members,
+        GROUP_HEADS=group_heads,
         TOKENS=tokens,
         HEAD_DIM=head_dim,
         PAGE=page_size,
@@ -77,7 +77,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    MEMBERS: tl.constexpr,
+    GROUP_HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -98,22 +98,22 @@ def _prefill(  # type: ignore[no-untyped-def]
     num_seen = tl.load(kv_ptr + row)
     context = num_seen - length
     kv_head = tl.program_id(1)
-    query, number, place = tl.arange(0, TOKENS * MEMBERS), tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
-    token, member = tile * TOKENS + query // MEMBERS, query % MEMBERS
-    is_query = (token < length) & (member < GROUP)
-    head = kv_head * GROUP + member
+    query, dim, offset = tl.arange(0, TOKENS * GROUP_HEADS), tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
+    token, head_in_group = tile * TOKENS + query // GROUP_HEADS, query % GROUP_HEADS
+    is_query = (token < length) & (head_in_group < GROUP)
+    head = kv_head * GROUP + head_in_group
     at = (begin + token).to(tl.int64)
-    q_at = (at * q_stride + head * HEAD_DIM)[:, None] + number[None, :]
+    q_at = (at * q_stride + head * HEAD_DIM)[:, None] + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=is_query[:, None], other=0.0)
-    best = tl.full([TOKENS * MEMBERS], -float("inf"), tl.float32)
-    total = tl.zeros([TOKENS * MEMBERS], tl.float32)
-    out = tl.zeros([TOKENS * MEMBERS, HEAD_DIM], tl.float32)
-    inside = place[:, None] * HEAD_DIM + number[None, :]
+    best = tl.full([TOKENS * GROUP_HEADS], -float("inf"), tl.float32)
+    total = tl.zeros([TOKENS * GROUP_HEADS], tl.float32)
+    out = tl.zeros([TOKENS * GROUP_HEADS, HEAD_DIM], tl.float32)
+    inside = offset[:, None] * HEAD_DIM + dim[None, :]
     table = table_ptr + row.to(tl.int64) * table_stride
     last = tl.minimum(num_seen, context + (tile + 1) * TOKENS)
     for page in range(0, (last + PAGE - 1) // PAGE):
         first = (tl.load(table + page).to(tl.int64) * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
-        position = page * PAGE + place
+        position = page * PAGE + offset
         is_there = (position < last)[:, None]
         k = tl.load(pages_ptr + first + inside, mask=is_there, other=0.0).to(q.dtype)
         v = tl.load(pages_ptr + first + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_there, other=0.0).to(q.dtype)
@@ -122,6 +122,6 @@ def _prefill(  # type: ignore[no-untyped-def]
         scores = tl.where(is_seen, scores, -float("inf"))
         # The first page has a position that every query sees, so that no difference of two infinities comes up.
         best, total, out = online_softmax(scores, v, best, total, out)
-    out_at = (at * out_stride + head * HEAD_DIM)[:, None] + number[None, :]
+    out_at = (at * out_stride + head * HEAD_DIM)[:, None] + dim[None, :]
     out = out * (v_scale / total)[:, None]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=is_query[:, None])

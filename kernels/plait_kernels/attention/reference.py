@@ -25,20 +25,20 @@ class PagedPrefill(NamedTuple):
     """int32: each row's pages."""
 
 
-class RowShares(NamedTuple):
-    """Decode rows divided by their depth, as the device knows it, and room for what their shares find.
+class SplitKvSchedule(NamedTuple):
+    """Split-KV decode: which split of which row each slot takes, and the workspace for partial results.
 
-    J slots, G key-value heads, H query heads, D numbers in a head.
+    J slots, G key-value heads, H query heads, D dims of a head.
     """
 
-    of_J4: Tensor
-    """int32: a row, which of its shares this is, how many it has, and its length; -1 in front where there is none."""
-    arrived_JG: Tensor
-    """int32: of the row whose first share this is, how many are done; 0 between calls."""
-    parts_JHD: Tensor
-    """float32: what a share's values come to."""
-    sums_JH: Tensor
-    """float32: the sum of its weights, as a power of two."""
+    splits_J4: Tensor
+    """int32: row, index of the split, number of splits of the row, KV length; the row is -1 in an empty slot."""
+    num_done_JG: Tensor
+    """int32, in the slot of a row's first split: finished splits; 0 between calls."""
+    partial_JHD: Tensor
+    """float32: attention over one split."""
+    lse_JH: Tensor
+    """float32: its log-sum-exp, base 2."""
 
 
 def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:

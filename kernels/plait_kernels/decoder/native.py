@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.paged import PagedRows
+from plait_kernels.attention.paged_native import PagedRows
 from plait_kernels.cpu import library as cpu
 from plait_kernels.linear.native import PANEL, NativeMatrix
 

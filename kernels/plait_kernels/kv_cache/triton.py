@@ -62,12 +62,12 @@ def _store(  # type: ignore[no-untyped-def]
     slot = tl.load(slot_mapping_ptr + token)
     index = tl.arange(0, BLOCK)
     is_there = index < NUM_HEADS * HEAD_DIM
-    head, number = index // HEAD_DIM, index % HEAD_DIM
-    k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + number, mask=is_there)
-    v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + number, mask=is_there)
+    head, dim = index // HEAD_DIM, index % HEAD_DIM
+    k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + dim, mask=is_there)
+    v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + dim, mask=is_there)
     half = NUM_HEADS * page_size * HEAD_DIM
     first = (slot // page_size) * 2 * half + (slot % page_size) * HEAD_DIM
-    target = pages_ptr + first + head * page_size * HEAD_DIM + number
+    target = pages_ptr + first + head * page_size * HEAD_DIM + dim
     tl.store(target, rounded(k, k_factor, IS_FP8), mask=is_there)
     tl.store(target + half, rounded(v, v_factor, IS_FP8), mask=is_there)
 

@@ -108,11 +108,11 @@ def _gemv(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    place = tl.arange(0, INPUTS)
+    column = tl.arange(0, INPUTS)
     row = weight_ptr + output.to(tl.int64)[:, None] * NUM_INPUTS
     up_row = row + num_outputs.to(tl.int64) * NUM_INPUTS
-    weight = _tile_of(row, output, place, num_outputs, NUM_INPUTS, IS_EVEN)
-    up = _tile_of(up_row, output, place, num_outputs, NUM_INPUTS, IS_EVEN) if IS_GATED else weight
+    weight = _tile_of(row, output, column, num_outputs, NUM_INPUTS, IS_EVEN)
+    up = _tile_of(up_row, output, column, num_outputs, NUM_INPUTS, IS_EVEN) if IS_GATED else weight
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -120,7 +120,7 @@ def _gemv(  # type: ignore[no-untyped-def]
     up_sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     squares = tl.zeros([INPUTS], tl.float32)
     for begin in tl.static_range(0, NUM_INPUTS, INPUTS):
-        at = begin + place
+        at = begin + column
         if begin > 0:
             weight = _tile_of(row, output, at, num_outputs, NUM_INPUTS, IS_EVEN)
             up = _tile_of(up_row, output, at, num_outputs, NUM_INPUTS, IS_EVEN) if IS_GATED else weight

@@ -54,18 +54,18 @@ def _rmsnorm_router_gemv(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    output, place = tl.program_id(0), tl.arange(0, BLOCK)
-    is_there = place < NUM_INPUTS
-    weight = tl.load(weight_ptr + output.to(tl.int64) * NUM_INPUTS + place, mask=is_there, other=0.0).to(tl.float32)
-    factor = tl.load(norm_ptr + place, mask=is_there, other=0.0).to(tl.float32)
+    output, column = tl.program_id(0), tl.arange(0, BLOCK)
+    is_there = column < NUM_INPUTS
+    weight = tl.load(weight_ptr + output.to(tl.int64) * NUM_INPUTS + column, mask=is_there, other=0.0).to(tl.float32)
+    factor = tl.load(norm_ptr + column, mask=is_there, other=0.0).to(tl.float32)
     pdl_wait(PDL)
-    x = tl.load(x_ptr + place, mask=is_there, other=0.0)
-    residual = tl.load(residual_ptr + place, mask=is_there, other=0.0)
+    x = tl.load(x_ptr + column, mask=is_there, other=0.0)
+    residual = tl.load(residual_ptr + column, mask=is_there, other=0.0)
     total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
     wide = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_INPUTS + eps)
     normed = (wide * scale * factor).to(x.dtype)
     if output == 0:
-        tl.store(sum_ptr + place, total, mask=is_there)
-        tl.store(normed_ptr + place, normed, mask=is_there)
+        tl.store(sum_ptr + column, total, mask=is_there)
+        tl.store(normed_ptr + column, normed, mask=is_there)
     tl.store(logits_ptr + output, tl.sum(normed.to(tl.float32) * weight, axis=0))

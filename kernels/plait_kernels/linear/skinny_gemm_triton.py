@@ -74,9 +74,9 @@ def _skinny_gemm(  # type: ignore[no-untyped-def]
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
     NUM_OWN: tl.constexpr = NUM_INPUTS // SPLITS
-    place = tl.program_id(1) * NUM_OWN + tl.arange(0, INPUTS)
-    weight_at = weight_ptr + output.to(tl.int64)[:, None] * NUM_INPUTS + place[None, :]
-    x_at = x_ptr + row[None, :] * NUM_INPUTS + place[:, None]
+    column = tl.program_id(1) * NUM_OWN + tl.arange(0, INPUTS)
+    weight_at = weight_ptr + output.to(tl.int64)[:, None] * NUM_INPUTS + column[None, :]
+    x_at = x_ptr + row[None, :] * NUM_INPUTS + column[:, None]
     weight = tl.load(weight_at)
     if PDL:
         gdc_launch_dependents()

@@ -26,7 +26,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     ends_E = torch.searchsorted(sorted_N, every_E, right=True, out_int32=True)
     gate_up_NJ = F.grouped_mm(x_TH[order_N // top_k], gate_up_EJH.transpose(1, 2), offs=ends_E)
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
-    place_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
+    index_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
     out_TH = torch.empty_like(x_TH)
-    triton_backend("plait_kernels.moe", "grouped_gemm_triton").combine(sorted_NH, weights_TK, out_TH, place_N)
+    triton_backend("plait_kernels.moe", "grouped_gemm_triton").combine(sorted_NH, weights_TK, out_TH, index_N)
     return out_TH

@@ -1,6 +1,6 @@
-"""Experts of some hundred tokens in Triton: pairs of token and expert listed by expert, then two grouped products.
+"""Experts of up to some thousand tokens in Triton: (token, expert) pairs listed by expert, then two grouped GEMMs.
 
-No expert's list is longer than the tokens, so that each has a place of its own and nothing waits for their sizes.
+Each expert's list has room for all tokens, so that no launch waits for the lists' lengths.
 
 Shapes: T tokens, E experts, K experts a token, H the hidden size, I an expert's width, N = T K pairs of token and
 expert.
@@ -22,7 +22,7 @@ _LISTED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut."""
+    """Tile sizes of one grouped GEMM."""
 
     rows: int
     outputs: int
@@ -33,14 +33,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Of the two products."""
+    """Those of both GEMMs."""
 
     gate_up: Tile
     down: Tile
 
 
 def tiles_for(num_pairs_per_expert: float) -> Tiles:
-    """By how full an expert's list is, measured on an H200: weights are read once where its rows fit one tile."""
+    """By the mean length of an expert's list, tuned on an H200: weights are read once where its rows fit one tile."""
     if num_pairs_per_expert <= 12:
         return Tiles(Tile(16, 128, 128, 4, 2), Tile(16, 128, 128, 4, 3))
     if num_pairs_per_expert <= 24:
@@ -56,15 +56,15 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     num_experts, hidden_size, width = down_EHI.shape
     tiles = tiles_for(num_tokens * top_k / num_experts)
     lists = (*_list_pairs(experts_TK, num_experts), num_tokens)
-    product_NI = x_TH.new_empty(num_tokens * top_k, width)
+    gated_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     sizes = {"HIDDEN": hidden_size, "WIDTH": width}
     _gate_up_grouped[_grid(tiles.gate_up, width, num_experts, num_tokens)](
-        x_TH, gate_up_EJH, product_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
+        x_TH, gate_up_EJH, gated_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
     )
     _down_grouped[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
-        product_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
+        gated_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
     )
     combine(parts_NH, weights_TK, out_TH)
     return out_TH
@@ -79,18 +79,18 @@ def _launch(tile: Tile, like: Tensor) -> dict[str, int | bool]:
     return {**cut, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **pdl_launch(like)}
 
 
-def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tensor | None = None) -> None:
-    """The weighted sum of each token's parts; pair n's lies at ``place_N[n]`` (int64), or at n."""
+def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, index_N: Tensor | None = None) -> None:
+    """The weighted sum of each token's expert outputs; pair n's is row ``index_N[n]`` (int64), or row n."""
     num_tokens, hidden_size = out_TH.shape
     top_k, block = weights_TK.shape[1], 1024
     _combine[(num_tokens, triton.cdiv(hidden_size, block))](
         parts_NH,
         weights_TK,
-        weights_TK if place_N is None else place_N,
+        weights_TK if index_N is None else index_N,
         out_TH,
         HIDDEN=hidden_size,
         TOP_K=top_k,
-        HAS_PLACES=place_N is not None,
+        HAS_INDEX=index_N is not None,
         BLOCK=block,
         num_warps=4,
         **pdl_launch(out_TH),
@@ -98,7 +98,7 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, place_N: Tenso
 
 
 def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Each expert's pairs, in their order, ``[E, T]``, and how many they are, ``[E]``; both int32."""
+    """Each expert's pairs in order, ``[E, T]``, and their number, ``[E]``; both int32."""
     num_tokens = experts_TK.shape[0]
     lists_ET = torch.empty(num_experts, num_tokens, dtype=torch.int32, device=experts_TK.device)
     counts_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TK.device)
@@ -128,10 +128,10 @@ def _list(  # type: ignore[no-untyped-def]
         pair = block * BLOCK + tl.arange(0, BLOCK)
         is_own = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == expert
         ones = is_own.to(tl.int32)
-        place = count + tl.cumsum(ones, axis=0) - 1
-        tl.store(lists_ptr + expert * num_tokens + place, pair, mask=is_own & (place < num_tokens))
+        entry = count + tl.cumsum(ones, axis=0) - 1
+        tl.store(lists_ptr + expert * num_tokens + entry, pair, mask=is_own & (entry < num_tokens))
         count += tl.sum(ones, axis=0)
-    # More would be a token that names an expert twice, as routing does on NaNs alone.
+    # A token names an expert twice only if its logits are NaN: such an entry is dropped.
     tl.store(counts_ptr + expert, tl.minimum(count, num_tokens))
 
 
@@ -146,10 +146,10 @@ def _own_tile(counts_ptr, num_tokens, ROWS: tl.constexpr):  # type: ignore[no-un
 @triton.jit
 def _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The pairs of those rows, and which of them there are."""
-    member = first + tl.arange(0, ROWS)
-    is_member = member < count
-    pair = tl.load(lists_ptr + expert * num_tokens + member, mask=is_member, other=0)
-    return pair.to(tl.int64), is_member
+    entry = first + tl.arange(0, ROWS)
+    is_entry = entry < count
+    pair = tl.load(lists_ptr + expert * num_tokens + entry, mask=is_entry, other=0)
+    return pair.to(tl.int64), is_entry
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -171,27 +171,27 @@ def _gate_up_grouped(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
-        output, place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
+        pair, is_entry = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
+        output, column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < WIDTH
-        x_at = x_ptr + (pair // TOP_K)[:, None] * HIDDEN + place[None, :]
-        gate_at = weight_ptr + (expert.to(tl.int64) * 2 * WIDTH + output)[None, :] * HIDDEN + place[:, None]
+        x_at = x_ptr + (pair // TOP_K)[:, None] * HIDDEN + column[None, :]
+        gate_at = weight_ptr + (expert.to(tl.int64) * 2 * WIDTH + output)[None, :] * HIDDEN + column[:, None]
         up_at = gate_at + WIDTH * HIDDEN
         gate, up = tl.zeros([ROWS, OUTPUTS], tl.float32), tl.zeros([ROWS, OUTPUTS], tl.float32)
         for begin in range(0, HIDDEN, INPUTS):
-            is_input = begin + place < HIDDEN
-            x = tl.load(x_at + begin, mask=is_member[:, None] & is_input[None, :], other=0.0)
+            is_input = begin + column < HIDDEN
+            x = tl.load(x_at + begin, mask=is_entry[:, None] & is_input[None, :], other=0.0)
             is_weight = is_input[:, None] & is_output[None, :]
             gate = tl.dot(x, tl.load(gate_at + begin, mask=is_weight, other=0.0), gate)
             up = tl.dot(x, tl.load(up_at + begin, mask=is_weight, other=0.0), up)
-        product = (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty)
+        gated = (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty)
         out_at = out_ptr + pair[:, None] * WIDTH + output[None, :]
-        tl.store(out_at, product, mask=is_member[:, None] & is_output[None, :])
+        tl.store(out_at, gated, mask=is_entry[:, None] & is_output[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _down_grouped(  # type: ignore[no-untyped-def]
-    product_ptr,
+    gated_ptr,
     weight_ptr,
     out_ptr,
     lists_ptr,
@@ -207,43 +207,43 @@ def _down_grouped(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     expert, first, count = _own_tile(counts_ptr, num_tokens, ROWS)
     if first < count:
-        pair, is_member = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
-        output, place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
+        pair, is_entry = _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS)
+        output, column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
         is_output = output < HIDDEN
-        product_at = product_ptr + pair[:, None] * WIDTH + place[None, :]
-        weight_at = weight_ptr + (expert.to(tl.int64) * HIDDEN + output)[None, :] * WIDTH + place[:, None]
+        gated_at = gated_ptr + pair[:, None] * WIDTH + column[None, :]
+        weight_at = weight_ptr + (expert.to(tl.int64) * HIDDEN + output)[None, :] * WIDTH + column[:, None]
         sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
         for begin in range(0, WIDTH, INPUTS):
-            is_input = begin + place < WIDTH
-            product = tl.load(product_at + begin, mask=is_member[:, None] & is_input[None, :], other=0.0)
+            is_input = begin + column < WIDTH
+            gated = tl.load(gated_at + begin, mask=is_entry[:, None] & is_input[None, :], other=0.0)
             weight = tl.load(weight_at + begin, mask=is_input[:, None] & is_output[None, :], other=0.0)
-            sums = tl.dot(product, weight, sums)
+            sums = tl.dot(gated, weight, sums)
         out_at = out_ptr + pair[:, None] * HIDDEN + output[None, :]
-        tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=is_member[:, None] & is_output[None, :])
+        tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=is_entry[:, None] & is_output[None, :])
 
 
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
     parts_ptr,
     weights_ptr,
-    places_ptr,
+    index_ptr,
     out_ptr,
     HIDDEN: tl.constexpr,
     TOP_K: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
-    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = number < HIDDEN
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < HIDDEN
     out = tl.zeros([BLOCK], tl.float32)
     for index in tl.static_range(TOP_K):
         pair = token * TOP_K + index
-        place = pair
-        if HAS_PLACES:
-            place = tl.load(places_ptr + pair)
-        part = tl.load(parts_ptr + place * HIDDEN + number, mask=is_there, other=0.0).to(tl.float32)
+        row = pair
+        if HAS_INDEX:
+            row = tl.load(index_ptr + pair)
+        part = tl.load(parts_ptr + row * HIDDEN + column, mask=is_there, other=0.0).to(tl.float32)
         out += part * tl.load(weights_ptr + pair)
-    tl.store(out_ptr + token * HIDDEN + number, out.to(out_ptr.dtype.element_ty), mask=is_there)
+    tl.store(out_ptr + token * HIDDEN + column, out.to(out_ptr.dtype.element_ty), mask=is_there)

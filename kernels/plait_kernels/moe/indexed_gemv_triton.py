@@ -23,7 +23,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     """See ``plait_kernels.moe.expert_mlps``; all contiguous."""
     num_tokens, top_k = experts_TK.shape
     _, hidden_size, width = down_EHI.shape
-    product_NI = x_TH.new_empty(num_tokens * top_k, width)
+    gated_NI = x_TH.new_empty(num_tokens * top_k, width)
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     if num_tokens == 0:
         return out_TH
@@ -31,7 +31,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         x_TH,
         gate_up_EJH,
         experts_TK,
-        product_NI,
+        gated_NI,
         HIDDEN=hidden_size,
         WIDTH=width,
         TOP_K=top_k,
@@ -39,7 +39,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         **pdl_launch(x_TH),
     )
     _down[(num_tokens, triton.cdiv(hidden_size, _DOWN["OUTPUTS"]))](
-        product_NI,
+        gated_NI,
         down_EHI,
         weights_TK,
         experts_TK,
@@ -69,13 +69,13 @@ def _gate_up(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     pair = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    place = tl.arange(0, INPUTS)
+    column = tl.arange(0, INPUTS)
     expert = tl.load(experts_ptr + pair)
     gate_row = weight_ptr + (expert * 2 * WIDTH + output)[:, None] * HIDDEN
     up_row = gate_row + WIDTH * HIDDEN
     gate, up = tl.zeros([OUTPUTS, INPUTS], tl.float32), tl.zeros([OUTPUTS, INPUTS], tl.float32)
     for begin in range(0, HIDDEN, INPUTS):
-        at = begin + place
+        at = begin + column
         if HIDDEN % INPUTS == 0 and WIDTH % OUTPUTS == 0:  # masks cost a tenth of the speed
             x = tl.load(x_ptr + pair // TOP_K * HIDDEN + at).to(tl.float32)[None, :]
             gate += tl.load(gate_row + at[None, :]).to(tl.float32) * x
@@ -86,13 +86,13 @@ def _gate_up(  # type: ignore[no-untyped-def]
             gate += tl.load(gate_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
             up += tl.load(up_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
     gate_sum = tl.sum(gate, axis=1)
-    product = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
-    tl.store(out_ptr + pair * WIDTH + output, product.to(out_ptr.dtype.element_ty), mask=output < WIDTH)
+    gated = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
+    tl.store(out_ptr + pair * WIDTH + output, gated.to(out_ptr.dtype.element_ty), mask=output < WIDTH)
 
 
 @triton.jit
 def _down(  # type: ignore[no-untyped-def]
-    product_ptr,
+    gated_ptr,
     weight_ptr,
     weights_ptr,
     experts_ptr,
@@ -107,20 +107,20 @@ def _down(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    place = tl.arange(0, INPUTS)
+    column = tl.arange(0, INPUTS)
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    turns: tl.constexpr = (WIDTH + INPUTS - 1) // INPUTS
-    for turn in range(TOP_K * turns):
-        pair = token * TOP_K + turn // turns
-        at = turn % turns * INPUTS + place
+    NUM_STEPS: tl.constexpr = (WIDTH + INPUTS - 1) // INPUTS
+    for step in range(TOP_K * NUM_STEPS):
+        pair = token * TOP_K + step // NUM_STEPS
+        at = step % NUM_STEPS * INPUTS + column
         weight = tl.load(weights_ptr + pair)
         row = weight_ptr + (tl.load(experts_ptr + pair) * HIDDEN + output)[:, None] * WIDTH
         if HIDDEN % OUTPUTS == 0 and WIDTH % INPUTS == 0:
-            product = tl.load(product_ptr + pair * WIDTH + at).to(tl.float32) * weight
-            sums += tl.load(row + at[None, :]).to(tl.float32) * product[None, :]
+            gated = tl.load(gated_ptr + pair * WIDTH + at).to(tl.float32) * weight
+            sums += tl.load(row + at[None, :]).to(tl.float32) * gated[None, :]
         else:
             is_there = (output < HIDDEN)[:, None] & (at < WIDTH)[None, :]
-            product = tl.load(product_ptr + pair * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32) * weight
-            sums += tl.load(row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * product[None, :]
+            gated = tl.load(gated_ptr + pair * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32) * weight
+            sums += tl.load(row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * gated[None, :]
     out = tl.sum(sums, axis=1).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * HIDDEN + output, out, mask=output < HIDDEN)

@@ -81,10 +81,10 @@ def _route(  # type: ignore[no-untyped-def]
         group = tl.arange(0, GROUPS)
         worth = tl.full([GROUPS], -float("inf"), tl.float32)
         for index in tl.static_range(NUM_GROUPS):
-            members = tl.where(expert // GROUP == index, choice, -float("inf"))
-            best, place = tl.max(members, axis=0, return_indices=True)
+            in_group = tl.where(expert // GROUP == index, choice, -float("inf"))
+            best, best_expert = tl.max(in_group, axis=0, return_indices=True)
             if IS_SIGMOID:  # a group is worth its two best experts
-                best += tl.max(tl.where(expert == place, -float("inf"), members), axis=0)
+                best += tl.max(tl.where(expert == best_expert, -float("inf"), in_group), axis=0)
             worth = tl.where(group == index, best, worth)
         is_kept = expert < 0
         for _ in tl.static_range(NUM_KEPT):
@@ -92,19 +92,19 @@ def _route(  # type: ignore[no-untyped-def]
             is_kept = is_kept | (expert // GROUP == chosen)
             worth = tl.where(group == chosen, -float("inf"), worth)
         choice = tl.where(is_kept, choice, -float("inf"))
-    number = tl.arange(0, CHOICES)
+    rank = tl.arange(0, CHOICES)
     weights = tl.zeros([CHOICES], tl.float32)
     # Behind the chosen ones stand the shared experts, which come after all others and weigh 1.
-    experts = num_experts + number - TOP_K
+    experts = num_experts + rank - TOP_K
     for index in tl.static_range(TOP_K):
         _, chosen = tl.max(choice, axis=0, return_indices=True)
         chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)  # of NaNs none is the largest
-        weights = tl.where(number == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
-        experts = tl.where(number == index, chosen, experts)
+        weights = tl.where(rank == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
+        experts = tl.where(rank == index, chosen, experts)
         choice = tl.where(expert == chosen, -float("inf"), choice)
     if IS_NORMALISED:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
-    weights = tl.where(number < TOP_K, weights * scale, 1.0)
-    at = token * WIDTH + number
-    tl.store(weights_ptr + at, weights, mask=number < WIDTH)
-    tl.store(experts_ptr + at, experts.to(tl.int64), mask=number < WIDTH)
+    weights = tl.where(rank < TOP_K, weights * scale, 1.0)
+    at = token * WIDTH + rank
+    tl.store(weights_ptr + at, weights, mask=rank < WIDTH)
+    tl.store(experts_ptr + at, experts.to(tl.int64), mask=rank < WIDTH)

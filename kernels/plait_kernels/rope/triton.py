@@ -111,29 +111,29 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
-    number = tl.arange(0, HALF)[None, :]
+    dim = tl.arange(0, HALF)[None, :]
     is_there = head < num_heads
     is_query = head < num_query_heads
     num_kv_heads = (num_heads - num_query_heads) // 2 if TO_PAGES else num_heads - num_query_heads
     is_key = is_there & (head >= num_query_heads) & (head < num_query_heads + num_kv_heads)
-    source = heads_ptr + token * token_stride + head * (2 * HALF) + number
+    source = heads_ptr + token * token_stride + head * (2 * HALF) + dim
     raw_a = tl.load(source, mask=is_there, other=0.0)
     raw_b = tl.load(source + HALF, mask=is_there, other=0.0)
     a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF) + eps)[:, None]
-        weight_a = tl.where(is_query, tl.load(q_weight_ptr + number), tl.load(k_weight_ptr + number)).to(tl.float32)
-        weight_b = tl.where(is_query, tl.load(q_weight_ptr + HALF + number), tl.load(k_weight_ptr + HALF + number)).to(
+        weight_a = tl.where(is_query, tl.load(q_weight_ptr + dim), tl.load(k_weight_ptr + dim)).to(tl.float32)
+        weight_b = tl.where(is_query, tl.load(q_weight_ptr + HALF + dim), tl.load(k_weight_ptr + HALF + dim)).to(
             tl.float32
         )
         a = a * scale * weight_a
         b = b * scale * weight_b
     # The sine table's first half is negated (``rope_tables``); its second is the sine itself.
-    cosine = tl.load(cos_ptr + token * (2 * HALF) + number)
-    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + number)
+    cosine = tl.load(cos_ptr + token * (2 * HALF) + dim)
+    sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + dim)
     first = (a * cosine - b * sine).to(q_ptr.dtype.element_ty)
     second = (b * cosine + a * sine).to(q_ptr.dtype.element_ty)
-    q_target = q_ptr + (token * num_query_heads + head) * (2 * HALF) + number
+    q_target = q_ptr + (token * num_query_heads + head) * (2 * HALF) + dim
     tl.store(q_target, first, mask=is_query)
     tl.store(q_target + HALF, second, mask=is_query)
     if TO_PAGES:
@@ -141,12 +141,12 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
         slot = tl.load(slot_mapping_ptr + token)
         page, offset = slot // page_size, slot % page_size
         kv_head = page * 2 * num_kv_heads + head - num_query_heads
-        target = kv_ptr + (kv_head * page_size + offset) * (2 * HALF) + number
+        target = kv_ptr + (kv_head * page_size + offset) * (2 * HALF) + dim
         factor = tl.where(is_key, k_factor, v_factor)
         is_kept = is_there & (head >= num_query_heads)
         tl.store(target, rounded(tl.where(is_key, first, raw_a), factor, IS_FP8), mask=is_kept)
         tl.store(target + HALF, rounded(tl.where(is_key, second, raw_b), factor, IS_FP8), mask=is_kept)
     else:
-        target = kv_ptr + (token * num_kv_heads + head - num_query_heads) * (2 * HALF) + number
+        target = kv_ptr + (token * num_kv_heads + head - num_query_heads) * (2 * HALF) + dim
         tl.store(target, first, mask=is_key)
         tl.store(target + HALF, second, mask=is_key)

@@ -1,4 +1,4 @@
-"""Picking tokens on a GPU from logits of 16 bits by the kernels of ``pick.cu``, compiled at their first use.
+"""Sampling tokens on a GPU from logits of 16 bits by the kernels of ``sampling.cu``, compiled at their first use.
 
 Shapes: S rows, V vocabulary, N numbers.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels, max_shared_bytes
 from plait_kernels.sampling.reference import Filters
 
-_SOURCE = Path(__file__).with_name("pick.cu")
+_SOURCE = Path(__file__).with_name("sampling.cu")
 _THREADS = 1024
 _UNIFORM_THREADS = 128
 _COUNTS_BYTES = 1024 * 47 * 4
@@ -27,20 +27,20 @@ def takes(logits_SV: Tensor) -> bool:
     return logits_SV.is_cuda and logits_SV.dtype in _DTYPES and logits_SV.stride(1) == 1 and _has_room(logits_SV.device)
 
 
-def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
-    """See ``plait_kernels.sampling.reference.pick_random``; the logits are rounded already."""
+def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.reference.sample_random``; the logits are rounded already."""
     ids_S = torch.empty(logits_SV.shape[0], dtype=torch.int64, device=logits_SV.device)
     parameters = [value.contiguous() for value in (temperature_S, min_p_S, uniform_S)]
     masses_bytes = -(-logits_SV.shape[1] // _CHUNK) * 8
-    _run("pick_random", logits_SV, parameters, ids_S, shared_bytes=masses_bytes)
+    _run("sample_random", logits_SV, parameters, ids_S, shared_bytes=masses_bytes)
     return ids_S
 
 
-def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
-    """See ``plait_kernels.sampling.reference.pick_filtered``; the logits are rounded already."""
+def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.reference.sample_filtered``; the logits are rounded already."""
     ids_S = torch.empty(logits_SV.shape[0], dtype=torch.int64, device=logits_SV.device)
     given = (temperature_S, filters.top_k_S, filters.top_p_S, filters.min_p_S, uniform_S)
-    _run("pick_filtered", logits_SV, [value.contiguous() for value in given], ids_S, shared_bytes=_COUNTS_BYTES)
+    _run("sample_filtered", logits_SV, [value.contiguous() for value in given], ids_S, shared_bytes=_COUNTS_BYTES)
     return ids_S
 
 
@@ -69,4 +69,4 @@ def _has_room(device: torch.device) -> bool:
 @functools.cache
 def _kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
     defines = ("IS_HALF",) if dtype == torch.float16 else ()
-    return compile_kernels(_SOURCE, ("pick_filtered", "pick_random", "uniform"), defines, device)
+    return compile_kernels(_SOURCE, ("sample_filtered", "sample_random", "uniform"), defines, device)

@@ -1,4 +1,4 @@
-"""Picking one token a row, by the compiled CPU kernels; the contracts are ``reference``'s.
+"""Sampling one token a row, by the compiled CPU kernels; the contracts are ``reference``'s.
 
 A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN``.
 
@@ -15,7 +15,7 @@ from plait_kernels.cpu import library as cpu
 from plait_kernels.sampling.reference import Filters
 
 
-def pick_greedy(logits_SV: Tensor) -> Tensor:
+def sample_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
     cpu.expect(logits_SV, torch.float32)
     logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
@@ -23,7 +23,7 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
     return ids_S
 
 
-def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
     """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
     _expect(logits_SV, uniform_S, temperature_S, min_p_S)
     kept = [tensor.contiguous() for tensor in (logits_SV, temperature_S, min_p_S, uniform_S)]
@@ -34,7 +34,7 @@ def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, unifo
     return ids_S
 
 
-def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
     _expect(logits_SV, uniform_S, temperature_S, filters.top_p_S, filters.min_p_S)
     cpu.expect(filters.top_k_S, torch.int64, len(logits_SV))

@@ -1,4 +1,4 @@
-"""Picking one token a row, in torch.
+"""Sampling one token a row, in torch.
 
 Shapes: S rows, V vocabulary, C candidates (the best tokens of a row, best first), B blocks, K tokens in a block.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from plait_kernels.sampling.order import best_tokens
+from plait_kernels.sampling.token_order import top_tokens
 
 NO_TOKEN = -1
 """What is picked of a row that is no distribution (see ``is_distribution``)."""
@@ -41,7 +41,7 @@ def is_distribution(logits_SV: Tensor) -> Tensor:
     return logits_SV.amax(dim=-1).isfinite()
 
 
-def pick_greedy(logits_SV: Tensor) -> Tensor:
+def sample_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``.
 
     In two levels: the largest of every block is found by vector instructions, torch's argmax is not.
@@ -52,7 +52,7 @@ def pick_greedy(logits_SV: Tensor) -> Tensor:
     return block_S * _BLOCK + blocks_SBK[rows_S, block_S].argmax(dim=-1)
 
 
-def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
     """One token a row from softmax(logits / temperature) after min-p; no row is sorted.
 
     ``logits_SV`` and ``min_p_S`` float32, ``temperature_S`` float32 above 0, ``uniform_S`` float64 in [0, 1).
@@ -63,7 +63,7 @@ def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, unifo
     return _invert_cdf(_keep_min_p(weights_SV, min_p_S), uniform_S)
 
 
-def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst.
 
     What a row keeps is the beginning of its own order, so how many candidates other rows need does not touch it.
@@ -110,7 +110,7 @@ def _nucleus(
 
     Top-p keeps a token while the probability of those before it is below p, of what top-k kept.
     """
-    ids_SC = best_tokens(logits_SV, width)
+    ids_SC = top_tokens(logits_SV, width)
     in_top_k_SC = torch.arange(width, device=logits_SV.device) < top_k_S[:, None]
     weights_SC = weights_SV.gather(1, ids_SC) * in_top_k_SC
     cumulative_SC = weights_SC.cumsum(dim=-1, dtype=torch.float64)

@@ -15,8 +15,8 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 _BLOCK = 4096
 
 
-def pick_greedy(logits_SV: Tensor) -> Tensor:
-    """See ``plait_kernels.sampling.pick_greedy``; rows may lie apart."""
+def sample_greedy(logits_SV: Tensor) -> Tensor:
+    """See ``plait_kernels.sampling.sample_greedy``; rows may lie apart."""
     num_rows, vocab = logits_SV.shape
     num_blocks = triton.cdiv(vocab, _BLOCK)
     best_SB = logits_SV.new_empty(num_rows, num_blocks, dtype=torch.float32)
@@ -36,9 +36,9 @@ def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.c
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * row_stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-    best, place = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    best, column = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_ptr + row * tl.num_programs(1) + block, best)
-    tl.store(ids_ptr + row * tl.num_programs(1) + block, (block * BLOCK + place).to(tl.int64))
+    tl.store(ids_ptr + row * tl.num_programs(1) + block, (block * BLOCK + column).to(tl.int64))
 
 
 @triton.jit
@@ -47,5 +47,5 @@ def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, PD
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * num_blocks + block, mask=block < num_blocks, other=-float("inf"))
-    _, place = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(out_ptr + row, tl.load(ids_ptr + row * num_blocks + place))
+    _, column = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(out_ptr + row, tl.load(ids_ptr + row * num_blocks + column))

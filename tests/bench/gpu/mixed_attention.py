@@ -258,7 +258,7 @@ def ways(shape: MhaShape) -> tuple[list[Way], list[Way]]:
     ]
     decode = [
         ("our decode", "triton"),
-        ("our decode, rows divided alike", "alike"),
+        ("our decode, the same splits for all rows", "alike"),
         ("XQA", "trtllm_mha"),
         ("planned fa2", "flashinfer"),
     ]

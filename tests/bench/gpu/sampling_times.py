@@ -1,4 +1,4 @@
-"""What picking a token for each of many rows takes: tests/bench/gpu/sampling_times.py --out FILE."""
+"""What sampling a token for each of many rows takes: tests/bench/gpu/sampling_times.py --out FILE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plait_kernels.sampling import Filters, pick_filtered, pick_greedy, pick_random, uniform
+from plait_kernels.sampling import Filters, sample_filtered, sample_greedy, sample_random, uniform
 from torch import Tensor
 
 VOCAB = 151_936
@@ -33,7 +33,7 @@ def device_us(work: Callable[[], object]) -> float:
 
 
 def ways(logits: Tensor) -> dict[str, Callable[[], object]]:
-    """Each way to pick, with what it reads."""
+    """Each sampling mode, with what it reads."""
     num = logits.shape[0]
 
     def column(value: float) -> Tensor:
@@ -44,12 +44,12 @@ def ways(logits: Tensor) -> dict[str, Callable[[], object]]:
 
     def filtered(top_k: int, top_p: float) -> Callable[[], object]:
         filters = Filters(none + top_k, column(top_p), column(0.0))
-        return lambda: pick_filtered(logits, cool, filters, draws)
+        return lambda: sample_filtered(logits, cool, filters, draws)
 
     return {
-        "greedy": lambda: pick_greedy(logits),
+        "greedy": lambda: sample_greedy(logits),
         "uniform numbers": lambda: uniform(seeds, indices),
-        "temperature 0.7": lambda: pick_random(logits, cool, column(0.0), draws),
+        "temperature 0.7": lambda: sample_random(logits, cool, column(0.0), draws),
         "temperature 0.7, top_p 0.9": filtered(0, 0.9),
         "temperature 0.7, top_k 50": filtered(50, 1.0),
         "temperature 0.7, top_k 50, top_p 0.9": filtered(50, 0.9),

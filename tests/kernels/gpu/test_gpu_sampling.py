@@ -1,11 +1,11 @@
-"""The GPU picks what the plain account picks from the same logits, and as often as their probabilities say."""
+"""The GPU samples what the plain account samples from the same logits, and as often as their probabilities say."""
 
 import pytest
 import torch
-from plait_kernels.sampling import Filters, pick_filtered, pick_random, uniform
+from plait_kernels.sampling import Filters, sample_filtered, sample_random, uniform
 from plait_kernels.sampling import reference as plain
-from plait_kernels.sampling.order import best_tokens
 from plait_kernels.sampling.philox import uniform as plain_uniform
+from plait_kernels.sampling.token_order import top_tokens
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -62,11 +62,11 @@ def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int
             torch.full((NUM_ROWS,), min_p - more if min_p > 0 else min_p, device="cuda"),
         )
 
-    given = pick_filtered(logits, temperature, keeping(0), uniform_S)
+    given = sample_filtered(logits, temperature, keeping(0), uniform_S)
     low, high = (
-        plain.pick_filtered(logits.float(), temperature, keeping(by), moved(uniform_S, by)) for by in (-NEAR, NEAR)
+        plain.sample_filtered(logits.float(), temperature, keeping(by), moved(uniform_S, by)) for by in (-NEAR, NEAR)
     )
-    order = best_tokens(logits.float(), vocab)
+    order = top_tokens(logits.float(), vocab)
     if (top_p, min_p) == (1.0, 0.0):
         high = or_any_last(high, uniform_S, order[:, : top_k or vocab])
     assert_between(low, given, high, order)
@@ -79,8 +79,8 @@ def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int
 def test_random_picks_are_the_plain_ones(vocab: int, spread: float, min_p: float) -> None:
     logits, uniform_S = some_logits(vocab, spread), draws()
     temperature, min_ps = (torch.full((NUM_ROWS,), value, device="cuda") for value in (0.7, min_p))
-    given = pick_random(logits, temperature, min_ps, uniform_S)
-    low, high = (plain.pick_random(logits.float(), temperature, min_ps, moved(uniform_S, by)) for by in (-NEAR, NEAR))
+    given = sample_random(logits, temperature, min_ps, uniform_S)
+    low, high = (plain.sample_random(logits.float(), temperature, min_ps, moved(uniform_S, by)) for by in (-NEAR, NEAR))
     order = torch.arange(vocab, device="cuda").expand(NUM_ROWS, vocab)
     assert_between(low, given, or_any_last(high, uniform_S, order), order)
     assert bool(logits.gather(1, given[:, None]).isfinite().all())
@@ -101,13 +101,13 @@ def test_tokens_come_as_often_as_their_probabilities_say(is_filtered: bool) -> N
     ones = torch.ones(num, device="cuda")
     if is_filtered:
         filters = Filters(torch.full((num,), 100, device="cuda"), ones, 0 * ones)
-        picked = pick_filtered(rows, ones, filters, uniform_S)
+        sampled = sample_filtered(rows, ones, filters, uniform_S)
         kept = logits.float().masked_fill(logits < logits.float().topk(100).values[:, -1:], -torch.inf)
     else:
-        picked = pick_random(rows, ones, 0 * ones, uniform_S)
+        sampled = sample_random(rows, ones, 0 * ones, uniform_S)
         kept = logits.float()
     expected = kept[0].double().softmax(-1) * num
-    counts = picked.bincount(minlength=vocab)
+    counts = sampled.bincount(minlength=vocab)
     can_be = expected > 0
     assert int(counts[~can_be].sum()) == 0
     chi_square = float(((counts - expected)[can_be] ** 2 / expected[can_be]).sum())

@@ -26,7 +26,7 @@ from plait_kernels.norm import add_rms_norm
 from plait_kernels.norm import reference as norm_reference
 from plait_kernels.rope import HeadNorm, rope_tables, rotate_and_store, rotate_heads
 from plait_kernels.rope import reference as rope_reference
-from plait_kernels.sampling import pick_greedy
+from plait_kernels.sampling import sample_greedy
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -104,7 +104,7 @@ def test_keys_and_values_reach_their_slots_beyond_two_to_the_31_elements() -> No
 def test_pick_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int) -> None:
     logits = torch.randn(num_rows, vocab, device="cuda").bfloat16().float()  # so coarse that best values repeat
     first = (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
-    assert torch.equal(pick_greedy(logits), first)
+    assert torch.equal(sample_greedy(logits), first)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 128, 1024, 8192])

@@ -58,7 +58,7 @@ class MoeNames:
 
 
 class SparseMlp:
-    """A router picks K of E gated MLPs for each token; one more may serve all. A rank has a shard of each.
+    """A router chooses K of E gated MLPs for each token; one more may serve all. A rank has a shard of each.
 
     On a GPU the one that serves all is cut into experts that every token is sent to, so that it costs no launches.
     """

@@ -102,7 +102,7 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
-        """The same as picking a token takes them: on a GPU in the model's dtype; to ``out_SV`` where that is given."""
+        """The same as sampling a token takes them: on a GPU in the model's dtype; to ``out_SV`` where that is given."""
         ...
 
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from plait_kernels.latent import (
+from plait_kernels.mla import (
     AbsorbedQueries,
     CacheTarget,
-    LatentNorm,
+    MlaNorm,
     Tables,
     absorb,
-    absorb_and_store,
-    store_and_turn,
+    absorb_and_cache,
+    rope_and_cache,
 )
 from torch import Tensor
 
@@ -100,7 +100,7 @@ class MlaAttention:
             else LowRankQueries(config, mla, mla.q_rank, weights, parallel)
         )
         norm_L = weights.take("kv_a_layernorm.weight", (mla.latent_dim,))
-        self._norm = LatentNorm(norm_L, _LATENT_EPS)
+        self._norm = MlaNorm(norm_L, _LATENT_EPS)
         up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
         up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
         self._expand = kv_up_projection(up_weight.unflatten(0, (-1, up.unit_size)), mla)
@@ -126,7 +126,7 @@ class MlaAttention:
     def _attend_absorbed(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
         """``[T, H, V]`` of a step without prefill tokens."""
         queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
-        q_THC = absorb_and_store(queries, raw.cached_TC, self._norm, raw.tables, cache)
+        q_THC = absorb_and_cache(queries, raw.cached_TC, self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         self._values(attention.decode(q_THC, pages), out_THV)
         return out_THV
@@ -135,7 +135,7 @@ class MlaAttention:
         """``[T, H, V]`` of prefill tokens and then decode rows."""
         prefill, decode = slice(attention.num_prefill_tokens), slice(attention.num_prefill_tokens, None)
         cache = _cache_target(attention, pages)
-        latent_TC, q_PHE = store_and_turn(raw.cached_TC, raw.q_THE[prefill], self._norm, raw.tables, cache)
+        latent_TC, q_PHE = rope_and_cache(raw.cached_TC, raw.q_THE[prefill], self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):

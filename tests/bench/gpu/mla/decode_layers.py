@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from plait_kernels.kv_cache import FP8, stored
-from plait_kernels.latent import AbsorbedQueries, CacheTarget, Tables, absorb_and_store
+from plait_kernels.mla import AbsorbedQueries, CacheTarget, Tables, absorb_and_cache
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements, MlaStep
 from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
@@ -109,7 +109,7 @@ def parts(
         "layer": microseconds(lambda: layer(x, step, pages)),
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
         "projections in": microseconds(lambda: layer.inputs.rest(layer.inputs.first(x))),
-        "absorb, rope, cache write": microseconds(lambda: absorb_and_store(*entered)),
+        "absorb, rope, cache write": microseconds(lambda: absorb_and_cache(*entered)),
         "values": microseconds(lambda: layer._values(latents, values)),
         "projection out": microseconds(lambda: layer.output(values.flatten(1))),
     }

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.attention import PagedPrefill, RowShares, prefill_paged
+from plait_kernels.attention import PagedPrefill, SplitKvSchedule, prefill_paged
 from plait_kernels.kv_cache import PageScales, store
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class DecodeRows:
     """int32, contiguous."""
     lengths_D: Tensor
     """int32: positions that each row sees."""
-    divided: RowShares | None = None
+    split_kv: SplitKvSchedule | None = None
     """By their depth, for a kernel that takes them so."""
 
 

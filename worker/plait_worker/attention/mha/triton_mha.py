@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
-from plait_kernels.attention import decode_paged, divide_rows
+from plait_kernels.attention import decode_paged, schedule_split_kv
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -54,13 +54,13 @@ class TritonMha(SeparateKernels):
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         """Read at the speed of memory from the first page on."""
         shape = self.shape
-        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.divided)
+        decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.split_kv)
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
-        """Many of them divided by their depth."""
+        """Split-KV where the batch is large enough."""
         shape = self.shape
-        divided = divide_rows(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        return DecodeRows(table_DW, lengths_D, divided)
+        split_kv = schedule_split_kv(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        return DecodeRows(table_DW, lengths_D, split_kv)
 
 
 def _is_tile(size: int) -> bool:

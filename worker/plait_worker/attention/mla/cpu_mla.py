@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.attention import merge_into
-from plait_kernels.attention.rows import HeadSizes
-from plait_kernels.latent.native import ExpandedRows, LatentRows, PagedLatents, can_attend_latents
+from plait_kernels.attention.native import HeadSizes
+from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla, can_attend_mla
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
@@ -29,7 +29,7 @@ class _Context:
 
     tokens: slice
     """The rows' new tokens."""
-    rows: ExpandedRows
+    rows: DecompressedRows
     index_I: Tensor
     """Where in the flat cache ``[pages * page size, C]`` the cached tokens lie, int64."""
 
@@ -43,10 +43,10 @@ class CpuMlaStep:
     """Where in the flat cache the step's tokens go."""
     order_T: Tensor | None
     cached_scale: float
-    new: ExpandedRows
+    new: DecompressedRows
     """The prefill rows that are not absorbed, over their new tokens."""
     contexts: list[_Context]
-    absorbed: LatentRows
+    absorbed: AbsorbedRows
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
         """The prefill rows' tokens attend to themselves and, piece by piece, to what is cached."""
@@ -73,13 +73,13 @@ class CpuMla:
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         shape, page_size = requirements.spec, requirements.page_size
         self.mla_context_chunk_size = requirements.mla_context_chunk_size
-        self.latents = PagedLatents(shape.num_heads, shape.latent_dim, shape.cached_dim, shape.scale, page_size)
+        self.latents = PagedMla(shape.num_heads, shape.latent_dim, shape.cached_dim, shape.scale, page_size)
         self.sizes = HeadSizes(shape.num_heads, shape.num_heads, shape.query_dim, shape.value_dim, shape.scale)
 
     @staticmethod
     def takes(shape: MlaShape) -> bool:
         """Whether the kernels are there and attend in this shape."""
-        return can_attend_latents(shape.query_dim, shape.cached_dim, torch.empty(0, dtype=shape.cached_dtype))
+        return can_attend_mla(shape.query_dim, shape.cached_dim, torch.empty(0, dtype=shape.cached_dtype))
 
     def prepare(self, rows: Rows) -> CpuMlaStep:
         """The rows as the kernels read them."""
@@ -91,9 +91,9 @@ class CpuMla:
             slot_mapping_T=pages_of_tokens(rows, page_size) * page_size + rows.positions_T % page_size,
             order_T=ordered.order_T,
             cached_scale=1.0,
-            new=ExpandedRows(self.sizes, rows.lengths[:first], rows.lengths[:first], is_causal=True),
+            new=DecompressedRows(self.sizes, rows.lengths[:first], rows.lengths[:first], is_causal=True),
             contexts=[self._context(rows, chunk) for chunk in self._chunks(rows, first)],
-            absorbed=LatentRows(
+            absorbed=AbsorbedRows(
                 self.latents, rows.starts[first:], rows.lengths[first:], rows.page_table_RW[first:].contiguous()
             ),
         )
@@ -117,6 +117,6 @@ class CpuMla:
         begin = sum(rows.lengths[: chunk.first])
         return _Context(
             tokens=slice(begin, begin + sum(lengths)),
-            rows=ExpandedRows(self.sizes, lengths, chunk.lengths.tolist(), is_causal=False),
+            rows=DecompressedRows(self.sizes, lengths, chunk.lengths.tolist(), is_causal=False),
             index_I=chunk.slot_mapping(rows.page_table_RW, self.latents.page_size),
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from plait_kernels.latent import CacheTarget, keep_latents
+from plait_kernels.mla import CacheTarget, store_latent
 from torch import Tensor
 
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements, MlaStep
@@ -45,7 +45,7 @@ class MlaSelfCheck(SelfCheck):
         """``[T, H, V]``, in the step's own order."""
         num = step.num_prefill_tokens
         out_THV = q_THE.new_empty(*q_THE.shape[:2], self.shape.value_dim)
-        keep_latents(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
+        store_latent(latent_TC, CacheTarget(self.pages, step.slot_mapping_T, step.cached_scale))
         if num > 0:
             step.prefill(q_THE[:num], latent_TC[:num], self.pages, self._kv_b_proj, out_THV[:num])
         if num < len(q_THE):

@@ -1,4 +1,4 @@
-"""The door to picking tokens: which backend takes a call. The contracts are the reference's.
+"""The door to sampling tokens: which backend takes a call. The contracts are the reference's.
 
 A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN`` on a CPU. On a GPU, where nobody looks
 at a token before it is the next step's input, it gives some token of the vocabulary.
@@ -14,29 +14,29 @@ from plait_kernels.sampling import cuda, native, philox, reference
 from plait_kernels.sampling.reference import NO_TOKEN, Filters, is_distribution
 
 
-def pick_greedy(logits_SV: Tensor) -> Tensor:
+def sample_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
     if cpu.takes(logits_SV):
-        return native.pick_greedy(logits_SV)
-    return _known(reference.pick_greedy(logits_SV), logits_SV)
+        return native.sample_greedy(logits_SV)
+    return _known(reference.sample_greedy(logits_SV), logits_SV)
 
 
-def pick_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
     """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
     if cpu.takes(logits_SV):
-        return native.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
+        return native.sample_random(logits_SV, temperature_S, min_p_S, uniform_S)
     if cuda.takes(logits_SV):
-        return cuda.pick_random(logits_SV, temperature_S, min_p_S, uniform_S)
-    return _known(reference.pick_random(logits_SV.float(), temperature_S, min_p_S, uniform_S), logits_SV)
+        return cuda.sample_random(logits_SV, temperature_S, min_p_S, uniform_S)
+    return _known(reference.sample_random(logits_SV.float(), temperature_S, min_p_S, uniform_S), logits_SV)
 
 
-def pick_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
     if cpu.takes(logits_SV):
-        return native.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
+        return native.sample_filtered(logits_SV, temperature_S, filters, uniform_S)
     if cuda.takes(logits_SV):
-        return cuda.pick_filtered(logits_SV, temperature_S, filters, uniform_S)
-    return _known(reference.pick_filtered(logits_SV.float(), temperature_S, filters, uniform_S), logits_SV)
+        return cuda.sample_filtered(logits_SV, temperature_S, filters, uniform_S)
+    return _known(reference.sample_filtered(logits_SV.float(), temperature_S, filters, uniform_S), logits_SV)
 
 
 def _known(ids_S: Tensor, logits_SV: Tensor) -> Tensor:

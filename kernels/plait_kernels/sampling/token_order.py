@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def best_tokens(logits_SV: Tensor, num_best: int) -> Tensor:
+def top_tokens(logits_SV: Tensor, num_best: int) -> Tensor:
     """Ids of the ``num_best`` largest logits, best first, ties by the lower id: int64 ``[S, C]``.
 
     ``logits_SV`` is float32. torch leaves open which of equal values ``topk`` and an unstable sort give, and logits

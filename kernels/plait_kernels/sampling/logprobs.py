@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.sampling.order import best_tokens
+from plait_kernels.sampling.token_order import top_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def score_tokens(logits_SV: Tensor, ids_S: Tensor, num_best: int) -> TokenScores
     """
     logprobs_SV = torch.log_softmax(logits_SV, dim=-1)
     chosen_S1 = ids_S[:, None]
-    best_ids_SK = best_tokens(logits_SV, num_best) if num_best > 0 else chosen_S1[:, :0]
+    best_ids_SK = top_tokens(logits_SV, num_best) if num_best > 0 else chosen_S1[:, :0]
     return TokenScores(
         logprob_S=logprobs_SV.gather(1, chosen_S1).squeeze(1),
         rank_S=_rank(logits_SV, chosen_S1),

@@ -8,16 +8,16 @@ pytest.importorskip("triton", reason="no Triton; pip install triton")
 
 from plait_kernels.attention import merge, merge_into, merge_triton
 from plait_kernels.kv_cache import FP8
-from plait_kernels.latent import (
+from plait_kernels.mla import (
     AbsorbedQueries,
     CacheTarget,
-    LatentNorm,
+    MlaNorm,
     Tables,
     absorb,
-    absorb_and_store,
-    store_and_turn,
+    absorb_and_cache,
+    rope_and_cache,
 )
-from plait_kernels.latent import reference as latent_reference
+from plait_kernels.mla import reference as mla_reference
 from plait_kernels.moe import GroupLimit, Routing, grouped_gemm_triton, indexed_gemv_triton, route
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.moe import routing as routing_reference
@@ -43,26 +43,26 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
     q, cached = rows.split([num_heads * 192, 576], dim=1)
     up = normal(num_heads * 256, 512) * 512**-0.5
     key = up.unflatten(0, (num_heads, 256))[:, :128]
-    norm = LatentNorm(normal(512), 1e-6)
+    norm = MlaNorm(normal(512), 1e-6)
     frequencies = 1e4 ** (-torch.arange(32, device="cuda") / 32)
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, frequencies))
     pages = torch.zeros(60_000, 64, 576, dtype=torch.bfloat16, device="cuda")
     index = pages.shape[0] * 64 - 1 - torch.randperm(4000, device="cuda")[:num_tokens]
     q_THE, cache = q.unflatten(1, (num_heads, 192)), CacheTarget(pages, index)
-    right = latent_reference.absorb(q_THE, key, tables)
-    latents = latent_reference.make_latents(cached, norm, tables)
-    assert_close(absorb_and_store(AbsorbedQueries(q_THE, key), cached, norm, tables, cache), right)
+    right = mla_reference.absorb(q_THE, key, tables)
+    latents = mla_reference.make_latent(cached, norm, tables)
+    assert_close(absorb_and_cache(AbsorbedQueries(q_THE, key), cached, norm, tables, cache), right)
     assert_close(pages.view(-1, 576)[index], latents)
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
-    rotary_dim = num_tokens - num_tokens // 3
-    turned = latent_reference.turn_queries(q_THE, tables)
-    right = torch.cat((turned[:rotary_dim], q_THE[rotary_dim:]))
-    stored, given = store_and_turn(cached, q_THE[:rotary_dim], norm, tables, cache)
+    num_rotated = num_tokens - num_tokens // 3
+    rotated = mla_reference.rotate_queries(q_THE, tables)
+    right = torch.cat((rotated[:num_rotated], q_THE[num_rotated:]))
+    stored, given = rope_and_cache(cached, q_THE[:num_rotated], norm, tables, cache)
     assert_close(stored, latents)
     assert_close(pages.view(-1, 576)[index], latents)
-    assert_close(given, right[:rotary_dim])
+    assert_close(given, right[:num_rotated])
     assert_close(q_THE, right)  # where they lie, and no others
 
 
@@ -70,14 +70,14 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
 @pytest.mark.parametrize("num_tokens", [1, 16, 33])
 def test_latents_reach_pages_of_float8_divided_by_their_scale(num_tokens: int, scale: float) -> None:
     q, key = normal(num_tokens, 16, 192), normal(16, 128, 512) * 512**-0.5
-    cached, norm = normal(num_tokens, 576), LatentNorm(normal(512), 1e-6)
+    cached, norm = normal(num_tokens, 576), MlaNorm(normal(512), 1e-6)
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, 1e4 ** (-torch.arange(32).cuda() / 32)))
     pages, other, right = (torch.zeros(600, 64, 576, device="cuda").to(FP8) for _ in range(3))
     index = torch.randperm(600 * 64, device="cuda")[:num_tokens]
-    latents, _ = latent_reference.store_and_turn(cached, q, norm, tables, CacheTarget(right, index, scale))
-    stored, _ = store_and_turn(cached, q.clone(), norm, tables, CacheTarget(pages, index, scale))
+    latents, _ = mla_reference.rope_and_cache(cached, q, norm, tables, CacheTarget(right, index, scale))
+    stored, _ = rope_and_cache(cached, q.clone(), norm, tables, CacheTarget(pages, index, scale))
     assert_close(stored, latents)
-    absorb_and_store(AbsorbedQueries(q, key), cached, norm, tables, CacheTarget(other, index, scale))
+    absorb_and_cache(AbsorbedQueries(q, key), cached, norm, tables, CacheTarget(other, index, scale))
     for given in (pages, other):
         torch.testing.assert_close(given.float(), right.float(), rtol=2**-3, atol=2**-9)
     torch.testing.assert_close(right.view(-1, 576)[index].float() * scale, latents.float(), rtol=2**-4, atol=2**-9)

@@ -1,11 +1,11 @@
-"""Decode rows over pages in Triton: a program takes one row, one key-value head and a share of the row's pages.
+"""Decode attention over pages in Triton: a program takes one row, one key-value head and one split of the row's pages.
 
-The queries of a group fill one tile, so that keys and values are read once. A few rows are all divided among as many
-programs, where rows and heads alone leave the device idle; how many is fixed by their number, never by the
-lengths, which are read on the device: a captured step replays at any depth. Many are divided by their depth
-(``divided_triton``).
+The queries of a group fill one tile, so that keys and values are read once. Where rows and heads alone leave the device
+idle, every row gets the same number of splits. That number follows from the number of rows, never from their KV
+lengths, which are read on the device: a captured step replays at any. Larger batches get splits by their KV lengths
+(``split_kv_triton``).
 
-Shapes: B rows, H query heads, G key-value heads, M = H / G, D numbers in a head, P tokens in a page, S shares of a row.
+Shapes: B rows, H query heads, G key-value heads, M = H / G, D dims of a head, P tokens in a page, S splits of a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _PROGRAMS_PER_SM = 4
 """How many are wanted: enough to keep loads in flight while others compute."""
-_MAX_SHARES = 64
+_MAX_SPLITS = 64
 _MIN_TILE = 16
 """Rows of the smallest tile that the matrix units take."""
 LOG2_E = 1.4426950408889634
@@ -40,33 +40,35 @@ def decode_paged(
     """See ``plait_kernels.attention.decode_paged``; D and P are powers of two, all tensors contiguous."""
     num_rows, num_heads, head_dim = q_BHD.shape
     num_kv_heads = pages.shape[2]
-    shares = fixed_shares(num_rows * num_kv_heads, q_BHD.device)
-    parts = q_BHD.new_empty(num_rows, num_heads, shares, head_dim, dtype=torch.float32) if shares > 1 else out_BHD
-    sums = q_BHD.new_empty(num_rows, num_heads, shares, dtype=torch.float32) if shares > 1 else out_BHD
-    _decode[(num_rows, num_kv_heads, shares)](
+    num_splits = fixed_num_splits(num_rows * num_kv_heads, q_BHD.device)
+    partial = (
+        q_BHD.new_empty(num_rows, num_heads, num_splits, head_dim, dtype=torch.float32) if num_splits > 1 else out_BHD
+    )
+    lse = q_BHD.new_empty(num_rows, num_heads, num_splits, dtype=torch.float32) if num_splits > 1 else out_BHD
+    _decode[(num_rows, num_kv_heads, num_splits)](
         q_BHD,
         pages,
         table_BW,
         lengths_B,
-        parts,
-        sums,
+        partial,
+        lse,
         scale * scales.k * LOG2_E,
         scales.v,
         table_BW.stride(0),
-        SHARES=shares,
+        NUM_SPLITS=num_splits,
         **tiling(q_BHD, pages),
         **pdl_launch(q_BHD),
     )
-    if shares > 1:
-        _merge[(num_rows, num_heads)](
-            parts, sums, out_BHD, num_heads, SHARES=shares, HEAD_DIM=head_dim, num_warps=2, **pdl_launch(q_BHD)
+    if num_splits > 1:
+        _combine[(num_rows, num_heads)](
+            partial, lse, out_BHD, num_heads, NUM_SPLITS=num_splits, HEAD_DIM=head_dim, num_warps=2, **pdl_launch(q_BHD)
         )
 
 
-def fixed_shares(num_programs: int, device: torch.device) -> int:
+def fixed_num_splits(num_programs: int, device: torch.device) -> int:
     """A power of two that fills the device; few values, since each is compiled by itself."""
     wanted = _PROGRAMS_PER_SM * num_sms(device) // num_programs
-    most = min(max(wanted, 1), _MAX_SHARES)
+    most = min(max(wanted, 1), _MAX_SPLITS)
     return 1 << (most.bit_length() - 1)
 
 
@@ -113,14 +115,14 @@ def attend_pages(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
 ):
     """A tile of queries over some of a row's pages: the largest score, the sum of weights, and weighted values."""
-    number, token = tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
+    dim, token = tl.arange(0, HEAD_DIM), tl.arange(0, PAGE)
     best = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     out = tl.zeros([TILE, HEAD_DIM], tl.float32)
-    inside = token[:, None] * HEAD_DIM + number[None, :]
+    inside = token[:, None] * HEAD_DIM + dim[None, :]
     for page in range(first, last):
-        number_of_page = tl.load(table_ptr + page).to(tl.int64)
-        begin = (number_of_page * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
+        page_index = tl.load(table_ptr + page).to(tl.int64)
+        begin = (page_index * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
         # What lies behind the row's end is not read: of a short row that is a good part.
         is_seen = page * PAGE + token < length
         k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0).to(q.dtype)
@@ -139,8 +141,8 @@ def _decode(  # type: ignore[no-untyped-def]
     pages_ptr,
     table_ptr,
     lengths_ptr,
-    parts_ptr,
-    sums_ptr,
+    partial_ptr,
+    lse_ptr,
     scale,
     v_scale,
     table_stride,
@@ -149,46 +151,46 @@ def _decode(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    SHARES: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pdl_wait(PDL)
-    row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + row)
     num_pages = (length + PAGE - 1) // PAGE
-    per_share = (num_pages + SHARES - 1) // SHARES
-    first, last = share * per_share, tl.minimum((share + 1) * per_share, num_pages)
-    member, number = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
-    head = kv_head * GROUP + member
-    is_head = member < GROUP
-    q_at = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + number[None, :]
+    pages_per_split = (num_pages + NUM_SPLITS - 1) // NUM_SPLITS
+    first, last = split * pages_per_split, tl.minimum((split + 1) * pages_per_split, num_pages)
+    head_in_group, dim = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
+    head = kv_head * GROUP + head_in_group
+    is_head = head_in_group < GROUP
+    q_at = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=is_head[:, None], other=0.0)
     table_ptr += row * table_stride
     best, total, out = attend_pages(
         q, pages_ptr, table_ptr, first, last, length, kv_head, scale, NUM_KV_HEADS, TILE, HEAD_DIM, PAGE
     )
     out *= v_scale
-    if SHARES == 1:
-        tl.store(parts_ptr + q_at, (out / total[:, None]).to(parts_ptr.dtype.element_ty), mask=is_head[:, None])
+    if NUM_SPLITS == 1:
+        tl.store(partial_ptr + q_at, (out / total[:, None]).to(partial_ptr.dtype.element_ty), mask=is_head[:, None])
     else:
-        # A share without pages has the sum -inf and a weight of 0 in the merge; its part is never read.
-        at = (row * NUM_KV_HEADS * GROUP + head) * SHARES + share
-        tl.store(sums_ptr + at, best + tl.log2(total), mask=is_head)
+        # A split without pages has LSE -inf, so that its weight is 0; its partial result is never read.
+        at = (row * NUM_KV_HEADS * GROUP + head) * NUM_SPLITS + split
+        tl.store(lse_ptr + at, best + tl.log2(total), mask=is_head)
         if first < last:
-            part_at = at[:, None] * HEAD_DIM + number[None, :]
-            tl.store(parts_ptr + part_at, out / total[:, None], mask=is_head[:, None])
+            partial_at = at[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(partial_ptr + partial_at, out / total[:, None], mask=is_head[:, None])
 
 
 @triton.jit
-def _merge(  # type: ignore[no-untyped-def]
-    parts_ptr, sums_ptr, out_ptr, num_heads, SHARES: tl.constexpr, HEAD_DIM: tl.constexpr, PDL: tl.constexpr
+def _combine(  # type: ignore[no-untyped-def]
+    partial_ptr, lse_ptr, out_ptr, num_heads, NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PDL: tl.constexpr
 ):
     pdl_wait(PDL)
     at = tl.program_id(0).to(tl.int64) * num_heads + tl.program_id(1)
-    share, number = tl.arange(0, SHARES), tl.arange(0, HEAD_DIM)
-    sums = tl.load(sums_ptr + at * SHARES + share)
-    weights = tl.exp2(sums - tl.max(sums, axis=0))
-    parts_at = (at * SHARES + share)[:, None] * HEAD_DIM + number[None, :]
-    parts = tl.load(parts_ptr + parts_at, mask=(weights > 0)[:, None], other=0.0)
-    out = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
-    tl.store(out_ptr + at * HEAD_DIM + number, out.to(out_ptr.dtype.element_ty))
+    split, dim = tl.arange(0, NUM_SPLITS), tl.arange(0, HEAD_DIM)
+    lse = tl.load(lse_ptr + at * NUM_SPLITS + split)
+    weights = tl.exp2(lse - tl.max(lse, axis=0))
+    partial_at = (at * NUM_SPLITS + split)[:, None] * HEAD_DIM + dim[None, :]
+    partial = tl.load(partial_ptr + partial_at, mask=(weights > 0)[:, None], other=0.0)
+    out = tl.sum(partial * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    tl.store(out_ptr + at * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty))

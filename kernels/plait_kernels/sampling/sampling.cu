@@ -1,4 +1,4 @@
-// Picking one token a row from logits of 16 bits, one block a row, as plait_kernels.sampling.reference says.
+// Sampling one token a row from logits of 16 bits, one block a row, as plait_kernels.sampling.reference says.
 //
 // A number of 16 bits has few values: a row's tokens are counted by value, and what the filters keep follows from the
 // counts alone, without a sort. Values are named by their distance from the row's best one: bin 0 is the best.
@@ -109,7 +109,7 @@ __device__ int best_key(const Bits* row, int vocab) {
 // A warp's share of the vocabulary, a multiple of VECTOR.
 __device__ int share_of(int vocab) { return ((vocab + WARPS - 1) / WARPS + VECTOR - 1) / VECTOR * VECTOR; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pick_filtered(
+extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
     const Bits* logits, long long stride, long long vocab_size, const float* temperatures, const long long* top_ks,
     const float* top_ps, const float* min_ps, const double* uniforms, long long* out) {
     extern __shared__ int counts[];
@@ -244,7 +244,7 @@ __device__ float exp2_fast(float power) {
     return result;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pick_random(
+extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
     const Bits* logits, long long stride, long long vocab_size, const float* temperatures, const float* min_ps,
     const double* uniforms, long long* out) {
     extern __shared__ double of_chunks[];

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.rows import HeadSizes, NativeRows, by_token
+from plait_kernels.attention.native import HeadSizes, NativeRows, by_token
 from plait_kernels.cpu import library as cpu
 
 

@@ -1,5 +1,5 @@
-"""Latent attention by the compiled CPU kernels. Shapes as in ``plait_kernels.latent``; R rows, I cached tokens that
-have keys and values of their own, V numbers in a value.
+"""MLA by the compiled CPU kernels. Shapes as in ``plait_kernels.mla``; R rows, I cached tokens whose keys and values
+are decompressed, V dims of a value.
 """
 
 from __future__ import annotations
@@ -10,35 +10,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.rows import HeadSizes, NativeRows
+from plait_kernels.attention.native import HeadSizes, NativeRows
 from plait_kernels.cpu import library as cpu
 
 
 @dataclass(frozen=True, slots=True)
-class PagedLatents:
-    """What the kernels know of queries that attend to latents as they are."""
+class PagedMla:
+    """The shape of attention with absorbed queries."""
 
     num_heads: int
     latent_dim: int
-    """L: the part of a cached token that is its value."""
+    """L: dims of a cached token that are its value."""
     cached_dim: int
     """C: even in bfloat16."""
     scale: float
     page_size: int
 
 
-class LatentRows(NativeRows):
-    """Rows of absorbed queries: row r has ``lengths[r]`` new tokens behind ``starts[r]`` of context."""
+class AbsorbedRows(NativeRows):
+    """Rows of absorbed queries: row r has ``lengths[r]`` new tokens after ``starts[r]`` of context."""
 
-    def __init__(
-        self, latents: PagedLatents, starts: Sequence[int], lengths: Sequence[int], page_table_RW: Tensor
-    ) -> None:
+    def __init__(self, shape: PagedMla, starts: Sequence[int], lengths: Sequence[int], page_table_RW: Tensor) -> None:
         """``page_table_RW`` int32, contiguous, on the CPU, and wide enough for every row."""
-        sizes = HeadSizes(latents.num_heads, 1, latents.cached_dim, latents.latent_dim, latents.scale)
-        super().__init__(sizes, starts, lengths, page_table_RW, latents.page_size)
+        sizes = HeadSizes(shape.num_heads, 1, shape.cached_dim, shape.latent_dim, shape.scale)
+        super().__init__(sizes, starts, lengths, page_table_RW, shape.page_size)
 
     def attend(self, q_THC: Tensor, pages: Tensor) -> Tensor:
-        """Each token attends to all before it in its row and to itself: sums of latents ``[T, H, L]``."""
+        """Causal attention over a row's latent vectors: their weighted sums ``[T, H, L]``."""
         cpu.expect(pages, q_THC.dtype, self.sizes.key_dim)
         cached = cpu.Cached(pages.data_ptr(), *pages.stride()[:2], 0)
         out_THL = torch.empty((*q_THC.shape[:2], self.sizes.value_dim), dtype=pages.dtype)
@@ -46,7 +44,7 @@ class LatentRows(NativeRows):
         return out_THL
 
 
-class ExpandedRows(NativeRows):
+class DecompressedRows(NativeRows):
     """Rows whose keys and values lie one row after the other: row r sees ``seen[r]`` tokens."""
 
     def __init__(self, sizes: HeadSizes, lengths: Sequence[int], seen: Sequence[int], *, is_causal: bool) -> None:
@@ -59,7 +57,7 @@ class ExpandedRows(NativeRows):
     def attend(self, q_THE: Tensor, k_IHE: Tensor, v_IHV: Tensor) -> tuple[Tensor, Tensor]:
         """``[T, H, V]`` in the dtype of the keys, and the log-sum-exp, float32 base 2 ``[T, H]``.
 
-        Numbers of a head lie side by side in keys and values.
+        A head's dims are contiguous in keys and values.
         """
         cpu.expect(k_IHE, q_THE.dtype, self.sizes.num_heads, self.sizes.key_dim)
         cpu.expect(v_IHV, q_THE.dtype, self.sizes.num_heads, self.sizes.value_dim)
@@ -70,7 +68,7 @@ class ExpandedRows(NativeRows):
         return out_THV, lse_TH
 
 
-def can_attend_latents(query_dim: int, cached_dim: int, like: Tensor) -> bool:
+def can_attend_mla(query_dim: int, cached_dim: int, like: Tensor) -> bool:
     """Whether the kernels are there and take pages of this device and type, and heads of these widths."""
     even = like.dtype != torch.bfloat16 or (query_dim % 2 == 0 and cached_dim % 2 == 0)
     return even and cpu.takes(like)

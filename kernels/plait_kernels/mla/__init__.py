@@ -1,0 +1,58 @@
+"""Multi-head latent attention, MLA (arXiv 2405.04434): rope, cache writes and weight absorption.
+
+Shapes: T tokens of a step, the first P of them prefill tokens, B whose queries are absorbed, H heads; E dims of a
+head's query (O without rope, then R with it), L dims of a latent, C = L + R cached of a token; pages
+``[N, page size, C]``. Tables are those of ``plait_kernels.rope.rope_tables``, ``[T, 1, R]``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plait_kernels.backends import triton_backend
+from plait_kernels.mla import reference
+from plait_kernels.mla.reference import AbsorbedQueries, CacheTarget, MlaNorm, Tables, store_latent
+
+
+def rope_and_cache(
+    cached_TC: Tensor, q_PHE: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget
+) -> tuple[Tensor, Tensor]:
+    """Each token's cache entry, ``[T, C]``, and the first tokens' queries with their last R dims rotated.
+
+    An entry is the normalised latent and the rotated key; it is written into the pages too. On a GPU queries are
+    rotated in place. ``cached_TC`` and ``q_PHE`` may be slices of wider rows.
+    """
+    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
+    latent_TC, rotated_PHE = backend.rope_and_cache(cached_TC, q_PHE, norm, tables, cache)
+    return latent_TC, rotated_PHE
+
+
+def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
+    """Absorbed queries ``[B, H, C]``: their scores with cache entries are those of the rotated ``q`` with the keys.
+
+    ``key_HOL`` is the keys' half of ``kv_b_proj``.
+    """
+    backend = triton_backend(__name__) if q_BHE.is_cuda else reference
+    q_BHC: Tensor = backend.absorb(q_BHE, key_HOL, tables)
+    return q_BHC
+
+
+def absorb_and_cache(
+    queries: AbsorbedQueries, cached_TC: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget
+) -> Tensor:
+    """``absorb(*queries, tables)`` for a step of decode rows only, which also writes each token's cache entry."""
+    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
+    q_THC: Tensor = backend.absorb_and_cache(queries, cached_TC, norm, tables, cache)
+    return q_THC
+
+
+__all__ = [
+    "AbsorbedQueries",
+    "CacheTarget",
+    "MlaNorm",
+    "Tables",
+    "absorb",
+    "absorb_and_cache",
+    "rope_and_cache",
+    "store_latent",
+]
