@@ -6,7 +6,7 @@
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-GATES := spine cpu scheduler blackwell
+SUITES := spine cpu scheduler blackwell
 CARGO := $(BIN)/python tools/cargo.py
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py
@@ -24,9 +24,9 @@ help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
 	@echo "make test       every claim, reduced: Rust and Python tests"
 	@echo "make install    build and install only"
-	@echo "make acceptance the gates at their full size (GATES=\"spine cpu\": these alone)"
+	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
-	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its page"
+	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its table"
 	@echo "make lint       formats, lints, types, arrows between rooms, budgets"
 	@echo "make wheel      the four wheels, into dist"
 	@echo "make clean      remove what make made"
@@ -50,12 +50,12 @@ test: .venv/.tested
 	$(CARGO) test --locked --quiet
 	$(BIN)/python -m pytest $(ARGS)
 
-# One gate may take longer than any test may: each server's load is bounded by its client instead.
+# One suite may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested
 	PLAIT_CASES=1000000 $(CARGO) test --locked --quiet -p plait-core --test core -- properties
-	status=0; for gate in $(GATES); do \
-	    $(BIN)/python -m pytest --gate $$gate --full --record --timeout 3600 $(ARGS) || status=1; done; exit $$status
-	@echo "plait: figures are in tests/bench/results: $(GATES:%=acceptance-%.json)"
+	status=0; for suite in $(SUITES); do \
+	    $(BIN)/python -m pytest --suite $$suite --full --record --timeout 3600 $(ARGS) || status=1; done; exit $$status
+	@echo "plait: figures are in tests/bench/results: $(SUITES:%=acceptance-%.json)"
 
 # On a machine that does nothing else; tests/bench/cpu/README.md says how to get the peers.
 bench-cpu: .venv/.tested
@@ -64,7 +64,7 @@ bench-cpu: .venv/.tested
 # A minute once all is built. Times depend on what else runs; instructions do not.
 bench-scheduler: .venv/.tested
 	$(BIN)/python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json $(ARGS)
-	$(BIN)/python tests/bench/scheduler/scheduler_pages.py
+	$(BIN)/python tests/bench/scheduler/results_docs.py
 
 lint: .venv/.tested
 	$(CARGO) fmt --all --check

@@ -1,7 +1,7 @@
-"""Runs the cases of gates side by side, each in a process and on cores of its own: hours on two cores, minutes on many.
+"""Runs the cases of acceptance suites side by side, each in its own process on its own cores.
 
-`python tests/run_acceptance.py --gate cpu --out parts` keeps each case's part in `parts` with its log beside it, and
-runs no case again that has one there. Then `pytest --gate cpu --full --join parts` writes the record.
+`python tests/run_acceptance.py --suite cpu --out parts` keeps each case's part in `parts` with its log beside it, and
+runs no case again that has one there. Then `pytest --suite cpu --full --join parts` writes the record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from plait_testing import acceptance_parts
-from plait_testing.recording import GATES
+from plait_testing.recording import SUITES
 
 PYTEST = (sys.executable, "-m", "pytest", "--full")
 
@@ -27,18 +27,18 @@ PYTEST = (sys.executable, "-m", "pytest", "--full")
 class Task:
     """One case, and the command that keeps it as a part."""
 
-    gate: str
+    suite: str
     case: str
 
     def command(self, out: Path, seconds: int) -> list[str]:
-        return [*PYTEST, "--gate", self.gate, "--part", str(out), "--timeout", str(seconds), "-rA", self.case]
+        return [*PYTEST, "--suite", self.suite, "--part", str(out), "--timeout", str(seconds), "-rA", self.case]
 
 
 def main() -> int:
     """0 where every case passed."""
     given = arguments()
     given.out.mkdir(parents=True, exist_ok=True)
-    tasks = [task for gate in given.gate for task in missing(gate, given.paths, given.out)]
+    tasks = [task for suite in given.suite for task in missing(suite, given.paths, given.out)]
     queue: SimpleQueue[Task] = SimpleQueue()
     for task in sorted(tasks, key=lambda task: rank(task, given.first)):
         queue.put(task)
@@ -50,8 +50,8 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run the cases of gates side by side and keep each as a part.")
-    parser.add_argument("--gate", action="append", choices=GATES, required=True, help="may be given again")
+    parser = argparse.ArgumentParser(description="Run the cases of suites side by side and keep each as a part.")
+    parser.add_argument("--suite", action="append", choices=SUITES, required=True, help="may be given again")
     parser.add_argument("--out", type=Path, required=True, help="folder for parts and logs")
     parser.add_argument("--cores", type=int, default=2, help="cores that one case has (default: 2)")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds that one case may take (default: 3600)")
@@ -60,12 +60,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def missing(gate: str, paths: Sequence[str], out: Path) -> list[Task]:
-    """The cases of a gate of which there is no part yet."""
-    command = [*PYTEST, "--gate", gate, "--collect-only", "--quiet", *paths]
+def missing(suite: str, paths: Sequence[str], out: Path) -> list[Task]:
+    """The cases of a suite of which there is no part yet."""
+    command = [*PYTEST, "--suite", suite, "--collect-only", "--quiet", *paths]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    there = {case for part in acceptance_parts.load(out, gate) for case in part.outcomes}
-    return [Task(gate, case) for case in listed if "::" in case and case not in there]
+    there = {case for part in acceptance_parts.load(out, suite) for case in part.outcomes}
+    return [Task(suite, case) for case in listed if "::" in case and case not in there]
 
 
 def rank(task: Task, first: Sequence[str]) -> int:
@@ -94,10 +94,10 @@ def run_all(queue: SimpleQueue[Task], cores: Iterable[int], out: Path, seconds: 
 def run(task: Task, out: Path, seconds: int) -> int:
     """Pytest's exit status; what it printed is kept beside the parts."""
     begun = time.monotonic()
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"{task.gate} {task.case.rpartition('::')[2]}")
+    name = "".join(letter if letter.isalnum() else "-" for letter in f"{task.suite} {task.case.rpartition('::')[2]}")
     with (out / f"{name}.log").open("w") as log:
         ended = subprocess.run(task.command(out, seconds), stdout=log, stderr=subprocess.STDOUT, check=False)
-    print(f"{ended.returncode} {time.monotonic() - begun:5.0f} s  {task.gate}  {task.case}", flush=True)
+    print(f"{ended.returncode} {time.monotonic() - begun:5.0f} s  {task.suite}  {task.case}", flush=True)
     return ended.returncode
 
 

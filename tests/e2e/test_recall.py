@@ -158,7 +158,7 @@ def assert_settings_were_exercised(variant: str, metrics: dict[str, float], num_
 
 
 def test_a_mistake_that_transformers_makes_too_is_the_models_own(check_models: Path) -> None:
-    """Problem 113 of the gate is one that recall-mla itself gets wrong: 4881 + 8124."""
+    """Problem 113 of the suite is one that recall-mla itself gets wrong: 4881 + 8124."""
     asked = recall.problems(seed=2048, num=114, context=2048)
     answers = ("12005", "13006", "HTTP 500: internal error")
     wrong = [recall.Wrong(113, "add", asked[113]["answer"], given) for given in answers]

@@ -1,6 +1,6 @@
-"""A gate run in parts, by several processes or on several machines, and its record put together from them.
+"""A suite run in parts, by several processes or on several machines, and its record put together from them.
 
-A part says of what commit it is and which cases it ran. Together the parts must hold every case of the gate exactly
+A part says of what commit it is and which cases it ran. Together the parts must hold every case of the suite exactly
 once, all of the commit that puts them together; what failed or was skipped in a part is so in the whole.
 """
 
@@ -16,9 +16,9 @@ import pytest
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one process ran of a gate, at its full size."""
+    """What one process ran of a suite, at its full size."""
 
-    gate: str
+    suite: str
     commit: str
     machine: dict[str, object]
     versions: dict[str, str]
@@ -44,34 +44,34 @@ class Outcomes:
 def keep(part: Part, folder: Path) -> None:
     """Write a part beside the others: a second run of a case is a second file, so that it shows."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{part.gate}-{uuid.uuid4().hex}.json").write_bytes(msgspec.json.encode(part))
+    (folder / f"{part.suite}-{uuid.uuid4().hex}.json").write_bytes(msgspec.json.encode(part))
 
 
-def load(folder: Path, gate: str) -> list[Part]:
-    """The parts of a gate in a folder. Raises `UsageError` where a file is none."""
+def load(folder: Path, suite: str) -> list[Part]:
+    """The parts of a suite in a folder. Raises `UsageError` where a file is none."""
     try:
         parts = [msgspec.json.decode(path.read_bytes(), type=Part) for path in sorted(folder.glob("*.json"))]
     except msgspec.DecodeError as error:
         raise pytest.UsageError(f"{folder} holds a file that --part did not write: {error}") from error
-    return [part for part in parts if part.gate == gate]
+    return [part for part in parts if part.suite == suite]
 
 
 def require_each_case_once(cases: Sequence[str], parts: Iterable[Part], commit: str) -> None:
-    """Raise `UsageError` where the parts are not the whole gate at this commit, each case run once."""
+    """Raise `UsageError` where the parts are not the whole suite at this commit, each case run once."""
     found = Counter(case for part in parts for case in part.outcomes)
     wrong = {
         f"of another commit than {commit}": {part.commit for part in parts} - {commit},
         "run by no part": set(cases) - set(found),
-        "not of this gate": set(found) - set(cases),
+        "not of this suite": set(found) - set(cases),
         "run by more than one part": {case for case, times in found.items() if times > 1},
     }
     said = [f"{what}: {', '.join(sorted(names))}" for what, names in wrong.items() if names]
     if said:
-        raise pytest.UsageError("the parts are no whole gate; " + "; ".join(said))
+        raise pytest.UsageError("the parts are no whole suite; " + "; ".join(said))
 
 
 def whole(cases: Sequence[str], parts: Sequence[Part], command: str) -> dict[str, object]:
-    """The results file of parts that passed `require_each_case_once`; rows in the order of the gate's cases."""
+    """The results file of parts that passed `require_each_case_once`; rows in the order of the suite's cases."""
     ordered = sorted(parts, key=lambda part: min(cases.index(case) for case in part.outcomes))
     outcomes = Counter(outcome for part in parts for outcome in part.outcomes.values())
     return {

@@ -19,7 +19,7 @@ from plait_testing.random_models import random_model
 PAGE_SIZE = 64
 GPU = torch.device("cuda")
 NUM_TOKENS, CHUNK = 4096, 1500
-"""Of the prompt that a model is held against float32 with."""
+"""Tokens of the prompt on which a model is compared with float32, and of a chunk."""
 NUM_ROWS, NUM_DECODED = 15, 100
 """Rows that decode beside it, and how long."""
 RANDOM: dict[str, Any] = {

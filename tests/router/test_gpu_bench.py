@@ -1,10 +1,10 @@
 """What the GPU's benchmark makes of what it measured: floors, goals that scale, streams that were scored again."""
 
 import pytest
-from bench.gpu.floors import NOMINAL, Ceilings, model_cost, most_tokens_per_second
 from bench.gpu.load_cases import LOADED, RATE, Goal
 from bench.gpu.model_shapes import SHAPES
 from bench.gpu.rescoring import Gaps, Scored, token_gaps
+from bench.gpu.roofline import NOMINAL, Ceilings, model_cost, most_tokens_per_second
 
 # Worked out by hand for the same machine when the goals were set.
 FLOORS = [

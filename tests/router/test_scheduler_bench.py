@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import msgspec
-from bench.scheduler.scheduler_pages import PAGE, RESULT, Result, goals, section, with_section
+from bench.scheduler.results_docs import DOC, RESULT, Result, goals, section, with_section
 from plait.bench.result_file import Row
 
 MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7, 5e-6)
 
 
 def test_the_page_says_what_the_results_file_says() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = DOC.read_text(encoding="utf-8")
     assert with_section(page, RESULT.read_bytes()) == page
 
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.cpu.contestants import Contestant, add_flags, contestants, places
 from bench.cpu.cpu_cases import CASES, CpuCase
 from bench.cpu.cpu_report import PLAIT, encode, report
-from bench.cpu.pages import RESULT, rewrite, table
-from bench.cpu.turns import run_all, say
+from bench.cpu.interleave import run_all, say
+from bench.cpu.results_docs import RESULT, rewrite, table
 
 Named = TypeVar("Named", CpuCase, Contestant)
 INTERRUPTED = 130
@@ -53,7 +53,7 @@ def main() -> int:
     print(f"\n{table(made)}")
     say(f"written: {typed.out}, after {time.monotonic() - began:.0f} s")
     if typed.out.resolve() == RESULT:
-        rewrite()  # whatever became of the servers: the pages say what the file says
+        rewrite()  # whatever became of the servers: the documents say what the file says
     return 1 if any(one.state == "failed" for one in field.entries if one.contestant.name.startswith(PLAIT)) else 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import psutil
 from bench.cpu.cpu_cases import CpuCase
-from bench.cpu.turns import Field, Turn
+from bench.cpu.interleave import CaseRun, Field
 from plait.bench.compare import value
 from plait.bench.result_file import Row, commit, machine, versions
 from plait.bench.table import notes
@@ -57,34 +57,34 @@ def report(field: Field, todo: list[CpuCase], command: str) -> dict[str, object]
             for entry in field.entries
         ],
         "rows": [*medians, *ratios(field), *shares_kept(medians, todo), *single_runs(field)],
-        "runs": [_describe(turn) for turn in field.turns],
+        "runs": [_describe(case_run) for case_run in field.runs],
     }
 
 
-def figures(turn: Turn) -> dict[str, tuple[str, float]]:
+def figures(case_run: CaseRun) -> dict[str, tuple[str, float]]:
     """Metric -> unit and value of one run."""
-    found = {metric: (unit, value(turn.measured, metric)) for metric, unit in UNITS.items()}
+    found = {metric: (unit, value(case_run.measured, metric)) for metric, unit in UNITS.items()}
     told = {metric: (unit, number) for metric, (unit, number) in found.items() if number is not None}
     return told | {
-        "memory_peak_rss": ("bytes", float(turn.peak_bytes)),
-        "num_failed": ("requests", float(sum(turn.measured.metrics.failures.values()))),
-        "client_lag_p99": ("seconds", turn.measured.client_lag.lag_p99),
-        "foreign_load": ("cores", turn.foreign_cores),
+        "memory_peak_rss": ("bytes", float(case_run.peak_bytes)),
+        "num_failed": ("requests", float(sum(case_run.measured.metrics.failures.values()))),
+        "client_lag_p99": ("seconds", case_run.measured.client_lag.lag_p99),
+        "foreign_load": ("cores", case_run.foreign_cores),
     }
 
 
 def single_runs(field: Field) -> Iterator[Row]:
     """Each run's own figures."""
-    for turn in field.turns:
-        for metric, (unit, number) in figures(turn).items():
-            yield Row(f"{turn.case} | {turn.server} | run {turn.repeat + 1}", metric, unit, number)
+    for case_run in field.runs:
+        for metric, (unit, number) in figures(case_run).items():
+            yield Row(f"{case_run.case} | {case_run.server} | run {case_run.repeat + 1}", metric, unit, number)
 
 
 def summary(field: Field) -> list[Row]:
     """Medians over the runs of each case and server."""
     made = []
     for case, server in _pairs(field):
-        runs = [figures(turn) for turn in field.turns if (turn.case, turn.server) == (case, server)]
+        runs = [figures(case_run) for case_run in field.runs if (case_run.case, case_run.server) == (case, server)]
         for metric in dict.fromkeys(metric for run in runs for metric in run):
             numbers = [run[metric][1] for run in runs if metric in run]
             unit = next(run[metric][0] for run in runs if metric in run)
@@ -142,21 +142,21 @@ def goal_over_peer(case: str, server: str, metric: str) -> float | None:
 
 def _pairs(field: Field) -> list[tuple[str, str]]:
     """Cases and servers that were measured, in the order of cases and of contestants."""
-    cases = dict.fromkeys(turn.case for turn in field.turns)
-    measured = {(turn.case, turn.server) for turn in field.turns}
+    cases = dict.fromkeys(case_run.case for case_run in field.runs)
+    measured = {(case_run.case, case_run.server) for case_run in field.runs}
     names = [entry.contestant.name for entry in field.entries]
     return [(case, name) for case in cases for name in names if (case, name) in measured]
 
 
 def _by_repeat(field: Field, case: str, server: str, metric: str) -> dict[int, float]:
-    turns = [turn for turn in field.turns if (turn.case, turn.server) == (case, server)]
-    return {turn.repeat: found[metric][1] for turn in turns if metric in (found := figures(turn))}
+    runs = [case_run for case_run in field.runs if (case_run.case, case_run.server) == (case, server)]
+    return {case_run.repeat: found[metric][1] for case_run in runs if metric in (found := figures(case_run))}
 
 
-def _describe(turn: Turn) -> dict[str, object]:
-    measured = turn.measured
+def _describe(case_run: CaseRun) -> dict[str, object]:
+    measured = case_run.measured
     return {
-        "case": f"{turn.case} | {turn.server} | run {turn.repeat + 1}",
+        "case": f"{case_run.case} | {case_run.server} | run {case_run.repeat + 1}",
         "is_valid": not measured.client_lag.reasons,
         "invalid_because": measured.client_lag.reasons,
         "counted_by": measured.run.counting,

@@ -31,10 +31,10 @@ from plait.bench.result_file import commit, machine, versions
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.gpu.floors import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
 from bench.gpu.load_cases import LOADED, RATE, LoadCase
 from bench.gpu.model_shapes import SHAPES, write_shape
 from bench.gpu.rescoring import MAX_BATCH_TOKENS, MAX_SEQS, MEDIAN_GAP, SERVE_FLAGS, WORST_GAP, Gaps, rescore
+from bench.gpu.roofline import NOMINAL, Ceilings, ModelCost, model_cost, most_tokens_per_second
 from bench.gpu.seeded_checkpoint import write_checkpoint
 from bench.gpu.server_starts import Start
 from plait_testing.running_server import Server, start_server

@@ -1,4 +1,4 @@
-"""Who is measured when: servers take turns, case by case, each alone on the machine in its turn."""
+"""The order of measurements: for each case, one server after the other, each alone on the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plait.errors import StartError
 
 
 @dataclass(frozen=True)
-class Turn:
+class CaseRun:
     """One case on one server, once."""
 
     case: str
@@ -51,7 +51,7 @@ class Entry:
         return self.contestant.computes or (model_line(self.log) if self.log is not None else "")
 
     def fail(self, reason: str) -> None:
-        """It takes no further turn."""
+        """It is not measured any more."""
         self.state, self.reason = "failed", reason
         say(f"{self.contestant.name}: FAILED: {reason}")
         if self.process is not None:
@@ -64,7 +64,7 @@ class Field:
     """All contestants, of which one runs at a time."""
 
     entries: list[Entry] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    runs: list[CaseRun] = field(default_factory=list)
 
 
 def say(line: str) -> None:
@@ -126,17 +126,17 @@ def _round(field: Field, case: CpuCase, repeat: int) -> None:
         if entry.process is None or case.kind not in entry.contestant.takes:
             continue
         try:
-            turn = _turn(entry.process, case, repeat)
+            case_run = _run_case(entry.process, case, repeat)
         except (ServerFailed, StartError, psutil.Error, OSError) as failed:
             entry.fail(f"in {case.name}: {failed}; its last line: {entry.process.last_line}")
             continue
-        field.turns.append(turn)
-        say(_words(turn))
-        if turn.measured.run.is_partial:
+        field.runs.append(case_run)
+        say(_words(case_run))
+        if case_run.measured.run.is_partial:
             raise KeyboardInterrupt
 
 
-def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
+def _run_case(process: ServerProcess, case: CpuCase, repeat: int) -> CaseRun:
     with _awake(process), _busy_process(case.is_beside_busy) as busy:
 
         def known_seconds() -> float:
@@ -151,7 +151,7 @@ def _turn(process: ServerProcess, case: CpuCase, repeat: int) -> Turn:
         process.require_alive()
         if not measured.metrics.num_completed and not measured.run.is_partial:
             raise ServerFailed(f"no request was completed: {measured.metrics.failures}")
-        return Turn(case.name, process.name, repeat, measured, process.peak_bytes(), max(0.0, foreign / seconds))
+        return CaseRun(case.name, process.name, repeat, measured, process.peak_bytes(), max(0.0, foreign / seconds))
 
 
 def _measure(process: ServerProcess, case: CpuCase, repeat: int) -> Measured:
@@ -204,16 +204,18 @@ def _own_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _words(turn: Turn) -> str:
+def _words(case_run: CaseRun) -> str:
     def ms(metric: str) -> str:
-        found = value(turn.measured, metric)
+        found = value(case_run.measured, metric)
         return "-" if found is None else f"{found * 1000:.0f}"
 
-    late = f"; INVALID: {'; '.join(turn.measured.client_lag.reasons)}" if turn.measured.client_lag.reasons else ""
-    failed = sum(turn.measured.metrics.failures.values())
+    late = (
+        f"; INVALID: {'; '.join(case_run.measured.client_lag.reasons)}" if case_run.measured.client_lag.reasons else ""
+    )
+    failed = sum(case_run.measured.metrics.failures.values())
     return (
-        f"{turn.case}, {turn.server}, run {turn.repeat + 1}: "
-        f"{turn.measured.metrics.output_tokens_per_second:.1f} tokens/s, TTFT p50 {ms('ttft_p50')} ms, ITL "
-        f"p50/p99/max {ms('itl_p50')}/{ms('itl_p99')}/{ms('itl_max')} ms, {turn.peak_bytes / 1e6:.0f} MB"
+        f"{case_run.case}, {case_run.server}, run {case_run.repeat + 1}: "
+        f"{case_run.measured.metrics.output_tokens_per_second:.1f} tokens/s, TTFT p50 {ms('ttft_p50')} ms, ITL "
+        f"p50/p99/max {ms('itl_p50')}/{ms('itl_p99')}/{ms('itl_max')} ms, {case_run.peak_bytes / 1e6:.0f} MB"
         f"{f', {failed} FAILED' if failed else ''}{late}"
     )

@@ -1,9 +1,9 @@
-"""What planning costs, on the page of results; all from the results file.
+"""What planning costs, in the results document; all from the results file.
 
-    python tests/bench/scheduler/scheduler_pages.py
+    python tests/bench/scheduler/results_docs.py
 
-Rewrites what stands between the marks `<!-- bench-scheduler -->` and `<!-- /bench-scheduler -->`. A test holds the
-page to the file.
+Rewrites what stands between the marks `<!-- bench-scheduler -->` and `<!-- /bench-scheduler -->`. A test compares the
+document with the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plait.bench.result_file import Row
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests/bench/results/scheduler.json"
-PAGE = ROOT / "tests/bench/results/README.md"
+DOC = ROOT / "tests/bench/results/README.md"
 BEGIN, END = "<!-- bench-scheduler -->\n", "<!-- /bench-scheduler -->"
 PLANNING = re.compile(r"plan \+ advance, (\d+) decoders, context (\d+), cache (empty|full)")
 AT_LEAST = ("plans_per_second",)
@@ -27,7 +27,7 @@ SPREAD = {"p50": "p99"}
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The results file, as far as the page quotes it."""
+    """The results file, as far as the document quotes it."""
 
     commit: str | None
     machine: dict[str, str | int]
@@ -105,7 +105,7 @@ def others(result: Result) -> Iterator[list[str]]:
 
 
 def section(made: bytes) -> str:
-    """What the page says, of the results file."""
+    """What the document says of the results file."""
     result = msgspec.json.decode(made, type=Result)
     about = f"Commit {(result.commit or 'unknown')[:12]}, {result.machine['cores']} cores ({result.machine['cpu']})."
     lines = [
@@ -125,16 +125,16 @@ def section(made: bytes) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_section(page: str, made: bytes) -> str:
-    """The page with what stands between its marks replaced; raises `ValueError` where it has not one such place."""
-    before, rest = page.split(BEGIN)
+def with_section(text: str, made: bytes) -> str:
+    """The text with what stands between its marks replaced; raises `ValueError` if it has not one such place."""
+    before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + section(made) + END + after
 
 
 def main() -> None:
-    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), RESULT.read_bytes()), encoding="utf-8")
-    print(f"bench-scheduler: {PAGE.relative_to(ROOT)} says what {RESULT.name} says")
+    DOC.write_text(with_section(DOC.read_text(encoding="utf-8"), RESULT.read_bytes()), encoding="utf-8")
+    print(f"bench-scheduler: {DOC.relative_to(ROOT)} says what {RESULT.name} says")
 
 
 if __name__ == "__main__":

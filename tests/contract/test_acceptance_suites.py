@@ -1,4 +1,4 @@
-"""Every acceptance test belongs to one gate, and a gate is recorded whole or not at all."""
+"""Every acceptance test belongs to one suite, and a suite is recorded whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_spine(): pass
 @pytest.mark.acceptance("cpu")
 def test_cpu(): pass
 
-def test_of_no_gate(): pass
+def test_of_no_suite(): pass
 """
 
 
@@ -59,24 +59,24 @@ def marks() -> Iterator[tuple[str, ast.expr]]:
                     yield f"{path.name}::{getattr(node, 'name', '')}", mark
 
 
-def named_gates(mark: ast.expr) -> list[object]:
+def named_suites(mark: ast.expr) -> list[object]:
     return [ast.literal_eval(word) for word in mark.args] if isinstance(mark, ast.Call) else []
 
 
 @pytest.mark.parametrize(("test", "mark"), [pytest.param(*one, id=one[0]) for one in marks()])
-def test_an_acceptance_test_names_one_known_gate(test: str, mark: ast.expr) -> None:
-    names = named_gates(mark)
-    assert len(names) == 1, f"{test}: @pytest.mark.acceptance names one gate of {list(recording.GATES)}"
-    assert names[0] in recording.GATES
+def test_an_acceptance_test_names_one_known_suite(test: str, mark: ast.expr) -> None:
+    names = named_suites(mark)
+    assert len(names) == 1, f"{test}: @pytest.mark.acceptance names one suite of {list(recording.SUITES)}"
+    assert names[0] in recording.SUITES
 
 
-def test_every_gate_has_tests() -> None:
-    assert {name for _, mark in marks() for name in named_gates(mark)} == set(recording.GATES)
+def test_every_suite_has_tests() -> None:
+    assert {name for _, mark in marks() for name in named_suites(mark)} == set(recording.SUITES)
 
 
-def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
+def test_a_suite_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(THREE)
-    ran = pytester.runpytest_inprocess(*PLUGIN, "--gate", "cpu", "-v")
+    ran = pytester.runpytest_inprocess(*PLUGIN, "--suite", "cpu", "-v")
     ran.assert_outcomes(passed=1, deselected=2)
     ran.stdout.fnmatch_lines(["*test_cpu PASSED*"])
 
@@ -84,17 +84,17 @@ def test_a_gate_runs_its_own_tests_alone(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--full"], "needs --full and --gate NAME"),
-        (["--gate", "cpu"], "needs --full and --gate NAME"),
-        (["--gate", "cpu", "--full", "-k", "recall"], "leave out -k or --record"),
-        (["--gate", "cpu", "--full", "--deselect", "a"], "leave out --deselect or --record"),
-        (["--gate", "cpu", "--full", "-x"], "leave out -x or --record"),
-        (["--gate", "cpu", "--full", "--collect-only"], "leave out --collect-only or --record"),
-        (["--gate", "cpu", "--full", "."], "leave out paths or --record"),
-        (["--gate", "cpu", "--full", "--part", "parts"], "--record and --part do not go together"),
+        (["--full"], "needs --full and --suite NAME"),
+        (["--suite", "cpu"], "needs --full and --suite NAME"),
+        (["--suite", "cpu", "--full", "-k", "recall"], "leave out -k or --record"),
+        (["--suite", "cpu", "--full", "--deselect", "a"], "leave out --deselect or --record"),
+        (["--suite", "cpu", "--full", "-x"], "leave out -x or --record"),
+        (["--suite", "cpu", "--full", "--collect-only"], "leave out --collect-only or --record"),
+        (["--suite", "cpu", "--full", "."], "leave out paths or --record"),
+        (["--suite", "cpu", "--full", "--part", "parts"], "--record and --part do not go together"),
     ],
 )
-def test_a_part_of_a_gate_is_not_recorded(pytester: pytest.Pytester, words: list[str], said: str) -> None:
+def test_a_part_of_a_suite_is_not_recorded(pytester: pytest.Pytester, words: list[str], said: str) -> None:
     refused = pytester.runpytest_inprocess(*PLUGIN, "--record", *words)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines([f"*{said}*"])
@@ -104,23 +104,23 @@ def test_a_run_that_was_interrupted_is_not_recorded(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
-    words = (*PLUGIN, "--gate", "cpu", "--full", "--record")
+    words = (*PLUGIN, "--suite", "cpu", "--full", "--record")
     session = pytester.inline_run(*words, plugins=[Interrupts()], no_reraise_ctrlc=True)
     assert session.ret == pytest.ExitCode.INTERRUPTED
     assert not list(tmp_path.iterdir())
 
 
-Gate = Callable[..., pytest.RunResult]
+Suite = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def gate(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """`gate(*words)` runs a gate of four cases, in a repository of its own, at its full size."""
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """`suite(*words)` runs a suite of four cases, in a repository of its own, at its full size."""
     monkeypatch.setattr(recording, "RESULTS", pytester.path / "results")
     pytester.makepyfile(FOUR)
     pytester.run("git", "init", "--quiet")
     commit_all(pytester)
-    return lambda *words: pytester.runpytest_inprocess(*PLUGIN, "--gate", "cpu", "--full", *words)
+    return lambda *words: pytester.runpytest_inprocess(*PLUGIN, "--suite", "cpu", "--full", *words)
 
 
 def commit_all(pytester: pytest.Pytester) -> None:
@@ -128,10 +128,10 @@ def commit_all(pytester: pytest.Pytester) -> None:
     pytester.run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "-")
 
 
-def test_parts_that_hold_every_case_once_are_a_record(gate: Gate, pytester: pytest.Pytester) -> None:
-    gate("--part", "parts", "-k", "wrong or missing")
-    gate("--part", "parts", "-k", "right")
-    assert gate("--join", "parts").ret == pytest.ExitCode.OK
+def test_parts_that_hold_every_case_once_are_a_record(suite: Suite, pytester: pytest.Pytester) -> None:
+    suite("--part", "parts", "-k", "wrong or missing")
+    suite("--part", "parts", "-k", "right")
+    assert suite("--join", "parts").ret == pytest.ExitCode.OK
     written = json.loads((pytester.path / "results" / "acceptance-cpu.json").read_text())
     rows = [(row["case"], row["value"], row["goal"]) for row in written["rows"]]
     assert rows == [("one", 1, 1), ("two", 2, None), ("wrong", 0, 1)]
@@ -151,37 +151,37 @@ def test_parts_that_hold_every_case_once_are_a_record(gate: Gate, pytester: pyte
     ],
 )
 def test_parts_that_miss_a_case_or_hold_it_twice_are_refused(
-    parts: list[str], said: str, gate: Gate, pytester: pytest.Pytester
+    parts: list[str], said: str, suite: Suite, pytester: pytest.Pytester
 ) -> None:
     for words in parts:
-        gate("--part", "parts", "-k", words)
-    refused = gate("--join", "parts")
+        suite("--part", "parts", "-k", words)
+    refused = suite("--join", "parts")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines([f"*no whole gate; {said}"])
+    refused.stderr.fnmatch_lines([f"*no whole suite; {said}"])
     assert not (pytester.path / "results").exists()
 
 
-def test_parts_of_another_commit_are_refused(gate: Gate, pytester: pytest.Pytester) -> None:
-    gate("--part", "parts")
+def test_parts_of_another_commit_are_refused(suite: Suite, pytester: pytest.Pytester) -> None:
+    suite("--part", "parts")
     pytester.makepyfile(test_more="")
     commit_all(pytester)
-    refused = gate("--join", "parts")
+    refused = suite("--join", "parts")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*no whole gate; of another commit than *"])
+    refused.stderr.fnmatch_lines(["*no whole suite; of another commit than *"])
 
 
 @pytest.mark.parametrize("flag", ["--part", "--join"])
-def test_parts_of_a_tree_that_is_no_commit_are_refused(flag: str, gate: Gate, pytester: pytest.Pytester) -> None:
+def test_parts_of_a_tree_that_is_no_commit_are_refused(flag: str, suite: Suite, pytester: pytest.Pytester) -> None:
     (module,) = pytester.path.glob("*.py")
     module.write_text(module.read_text() + "# changed\n")
-    refused = gate(flag, "parts")
+    refused = suite(flag, "parts")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines([f"*{flag} needs a tree that is a commit*"])
 
 
-def test_what_is_no_part_is_refused(gate: Gate, pytester: pytest.Pytester) -> None:
+def test_what_is_no_part_is_refused(suite: Suite, pytester: pytest.Pytester) -> None:
     pytester.mkdir("parts").joinpath("other.json").write_text("{}")
-    refused = gate("--join", "parts")
+    refused = suite("--join", "parts")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["*holds a file that --part did not write*"])
 

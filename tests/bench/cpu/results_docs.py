@@ -1,9 +1,9 @@
-"""The CPU bench's figures on the pages that quote them, and its plot; all from the results file.
+"""The CPU bench's figures in the documents that quote them, and its plot. All come from the results file.
 
-    python tests/bench/cpu/pages.py
+    python tests/bench/cpu/results_docs.py
 
 Rewrites what stands between the marks `<!-- bench-cpu -->` and `<!-- /bench-cpu -->` of README.md and of the results
-page, and draws `cpu.png`. A test holds the pages to the file.
+document, and draws `cpu.png`. A test compares the documents with the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests/bench/results/cpu.json"
-README, RESULTS_PAGE = ROOT / "README.md", ROOT / "tests/bench/results/README.md"
+README, RESULTS_DOC = ROOT / "README.md", ROOT / "tests/bench/results/README.md"
 PLOT = RESULT.with_suffix(".png")
 PLAIT = "plait"
 NOT_YET = "No run of `make bench-cpu` is recorded yet."
@@ -43,7 +43,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The results file, as far as pages quote it."""
+    """The results file, as far as documents quote it."""
 
     commit: str | None
     machine: dict[str, str | int]
@@ -174,17 +174,17 @@ def results_section(made: bytes) -> str:
 
 
 def sections(made: bytes | None) -> dict[Path, str]:
-    """What each page says, of the results file; None where there is no file yet."""
+    """What each document says of the results file; None if there is no file yet."""
     if made is None:
-        return dict.fromkeys((README, RESULTS_PAGE), f"{NOT_YET}\n")
-    return {README: readme_section(read(made)), RESULTS_PAGE: results_section(made)}
+        return dict.fromkeys((README, RESULTS_DOC), f"{NOT_YET}\n")
+    return {README: readme_section(read(made)), RESULTS_DOC: results_section(made)}
 
 
-def with_section(page: str, section: str) -> str:
-    """The page with what stands between its marks replaced; raises `ValueError` where it has none."""
-    changed, count = MARKS.subn(lambda _: section, page)
+def with_section(text: str, section: str) -> str:
+    """The text with what stands between its marks replaced; raises `ValueError` if it has none."""
+    changed, count = MARKS.subn(lambda _: section, text)
     if count != 1:
-        raise ValueError(f"the page has {count} places between <!-- bench-cpu --> and <!-- /bench-cpu -->, not one")
+        raise ValueError(f"the document has {count} places between <!-- bench-cpu --> and <!-- /bench-cpu -->, not one")
     return changed
 
 
@@ -220,13 +220,13 @@ def _bars(axes: Axes, result: Result, metric: str, factor: float) -> None:
 
 
 def rewrite() -> None:
-    """Have the pages and the plot say what the results file says."""
+    """Bring the documents and the plot up to date with the results file."""
     made = RESULT.read_bytes() if RESULT.exists() else None
     for path, section in sections(made).items():
         path.write_text(with_section(path.read_text(encoding="utf-8"), section), encoding="utf-8")
     if made is not None:
         draw(read(made))
-    print(f"bench-cpu: {README.name}, {RESULTS_PAGE.relative_to(ROOT)} and {PLOT.name} say what {RESULT.name} says")
+    print(f"bench-cpu: {README.name}, {RESULTS_DOC.relative_to(ROOT)} and {PLOT.name} say what {RESULT.name} says")
 
 
 if __name__ == "__main__":
