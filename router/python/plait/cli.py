@@ -14,12 +14,9 @@ from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
 from plait.output import discard_output, say
-from plait.settings import ServeSettings
+from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-MAX_TEMPERATURE = 2
-"""OpenAI's, which the server's own limit is too."""
 # How long a CPU worker's threads spin for their next piece of a step before they sleep. libgomp's own
 # choice is 30 times longer: no faster alone, and beside one busy process a prefill takes five times as
 # long, because threads that hold a core wait for one that has none.
@@ -67,7 +64,7 @@ def _last_line(error: StartError) -> str:
 
 
 def _run(argv: list[str]) -> int:
-    parser, commands = _parsers()
+    parser, commands = parsers()
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
@@ -80,7 +77,8 @@ def _command(args: argparse.Namespace) -> str:
     return args.command if getattr(args, "bench", None) is None else f"{args.command} {args.bench}"
 
 
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
+def parsers() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and those of its commands by name."""
     parser = Parser(prog="plait", description="A server for large language models.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"plait {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -90,11 +88,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     )
     add_flags(serve, ServeSettings)
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
-    chat.add_argument("--url", default=DEFAULT_URL, help=f"the server's address (default: {DEFAULT_URL})")
-    chat.add_argument("--api-key-file", help="file whose first line is a key (default: no key is sent)")
-    chat.add_argument(
-        "--temperature", type=float, help=f"0 to {MAX_TEMPERATURE}; 0 always takes the likeliest (default: the model's)"
-    )
+    add_flags(chat, ChatSettings)
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
     add_flags(simulate, SimulateSettings)
     kernels = commands.add_parser(
@@ -127,13 +121,12 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    settings = read_settings(args, ChatSettings).talk
     from plait.chat import chat
     from plait.http.auth import read_keys
 
-    if args.temperature is not None and not 0 <= args.temperature <= MAX_TEMPERATURE:
-        raise SettingsError(f"--temperature is {args.temperature}; allowed: a number from 0 to {MAX_TEMPERATURE}")
-    keys = read_keys(Path(args.api_key_file)) if args.api_key_file is not None else [None]
-    return chat(args.url, keys[0], args.temperature)
+    keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file is not None else [None]
+    return chat(settings.url, keys[0], settings.temperature)
 
 
 def _simulate(args: argparse.Namespace) -> int:

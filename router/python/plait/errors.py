@@ -7,6 +7,14 @@ from plait_proto import ExitCode
 DONE = 0
 """Exit code of a server that drained, and of every command that did what it was asked."""
 
+MEANINGS = {
+    ExitCode.BUG: "A bug in Plait.",
+    ExitCode.SETTINGS: "A setting that cannot work.",
+    ExitCode.HARDWARE: "Hardware or memory. Of `plait bench`: the client was too slow, so a run is invalid.",
+    ExitCode.MODEL_FILES: "Model files that are missing, broken or not supported.",
+    ExitCode.RANK_LOST: "A rank or a node was lost.",
+}
+"""Exit codes as `docs/errors.md` lists them."""
 ADVICE = {
     ExitCode.BUG: "this is a bug in Plait: please report it with the lines above",
     ExitCode.RANK_LOST: "start the server again; the worker's own lines are above",

@@ -47,6 +47,18 @@ class Flag(msgspec.Struct, frozen=True):
         return f"{self.setting.meaning} (default: {default})".replace("%", "%%")
 
     @property
+    def allowed(self) -> str:
+        """The values that it takes, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.scalar in (str, bool):
+            return "text" if self.scalar is str else "on or off"
+        noun = "a whole number" if self.scalar is int else "a number"
+        if self.bounds.gt is not None:
+            return f"{noun} over {self.bounds.gt:g} and up to {self.bounds.le:g}"
+        return f"{noun} from {self.bounds.ge} to {self.bounds.le}"
+
+    @property
     def metavar(self) -> str:
         """What stands for the value in the help."""
         return "{" + ",".join(self.choices) + "}" if self.choices else self.field.upper()
@@ -121,17 +133,8 @@ def _convert(flag: Flag, raw: object) -> object:
     try:
         return msgspec.convert(raw, type=flag.target, strict=False)
     except msgspec.ValidationError:
-        message = f"{flag.name} is {raw!r}; allowed: {_allowed(flag)} ({flag.setting.meaning})"
+        message = f"{flag.name} is {raw!r}; allowed: {flag.allowed} ({flag.setting.meaning})"
         raise SettingsError(message) from None
-
-
-def _allowed(flag: Flag) -> str:
-    if flag.choices:
-        return "one of " + ", ".join(flag.choices)
-    noun = "a whole number" if flag.scalar is int else "a number"
-    if flag.bounds.gt is not None:
-        return f"{noun} over {flag.bounds.gt:g} and up to {flag.bounds.le:g}"
-    return f"{noun} from {flag.bounds.ge} to {flag.bounds.le}"
 
 
 def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:

@@ -49,6 +49,8 @@ RankCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # Over a minute a target bounds nothing.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
+# OpenAI's limit, and the server's.
+Temperature = Annotated[float, Meta(ge=0, le=2)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -260,6 +262,22 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageSettings = PageSettings()
     attention: AttentionSettings = AttentionSettings()
     process: ProcessSettings = ProcessSettings()
+
+
+class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Conversation."""
+
+    url: Annotated[str, Setting("address of the server")] = "http://127.0.0.1:8000"
+    api_key_file: Annotated[str | None, Setting("file whose first line is a key", unset="no key is sent")] = None
+    temperature: Annotated[
+        Temperature | None, Setting("sampling temperature; 0 always takes the likeliest token", unset="the model's")
+    ] = None
+
+
+class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of `plait chat`."""
+
+    talk: TalkSettings = TalkSettings()
 
 
 class CoordinatorKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="coordinator"):

@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 from starlette.types import Send
 
 Headers = list[tuple[bytes, bytes]]
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "internal_error", 503: "service_unavailable"}
+_INVALID = "invalid_request_error"
+
+
+class ErrorKind(NamedTuple):
+    """What an HTTP status means here; `docs/errors.md` lists them."""
+
+    type: str
+    """OpenAI's class of error: `error.type` of the body."""
+    codes: tuple[str, ...]
+    """Words for programs in `error.code`; without one it is null."""
+    when: str
+
+
+ERRORS = {
+    400: ErrorKind(
+        _INVALID,
+        (
+            "invalid_value",
+            "unsupported_value",
+            "context_length_exceeded",
+            "no_chat_template",
+            "chat_template_error",
+        ),
+        "The body is malformed, a value is out of range, or a field is not supported.",
+    ),
+    401: ErrorKind("authentication_error", ("invalid_api_key",), "The API key is missing or wrong."),
+    404: ErrorKind(_INVALID, ("model_not_found",), "The model or the path does not exist."),
+    405: ErrorKind(_INVALID, (), "The path does not take this method."),
+    408: ErrorKind(_INVALID, (), "Headers or body did not arrive in time."),
+    413: ErrorKind(_INVALID, (), "The body is too large."),
+    429: ErrorKind("rate_limit_error", ("queue_full",), "A queue is full. Retry-After says when to try again."),
+    431: ErrorKind(_INVALID, (), "The headers are too large."),
+    500: ErrorKind("internal_error", ("internal_error",), "A bug in Plait. Please report it."),
+    503: ErrorKind(
+        "service_unavailable",
+        ("service_unavailable", "slow_client"),
+        "The engine loads, drains or failed, or the client read too slowly.",
+    ),
+}
 
 
 class ApiError(Exception):
@@ -29,7 +68,7 @@ class ApiError(Exception):
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}` as JSON."""
-    kind = _TYPES.get(status, "invalid_request_error")
+    kind = ERRORS[status].type if status in ERRORS else _INVALID
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
