@@ -61,10 +61,10 @@ def test_every_crate_takes_its_version_and_lints_from_the_workspace() -> None:
 
 CRATES = {
     "core": set[str](),
-    "text": {"plait-core"},
+    "text": {"plait-core", "plait-proto"},
     "openai": {"plait-core", "plait-text"},
     "engine": {"plait-core", "plait-openai", "plait-proto", "plait-text"},
-    "sim": {"plait-core"},
+    "sim": {"plait-core", "plait-proto"},
     "python": {"plait-engine", "plait-sim"},
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use plait_proto::Family;
 use serde::Deserialize;
 
 use crate::error::SimError;
@@ -29,6 +30,8 @@ const MAX_NUMBER: u64 = 1 << 24;
 /// The fields of a Hugging Face `config.json` that say how much a step computes and reads.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ModelShape {
+    #[serde(default)]
+    architectures: Vec<String>,
     hidden_size: u64,
     num_hidden_layers: u64,
     num_attention_heads: u64,
@@ -58,7 +61,7 @@ struct GqaHeads {
     head_dim: Option<u64>,
 }
 
-/// Multi-head latent attention, where `kv_lora_rank` is given.
+/// Multi-head latent attention.
 #[derive(Clone, Debug, Deserialize)]
 struct MlaHeads {
     kv_lora_rank: Option<u64>,
@@ -237,9 +240,22 @@ impl ModelShape {
     }
 
     fn attention(&self) -> Result<Attention, String> {
-        match self.mla.kv_lora_rank {
-            Some(kv_rank) => self.mla(kv_rank),
-            None => Ok(self.gqa()),
+        if self.uses_mla() {
+            self.mla()
+        } else {
+            Ok(self.gqa())
+        }
+    }
+
+    /// As the family's layers do; a shape of no known family does if it states `kv_lora_rank`.
+    fn uses_mla(&self) -> bool {
+        let mut families = self
+            .architectures
+            .iter()
+            .map(|name| Family::of_architecture(name));
+        match families.find_map(Result::ok) {
+            Some(family) => family.uses_mla(),
+            None => self.mla.kv_lora_rank.is_some(),
         }
     }
 
@@ -254,8 +270,9 @@ impl ModelShape {
         }
     }
 
-    fn mla(&self, kv_rank: u64) -> Result<Attention, String> {
+    fn mla(&self) -> Result<Attention, String> {
         let mla = &self.mla;
+        let kv_rank = needed("kv_lora_rank", mla.kv_lora_rank)?;
         let content = needed("qk_nope_head_dim", mla.qk_nope_head_dim)?;
         let rope = needed("qk_rope_head_dim", mla.qk_rope_head_dim)?;
         let value = needed("v_head_dim", mla.v_head_dim)?;

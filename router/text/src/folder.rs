@@ -6,12 +6,12 @@ use std::io::Read as _;
 use std::path::Path;
 
 use plait_core::TokenId;
+use plait_proto::Family;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use crate::architecture::Architecture;
 use crate::error::ModelFilesError;
 use crate::model_files::{GenerationDefaults, ModelFacts, TextFiles};
 use crate::post_processor::add_bos_and_eos;
@@ -104,10 +104,10 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
     let settings: TokenizerConfig = read_optional_json(folder, "tokenizer_config.json")?;
     let tokenizer = read_tokenizer(folder, &settings)?;
     let class = config.architectures.first().map_or("none", String::as_str);
-    let architecture = Architecture::from_class(class)
+    let family = Family::of_architecture(class)
         .map_err(|problem| ModelFilesError::new(folder.join("config.json"), problem))?;
     let facts = ModelFacts {
-        architecture,
+        family,
         context_length: config.context_length(),
         vocab_size: config.vocab_size,
         eos_token_ids: end_tokens(&config, &generation, &settings, &tokenizer),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use plait_core::TokenId;
+use plait_proto::Family;
 
-use crate::architecture::Architecture;
 use crate::error::ModelFilesError;
 use crate::gguf::{Gguf, Value};
 use crate::gguf_tokenizer::{TokenTable, build};
@@ -26,10 +26,10 @@ pub(crate) fn read(path: &Path) -> Result<TextFiles, ModelFilesError> {
 
 fn text_files(mut gguf: Gguf) -> Result<TextFiles, String> {
     let name = gguf.take_text("general.architecture")?;
-    let architecture = Architecture::from_gguf(&name)?;
+    let family = Family::of_gguf(&name)?;
     let table = token_table(&mut gguf)?;
     let facts = ModelFacts {
-        architecture,
+        family,
         context_length: gguf.need_u32(&format!("{name}.context_length"))?,
         vocab_size: vocab_size(&gguf, &table)?,
         eos_token_ids: end_tokens(&gguf, &table)?,

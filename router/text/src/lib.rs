@@ -4,7 +4,6 @@
 //! [`ModelText`] holds what a model's files say about text and is shared by all threads.
 //! [`OutputText`] turns one output's tokens into text. HTTP and OpenAI's API are `plait-openai`'s.
 
-mod architecture;
 mod catch_panic;
 mod detokenise;
 mod error;

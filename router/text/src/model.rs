@@ -67,7 +67,7 @@ impl ModelText {
 
     /// The family: `llama`, `qwen3` or `qwen3_moe`.
     pub fn architecture(&self) -> &'static str {
-        self.facts.architecture.name()
+        &self.facts.family.name
     }
 
     /// Positions that the model was made for; the upper bound of `max_model_len`.

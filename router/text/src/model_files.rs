@@ -1,10 +1,10 @@
 //! What a folder and a GGUF file both give.
 
 use plait_core::TokenId;
+use plait_proto::Family;
 use serde::Serialize;
 use tokenizers::Tokenizer;
 
-use crate::architecture::Architecture;
 use crate::template::SpecialTokens;
 
 /// How the model's authors want it sampled; `None` leaves it to OpenAI's defaults.
@@ -23,7 +23,7 @@ pub struct GenerationDefaults {
 /// Plain facts about a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelFacts {
-    pub(crate) architecture: Architecture,
+    pub(crate) family: &'static Family,
     /// Positions.
     pub(crate) context_length: u32,
     /// Rows of the output head.
