@@ -53,6 +53,7 @@ fn decode_plan() -> Plan {
         step: 70_000,
         decode: (0..NUM_ROWS)
             .map(|slot| DecodeRow {
+                length: 1,
                 slot,
                 start: 1000 + slot,
             })

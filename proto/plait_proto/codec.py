@@ -71,7 +71,8 @@ _KINDS: dict[type[Message], Kind] = {
     Bye: Kind.BYE,
     Join: Kind.JOIN,
 }
-_NUM_FRAMES = {kind: 6 if kind in (Kind.PLAN, Kind.STEP_RESULT) else 2 for kind in Kind}
+# At least, and at most.
+_NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
 # A cast refuses a buffer of no bytes.
 _NO_WORDS = memoryview(array.array("I"))
 
@@ -132,8 +133,10 @@ def _check_caps(frames: Sequence[Frame]) -> Kind:
         if size % 4:
             raise Malformed(f"frame {index} has {size} bytes, which is no whole number of 4-byte words")
     kind = _read_kind(frames[0], sizes[0])
-    if len(frames) != _NUM_FRAMES[kind]:
-        raise Malformed(f"{kind.name} came in {len(frames)} frames; it has {_NUM_FRAMES[kind]}")
+    least, most = _NUM_FRAMES[kind]
+    if not least <= len(frames) <= most:
+        allowed = f"{least} to {most}" if least < most else least
+        raise Malformed(f"{kind.name} came in {len(frames)} frames; it has {allowed}")
     return kind
 
 
@@ -148,7 +151,9 @@ def _read_kind(frame: Frame, num_bytes: int) -> Kind:
 
 def _encode_plan(plan: Plan) -> list[bytes]:
     header = PlanHeader(plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, plan.decision)
-    arrays = (plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots)
+    arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots, plan.other_pages, plan.trimmed_slots]
+    while len(arrays) > 4 and not len(arrays[-1]):
+        arrays.pop()
     return [_ENCODER.encode(header), *map(_array_bytes, arrays)]
 
 
@@ -160,11 +165,19 @@ def _encode_result(result: StepResult) -> list[bytes]:
 
 def _decode_plan(frames: Sequence[Frame]) -> Plan:
     header = _unpack(Kind.PLAN, _PLAN_HEADER, frames[1])
-    rows, token_ids, appended_pages, freed_slots = map(_words, frames[2:])
-    _check_words(Kind.PLAN, 2, rows, 4 * header.num_prefill + 2 * header.num_decode)
+    if len(frames) > 6 and not memoryview(frames[-1]).nbytes:
+        frame = len(frames) - 1
+        raise Malformed(f"frame {frame} of PLAN is empty; an empty optional frame comes only before a later one")
+    arrays = [_words(frame) for frame in frames[2:]]
+    rows, token_ids, appended_pages, freed_slots, other_pages, trimmed_slots = arrays + [_NO_WORDS] * (6 - len(arrays))
+    _check_rows(header, rows)
     _check_words(Kind.PLAN, 3, token_ids, _num_token_ids(rows[: 4 * header.num_prefill]))
-    if len(appended_pages) % 2:
-        raise Malformed(f"frame 4 of PLAN has {len(appended_pages)} words; pairs are even")
+    _check_records(4, appended_pages, 2)
+    _check_records(6, other_pages, 3)
+    _check_records(7, trimmed_slots, 3)
+    if 0 in (kinds := other_pages[::3].tolist()):
+        slot = other_pages[3 * kinds.index(0) + 1]
+        raise Malformed(f"frame 6 of PLAN has a page of kind 0 for slot {slot}; those are in frame 4")
     for new_slot in header.new_slots:
         _check_finite(new_slot)
     return Plan(
@@ -177,7 +190,23 @@ def _decode_plan(frames: Sequence[Frame]) -> Plan:
         token_ids=token_ids,
         appended_pages=appended_pages,
         freed_slots=freed_slots,
+        other_pages=other_pages,
+        trimmed_slots=trimmed_slots,
     )
+
+
+def _check_rows(header: PlanHeader, rows: memoryview) -> None:
+    expected = 4 * header.num_prefill + 2 * header.num_decode
+    if len(rows) != expected + header.num_decode:
+        _check_words(Kind.PLAN, 2, rows, expected)
+    lengths = rows[expected:].tolist()
+    if 0 in lengths:
+        raise Malformed(f"decode row {lengths.index(0)} computes no token; each computes at least one")
+
+
+def _check_records(frame: int, words: memoryview, record: int) -> None:
+    if len(words) % record:
+        raise Malformed(f"frame {frame} of PLAN has {len(words)} words; each record has {record}")
 
 
 def _num_token_ids(prefill_rows: memoryview) -> int:

@@ -203,7 +203,7 @@ class PlanHeader(Fields, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One step; its parts are applied in the order freed, new, appended, rows."""
+    """One step. A worker applies it in the order freed, new, trimmed, appended, rows."""
 
     step: int
     """0 is the warm-up."""
@@ -212,12 +212,17 @@ class Plan(msgspec.Struct, frozen=True):
     new_slots: tuple[NewSlot, ...]
     decision: Decision | None
     rows: Words
-    """``slot, start, length, flags`` of each prefill row, then ``slot, start`` of each decode row."""
+    """``slot, start, length, flags`` of each prefill row, then ``slot, start`` of each decode row.
+    Where a decode row computes drafts, the length of each decode row follows."""
     token_ids: Words
     """Of the prefill rows, one row after the other; one more than its length for a row with lookahead."""
     appended_pages: Words
-    """``slot, page`` each; a slot's pages fill its table in this order."""
+    """``slot, page`` of each page of kind 0; a slot's pages fill its table in this order."""
     freed_slots: Words
+    other_pages: Words = b""
+    """``kind, slot, page`` of each page of another kind; left out while it is empty."""
+    trimmed_slots: Words = b""
+    """``kind, slot, num_pages``: a slot keeps its first pages. Left out while it is empty."""
 
 
 IS_LAST_CHUNK = 1

@@ -39,7 +39,7 @@ pub fn encode(message: &Message) -> Frames {
         Message::Plan(plan) => {
             let mut encoder = PlanEncoder::default();
             encoder.encode(plan);
-            return encoder.into_frames();
+            return encoder.into_frames(plan);
         }
         Message::StepResult(result) => encode_result(result),
         Message::Vote(vote) => vec![packed(vote)],
@@ -66,12 +66,9 @@ pub fn decode<F: AsRef<[u8]>>(frames: &[F]) -> Result<Message, Malformed> {
         });
     };
     let kind = read_kind(kind.as_ref())?;
-    if frames.len() != kind.num_frames() {
-        return Err(Malformed::FrameCount {
-            kind,
-            given: frames.len(),
-            expected: kind.num_frames(),
-        });
+    if !kind.num_frames().contains(&frames.len()) {
+        let given = frames.len();
+        return Err(Malformed::FrameCount { kind, given });
     }
     decode_kind(kind, header.as_ref(), arrays)
 }
@@ -84,7 +81,7 @@ fn decode_kind<F: AsRef<[u8]>>(
     Ok(match kind {
         Kind::Hello => Message::Hello(unpack_extensible(kind, header)?),
         Kind::Welcome => Message::Welcome(unpack_extensible(kind, header)?),
-        Kind::Plan => Message::Plan(decode_plan(header, four(arrays))?),
+        Kind::Plan => Message::Plan(decode_plan(header, &borrowed(arrays))?),
         Kind::StepResult => Message::StepResult(decode_result(header, four(arrays))?),
         Kind::Vote => Message::Vote(unpack_extensible(kind, header)?),
         Kind::Decision => Message::Decision(unpack_extensible(kind, header)?),
@@ -94,6 +91,10 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Bye => Message::Bye(unpack_extensible(kind, header)?),
         Kind::Join => Message::Join(unpack_extensible(kind, header)?),
     })
+}
+
+fn borrowed<F: AsRef<[u8]>>(arrays: &[F]) -> Vec<&[u8]> {
+    arrays.iter().map(AsRef::as_ref).collect()
 }
 
 /// The arrays of a kind that has four.

@@ -28,5 +28,7 @@ pub use message::{
     Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Kind, Message, Mode, PROTOCOL,
     Vote, Welcome,
 };
-pub use plan::{AppendedPage, DecodeRow, NewSlot, Plan, PlanEncoder, PrefillRow};
+pub use plan::{
+    AppendedPage, DecodeRow, NewSlot, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot,
+};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};

@@ -1,5 +1,7 @@
 //! Why frames are not a message.
 
+use std::ops::RangeInclusive;
+
 use crate::message::Kind;
 
 /// A peer broke a rule of the wire; it is dropped and counted.
@@ -50,14 +52,22 @@ pub enum Malformed {
         bytes: usize,
     },
     /// A message without an array that its kind needs, or with one that it lacks.
-    #[error("{kind:?} came in {given} frames; it has {expected}")]
+    #[error("{kind:?} came in {given} frames; it has {}", in_words(&.kind.num_frames()))]
     FrameCount {
         /// Which kind.
         kind: Kind,
         /// Frames that came.
         given: usize,
-        /// Frames of that kind.
-        expected: usize,
+    },
+    /// A last frame that the sender should have left out.
+    #[error(
+        "frame {frame} of {kind:?} is empty; an empty optional frame comes only before a later one"
+    )]
+    EmptyLastFrame {
+        /// Which kind.
+        kind: Kind,
+        /// Which frame.
+        frame: usize,
     },
     /// Frame 1 is not the MessagePack array of its kind.
     #[error("frame 1 of {kind:?}: {reason}")]
@@ -79,15 +89,29 @@ pub enum Malformed {
         /// Words that it should have.
         expected: u64,
     },
-    /// Pairs of which one lacks its second word.
-    #[error("frame {frame} of {kind:?} has {given} words; pairs are even")]
-    HalfPair {
+    /// Records of which the last one is cut.
+    #[error("frame {frame} of {kind:?} has {given} words; each record has {record}")]
+    CutRecord {
         /// Which kind.
         kind: Kind,
         /// Which frame.
         frame: usize,
         /// Words in it.
         given: usize,
+        /// Words of a record.
+        record: usize,
+    },
+    /// A page of the first kind in the frame of the others.
+    #[error("frame 6 of Plan has a page of kind 0 for slot {slot}; those are in frame 4")]
+    FirstPageKind {
+        /// Whose page.
+        slot: u32,
+    },
+    /// A decode row without tokens.
+    #[error("decode row {row} computes no token; each computes at least one")]
+    EmptyDecodeRow {
+        /// Which row.
+        row: usize,
     },
     /// A prefill row without tokens.
     #[error("prefill row {row} has no tokens; a chunk has at least one")]
@@ -119,4 +143,13 @@ pub enum Malformed {
         /// Which of the rows that sampled.
         row: usize,
     },
+}
+
+/// `6`, or `6 to 8`.
+fn in_words(counts: &RangeInclusive<usize>) -> String {
+    if counts.start() == counts.end() {
+        counts.start().to_string()
+    } else {
+        format!("{} to {}", counts.start(), counts.end())
+    }
 }

@@ -1,5 +1,7 @@
 //! The messages that are one array and nothing else, and the enum over all kinds.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::capped_text;
@@ -55,11 +57,12 @@ impl Kind {
         Self::Join,
     ];
 
-    /// Frames of a message of this kind, the first two included.
-    pub fn num_frames(self) -> usize {
+    /// How many frames a message of this kind may have, the first two included.
+    pub fn num_frames(self) -> RangeInclusive<usize> {
         match self {
-            Self::Plan | Self::StepResult => 6,
-            _ => 2,
+            Self::Plan => 6..=8,
+            Self::StepResult => 6..=6,
+            _ => 2..=2,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::word_arrays;
 const IS_LAST_CHUNK: u32 = 1;
 const LOOKAHEAD: u32 = 2;
 
-/// One step; its parts are applied in the order freed, new, appended, rows.
+/// One step. A worker applies it in the order freed, new, trimmed, appended, rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Which step; 0 is the warm-up.
@@ -27,8 +27,14 @@ pub struct Plan {
     pub decode: Vec<DecodeRow>,
     /// Tokens of the prefill rows, one row after the other: [`PrefillRow::num_token_ids`] of each.
     pub token_ids: Vec<u32>,
-    /// Pages that slots gain, in the order of their positions.
+    /// Pages of kind 0 that slots gain, in the order of their positions.
     pub appended_pages: Vec<AppendedPage>,
+    /// The same for the other kinds, where the replica has several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_pages: Vec<OtherPage>,
+    /// Slots that give back their last pages, which were leased for drafts that were not accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trimmed_slots: Vec<TrimmedSlot>,
     /// Slots that hold nothing any more.
     pub freed_slots: Vec<u32>,
 }
@@ -107,17 +113,51 @@ impl PrefillRow {
 pub struct DecodeRow {
     /// Whose row.
     pub slot: u32,
-    /// Position of the token.
+    /// Position of the first token.
     pub start: u32,
+    /// Tokens computed: 1, and one more for each draft.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub length: u32,
 }
 
-/// A page at the end of a slot's table.
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_one(length: &u32) -> bool {
+    *length == 1
+}
+
+/// A page of kind 0 at the end of a slot's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendedPage {
     /// Whose table.
     pub slot: u32,
     /// Which page of the pool.
     pub page: u32,
+}
+
+/// A page of another kind at the end of a slot's table of that kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherPage {
+    /// Which kind, from 1.
+    pub kind: u32,
+    /// Whose table.
+    pub slot: u32,
+    /// Which page of the kind's pool.
+    pub page: u32,
+}
+
+/// A slot that keeps the first pages of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrimmedSlot {
+    /// Which kind.
+    pub kind: u32,
+    /// Whose table.
+    pub slot: u32,
+    /// Pages that stay.
+    pub num_pages: u32,
 }
 
 /// Frame 1 of a plan, written from borrowed parts and read into open ones.
@@ -152,43 +192,71 @@ fn num_rows<Row>(rows: &[Row]) -> u32 {
 /// Encodes plans into buffers that it keeps: after the first few, a plan costs no allocation.
 #[derive(Debug, Default)]
 pub struct PlanEncoder {
-    frames: [Vec<u8>; 6],
+    frames: [Vec<u8>; 8],
 }
 
 impl PlanEncoder {
-    /// The frames of `plan`, the same for every rank.
-    pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>; 6] {
-        let [kind, header, rows, token_ids, appended_pages, freed_slots] = &mut self.frames;
+    /// The frames of `plan`, the same for every rank. The last two are left out while they are empty.
+    pub fn encode(&mut self, plan: &Plan) -> &[Vec<u8>] {
+        let [
+            kind,
+            header,
+            rows,
+            token_ids,
+            appended_pages,
+            freed_slots,
+            other_pages,
+            trimmed_slots,
+        ] = &mut self.frames;
         kind.clear();
         kind.push(Kind::Plan as u8);
         pack(header, &PlanHeader::of(plan));
-        word_arrays::fill_records(rows, &plan.prefill, PrefillRow::words);
-        word_arrays::push_records(rows, &plan.decode, |row| [row.slot, row.start]);
+        fill_rows(rows, plan);
         word_arrays::fill(token_ids, &plan.token_ids);
         word_arrays::fill_records(appended_pages, &plan.appended_pages, |pair| {
             [pair.slot, pair.page]
         });
         word_arrays::fill(freed_slots, &plan.freed_slots);
-        &self.frames
+        word_arrays::fill_records(other_pages, &plan.other_pages, |other| {
+            [other.kind, other.slot, other.page]
+        });
+        word_arrays::fill_records(trimmed_slots, &plan.trimmed_slots, |trimmed| {
+            [trimmed.kind, trimmed.slot, trimmed.num_pages]
+        });
+        &self.frames[..num_frames(plan)]
     }
 
-    /// The buffers themselves.
-    pub(crate) fn into_frames(self) -> Vec<Vec<u8>> {
-        self.frames.into()
+    /// The buffers of the plan that was encoded last.
+    pub(crate) fn into_frames(self, plan: &Plan) -> Vec<Vec<u8>> {
+        let mut frames = Vec::from(self.frames);
+        frames.truncate(num_frames(plan));
+        frames
     }
 }
 
-/// The plan in frame 1 and the arrays after it, which are whole words.
-pub fn decode_plan(
-    header: &[u8],
-    [rows, token_ids, appended_pages, freed_slots]: [&[u8]; 4],
-) -> Result<Plan, Malformed> {
+fn num_frames(plan: &Plan) -> usize {
+    match (plan.other_pages.is_empty(), plan.trimmed_slots.is_empty()) {
+        (true, true) => 6,
+        (false, true) => 7,
+        (_, false) => 8,
+    }
+}
+
+fn fill_rows(frame: &mut Vec<u8>, plan: &Plan) {
+    word_arrays::fill_records(frame, &plan.prefill, PrefillRow::words);
+    word_arrays::push_records(frame, &plan.decode, |row| [row.slot, row.start]);
+    if plan.decode.iter().any(|row| row.length != 1) {
+        word_arrays::push_records(frame, &plan.decode, |row| [row.length]);
+    }
+}
+
+/// The plan in frame 1 and the arrays after it, which are whole words: four, and up to two optional ones.
+pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
+    check_last_frame(arrays)?;
+    let array =
+        |frame: usize| word_arrays::read(arrays.get(frame - 2).copied().unwrap_or_default());
     let Extensible(header): Extensible<ExtensibleHeader> = unpack(Kind::Plan, header)?;
-    let (prefill, decode) = read_rows(
-        &word_arrays::read(rows),
-        header.num_prefill,
-        header.num_decode,
-    )?;
+    let (prefill, decode) = read_rows(&array(2), header.num_prefill, header.num_decode)?;
     let plan = Plan {
         step: header.step,
         new_slots: header
@@ -199,13 +267,35 @@ pub fn decode_plan(
         decision: header.decision.map(|Extensible(decision)| decision),
         prefill,
         decode,
-        token_ids: word_arrays::read(token_ids),
-        appended_pages: read_pairs(&word_arrays::read(appended_pages))?,
-        freed_slots: word_arrays::read(freed_slots),
+        token_ids: array(3),
+        appended_pages: read_records(4, &array(4), |[slot, page]| AppendedPage { slot, page })?,
+        freed_slots: array(5),
+        other_pages: read_records(6, &array(6), |[kind, slot, page]| OtherPage {
+            kind,
+            slot,
+            page,
+        })?,
+        trimmed_slots: read_records(7, &array(7), |[kind, slot, num_pages]| TrimmedSlot {
+            kind,
+            slot,
+            num_pages,
+        })?,
     };
     check_token_ids(&plan)?;
+    check_page_kinds(&plan)?;
     plan.new_slots.iter().try_for_each(check_finite)?;
     Ok(plan)
+}
+
+/// A plan has one encoding: an optional frame that is empty stands only before one that is not.
+fn check_last_frame(arrays: &[&[u8]]) -> Result<(), Malformed> {
+    let is_empty = arrays.len() > 4 && arrays.last().is_some_and(|last| last.is_empty());
+    let (kind, frame) = (Kind::Plan, arrays.len() + 1);
+    if is_empty {
+        Err(Malformed::EmptyLastFrame { kind, frame })
+    } else {
+        Ok(())
+    }
 }
 
 fn read_rows(
@@ -214,7 +304,8 @@ fn read_rows(
     num_decode: u32,
 ) -> Result<(Vec<PrefillRow>, Vec<DecodeRow>), Malformed> {
     let expected = 4 * u64::from(num_prefill) + 2 * u64::from(num_decode);
-    if words.len() as u64 != expected {
+    let given = words.len() as u64;
+    if given != expected && given != expected + u64::from(num_decode) {
         return Err(Malformed::WordCount {
             kind: Kind::Plan,
             frame: 2,
@@ -224,31 +315,46 @@ fn read_rows(
     }
     let (prefill, decode) = words.split_at(4 * num_prefill as usize);
     let prefill = prefill.as_chunks::<4>().0.iter().enumerate();
-    let decode = decode.as_chunks::<2>().0.iter();
     let prefill = prefill
         .map(|(row, words)| PrefillRow::read(row, words))
         .collect::<Result<_, _>>()?;
-    Ok((
-        prefill,
-        decode
-            .map(|&[slot, start]| DecodeRow { slot, start })
-            .collect(),
-    ))
+    let (decode, lengths) = decode.split_at(2 * num_decode as usize);
+    if let Some(row) = lengths.iter().position(|length| *length == 0) {
+        return Err(Malformed::EmptyDecodeRow { row });
+    }
+    let lengths = lengths.iter().copied().chain(std::iter::repeat(1));
+    let decode = decode.as_chunks::<2>().0.iter().zip(lengths);
+    let decode = decode.map(|(&[slot, start], length)| DecodeRow {
+        slot,
+        start,
+        length,
+    });
+    Ok((prefill, decode.collect()))
 }
 
-fn read_pairs(words: &[u32]) -> Result<Vec<AppendedPage>, Malformed> {
-    let (pairs, half) = words.as_chunks::<2>();
-    if !half.is_empty() {
-        return Err(Malformed::HalfPair {
+fn read_records<T, const N: usize>(
+    frame: usize,
+    words: &[u32],
+    read: impl Fn([u32; N]) -> T,
+) -> Result<Vec<T>, Malformed> {
+    let (records, rest) = words.as_chunks::<N>();
+    if !rest.is_empty() {
+        return Err(Malformed::CutRecord {
             kind: Kind::Plan,
-            frame: 4,
+            frame,
             given: words.len(),
+            record: N,
         });
     }
-    Ok(pairs
-        .iter()
-        .map(|&[slot, page]| AppendedPage { slot, page })
-        .collect())
+    Ok(records.iter().map(|record| read(*record)).collect())
+}
+
+fn check_page_kinds(plan: &Plan) -> Result<(), Malformed> {
+    let mut others = plan.other_pages.iter();
+    match others.find(|other| other.kind == 0) {
+        Some(other) => Err(Malformed::FirstPageKind { slot: other.slot }),
+        None => Ok(()),
+    }
 }
 
 fn check_token_ids(plan: &Plan) -> Result<(), Malformed> {

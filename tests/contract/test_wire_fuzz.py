@@ -131,10 +131,18 @@ def arrays(max_size: int = 40) -> SearchStrategy[bytes]:
     return st.lists(U32, max_size=max_size).map(words)
 
 
+def triples(kinds: SearchStrategy[int]) -> SearchStrategy[bytes]:
+    """``kind, slot`` and a page or a number of pages."""
+    return st.lists(st.tuples(kinds, U32, U32), max_size=4).map(
+        lambda found: words([word for it in found for word in it])
+    )
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     prefill = draw(st.lists(st.tuples(U32, U32, st.integers(1, 20), st.integers(0, 3)), max_size=5))
     decode_rows = draw(st.lists(st.tuples(U32, U32), max_size=20))
+    lengths = draw(st.just([]) | st.lists(st.integers(1, 4), min_size=len(decode_rows), max_size=len(decode_rows)))
     num_token_ids = sum(length + (flags >> 1) for _, _, length, flags in prefill)
     return Plan(
         step=draw(st.integers(0, 2**64 - 1)),
@@ -142,10 +150,12 @@ def plans(draw: st.DrawFn) -> Plan:
         num_decode=len(decode_rows),
         new_slots=tuple(draw(st.lists(structs_of(NewSlot), max_size=3))),
         decision=draw(st.none() | structs_of(Decision)),
-        rows=words([word for row in (*prefill, *decode_rows) for word in row]),
+        rows=words([word for row in (*prefill, *decode_rows, lengths) for word in row]),
         token_ids=words(list(range(num_token_ids))),
         appended_pages=words([word for pair in draw(st.lists(st.tuples(U32, U32), max_size=9)) for word in pair]),
         freed_slots=draw(arrays()),
+        other_pages=draw(triples(st.integers(1, 2**32 - 1))),
+        trimmed_slots=draw(triples(U32)),
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 import pytest
-from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, decode, encode
+from plait_proto import IS_LAST_CHUNK, LOOKAHEAD, Kind, Message, Plan, StepResult, Words, decode, encode
 from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
+PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots"}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
@@ -29,7 +30,7 @@ def described(message: Message) -> Json:
     kind = GOLDEN_KINDS.get(name, name)
     match message:
         case Plan():
-            return {"kind": kind, **plain(message, drop={"num_prefill", "num_decode", "rows"}), **plan_rows(message)}
+            return {"kind": kind, **plain(message, drop=PLAN_ROWS), **plan_rows(message)}
         case _:
             return {"kind": kind, **plain(message)}
 
@@ -55,12 +56,28 @@ def plain_value(value: object) -> Json:
 
 def plan_rows(plan: Plan) -> dict[str, Json]:
     words = iter(plan.rows)
-    pages = iter(plan.appended_pages)
+    prefill: list[Json] = [prefill_row(words) for _ in range(plan.num_prefill)]
+    decode: list[dict[str, Json]] = [{"slot": next(words), "start": next(words)} for _ in range(plan.num_decode)]
+    for row, length in zip(decode, words, strict=False):
+        if length != 1:
+            row["length"] = length
     return {
-        "prefill": [prefill_row(words) for _ in range(plan.num_prefill)],
-        "decode": [{"slot": next(words), "start": next(words)} for _ in range(plan.num_decode)],
-        "appended_pages": [{"slot": slot, "page": page} for slot, page in zip(pages, pages, strict=True)],
+        "prefill": prefill,
+        "decode": cast("Json", decode),
+        "appended_pages": records(plan.appended_pages, "slot", "page"),
+    } | {
+        name: listed
+        for name, listed in {
+            "other_pages": records(plan.other_pages, "kind", "slot", "page"),
+            "trimmed_slots": records(plan.trimmed_slots, "kind", "slot", "num_pages"),
+        }.items()
+        if listed
     }
+
+
+def records(words: Words, *names: str) -> Json:
+    fields = [iter(words)] * len(names)
+    return [dict(zip(names, record, strict=True)) for record in zip(*fields, strict=True)]
 
 
 def prefill_row(words: Iterator[int]) -> Json:

@@ -73,7 +73,8 @@ def test_the_unbroken_messages_pass() -> None:
 def test_the_number_of_frames_is_that_of_the_kind() -> None:
     assert refusal(PLAN, lambda frames: frames.clear()) == "0 frames; a message has 2 to 8"
     assert refusal(PLAN, lambda frames: frames.extend([b""] * 3)) == "9 frames; a message has 2 to 8"
-    assert refusal(PLAN, lambda frames: frames.append(b"")) == "PLAN came in 7 frames; it has 6"
+    assert refusal(PLAN, lambda frames: frames.remove(frames[-1])) == "PLAN came in 5 frames; it has 6 to 8"
+    assert refusal(RESULT, lambda frames: frames.append(b"")) == "STEP_RESULT came in 7 frames; it has 6"
     assert refusal(HELLO, lambda frames: frames.append(b"")) == "HELLO came in 3 frames; it has 2"
 
 
@@ -110,7 +111,49 @@ def test_token_ids_are_those_of_the_chunks_and_lookaheads() -> None:
 
 
 def test_appended_pages_are_pairs() -> None:
-    assert refusal(PLAN, replaced(4, words(1, 2, 3))) == "frame 4 of PLAN has 3 words; pairs are even"
+    assert refusal(PLAN, replaced(4, words(1, 2, 3))) == "frame 4 of PLAN has 3 words; each record has 2"
+
+
+TWO_KINDS = msgspec.structs.replace(
+    PLAN, rows=words(1, 0, 2, 2, 0, 9, 3), other_pages=words(1, 1, 4), trimmed_slots=words(0, 0, 1)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_frames"),
+    [
+        ({}, 8),
+        ({"trimmed_slots": b""}, 7),
+        ({"other_pages": b""}, 8),
+        ({"other_pages": b"", "trimmed_slots": b""}, 6),
+    ],
+)
+def test_optional_frames_are_left_out_while_they_are_empty(changes: dict[str, bytes], num_frames: int) -> None:
+    frames = encode(msgspec.structs.replace(TWO_KINDS, **changes))
+    assert len(frames) == num_frames
+    assert encode(decode(frames)) == frames
+
+
+def test_the_last_optional_frame_is_not_empty() -> None:
+    for frame, message in ((6, PLAN), (7, TWO_KINDS)):
+        frames = [*encode(message)[:frame], b""]
+        with pytest.raises(Malformed, match=f"frame {frame} of PLAN is empty"):
+            decode(frames)
+
+
+def test_optional_frames_hold_whole_records_of_their_kinds() -> None:
+    for frame in (6, 7):
+        assert refusal(TWO_KINDS, replaced(frame, words(1, 1))) == (
+            f"frame {frame} of PLAN has 2 words; each record has 3"
+        )
+    refused = refusal(TWO_KINDS, replaced(6, words(1, 1, 4, 0, 2, 9)))
+    assert refused == "frame 6 of PLAN has a page of kind 0 for slot 2; those are in frame 4"
+
+
+def test_decode_rows_have_all_their_lengths_or_none() -> None:
+    assert refusal(TWO_KINDS, replaced(2, words(1, 0, 2, 2, 0))) == "frame 2 of PLAN has 5 words; the rest of it says 6"
+    empty = words(1, 0, 2, 2, 0, 9, 0)
+    assert refusal(TWO_KINDS, replaced(2, empty)) == "decode row 0 computes no token; each computes at least one"
 
 
 def test_a_chunk_has_tokens_and_known_flags() -> None:

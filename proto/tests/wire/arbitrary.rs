@@ -2,7 +2,7 @@
 
 use plait_proto::{
     AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
-    Mode, NewSlot, Plan, PrefillRow, StepResult, Vote, Welcome,
+    Mode, NewSlot, OtherPage, Plan, PrefillRow, StepResult, TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -149,7 +149,12 @@ fn fail() -> impl Strategy<Value = Fail> {
 pub fn plan() -> impl Strategy<Value = Plan> {
     let header = (any::<u64>(), vec(new_slot(), 0..5), option::of(decision()));
     let rows = (vec(prefill_row(), 0..5), vec(decode_row(), 0..20));
-    let changes = (vec(appended_page(), 0..10), vec(any::<u32>(), 0..5));
+    let changes = (
+        vec(appended_page(), 0..10),
+        vec(any::<u32>(), 0..5),
+        vec(other_page(), 0..4),
+        vec(trimmed_slot(), 0..4),
+    );
     (header, rows, changes).prop_flat_map(|(header, rows, changes)| {
         let num_token_ids: u64 = rows.0.iter().map(PrefillRow::num_token_ids).sum();
         let num_token_ids = usize::try_from(num_token_ids).expect("five short chunks");
@@ -162,6 +167,8 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             token_ids,
             appended_pages: changes.0.clone(),
             freed_slots: changes.1.clone(),
+            other_pages: changes.2.clone(),
+            trimmed_slots: changes.3.clone(),
         })
     })
 }
@@ -205,11 +212,29 @@ fn prefill_row() -> impl Strategy<Value = PrefillRow> {
 }
 
 fn decode_row() -> impl Strategy<Value = DecodeRow> {
-    any::<[u32; 2]>().prop_map(|[slot, start]| DecodeRow { slot, start })
+    (any::<[u32; 2]>(), prop_oneof![3 => Just(1), 1 => 1..5_u32]).prop_map(
+        |([slot, start], length)| DecodeRow {
+            slot,
+            start,
+            length,
+        },
+    )
 }
 
 fn appended_page() -> impl Strategy<Value = AppendedPage> {
     any::<[u32; 2]>().prop_map(|[slot, page]| AppendedPage { slot, page })
+}
+
+fn other_page() -> impl Strategy<Value = OtherPage> {
+    (1..u32::MAX, any::<[u32; 2]>()).prop_map(|(kind, [slot, page])| OtherPage { kind, slot, page })
+}
+
+fn trimmed_slot() -> impl Strategy<Value = TrimmedSlot> {
+    any::<[u32; 3]>().prop_map(|[kind, slot, num_pages]| TrimmedSlot {
+        kind,
+        slot,
+        num_pages,
+    })
 }
 
 fn step_result() -> impl Strategy<Value = StepResult> {

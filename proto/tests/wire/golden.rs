@@ -35,12 +35,7 @@ fn a_plan_encoder_forgets_the_plan_before() {
     let mut encoder = PlanEncoder::default();
     for golden in golden_files::all() {
         if let plait_proto::Message::Plan(plan) = decode(&golden.frames).unwrap() {
-            assert_eq!(
-                encoder.encode(&plan).as_slice(),
-                golden.frames,
-                "{}",
-                golden.name
-            );
+            assert_eq!(encoder.encode(&plan), golden.frames, "{}", golden.name);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use plait_proto::{
     DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
-    MAX_TEXT_BYTES, Malformed, Message, NewSlot, Plan, PrefillRow, StepResult, decode, encode,
+    MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow, StepResult,
+    TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -15,7 +16,11 @@ fn plan() -> Plan {
             is_last_chunk: false,
             lookahead: true,
         }],
-        decode: vec![DecodeRow { slot: 0, start: 9 }],
+        decode: vec![DecodeRow {
+            slot: 0,
+            start: 9,
+            length: 1,
+        }],
         token_ids: vec![7, 8, 9],
         ..Plan::default()
     }
@@ -51,19 +56,19 @@ fn the_number_of_frames_is_that_of_the_kind() {
         short,
         Malformed::FrameCount {
             kind: Kind::Plan,
-            given: 5,
-            expected: 6
+            given: 5
         }
     );
-    let long = refusal(plan(), |frames| frames.push(Vec::new()));
+    assert_eq!(short.to_string(), "Plan came in 5 frames; it has 6 to 8");
+    let long = refusal(result(), |frames| frames.push(Vec::new()));
     assert_eq!(
         long,
         Malformed::FrameCount {
-            kind: Kind::Plan,
-            given: 7,
-            expected: 6
+            kind: Kind::StepResult,
+            given: 7
         }
     );
+    assert_eq!(long.to_string(), "StepResult came in 7 frames; it has 6");
 }
 
 #[test]
@@ -134,12 +139,102 @@ fn appended_pages_are_pairs() {
     let broken = refusal(plan(), |frames| frames[4] = vec![0; 12]);
     assert_eq!(
         broken,
-        Malformed::HalfPair {
+        Malformed::CutRecord {
             kind: Kind::Plan,
             frame: 4,
-            given: 3
+            given: 3,
+            record: 2
         }
     );
+}
+
+/// A replica of two page kinds, whose decode row has two drafts.
+fn plan_of_two_kinds() -> Plan {
+    Plan {
+        decode: vec![DecodeRow {
+            slot: 0,
+            start: 9,
+            length: 3,
+        }],
+        other_pages: vec![OtherPage {
+            kind: 1,
+            slot: 1,
+            page: 4,
+        }],
+        trimmed_slots: vec![TrimmedSlot {
+            kind: 0,
+            slot: 0,
+            num_pages: 1,
+        }],
+        ..plan()
+    }
+}
+
+#[test]
+fn optional_frames_are_left_out_while_they_are_empty() {
+    let whole = plan_of_two_kinds();
+    let without_trims = Plan {
+        trimmed_slots: Vec::new(),
+        ..whole.clone()
+    };
+    let without_other_pages = Plan {
+        other_pages: Vec::new(),
+        ..whole.clone()
+    };
+    for (plan, num_frames) in [
+        (plan(), 6),
+        (without_trims, 7),
+        (without_other_pages, 8),
+        (whole, 8),
+    ] {
+        let frames = encode(&plan.clone().into());
+        assert_eq!(frames.len(), num_frames);
+        assert_eq!(decode(&frames), Ok(plan.into()));
+    }
+    for (frame, message) in [(6, plan()), (7, plan_of_two_kinds())] {
+        let broken = refusal(message, |frames| {
+            frames.truncate(frame);
+            frames.push(Vec::new());
+        });
+        let kind = Kind::Plan;
+        assert_eq!(broken, Malformed::EmptyLastFrame { kind, frame });
+    }
+}
+
+#[test]
+fn optional_frames_hold_whole_records_of_their_kinds() {
+    for frame in [6, 7] {
+        let broken = refusal(plan_of_two_kinds(), |frames| frames[frame].truncate(8));
+        let (kind, given, record) = (Kind::Plan, 2, 3);
+        assert_eq!(
+            broken,
+            Malformed::CutRecord {
+                kind,
+                frame,
+                given,
+                record
+            }
+        );
+    }
+    let broken = refusal(plan_of_two_kinds(), |frames| frames[6][0] = 0);
+    assert_eq!(broken, Malformed::FirstPageKind { slot: 1 });
+}
+
+#[test]
+fn decode_rows_have_all_their_lengths_or_none() {
+    let broken = refusal(plan_of_two_kinds(), |frames| frames[2].truncate(20));
+    let (kind, frame, given, expected) = (Kind::Plan, 2, 5, 6);
+    assert_eq!(
+        broken,
+        Malformed::WordCount {
+            kind,
+            frame,
+            given,
+            expected
+        }
+    );
+    let broken = refusal(plan_of_two_kinds(), |frames| frames[2][24] = 0);
+    assert_eq!(broken, Malformed::EmptyDecodeRow { row: 0 });
 }
 
 #[test]

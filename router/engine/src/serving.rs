@@ -229,7 +229,7 @@ impl Serving {
     }
 
     /// The frames of the next step, where credit is left, it is time, and there is something to do.
-    pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>; 6]> {
+    pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>]> {
         if !self.has_credit() || self.next_plan_due().is_some_and(|time| now < time) {
             return None;
         }
@@ -276,7 +276,7 @@ impl Serving {
         planned: Option<PlannedStep>,
         decision: &Decision,
         now: Micros,
-    ) -> Option<&[Vec<u8>; 6]> {
+    ) -> Option<&[Vec<u8>]> {
         let (plan, step) = planned.map(|planned| (planned.plan, planned.step)).unzip();
         let decided = self.scheduler.apply_decision(plan, decision)?;
         let timeouts = &self.config.timeouts;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
-use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow};
+use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow, TrimmedSlot};
 
 use crate::clock::micros;
 use crate::group::decision_to_wire;
@@ -87,11 +87,7 @@ pub struct PlanWriter {
 
 impl PlanWriter {
     /// The plan's frames, the same for every rank; in a group with the decision on its step.
-    pub fn write(&mut self, plan: &Plan, decision: Option<&Decision>) -> &[Vec<u8>; 6] {
-        assert!(
-            plan.trimmed_slots.is_empty() && plan.decode.iter().all(|row| row.length == 1),
-            "the wire carries no drafts"
-        );
+    pub fn write(&mut self, plan: &Plan, decision: Option<&Decision>) -> &[Vec<u8>] {
         let wire = &mut self.plan;
         wire.step = plan.step.0;
         wire.decision = decision.map(decision_to_wire);
@@ -100,6 +96,7 @@ impl PlanWriter {
         refill(&mut wire.decode, &plan.decode, |row| DecodeRow {
             slot: row.slot.0,
             start: row.start,
+            length: row.length,
         });
         refill(&mut wire.token_ids, &plan.token_ids, TokenId::clone);
         refill(
@@ -108,6 +105,15 @@ impl PlanWriter {
             |(slot, page)| AppendedPage {
                 slot: slot.0,
                 page: page.0,
+            },
+        );
+        refill(
+            &mut wire.trimmed_slots,
+            &plan.trimmed_slots,
+            |(slot, num_pages)| TrimmedSlot {
+                kind: 0,
+                slot: slot.0,
+                num_pages: *num_pages,
             },
         );
         refill(&mut wire.freed_slots, &plan.freed_slots, |slot| slot.0);
