@@ -16,6 +16,7 @@ from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.mha.triton_mha import TritonMha
 from plait_worker.attention.selection import choose_backend, self_check_error, try_backend
 from plait_worker.attention.spec import MhaShape, MlaShape
+from plait_worker.errors import WorkerError
 from torch import Tensor
 
 SHAPE = MhaShape(4, 2, 16, 16**-0.5, torch.bfloat16)
@@ -140,6 +141,15 @@ def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
 def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, page_size: int, rule: str) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
     assert try_backend("trtllm_mha", dataclasses.replace(NEED, spec=shape, page_size=page_size)) == rule
+
+
+@pytest.mark.usefixtures("flashinfer_there")
+@pytest.mark.parametrize("name", ["triton", "trtllm_mha", "flashinfer"])
+def test_a_sliding_window_is_refused_by_name_on_a_gpu(name: str) -> None:
+    requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, window=4096))
+    with pytest.raises(WorkerError, match=rf"{name}: its kernels have no sliding window .*4096 tokens\); take torch"):
+        choose_backend(name, requirements)
+    assert choose_backend("auto", requirements).name == "torch"
 
 
 @pytest.mark.usefixtures("flashinfer_there")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from plait_proto import WorkerConfig
 
-from plait_worker.attention.decode_batches import MAX_GATHERED
-from plait_worker.attention.mha.torch_mha import QUERY_BLOCK
+from plait_worker.attention.torch_batches import MAX_GATHERED, QUERY_BLOCK
 from plait_worker.model_config import MlaConfig, ModelConfig
 
 _FLOAT32 = 4

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
 from plait_kernels.kv_cache import FP8, PageScales, as_bytes, stored
-from plait_worker.attention import decode_batches
+from plait_worker.attention import torch_batches
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
@@ -42,8 +42,8 @@ class World:
         )
         self.q = torch.randn(sum(lengths), HEADS, DIM)
 
-    def run(self, dtype: torch.dtype, fp8: PageScales | None = None) -> torch.Tensor:
-        shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8)
+    def run(self, dtype: torch.dtype, fp8: PageScales | None = None, window: int | None = None) -> torch.Tensor:
+        shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8, window)
         pages = stored(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
         for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
             for position in range(start):
@@ -62,6 +62,15 @@ class World:
         queries = self.q.to(dtype).double().split(self.lengths)
         kvs = [kv.to(dtype).double() for kv in self.context]
         return torch.cat([attend(q, kv[:, 0], kv[:, 1], 0.3) for q, kv in zip(queries, kvs, strict=True)])
+
+    def expected_in_window(self, window: int) -> torch.Tensor:
+        """Each token by itself, over the positions that it sees alone."""
+        outs = []
+        for q, kv, start in zip(self.q.double().split(self.lengths), self.context, self.starts, strict=True):
+            for token in range(len(q)):
+                seen = kv[max(0, start + token + 1 - window) : start + token + 1].double()
+                outs.append(attend(q[token : token + 1], seen[:, 0], seen[:, 1], 0.3))
+        return torch.cat(outs)
 
 
 row = st.tuples(st.sampled_from([0, 1, 5, 16, 63, 64, 130, 300]), st.sampled_from([1, 2, 16, 127, 128, 129, 200]))
@@ -112,7 +121,7 @@ def test_pages_of_nobody_are_left_alone() -> None:
 def test_decode_batches_that_must_be_cut_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World([100, 3, 90, 101, 120, 2, 99], [1] * 7, 0, 4)
     whole = world.run(torch.float32)
-    monkeypatch.setattr(decode_batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
+    monkeypatch.setattr(torch_batches, "MAX_GATHERED", 2 * 2 * 128 * KV_HEADS * DIM)
     torch.testing.assert_close(world.run(torch.float32), whole)
 
 
@@ -133,3 +142,22 @@ def test_float8_pages_keep_keys_and_values_over_their_scales(fp8: PageScales) ->
 def test_what_float8_cannot_hold_becomes_its_largest_number() -> None:
     kept = stored(torch.tensor([1e4, -1e4, 3.0]), FP8, 2.0).float()
     assert kept.tolist() == [448.0, -448.0, 1.5]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prefill=st.lists(row, max_size=2),
+    decode=st.lists(st.integers(0, 400), max_size=4),
+    page_size=st.sampled_from([1, 16, 64]),
+    window=st.sampled_from([1, 2, 15, 16, 17, 128, 129, 300, 10_000]),
+)
+def test_a_token_sees_its_window_and_nothing_before_it(
+    prefill: list[tuple[int, int]], decode: list[int], page_size: int, window: int
+) -> None:
+    if not prefill and not decode:
+        return
+    starts = [start for start, _ in prefill] + decode
+    lengths = [length for _, length in prefill] + [1] * len(decode)
+    world = World(starts, lengths, len(prefill), page_size)
+    given = world.run(torch.float32, window=window).double()
+    torch.testing.assert_close(given, world.expected_in_window(window), atol=2e-5, rtol=0)

@@ -70,6 +70,8 @@ class MhaShape:
     """Of queries, keys and values."""
     fp8: PageScales | None = None
     """Scales of float8_e4m3fn pages; None for pages of ``dtype``."""
+    window: int | None = None
+    """Sliding window: how many positions a token sees, itself included; None for all."""
 
     @property
     def cached_dtype(self) -> torch.dtype:
@@ -117,6 +119,12 @@ class MlaShape:
     def page_shape(self, page_size: int) -> tuple[int, ...]:
         """``[P, C]``."""
         return page_size, self.cached_dim
+
+
+def check_no_window(spec: MhaShape) -> None:
+    """Raise ``ValueError`` for a sliding window, which no GPU kernel here has."""
+    if spec.window is not None:
+        raise ValueError(f"its kernels have no sliding window (the model's is {spec.window} tokens); take torch")
 
 
 def distinct(specs: Iterable[AttentionSpec]) -> list[AttentionSpec]:

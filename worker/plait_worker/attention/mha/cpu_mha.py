@@ -43,7 +43,7 @@ class CpuMha:
     def takes(shape: MhaShape) -> bool:
         """Whether the kernels are there and attend in this shape."""
         like = torch.empty(0, dtype=shape.cached_dtype)
-        return can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)
+        return shape.window is None and can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)
 
     def prepare(self, rows: Rows) -> CpuMhaStep:
         """The rows as the kernels read them."""

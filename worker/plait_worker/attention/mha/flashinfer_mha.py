@@ -23,7 +23,7 @@ from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, ends, packed_pages, slot_mapping
 from plait_worker.attention.mha.mixed_kernel import takes_mixed_kernel
 from plait_worker.attention.plan_ring import PlanRing
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.spec import MhaShape, check_no_window
 from plait_worker.nvtx import nvtx_range
 from plait_worker.rows import Rows
 
@@ -95,6 +95,7 @@ class FlashinferMha:
     @staticmethod
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
+        check_no_window(requirements.spec)
         if requirements.spec.fp8 is not None:
             raise ValueError(
                 "its kernels for float8 pages are not built; --kv-cache-dtype fp8 runs with triton or trtllm_mha"

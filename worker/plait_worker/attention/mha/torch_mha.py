@@ -12,22 +12,17 @@ D numbers in a head, P tokens in a page, N pages, I flat indices.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from plait_kernels.kv_cache import as_bytes, stored
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.decode_batches import added, decode_batches, pages_of_tokens
 from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.torch_batches import QUERY_BLOCK, added, decode_batches, math_sdpa, pages_of_tokens
 from plait_worker.rows import Rows
-
-QUERY_BLOCK = 128
-"""New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,10 @@ class TorchStep:
     prefill: list[_PrefillRow]
     decode: list[_DecodeBatch]
     causal: Tensor
-    """``[QUERY_BLOCK, longest + QUERY_BLOCK]``: 0 where query j sees column m, ``m <= longest + j``, else -inf."""
+    """``[QUERY_BLOCK, longest + QUERY_BLOCK]``: 0 where query j sees column m, else -inf.
+
+    It sees ``m <= longest + j``, and with a window ``m > longest + j - window``.
+    """
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
@@ -91,7 +89,7 @@ class TorchStep:
         flat.index_copy_(0, self.value_index_I, as_bytes(v).reshape(-1, head_dim))
         q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)
         out_TGMD = torch.empty_like(q_TGMD, memory_format=torch.contiguous_format)
-        with formula(q_THD.device):
+        with math_sdpa(q_THD.device):
             for row in self.prefill:
                 self._attend_prefill(row, q_TGMD, pages, out_TGMD)
             for batch in self.decode:
@@ -114,25 +112,24 @@ class TorchStep:
         q_GMCD = q_TGMD[row.first_token : row.first_token + row.length].permute(1, 2, 0, 3)
         heads = q_GMCD.shape[1]
         for begin, end in row.blocks():
-            num_seen = row.start + end
+            seen = slice(self._first_seen(row.start + begin), row.start + end)
             out_GMCD = F.scaled_dot_product_attention(
                 q_GMCD[:, :, begin:end],
-                k_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
-                v_GLD[:, None, :num_seen].expand(-1, heads, -1, -1),
+                k_GLD[:, None, seen].expand(-1, heads, -1, -1),
+                v_GLD[:, None, seen].expand(-1, heads, -1, -1),
                 attn_mask=self._causal_mask(row.start + begin, end - begin),
                 scale=self.shape.scale * self.shape.scales.k,
             )
             out_TGMD[row.first_token + begin : row.first_token + end] = out_GMCD.permute(2, 0, 1, 3)
 
+    def _first_seen(self, position: int) -> int:
+        """The first position that a query at ``position`` sees."""
+        return 0 if self.shape.window is None else max(0, position + 1 - self.shape.window)
+
     def _causal_mask(self, position: int, num_queries: int) -> Tensor:
         """What queries at ``position`` and after see: the big mask, shifted so that its diagonal meets them."""
         shift = self.causal.shape[1] - QUERY_BLOCK - position
-        return self.causal[:num_queries, shift : shift + position + num_queries]
-
-
-def formula(device: torch.device) -> AbstractContextManager[None]:
-    """Lets ``scaled_dot_product_attention`` compute plainly on a GPU."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+        return self.causal[:num_queries, shift + self._first_seen(position) : shift + position + num_queries]
 
 
 def batch_of_one(kv: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,8 +190,8 @@ class TorchMha:
 
     def _decode_batches(self, rows: Rows) -> Iterator[_DecodeBatch]:
         first_token = rows.num_prefill_tokens
-        page_numbers = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
-        for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype):
+        page_elements = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
+        for batch in decode_batches(rows, self.page_size, page_elements, self.shape.dtype, self.shape.window):
             yield _DecodeBatch(
                 tokens=_shifted(batch.rows, first_token),
                 pages=self._pages(batch.table_BW),
@@ -205,7 +202,10 @@ class TorchMha:
         """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
         columns = torch.arange(longest + QUERY_BLOCK, device=device)
         rows = torch.arange(QUERY_BLOCK, device=device)
-        return added(columns > longest + rows[:, None], self.shape.dtype)
+        is_hidden = columns > longest + rows[:, None]
+        if self.shape.window is not None:
+            is_hidden |= columns <= longest + rows[:, None] - self.shape.window
+        return added(is_hidden, self.shape.dtype)
 
 
 def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:

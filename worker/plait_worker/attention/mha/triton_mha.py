@@ -15,7 +15,7 @@ from torch import Tensor
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.jit.modules import has_fmha_v2
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.spec import MhaShape, check_no_window
 
 if TYPE_CHECKING:
     from plait_worker.attention.mha.fmha_v2 import FmhaV2
@@ -39,6 +39,7 @@ class TritonMha(SeparateKernels):
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """See ``SeparateKernels``."""
         shape, page_size = requirements.spec, requirements.page_size
+        check_no_window(shape)
         if not _is_tile(shape.head_dim):
             raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
         if not _is_tile(page_size):

@@ -20,7 +20,7 @@ from torch import Tensor
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, token_slot_mapping
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.spec import MhaShape, check_no_window
 from plait_worker.attention.trtllm_workspace import Scratch
 from plait_worker.rows import DeviceLengths, Rows
 
@@ -129,6 +129,7 @@ class TrtllmGenMha:
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """Raise ``ValueError`` with the rule that the kernels would break."""
         shape, page_size = requirements.spec, requirements.page_size
+        check_no_window(shape)
         if shape.fp8 is not None:
             raise ValueError("its calls are not made for pages of float8 yet; leave --kv-cache-dtype fp8 out")
         if page_size not in PAGE_SIZES:

@@ -12,7 +12,7 @@ from torch import Tensor
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mha.fmha_v2 import FmhaV2
 from plait_worker.attention.mha.separate_kernels import DecodeRows, PrefillRows, SeparateKernels
-from plait_worker.attention.spec import MhaShape
+from plait_worker.attention.spec import MhaShape, check_no_window
 
 _PAGE_SIZES = (16, 32, 64, 128)
 _HEAD_STEP, _MOST_HEAD = 16, 256
@@ -37,6 +37,7 @@ class TrtllmMha(SeparateKernels):
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
         """See ``SeparateKernels``."""
         shape, page_size = requirements.spec, requirements.page_size
+        check_no_window(shape)
         if page_size not in _PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:

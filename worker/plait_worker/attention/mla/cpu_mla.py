@@ -16,10 +16,10 @@ from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla, c
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
-from plait_worker.attention.decode_batches import pages_of_tokens
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks
 from plait_worker.attention.mla.short_extend import short_last
 from plait_worker.attention.spec import MlaShape
+from plait_worker.attention.torch_batches import pages_of_tokens
 from plait_worker.rows import Rows
 
 

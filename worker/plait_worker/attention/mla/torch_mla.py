@@ -24,10 +24,9 @@ from plait_kernels.kv_cache import as_bytes
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
-from plait_worker.attention.decode_batches import decode_batches, pages_of_tokens
-from plait_worker.attention.mha.torch_mha import QUERY_BLOCK, formula
 from plait_worker.attention.mla.cached_context import as_model, load_latents
 from plait_worker.attention.spec import MlaShape
+from plait_worker.attention.torch_batches import QUERY_BLOCK, decode_batches, math_sdpa, pages_of_tokens
 from plait_worker.rows import Rows
 
 
@@ -89,7 +88,7 @@ class TorchMlaStep:
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
         """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
         out_BHC = torch.empty_like(q_BHC)
-        with formula(q_BHC.device):
+        with math_sdpa(q_BHC.device):
             for batch in self.decode_batches:
                 # The heads stand where a sequence would. The shared key's share of the values is cut off below.
                 cached_B1LC = self._gather(batch, pages)
@@ -174,10 +173,10 @@ class TorchMla:
         )
 
     def _decode_batches(self, rows: Rows) -> list[_DecodeBatch]:
-        page_numbers = self.page_size * self.shape.cached_dim
+        page_elements = self.page_size * self.shape.cached_dim
         return [
             _DecodeBatch(batch.rows, batch.table_BW.flatten(), batch.mask_BL[:, None, None])
-            for batch in decode_batches(rows, self.page_size, page_numbers, self.shape.dtype)
+            for batch in decode_batches(rows, self.page_size, page_elements, self.shape.dtype)
         ]
 
     def _room_for(self, num_pages: int) -> Tensor:

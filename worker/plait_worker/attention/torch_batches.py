@@ -1,4 +1,4 @@
-"""What backends that gather pages need of a step: where tokens lie, and which decode rows go together.
+"""What the torch backends share: where tokens lie, which decode rows go together, and how torch computes.
 
 Shapes: T tokens of the step, B decode rows of one batch, W pages of the longest one, L positions in them.
 """
@@ -6,15 +6,19 @@ Shapes: T tokens of the step, B decode rows of one batch, W pages of the longest
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plait_worker.rows import Rows
 
 MAX_GATHERED = 1 << 25
-"""Numbers that one batch of decode rows may copy out of the pages."""
+"""Elements that one batch of decode rows may copy out of the pages."""
+QUERY_BLOCK = 128
+"""New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
 
 
 def pages_of_tokens(rows: Rows, page_size: int) -> Tensor:
@@ -37,20 +41,25 @@ class DecodeRows:
     """Added to the scores: 0 where a position belongs to the row's context, else -inf."""
 
 
-def decode_batches(rows: Rows, page_size: int, page_numbers: int, dtype: torch.dtype) -> Iterator[DecodeRows]:
-    """The decode rows in batches that bound what is gathered; ``page_numbers`` is how many numbers a page holds.
+def decode_batches(
+    rows: Rows, page_size: int, page_elements: int, dtype: torch.dtype, window: int | None = None
+) -> Iterator[DecodeRows]:
+    """The decode rows in batches that bound what is gathered; a page holds ``page_elements``.
 
-    ``dtype`` is the masks', the model's.
+    ``dtype`` is the masks', the model's; ``window`` as in ``MhaShape``.
     """
     device = rows.page_table_RW.device
     ends = [start + 1 for start in rows.starts[rows.num_prefill :]]
     table_DW = rows.page_table_RW[rows.num_prefill :]
-    for members in _similar(ends, page_size, page_numbers):
+    for members in _similar(ends, page_size, page_elements):
         is_run = members[-1] - members[0] + 1 == len(members)
         chosen = slice(members[0], members[-1] + 1) if is_run else torch.tensor(members, device=device)
         ends_B = torch.tensor([ends[row] for row in members], device=device)
         width = -(-max(ends[row] for row in members) // page_size)
-        is_hidden_BL = torch.arange(width * page_size, device=device) >= ends_B[:, None]
+        positions_L = torch.arange(width * page_size, device=device)
+        is_hidden_BL = positions_L >= ends_B[:, None]
+        if window is not None:
+            is_hidden_BL |= positions_L < ends_B[:, None] - window
         yield DecodeRows(chosen, table_DW[chosen, :width], added(is_hidden_BL, dtype))
 
 
@@ -59,11 +68,16 @@ def added(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device).masked_fill(is_hidden, -torch.inf)
 
 
-def _similar(ends: list[int], page_size: int, page_numbers: int) -> Iterator[list[int]]:
+def math_sdpa(device: torch.device) -> AbstractContextManager[None]:
+    """Lets ``scaled_dot_product_attention`` compute plainly on a GPU."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+
+
+def _similar(ends: list[int], page_size: int, page_elements: int) -> Iterator[list[int]]:
     """Rows by the power of two that their pages fit in, and no more at a time than may be gathered."""
     by_size: dict[int, list[int]] = {}
     for row, end in enumerate(ends):
         by_size.setdefault((-(-end // page_size) - 1).bit_length(), []).append(row)
     for size, members in by_size.items():
-        limit = max(1, MAX_GATHERED // (page_numbers << size))
+        limit = max(1, MAX_GATHERED // (page_elements << size))
         yield from (members[i : i + limit] for i in range(0, len(members), limit))
