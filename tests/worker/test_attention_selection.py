@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plait_kernels.kv_cache import UNSCALED
+from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention import selection
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mha import triton_mha
@@ -55,6 +57,12 @@ class Empty(Foul):
 class Breaks(TritonMha):
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
         raise RuntimeError("too many resources\nand more lines")
+
+
+class Slower(TritonMha):
+    """Second in the registry, and yet the fastest on the first rank."""
+
+    name = "trtllm_mha"
 
 
 def made(kind: type[TritonMha]) -> TritonMha:
@@ -111,6 +119,27 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
     chosen = choose_backend("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
     assert asked == tried
     assert chosen.name == (right or ["torch"])[0]
+
+
+def test_all_ranks_take_the_backend_that_the_first_one_measured_as_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_measured: list[int] = []
+
+    def fastest(_requirements: BackendRequirements[Any]) -> TritonMha:
+        num_measured.append(1)
+        return Slower(dataclasses.replace(NEED, max_tokens=NUM_TOKENS))
+
+    def try_backend(name: str, _requirements: BackendRequirements[Any], *, may_compile: bool) -> TritonMha | str:
+        assert may_compile
+        return made(Slower) if name == Slower.name else "it is another"
+
+    monkeypatch.setattr(selection, "_fastest", fastest)
+    monkeypatch.setattr(selection, "try_backend", try_backend)
+    requirements = dataclasses.replace(NEED, device=torch.device("cuda", 0))
+    chosen = on_every_rank(3, tmp_path, lambda parallel: choose_backend("auto", requirements, parallel).name)
+    assert chosen == ["trtllm_mha"] * 3
+    assert len(num_measured) == 1
 
 
 @pytest.mark.parametrize(
