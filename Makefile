@@ -69,8 +69,8 @@ bench-scheduler: .venv/.tested
 lint: .venv/.tested
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- --deny warnings
-	$(BIN)/ruff format --check $(PYTHON_ROOMS) tests tools
-	$(BIN)/ruff check $(PYTHON_ROOMS) tests tools
+	$(BIN)/ruff format --check $(PYTHON_ROOMS) tests tools examples
+	$(BIN)/ruff check $(PYTHON_ROOMS) tests tools examples
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest plait._router
 	$(BIN)/lint-imports
