@@ -1,7 +1,15 @@
 """The wire between Plait's engine and its workers: typed messages, and frames of bytes."""
 
 from plait_proto.codec import Malformed, decode, encode
-from plait_proto.config import DeviceConfig, KvCacheConfig, WorkerConfig, decode_config, encode_config
+from plait_proto.config import (
+    AttentionConfig,
+    DeviceConfig,
+    KvCacheConfig,
+    PageConfig,
+    WorkerConfig,
+    decode_config,
+    encode_config,
+)
 from plait_proto.families import FAMILIES, Family, family
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
@@ -33,6 +41,7 @@ __all__ = [
     "LOOKAHEAD",
     "PROTOCOL",
     "SCHEMA_FINGERPRINT",
+    "AttentionConfig",
     "Bye",
     "Decision",
     "DeviceConfig",
@@ -49,6 +58,7 @@ __all__ = [
     "Message",
     "Mode",
     "NewSlot",
+    "PageConfig",
     "Plan",
     "StepResult",
     "Vote",

@@ -90,7 +90,7 @@ class EngineSide:
         self.send(welcome(num_pages))
         self.send(warm_up())
         assert self.expect(StepResult).step == 0
-        return hello, Stepper(self.compute, config.page_size, num_pages)
+        return hello, Stepper(self.compute, config.pages.page_size, num_pages)
 
     def compute(self, plan: Plan) -> StepResult:
         self.send(plan)

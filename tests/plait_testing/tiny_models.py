@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import torch
-from plait_proto import DeviceConfig, KvCacheConfig, WorkerConfig
+from plait_proto import WorkerConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 300
@@ -32,23 +33,26 @@ def save_tiny_llama(folder: Path) -> LlamaForCausalLM:
 
 
 def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig:
-    """What the engine's side writes for one rank of this model."""
+    """What the engine's side writes for one rank of this model; ``changes`` may name fields of the nested structs."""
+    nested: dict[str, dict[str, object]] = {
+        "device": {"kind": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8},
+        "attention": {"backend": "auto", "mla_context_chunk_size": 64},
+        "kv_cache": {"dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
+        "pages": {"page_size": 16, "num_pages": None, "memory_fraction": None},
+    }
+    for fields in nested.values():
+        fields.update({name: changes.pop(name) for name in fields.keys() & changes.keys() if name != "dtype"})
     settings: dict[str, object] = {
         "model": str(model),
         "run_dir": str(run_dir),
         "world": 1,
-        "device": DeviceConfig(kind="cpu", attention="auto", cuda_graphs=True, cuda_graph_max_bs=8),
         "load_format": "auto",
         "dtype": "float32",
-        "page_size": 16,
-        "num_pages": None,
-        "memory_fraction": None,
         "max_model_len": 512,
         "max_batch_tokens": 2048,
         "max_seqs": 8,
-        "kv_cache": KvCacheConfig(dtype="auto", k_scale=1.0, v_scale=1.0),
-        "mla_context_chunk_size": 64,
+        "draft_tokens": 0,
         "threads": 1,
         "log_level": "info",
     }
-    return WorkerConfig(**{**settings, **changes})  # type: ignore[arg-type]
+    return msgspec.convert({**settings, **nested, **changes}, WorkerConfig)

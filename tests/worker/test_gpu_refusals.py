@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_proto import DeviceConfig, ExitCode
+from plait_proto import ExitCode
 from plait_testing.engine_side import engine_side
 from plait_testing.tiny_models import config_for, save_tiny_llama
 from plait_worker.attention.backend import BackendRequirements
@@ -24,9 +24,8 @@ AMPERE = (8, 0)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
-    device = DeviceConfig(kind="cuda", attention="auto", cuda_graphs=True, cuda_graph_max_bs=8)
     with engine_side() as engine:
-        engine.start(config_for(tmp_path, engine.folder, device=device))
+        engine.start(config_for(tmp_path, engine.folder, kind="cuda"))
         fail, code, errors = engine.failure()
     assert (fail.code, code) == (ExitCode.HARDWARE, ExitCode.HARDWARE)
     assert fail.reason.startswith("--device cuda: no NVIDIA GPU is there for torch")

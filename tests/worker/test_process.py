@@ -122,6 +122,7 @@ def test_a_stranger_is_told_why_and_exits_with_that_code(engine: EngineSide, tin
         ({"max_model_len": 2_000_000_000}, ExitCode.HARDWARE, "lower --max-model-len"),
         ({"num_pages": 2_000_000_000}, ExitCode.HARDWARE, "pages fit"),
         ({"memory_fraction": 0.0}, ExitCode.HARDWARE, "--memory-fraction"),
+        ({"draft_tokens": 2}, ExitCode.SETTINGS, "draft_tokens is 2: no attention backend"),
     ],
 )
 def test_what_cannot_be_served_fails_with_its_code_and_a_sentence(

@@ -43,10 +43,10 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
     limits = {"max_batch_tokens": max_batch_tokens, "max_seqs": max_seqs, "max_model_len": max_model_len}
     config = config_for(tmp_path, tmp_path, **limits)
     model = load_model(tmp_path, "float32", CPU, Parallel())
-    (requirements,) = requirements_for(model.attention_specs, config.page_size, 0, 0, CPU)
+    (requirements,) = requirements_for(model.attention_specs, config.pages.page_size, 0, 0, CPU)
     attention = Noting(requirements)  # type: ignore[arg-type]
     attention.steps = []
-    cache = KVCache(model.cache_spec, 1, config.page_size, CPU)
+    cache = KVCache(model.cache_spec, 1, config.pages.page_size, CPU)
     sampled = Counter[tuple[str, int]]()
     for name in ("sample_greedy", "sample_random", "sample_filtered"):
         monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, sampled))

@@ -302,6 +302,8 @@ def broken(**changes: object) -> Plan:
         ({"appended_pages": words([0, 64])}, "page 64 of 64"),
         ({"appended_pages": words([0, 1] * 32)}, "more than the 32 pages"),
         ({"appended_pages": words([5, 1])}, "holds nothing"),
+        ({"trimmed_slots": words([0, 0, 1])}, "the plan has drafts"),
+        ({"other_pages": words([1, 0, 1])}, "pages of several kinds"),
         ({"freed_slots": words([4])}, "frees a slot that holds nothing"),
         ({"freed_slots": words([0])}, "holds nothing"),
     ],

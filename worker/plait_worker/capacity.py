@@ -36,14 +36,14 @@ class MemoryBudget:
 
 def cpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
     """What the settings leave for pages on a CPU."""
-    if config.memory_fraction is None:
+    if config.pages.memory_fraction is None:
         return min(_CPU_POOL_BYTES, int(budget.free_bytes * _CPU_SHARE), budget.offered_bytes)
-    return budget.pool_bytes(config.memory_fraction)
+    return budget.pool_bytes(config.pages.memory_fraction)
 
 
 def gpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
     """What the settings leave for pages on a GPU, which nobody else uses."""
-    return budget.pool_bytes(_GPU_FRACTION if config.memory_fraction is None else config.memory_fraction)
+    return budget.pool_bytes(_GPU_FRACTION if config.pages.memory_fraction is None else config.pages.memory_fraction)
 
 
 def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, budget: MemoryBudget) -> int:
@@ -52,10 +52,10 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, bud
     Raises ``WorkerError`` of code HARDWARE if the pages asked for do not fit, or if those that fit cannot hold one
     request of ``max_model_len`` tokens.
     """
-    if config.num_pages is not None:
-        return _asked(config.num_pages, page_bytes, budget)
+    if config.pages.num_pages is not None:
+        return _asked(config.pages.num_pages, page_bytes, budget)
     num_pages = max(0, pool_bytes) // page_bytes
-    num_needed = -(-config.max_model_len // config.page_size)
+    num_needed = -(-config.max_model_len // config.pages.page_size)
     if num_pages < num_needed:
         raise WorkerError(
             ExitCode.HARDWARE,

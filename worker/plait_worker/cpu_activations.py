@@ -64,7 +64,7 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
     if mla is None:
         return 0
     each = 2 * mla.query_dim + mla.value_dim
-    tokens = config.max_batch_tokens + config.mla_context_chunk_size
+    tokens = config.max_batch_tokens + config.attention.mla_context_chunk_size
     merged = 2 * _FLOAT32 * config.max_batch_tokens * mla.value_dim
     return model.num_heads * (tokens * each * itemsize + merged)
 
@@ -72,7 +72,7 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
 def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int) -> int:
     """Copied pages of a prefill row or a batch of decode rows, as the model's numbers too, and the masks over them."""
     numbers = model.mla.cached_dim if model.mla is not None else 2 * model.num_kv_heads * model.head_dim
-    longest = -(-config.max_model_len // config.page_size) * config.page_size
+    longest = -(-config.max_model_len // config.pages.page_size) * config.pages.page_size
     row = numbers * longest
     gathered = min(config.max_seqs * row, max(row, MAX_GATHERED))
     converted = itemsize if gathered_itemsize != itemsize else 0
@@ -85,5 +85,5 @@ def _padded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> in
     mla: MlaConfig | None = model.mla
     if mla is None:
         return 0
-    tokens = config.max_batch_tokens + 2 * max(config.max_batch_tokens, config.mla_context_chunk_size)
+    tokens = config.max_batch_tokens + 2 * max(config.max_batch_tokens, config.attention.mla_context_chunk_size)
     return model.num_heads * tokens * max(mla.query_dim, mla.value_dim) * itemsize

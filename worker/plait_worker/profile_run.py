@@ -42,7 +42,7 @@ def measure_activation_bytes(
     config: WorkerConfig, model: Model[Any], attention: ModelAttention, device: torch.device
 ) -> int:
     """Bytes that the largest steps and the captured graphs take."""
-    cache = KVCache(model.cache_spec, 1, config.page_size, device)
+    cache = KVCache(model.cache_spec, 1, config.pages.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     run_largest_steps(config, model, attention, cache)

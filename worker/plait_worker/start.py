@@ -72,25 +72,34 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
 def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     """Open the device, load the model and choose its attention. Raises ``WorkerError`` where one of these cannot be."""
+    _check_drafts(config)
     device, device_name = open_device(config)
     with _phase("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
     requirements = requirements_for(
-        model.attention_specs, config.page_size, config.mla_context_chunk_size, max_tokens, device
+        model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
     with _phase("attention"):
-        attention = choose_attention(config.device.attention, requirements, parallel)
+        attention = choose_attention(config.attention.backend, requirements, parallel)
     if device.type == "cpu":
         leave_cores_to_kernels(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
 
 
+def _check_drafts(config: WorkerConfig) -> None:
+    if config.draft_tokens != 0:
+        raise WorkerError(
+            ExitCode.SETTINGS,
+            f"draft_tokens is {config.draft_tokens}: no attention backend of this worker verifies drafts; set it to 0",
+        )
+
+
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     """The cache, the slots and the graphs."""
     config, model = loaded.config, loaded.model
-    cache = KVCache(model.cache_spec, welcome.num_pages, config.page_size, loaded.device)
-    slots = Slots(welcome.num_slots, welcome.num_pages, config.page_size, config.max_model_len, loaded.device)
+    cache = KVCache(model.cache_spec, welcome.num_pages, config.pages.page_size, loaded.device)
+    slots = Slots(welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.device)
     graphs = _capture(loaded, cache, slots)
     ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
     if loaded.device.type == "cuda":
@@ -158,7 +167,7 @@ def _free_bytes(device: torch.device) -> int:
 
 def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
     config, model = loaded.config, loaded.model
-    page_bytes = bytes_per_page(model.cache_spec, config.page_size)
+    page_bytes = bytes_per_page(model.cache_spec, config.pages.page_size)
     return Hello(
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,

@@ -71,6 +71,9 @@ def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
 def read_plan(plan: Plan) -> StepInputs:
     """The arrays of a decoded plan, whose frames the decoder has found whole."""
     rows = _words(plan.rows)
+    has_drafts = len(rows) != 4 * plan.num_prefill + 2 * plan.num_decode or len(plan.trimmed_slots) > 0
+    ensure(not has_drafts, "the plan has drafts, and this worker computes one token a decode row")
+    ensure(len(plan.other_pages) == 0, "the plan has pages of several kinds, and this worker keeps one kind")
     prefill_P4 = rows[: 4 * plan.num_prefill].reshape(-1, 4)
     decode_D2 = rows[4 * plan.num_prefill :].reshape(-1, 2)
     flags_P = prefill_P4[:, 3]

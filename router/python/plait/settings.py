@@ -14,6 +14,8 @@ from plait.nvidia import has_nvidia_gpu
 
 GPU_BATCH_TOKENS = 2048
 CPU_BATCH_TOKENS = 160
+DRAFT_TOKENS = 0
+"""Speculative tokens of a decode row: no attention backend verifies any yet."""
 """Whoever is being answered waits for a step: on two cores these take a model of 135M parameters a tenth of a second.
 Larger steps bring no more tokens."""
 LogLevel = Literal["debug", "info", "warning", "error"]

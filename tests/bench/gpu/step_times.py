@@ -19,7 +19,16 @@ from pathlib import Path
 import msgspec
 import torch
 from plait_kernels import pdl
-from plait_proto import DeviceConfig, KvCacheConfig, Plan, StepResult, Welcome, WorkerConfig
+from plait_proto import (
+    AttentionConfig,
+    DeviceConfig,
+    KvCacheConfig,
+    PageConfig,
+    Plan,
+    StepResult,
+    Welcome,
+    WorkerConfig,
+)
 from plait_worker import start
 from plait_worker.loop import InFlight, Rank
 from plait_worker.parallel import Parallel
@@ -62,17 +71,16 @@ def open_rank(
         model=str(folder),
         run_dir=str(folder),
         world=1,
-        device=DeviceConfig(kind="cuda", attention=attention, cuda_graphs=graphs, cuda_graph_max_bs=512),
+        device=DeviceConfig(kind="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512),
+        attention=AttentionConfig(backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",
         dtype="bfloat16",
         kv_cache=KvCacheConfig(dtype=kv_cache_dtype, k_scale=1.0, v_scale=1.0),
-        page_size=PAGE_SIZE,
-        num_pages=num_pages,
-        memory_fraction=None,
-        mla_context_chunk_size=4096,
+        pages=PageConfig(page_size=PAGE_SIZE, num_pages=num_pages, memory_fraction=None),
         max_model_len=40_960,
         max_batch_tokens=max_tokens,
         max_seqs=num_seqs,
+        draft_tokens=0,
         threads=None,
         log_level="info",
     )

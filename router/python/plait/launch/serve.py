@@ -12,7 +12,16 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from plait_proto import DeviceConfig, ExitCode, KvCacheConfig, WorkerConfig, config_fingerprint, encode_config
+from plait_proto import (
+    AttentionConfig,
+    DeviceConfig,
+    ExitCode,
+    KvCacheConfig,
+    PageConfig,
+    WorkerConfig,
+    config_fingerprint,
+    encode_config,
+)
 
 from plait._router import Engine, ModelFilesError
 from plait.errors import DONE, StartError
@@ -29,7 +38,7 @@ from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.model_files import LocalModel, find_model
 from plait.output import say
-from plait.settings import GroupMembership, ServeSettings, batch_tokens, engine_settings
+from plait.settings import DRAFT_TOKENS, GroupMembership, ServeSettings, batch_tokens, engine_settings
 
 POLL_SECONDS = 0.1
 
@@ -85,9 +94,12 @@ def _write_config(
             world=settings.process.tp,
             device=DeviceConfig(
                 kind=settings.device.device,
-                attention=settings.device.attention_backend,
                 cuda_graphs=settings.device.cuda_graphs,
                 cuda_graph_max_bs=settings.device.cuda_graph_max_bs,
+            ),
+            attention=AttentionConfig(
+                backend=settings.device.attention_backend,
+                mla_context_chunk_size=settings.attention.mla_context_chunk_size,
             ),
             load_format=settings.model.load_format,
             dtype=settings.model.dtype,
@@ -96,13 +108,15 @@ def _write_config(
                 k_scale=settings.attention.k_scale,
                 v_scale=settings.attention.v_scale,
             ),
-            page_size=settings.pages.page_size,
-            num_pages=settings.pages.num_pages,
-            memory_fraction=settings.pages.memory_fraction,
+            pages=PageConfig(
+                page_size=settings.pages.page_size,
+                num_pages=settings.pages.num_pages,
+                memory_fraction=settings.pages.memory_fraction,
+            ),
             max_model_len=description.max_model_len,
             max_batch_tokens=batch_tokens(settings),
             max_seqs=settings.scheduler.max_seqs,
-            mla_context_chunk_size=settings.attention.mla_context_chunk_size,
+            draft_tokens=DRAFT_TOKENS,
             threads=settings.process.threads,
             log_level=settings.process.log_level,
         )
