@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent
-SOURCES = [ROOM / "csrc" / name for name in ("library.cpp", "team.cpp")]
+SOURCES = [ROOM / "csrc" / name for name in ("library.cpp", "thread_pool.cpp")]
 FOLDER = Path("plait_kernels") / "cpu"
 # GCC 12 finds uninitialised values in its own headers of vector intrinsics.
 OPTIONS = (

@@ -1,7 +1,8 @@
-// Attention over keys and values that lie in pages, straight from the pages.
+// Paged attention: keys and values are read from the pages, 64 keys at a time, with an online softmax in float32
+// (arXiv 2205.14135).
 //
-// Keys are taken 64 at a time with a running maximum and sum (arXiv 2205.14135), in float32. Shapes: M query heads of
-// one key-value head; numbers of a head: D where keys and values are as wide, else E in a query or key, V in a value.
+// Shapes: M query heads of one key-value head; dims of a head: D where keys and values are as wide, else E of a query
+// or key, V of a value.
 #pragma once
 
 #include <algorithm>
@@ -9,17 +10,17 @@
 #include <limits>
 
 #include "matrix.h"
-#include "room.h"
-#include "rows.h"
+#include "scratch.h"
+#include "row_ops.h"
 
 namespace plait {
 
 constexpr int64_t kKeys = 64;
-// Up to so many heads of one query token read keys and values where they lie: putting those into panels takes longer.
+// Up to so many heads of one query token read keys and values in place: packing them into panels takes longer.
 constexpr int64_t kFewHeads = 8;
 
-// A piece of work: some query tokens of one row. As plait_kernels/cpu/library.py declares it.
-struct Piece {
+// Some query tokens of one row, one item of work. As plait_kernels/cpu/library.py declares it.
+struct QueryTile {
     int32_t row;
     int32_t first;  // query token in the row
     int32_t count;
@@ -28,12 +29,12 @@ struct Piece {
 // The rows of one step. As plait_kernels/cpu/library.py declares it.
 struct Rows {
     const int64_t* starts;        // [rows]: position of the row's first token
-    const int64_t* ends;          // [rows]: positions from here on are nobody's to see
+    const int64_t* ends;          // [rows]: positions from here on are masked
     const int64_t* first_tokens;  // [rows + 1]: where each row's tokens begin in the batch
     const int32_t* table;         // [rows, table_width]
-    const Piece* pieces;
+    const QueryTile* query_tiles;
     int64_t num_rows;
-    int64_t num_pieces;
+    int64_t num_query_tiles;
     int64_t table_width;
     int64_t page_size;
     int64_t num_heads;
@@ -49,8 +50,8 @@ struct Rows {
     }
 };
 
-// Keys, or values, in pages. As plait_kernels/cpu/library.py declares it; strides count numbers.
-struct Cached {
+// Keys, or values, in pages; strides in elements. As plait_kernels/cpu/library.py declares it.
+struct KvView {
     void* first;
     int64_t page_stride;
     int64_t token_stride;
@@ -64,10 +65,10 @@ struct Cached {
     }
 };
 
-// Of pages [pages, 2, kv heads, page size, D].
+// Keys and values of pages [pages, 2, kv heads, page size, D].
 template <class Raw>
 struct PagedHeads {
-    Cached keys, values;
+    KvView keys, values;
 
     PagedHeads(const Rows& rows, Raw* pages) {
         const int64_t head = rows.page_size * rows.key_dim, half = rows.num_kv_heads * head;
@@ -83,13 +84,12 @@ struct PagedHeads {
     }
 };
 
-// Softmax as far as one query's keys were seen.
+// One query's online softmax.
 struct Running {
     float largest = -std::numeric_limits<float>::infinity();
     float total = 0;
 
-    // Turns the scores of the next 64 keys, of which `visible` count, into weights; returns the factor of what was
-    // summed before.
+    // Makes weights of the next 64 keys' scores, of which `visible` count; returns the factor for earlier sums.
     float take(float* scores, float scale, int64_t visible) {
         if (visible <= 0) {
             std::fill(scores, scores + kKeys, 0.0f);
@@ -131,32 +131,34 @@ inline void finish(const float* sums, int64_t count, float total, typename Type:
         [&](int64_t i) { Type::write_one(out + i, sums[i] * factor); });
 }
 
-// Keys [key][head dim] of up to 64 tokens as panels of 32 keys: [2][cells of head dim][32].
+// Keys [key][head dim] of up to 64 tokens as panels of 32 keys: [2][words of head dim][32].
 template <class Type>
-void pack_keys(const typename Type::Raw* const* keys, int64_t count, int64_t depth, uint32_t* panels) {
+void pack_keys(const typename Type::Raw* const* keys, int64_t count, int64_t num_words, uint32_t* panels) {
     for (int64_t key = 0; key < kKeys; ++key) {
-        uint32_t* to = panels + key / kPanel * depth * kPanel + key % kPanel;
+        uint32_t* to = panels + key / kPanel * num_words * kPanel + key % kPanel;
         const auto* from = reinterpret_cast<const uint32_t*>(keys[std::min(key, count - 1)]);
-        for (int64_t cell = 0; cell < depth; ++cell) to[cell * kPanel] = from[cell];
+        for (int64_t word = 0; word < num_words; ++word) to[word * kPanel] = from[word];
     }
 }
 
-// Values as panels of 32 dimensions: [panels][cells of 64 keys][32]; zero behind the last key and dimension.
+// Values as panels of 32 dimensions: [panels][words of 64 keys][32]; zero after the last key and dimension.
 template <class Type>
 void pack_values(const typename Type::Raw* const* values, int64_t count, int64_t dim, uint32_t* panels) {
-    constexpr int64_t depth = kKeys / Type::kPerCell;
+    constexpr int64_t num_words = kKeys / Type::kPerWord;
     const int64_t whole = dim / kLanes * kLanes;
-    std::fill(panels, panels + (dim + kPanel - 1) / kPanel * depth * kPanel, 0u);
-    for (int64_t key = 0; key < count; key += Type::kPerCell) {
-        const auto place = [&](int64_t i) { return panels + (i / kPanel * depth + key / Type::kPerCell) * kPanel + i % kPanel; };
-        for (int64_t i = 0; i < whole; i += kLanes) store(place(i), Type::cells(values + key, count - key, i));
+    std::fill(panels, panels + (dim + kPanel - 1) / kPanel * num_words * kPanel, 0u);
+    for (int64_t key = 0; key < count; key += Type::kPerWord) {
+        const auto at = [&](int64_t i) {
+            return panels + (i / kPanel * num_words + key / Type::kPerWord) * kPanel + i % kPanel;
+        };
+        for (int64_t i = 0; i < whole; i += kLanes) store(at(i), Type::pack_words(values + key, count - key, i));
         for (int64_t i = whole; i < dim; ++i)
-            for (int64_t j = 0; j < std::min<int64_t>(Type::kPerCell, count - key); ++j)
-                reinterpret_cast<typename Type::Raw*>(place(i))[j] = values[key + j][i];
+            for (int64_t j = 0; j < std::min<int64_t>(Type::kPerWord, count - key); ++j)
+                reinterpret_cast<typename Type::Raw*>(at(i))[j] = values[key + j][i];
     }
 }
 
-// Each token's keys and values [kv heads, D] into the pages that its row's table names.
+// Writes each token's keys and values [kv heads, D] into the pages of its row's table.
 template <class Type>
 void store_rows(const Rows& rows, const typename Type::Raw* keys, int64_t key_stride,
                 const typename Type::Raw* values, int64_t value_stride, typename Type::Raw* pages) {
@@ -182,31 +184,31 @@ struct Attention {
     const Rows& rows;
     const Raw* queries;  // token t's head h at t * query_stride + h * E
     int64_t query_stride;
-    Cached key_cache, value_cache;
+    KvView key_cache, value_cache;
     Raw* out;    // [tokens, heads, V]
     float* lse;  // [tokens, heads], base 2, or null
 
     const Raw* query(int64_t token, int64_t head) const { return queries + token * query_stride + head * rows.key_dim; }
 
-    void run(Team& team) const {
+    void run(ThreadPool& pool) const {
         const int64_t heads = rows.num_kv_heads;
-        team.each(rows.num_pieces * heads, [&](int64_t item) {
-            const Piece& piece = rows.pieces[item / heads];
-            if (piece.count == 1 && rows.group() <= kFewHeads)
-                attend_one(piece, item % heads);
+        pool.parallel_for(rows.num_query_tiles * heads, [&](int64_t item) {
+            const QueryTile& tile = rows.query_tiles[item / heads];
+            if (tile.count == 1 && rows.group() <= kFewHeads)
+                attend_one(tile, item % heads);
             else
-                attend_many(piece, item % heads);
+                attend_many(tile, item % heads);
         });
     }
 
 private:
-    // Where the keys and values of up to 64 positions lie; returns how many.
-    int64_t find(const Piece& piece, int64_t head, int64_t begin, int64_t end, const Raw** keys,
+    // Addresses of the keys and values of up to 64 positions; returns how many.
+    int64_t find(const QueryTile& tile, int64_t head, int64_t begin, int64_t end, const Raw** keys,
                  const Raw** values) const {
         const int64_t count = std::min(kKeys, end - begin);
         for (int64_t i = 0; i < count;) {
-            const Raw* key = key_cache.at<Raw>(rows, piece.row, begin + i, head);
-            const Raw* value = value_cache.at<Raw>(rows, piece.row, begin + i, head);
+            const Raw* key = key_cache.at<Raw>(rows, tile.row, begin + i, head);
+            const Raw* value = value_cache.at<Raw>(rows, tile.row, begin + i, head);
             const int64_t in_page = std::min(count - i, rows.page_size - (begin + i) % rows.page_size);
             for (int64_t j = 0; j < in_page; ++j, ++i) {
                 keys[i] = key + j * key_cache.token_stride;
@@ -216,40 +218,40 @@ private:
         return count;
     }
 
-    // The first position that none of the piece's tokens sees.
-    int64_t end_of(const Piece& piece) const {
-        return std::min(rows.starts[piece.row] + piece.first + piece.count, rows.ends[piece.row]);
+    // The first position that no token of the tile sees.
+    int64_t end_of(const QueryTile& tile) const {
+        return std::min(rows.starts[tile.row] + tile.first + tile.count, rows.ends[tile.row]);
     }
 
-    // Writes what one query has found.
+    // Writes one query's output.
     void end(const float* sums, const Running& running, int64_t token, int64_t head) const {
-        const int64_t place = token * rows.num_heads + head;
-        finish<Type>(sums, rows.value_dim, running.total, out + place * rows.value_dim);
-        if (lse) lse[place] = running.largest * 1.44269504088896341f + std::log2(running.total);
+        const int64_t index = token * rows.num_heads + head;
+        finish<Type>(sums, rows.value_dim, running.total, out + index * rows.value_dim);
+        if (lse) lse[index] = running.largest * 1.44269504088896341f + std::log2(running.total);
     }
 
-    // Asks for a key or value of `dim` numbers that is read soon.
+    // Prefetches a key or value of `dim` elements.
     static void fetch(const Raw* from, int64_t dim) {
         for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(Raw))) __builtin_prefetch(from + i, 0, 2);
     }
 
-    // One query token: its heads read each key and value where it lies.
-    void attend_one(const Piece& piece, int64_t head) const {
-        const int64_t group = rows.group(), dim = rows.value_dim, token = rows.first_tokens[piece.row] + piece.first;
-        const int64_t last = end_of(piece);
-        float* sums = room<float, 0>(group * dim);
-        float* scores = room<float, 1>(group * kKeys);
-        Running* running = room<Running, 2>(group);
+    // One query token: its heads read each key and value in place.
+    void attend_one(const QueryTile& tile, int64_t head) const {
+        const int64_t group = rows.group(), dim = rows.value_dim, token = rows.first_tokens[tile.row] + tile.first;
+        const int64_t last = end_of(tile);
+        float* sums = scratch<float, 0>(group * dim);
+        float* scores = scratch<float, 1>(group * kKeys);
+        Running* running = scratch<Running, 2>(group);
         std::fill(sums, sums + group * dim, 0.0f);
         std::fill(running, running + group, Running{});
         const Raw *keys[kKeys], *values[kKeys], *later_keys[kKeys], *later_values[kKeys];
-        int64_t later = find(piece, head, 0, last, later_keys, later_values);
+        int64_t later = find(tile, head, 0, last, later_keys, later_values);
         for (int64_t begin = 0; begin < last; begin += kKeys) {
             const int64_t count = later;
             std::copy_n(later_keys, count, keys);
             std::copy_n(later_values, count, values);
             if (begin + kKeys < last) {
-                later = find(piece, head, begin + kKeys, last, later_keys, later_values);
+                later = find(tile, head, begin + kKeys, last, later_keys, later_values);
                 for (int64_t i = 0; i < later; ++i) {
                     fetch(later_keys[i], rows.key_dim);
                     fetch(later_values[i], dim);
@@ -267,41 +269,41 @@ private:
     }
 
     void score(const Raw* query, const Raw* const* keys, int64_t count, float* scores) const {
-        const int64_t depth = rows.key_dim / Type::kPerCell;
-        if (depth == kLanes) return score_vectors<1>(query, keys, count, scores);
-        if (depth == 2 * kLanes) return score_vectors<2>(query, keys, count, scores);
-        if (depth == 4 * kLanes) return score_vectors<4>(query, keys, count, scores);
-        score_any(query, keys, count, depth, scores);
+        const int64_t num_words = rows.key_dim / Type::kPerWord;
+        if (num_words == kLanes) return score_vectors<1>(query, keys, count, scores);
+        if (num_words == 2 * kLanes) return score_vectors<2>(query, keys, count, scores);
+        if (num_words == 4 * kLanes) return score_vectors<4>(query, keys, count, scores);
+        score_any(query, keys, count, num_words, scores);
     }
 
-    // Heads of so many whole vectors: the query stays in registers, a vector of keys' sums hide each other's latency.
+    // Heads of whole vectors: the query stays in registers, and the sums of several keys hide each other's latency.
     template <int Vectors>
     static void score_vectors(const Raw* query, const Raw* const* keys, int64_t count, float* scores) {
-        Cells q[Vectors];
-        for (int v = 0; v < Vectors; ++v) q[v] = load<Cells>(reinterpret_cast<const uint32_t*>(query) + v * kLanes);
+        Words q[Vectors];
+        for (int v = 0; v < Vectors; ++v) q[v] = load<Words>(reinterpret_cast<const uint32_t*>(query) + v * kLanes);
         for (int64_t first = 0; first < count; first += kLanes) {
-            Floats products[kLanes];
+            Floats dots[kLanes];
             for (int64_t j = 0; j < kLanes; ++j) {
                 const auto* k = reinterpret_cast<const uint32_t*>(keys[std::min(first + j, count - 1)]);
-                products[j] = Floats{};
+                dots[j] = Floats{};
                 for (int v = 0; v < Vectors; ++v)
-                    products[j] = Type::multiply(products[j], load<Cells>(k + v * kLanes), q[v]);
+                    dots[j] = Type::dot_add(dots[j], load<Words>(k + v * kLanes), q[v]);
             }
-            store(scores + first, sums(products));
+            store(scores + first, sums(dots));
         }
     }
 
-    static void score_any(const Raw* query, const Raw* const* keys, int64_t count, int64_t depth, float* scores) {
+    static void score_any(const Raw* query, const Raw* const* keys, int64_t count, int64_t num_words, float* scores) {
         const auto* q = reinterpret_cast<const uint32_t*>(query);
         for (int64_t key = 0; key < count; ++key) {
             const auto* k = reinterpret_cast<const uint32_t*>(keys[key]);
-            Floats products{};
+            Floats dots{};
             float rest = 0;
             in_vectors(
-                depth,
-                [&](int64_t i) { products = Type::multiply(products, load<Cells>(k + i), load<Cells>(q + i)); },
-                [&](int64_t i) { rest += Type::multiply(Floats{}, all(k[i]), all(q[i]))[0]; });
-            scores[key] = sum(products) + rest;
+                num_words,
+                [&](int64_t i) { dots = Type::dot_add(dots, load<Words>(k + i), load<Words>(q + i)); },
+                [&](int64_t i) { rest += Type::dot_add(Floats{}, all(k[i]), all(q[i]))[0]; });
+            scores[key] = sum(dots) + rest;
         }
     }
 
@@ -326,32 +328,32 @@ private:
             });
     }
 
-    // Several query tokens: their heads are the rows of two products, with keys and values put into panels.
-    void attend_many(const Piece& piece, int64_t head) const {
-        const int64_t group = rows.group(), dim = rows.key_dim, depth = dim / Type::kPerCell;
-        const int64_t count = piece.count * group, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
-        const int64_t token = rows.first_tokens[piece.row] + piece.first;
-        const int64_t position = rows.starts[piece.row] + piece.first, last = end_of(piece);
-        float* sums = room<float, 0>(count * width);
-        Running* running = room<Running, 2>(count);
-        Raw* gathered = room<Raw, 3>(count * dim);
-        uint32_t* key_panels = room<uint32_t, 4>(kKeys * depth);
-        uint32_t* value_panels = room<uint32_t, 5>(kKeys / Type::kPerCell * width);
+    // Several query tokens: their heads are the rows of two GEMMs, with keys and values packed into panels.
+    void attend_many(const QueryTile& tile, int64_t head) const {
+        const int64_t group = rows.group(), dim = rows.key_dim, num_words = dim / Type::kPerWord;
+        const int64_t count = tile.count * group, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
+        const int64_t token = rows.first_tokens[tile.row] + tile.first;
+        const int64_t position = rows.starts[tile.row] + tile.first, last = end_of(tile);
+        float* sums = scratch<float, 0>(count * width);
+        Running* running = scratch<Running, 2>(count);
+        Raw* gathered = scratch<Raw, 3>(count * dim);
+        uint32_t* key_panels = scratch<uint32_t, 4>(kKeys * num_words);
+        uint32_t* value_panels = scratch<uint32_t, 5>(kKeys / Type::kPerWord * width);
         std::fill(sums, sums + count * width, 0.0f);
         std::fill(running, running + count, Running{});
         for (int64_t i = 0; i < count; ++i)
             std::memcpy(gathered + i * dim, query(token + i / group, head * group + i % group), dim * sizeof(Raw));
         const Raw *keys[kKeys], *values[kKeys];
         for (int64_t begin = 0; begin < last; begin += kKeys) {
-            const int64_t found = find(piece, head, begin, last, keys, values);
-            pack_keys<Type>(keys, found, depth, key_panels);
+            const int64_t found = find(tile, head, begin, last, keys, values);
+            pack_keys<Type>(keys, found, num_words, key_panels);
             pack_values<Type>(values, found, rows.value_dim, value_panels);
             in_tiles<kTileRows>(count, [&]<int Height>(int64_t first) {
                 // Query i sees the keys up to its own position.
                 const auto visible = [&](int64_t i) { return std::min(found, position + i / group + 1 - begin); };
                 if (visible(first + Height - 1) <= 0) return;
-                tile<Height>(gathered + first * dim, key_panels, value_panels, sums + first * width, running + first,
-                             [&](int64_t i) { return visible(first + i); });
+                attend_tile<Height>(gathered + first * dim, key_panels, value_panels, sums + first * width,
+                                    running + first, [&](int64_t i) { return visible(first + i); });
             });
         }
         for (int64_t i = 0; i < count; ++i)
@@ -359,19 +361,20 @@ private:
     }
 
     template <int Height, class Visible>
-    void tile(const Raw* queries, const uint32_t* key_panels, const uint32_t* value_panels, float* sums,
+    void attend_tile(const Raw* queries, const uint32_t* key_panels, const uint32_t* value_panels, float* sums,
               Running* running, const Visible& visible) const {
-        const int64_t depth = rows.key_dim / Type::kPerCell, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
-        constexpr int64_t cells = kKeys / Type::kPerCell;
+        const int64_t num_words = rows.key_dim / Type::kPerWord;
+        const int64_t width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
+        constexpr int64_t key_words = kKeys / Type::kPerWord;
         alignas(64) float scores[Height][kKeys];
         alignas(64) Raw weights[Height][kKeys];
         for (int64_t panel = 0; panel < kKeys / kPanel; ++panel) {
-            Tile<Type, Height, 1> products;
-            products.clear();
-            products.add(reinterpret_cast<const uint32_t*>(queries), depth, key_panels + panel * depth * kPanel, 0,
-                         depth);
+            Tile<Type, Height, 1> gemm;
+            gemm.clear();
+            gemm.add(reinterpret_cast<const uint32_t*>(queries), num_words, key_panels + panel * num_words * kPanel, 0,
+                     num_words);
             for (int i = 0; i < Height; ++i)
-                for (int v = 0; v < kVectors; ++v) store(scores[i] + panel * kPanel + v * kLanes, products.sums[i][v]);
+                for (int v = 0; v < kVectors; ++v) store(scores[i] + panel * kPanel + v * kLanes, gemm.sums[i][v]);
         }
         for (int i = 0; i < Height; ++i) {
             scale_row(sums + i * width, width, running[i].take(scores[i], float(rows.scale), visible(i)));
@@ -379,14 +382,15 @@ private:
                 Type::write(weights[i] + key, load<Floats>(scores[i] + key));
         }
         for (int64_t first = 0; first < width; first += kPanel) {
-            Tile<Type, Height, 1> products;
+            Tile<Type, Height, 1> gemm;
             for (int i = 0; i < Height; ++i)
                 for (int v = 0; v < kVectors; ++v)
-                    products.sums[i][v] = load<Floats>(sums + i * width + first + v * kLanes);
-            products.add(reinterpret_cast<const uint32_t*>(weights), cells, value_panels + first * cells, 0, cells);
+                    gemm.sums[i][v] = load<Floats>(sums + i * width + first + v * kLanes);
+            gemm.add(reinterpret_cast<const uint32_t*>(weights), key_words, value_panels + first * key_words, 0,
+                     key_words);
             for (int i = 0; i < Height; ++i)
                 for (int v = 0; v < kVectors; ++v)
-                    store(sums + i * width + first + v * kLanes, products.sums[i][v]);
+                    store(sums + i * width + first + v * kLanes, gemm.sums[i][v]);
         }
     }
 };

@@ -1,17 +1,17 @@
 // A stack of dense decoder blocks in one call: x + attention(norm(x)), then x + mlp(norm(x)), layer after layer.
 //
-// The residual stream is float32, so that it is never rounded between the layers.
+// The residual stream is float32: it is not rounded between the layers.
 #pragma once
 
 #include <mutex>
 #include <vector>
 
 #include "attention.h"
-#include "products.h"
+#include "gemm.h"
 
 namespace plait {
 
-// One block's weights and cache. As kernels/plait_kernels/cpu/library.py declares it.
+// One decoder layer's weights and cache. As kernels/plait_kernels/cpu/library.py declares it.
 struct Layer {
     Matrix qkv;
     Matrix output;
@@ -19,7 +19,7 @@ struct Layer {
     Matrix down;
     const void* attention_norm;
     const void* mlp_norm;
-    const void* q_norm;  // null where heads are not normalised
+    const void* q_norm;  // null if heads are not normalised
     const void* k_norm;
     void* pages;
 };
@@ -41,36 +41,36 @@ struct Activations {
     void* hidden;  // [tokens, hidden]: embeddings in, normalised states out
 };
 
-// Memory of a step: as much as the largest one took.
+// Scratch buffers of a step; they keep the size of the largest step.
 template <class Type>
 struct Buffers {
     using Raw = typename Type::Raw;
     std::vector<float> residual;
     std::vector<Raw> qkv, attended, gated;
-    RoundedRoom room, gate_room;
+    QuantisedScratch scratch, gate_scratch;
 };
 
-// Queries and keys normalised by head where the model does it, and rotated; keys and values go into their pages.
+// Normalises one token's query and key heads if the model does, rotates them, and writes keys and values to the pages.
 template <class Type>
-void place_token(const Rows& rows, const Layer& layer, const Activations& step, float eps, int64_t token,
+void rope_and_cache_token(const Rows& rows, const Layer& layer, const Activations& step, float eps, int64_t token,
                  typename Type::Raw* qkv) {
     using Raw = typename Type::Raw;
     const int64_t dim = rows.key_dim, row = rows.row_of(token);
     const int64_t position = rows.starts[row] + token - rows.first_tokens[row];
     const float *cos = step.cos + token * dim, *sin = step.sin + token * dim;
     const PagedHeads<Raw> cache(rows, static_cast<Raw*>(layer.pages));
-    const auto turn = [&](Raw* head, const void* norm, Raw* out) {
+    const auto rotate_head = [&](Raw* head, const void* norm, Raw* out) {
         if (norm) rms_norm<Type, Type>(head, static_cast<const Raw*>(norm), dim, eps, head);
         rotate<Type>(head, cos, sin, dim, out);
     };
-    for (int64_t head = 0; head < rows.num_heads; ++head, qkv += dim) turn(qkv, layer.q_norm, qkv);
+    for (int64_t head = 0; head < rows.num_heads; ++head, qkv += dim) rotate_head(qkv, layer.q_norm, qkv);
     for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
-        turn(qkv, layer.k_norm, cache.key(rows, row, position, head));
+        rotate_head(qkv, layer.k_norm, cache.key(rows, row, position, head));
     for (int64_t head = 0; head < rows.num_kv_heads; ++head, qkv += dim)
         std::memcpy(cache.value(rows, row, position, head), qkv, dim * sizeof(Raw));
 }
 
-// One row of the residual stream, normalised, as the next product takes it.
+// Normalises one row of the residual stream into the next GEMM's input.
 template <class Type>
 void normalise_row(const float* residual, const typename Type::Raw* weight, int64_t count, float eps, int64_t row,
                    const Inputs<Type>& out) {
@@ -82,14 +82,14 @@ void normalise_row(const float* residual, const typename Type::Raw* weight, int6
             const int64_t i = block * kBlockInputs + v * kLanes;
             values[v] = load<Floats>(residual + i) * factor * Type::read(weight + i);
         }
-        out.round(row, block, values);
+        out.quantise(row, block, values);
     }
 }
 
-// The residual stream takes in a product, unrounded.
+// Adds a GEMM's result to the residual stream, unrounded.
 template <class Type>
-void add_product(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, float* residual) {
-    multiply<Type>(team, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
+void gemm_add(ThreadPool& pool, const Matrix& matrix, const Inputs<Type>& inputs, int64_t rows, float* residual) {
+    gemm<Type>(pool, matrix, inputs, rows, [&](int64_t row, int64_t first, Floats* sums, int exist) {
         add_bias<Type>(matrix, first, exist, sums);
         float* to = residual + row * matrix.outputs + first;
         if (exist == kPanel)
@@ -100,22 +100,22 @@ void add_product(Team& team, const Matrix& matrix, const Inputs<Type>& inputs, i
 }
 
 template <class Type>
-void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const Activations& step,
+void decode_layers(ThreadPool& pool, const Decoder& decoder, const Rows& rows, const Activations& step,
                    Buffers<Type>& buffers) {
     using Raw = typename Type::Raw;
     const int64_t tokens = rows.num_tokens(), hidden = decoder.hidden_size, dim = rows.key_dim;
     const int64_t width = (rows.num_heads + 2 * rows.num_kv_heads) * dim;
     const float eps = float(decoder.eps);
     float* residual = buffers.residual.data();
-    RoundedRoom &room = buffers.room, &gate_room = buffers.gate_room;
+    QuantisedScratch &scratch = buffers.scratch, &gate_scratch = buffers.gate_scratch;
     Raw *x = static_cast<Raw*>(step.hidden), *qkv = buffers.qkv.data();
     Raw *attended = buffers.attended.data(), *gates = buffers.gated.data();
     const auto normalise = [&](const void* weight, const Inputs<Type>& out) {
-        over_groups(team, tokens, [&](int64_t token) {
+        over_groups(pool, tokens, [&](int64_t token) {
             normalise_row<Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps, token, out);
         });
     };
-    over_groups(team, tokens, [&](int64_t token) {
+    over_groups(pool, tokens, [&](int64_t token) {
         const Raw* from = x + token * hidden;
         float* to = residual + token * hidden;
         in_vectors(
@@ -124,46 +124,46 @@ void decode_layers(Team& team, const Decoder& decoder, const Rows& rows, const A
     });
     for (int64_t index = 0; index < decoder.num_layers; ++index) {
         const Layer& layer = decoder.layers[index];
-        const Inputs<Type> to_attention(layer.qkv, x, room), to_mlp(layer.gate_up, x, room);
-        const Inputs<Type> from_attention(layer.output, attended, room), to_down(layer.down, gates, gate_room);
+        const Inputs<Type> to_attention(layer.qkv, x, scratch), to_mlp(layer.gate_up, x, scratch);
+        const Inputs<Type> from_attention(layer.output, attended, scratch), to_down(layer.down, gates, gate_scratch);
         normalise(layer.attention_norm, to_attention);
-        linear<Type, Type>(team, layer.qkv, to_attention, tokens, qkv);
-        over_groups(team, tokens, [&](int64_t token) {
-            place_token<Type>(rows, layer, step, eps, token, qkv + token * width);
+        linear<Type, Type>(pool, layer.qkv, to_attention, tokens, qkv);
+        over_groups(pool, tokens, [&](int64_t token) {
+            rope_and_cache_token<Type>(rows, layer, step, eps, token, qkv + token * width);
         });
         const PagedHeads<Raw> cache(rows, static_cast<Raw*>(layer.pages));
-        Attention<Type>{rows, qkv, width, cache.keys, cache.values, attended, nullptr}.run(team);
-        from_attention.round_all(team, tokens);
-        add_product<Type>(team, layer.output, from_attention, tokens, residual);
+        Attention<Type>{rows, qkv, width, cache.keys, cache.values, attended, nullptr}.run(pool);
+        from_attention.quantise_all(pool, tokens);
+        gemm_add<Type>(pool, layer.output, from_attention, tokens, residual);
         normalise(layer.mlp_norm, to_mlp);
-        gated<Type>(team, layer.gate_up, to_mlp, tokens, to_down);
-        add_product<Type>(team, layer.down, to_down, tokens, residual);
+        gate_up_silu<Type>(pool, layer.gate_up, to_mlp, tokens, to_down);
+        gemm_add<Type>(pool, layer.down, to_down, tokens, residual);
     }
     normalise(decoder.norm, Inputs<Type>(x));
 }
 
-// The most inputs of a matrix that takes its rows in 8 bits.
-inline int64_t widest_in_blocks(const Decoder& decoder) {
+// The most inputs of a matrix of GGUF blocks.
+inline int64_t most_quantised_inputs(const Decoder& decoder) {
     int64_t widest = 0;
     for (const Layer* layer = decoder.layers; layer < decoder.layers + decoder.num_layers; ++layer)
         for (const Matrix* matrix : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down})
-            if (matrix->storage != Storage::kCells) widest = std::max(widest, matrix->inputs);
+            if (matrix->storage != Storage::kDense) widest = std::max(widest, matrix->inputs);
     return widest;
 }
 
 template <class Type>
 void decode(const Decoder& decoder, const Rows& rows, const Activations& step) {
-    static std::mutex alone;
+    static std::mutex mutex;
     static Buffers<Type> buffers;
-    std::lock_guard lock(alone);
-    const int64_t tokens = rows.num_tokens(), widest = widest_in_blocks(decoder);
+    std::lock_guard lock(mutex);
+    const int64_t tokens = rows.num_tokens(), widest = most_quantised_inputs(decoder);
     fit(buffers.residual, tokens * decoder.hidden_size);
     fit(buffers.qkv, tokens * (rows.num_heads + 2 * rows.num_kv_heads) * rows.key_dim);
     fit(buffers.attended, tokens * rows.num_heads * rows.key_dim);
     fit(buffers.gated, tokens * decoder.intermediate_size);
-    buffers.room.fit(tokens, widest);
-    buffers.gate_room.fit(tokens, widest);
-    Team::get().run([&](Team& team) { decode_layers<Type>(team, decoder, rows, step, buffers); });
+    buffers.scratch.fit(tokens, widest);
+    buffers.gate_scratch.fit(tokens, widest);
+    ThreadPool::get().run([&](ThreadPool& pool) { decode_layers<Type>(pool, decoder, rows, step, buffers); });
 }
 
 }  // namespace plait

@@ -13,9 +13,9 @@ namespace {
 
 using plait::BFloat16;
 using plait::Float32;
-using plait::Team;
+using plait::ThreadPool;
 
-// work.operator()<Type>() for the type that a number names.
+// Calls work.operator()<Type>() for a type's number.
 template <class Work>
 void typed(int type, const Work& work) {
     if (type == 0)
@@ -27,7 +27,7 @@ void typed(int type, const Work& work) {
 // As kernels/plait_kernels/cpu/library.py declares it.
 enum Status : int { kDone, kNoMemory, kNoThreads };
 
-// Does the work; no exception leaves the library.
+// Runs the work; no exception leaves the library.
 template <class Work>
 Status guarded(const Work& work) noexcept {
     try {
@@ -46,39 +46,40 @@ Status guarded(const Work& work) noexcept {
 extern "C" {
 
 int plait_set_threads(int num_threads) {
-    return guarded([&] { Team::get().resize(num_threads); });
+    return guarded([&] { ThreadPool::get().resize(num_threads); });
 }
 
-int plait_pack(const void* weight, int64_t outputs, int64_t inputs, int type, uint32_t* panels) {
+int plait_pack_dense(const void* weight, int64_t outputs, int64_t inputs, int type, uint32_t* panels) {
     return guarded([&] {
         typed(type, [&]<class Type>() {
-            Team::get().run([&](Team& team) { plait::pack<Type>(team, weight, outputs, inputs, panels); });
+            ThreadPool::get().run([&](ThreadPool& pool) { plait::pack<Type>(pool, weight, outputs, inputs, panels); });
         });
     });
 }
 
 // blocks [outputs, inputs / 32] of a GGUF.
-int plait_pack_blocks(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t storage, uint8_t* panels) {
+int plait_pack_gguf(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t storage, uint8_t* panels) {
     return guarded([&] {
         plait::of_format(plait::Storage(storage), [&]<class Format>() {
-            Team::get().run([&](Team& team) { plait::pack_blocks<Format>(team, blocks, outputs, inputs, panels); });
+            ThreadPool::get().run(
+                [&](ThreadPool& pool) { plait::pack_gguf<Format>(pool, blocks, outputs, inputs, panels); });
         });
     });
 }
 
-int plait_linear(const plait::Matrix* matrix, const void* x, int64_t rows, int type, int type_out, void* out) {
+int plait_gemm(const plait::Matrix* matrix, const void* x, int64_t rows, int type, int type_out, void* out) {
     return guarded([&] {
-        static std::mutex alone;
-        static plait::RoundedRoom room;
-        std::lock_guard lock(alone);
-        if (matrix->storage != plait::Storage::kCells) room.fit(rows, matrix->inputs);
+        static std::mutex mutex;
+        static plait::QuantisedScratch scratch;
+        std::lock_guard lock(mutex);
+        if (matrix->storage != plait::Storage::kDense) scratch.fit(rows, matrix->inputs);
         typed(type, [&]<class Type>() {
             typed(type_out, [&]<class Out>() {
                 using Raw = typename Type::Raw;
-                const plait::Inputs<Type> inputs(*matrix, static_cast<Raw*>(const_cast<void*>(x)), room);
-                Team::get().run([&](Team& team) {
-                    inputs.round_all(team, rows);
-                    plait::linear<Type, Out>(team, *matrix, inputs, rows, out);
+                const plait::Inputs<Type> inputs(*matrix, static_cast<Raw*>(const_cast<void*>(x)), scratch);
+                ThreadPool::get().run([&](ThreadPool& pool) {
+                    inputs.quantise_all(pool, rows);
+                    plait::linear<Type, Out>(pool, *matrix, inputs, rows, out);
                 });
             });
         });
@@ -97,21 +98,21 @@ int plait_rms_norm(const void* x, const void* weight, int64_t rows, int64_t stri
     });
 }
 
-int plait_attend(const plait::Rows* rows, const void* queries, int64_t query_stride, const plait::Cached* keys,
-                 const plait::Cached* values, int type, void* out, float* lse) {
+int plait_attention(const plait::Rows* rows, const void* queries, int64_t query_stride, const plait::KvView* keys,
+                    const plait::KvView* values, int type, void* out, float* lse) {
     return guarded([&] {
         typed(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
-            Team::get().run([&](Team& team) {
+            ThreadPool::get().run([&](ThreadPool& pool) {
                 plait::Attention<Type>{*rows,   static_cast<const Raw*>(queries), query_stride, *keys,
                                        *values, static_cast<Raw*>(out),           lse}
-                    .run(team);
+                    .run(pool);
             });
         });
     });
 }
 
-int plait_store(const plait::Rows* rows, const void* keys, int64_t key_stride, const void* values,
+int plait_store_kv(const plait::Rows* rows, const void* keys, int64_t key_stride, const void* values,
                 int64_t value_stride, int type, void* pages) {
     return guarded([&] {
         typed(type, [&]<class Type>() {
@@ -123,7 +124,7 @@ int plait_store(const plait::Rows* rows, const void* keys, int64_t key_stride, c
 }
 
 // x and out [tokens, inputs].
-int plait_experts(const plait::Experts* experts, const plait::Pairs* pairs, const void* x, int type, void* out) {
+int plait_moe(const plait::Experts* experts, const plait::Pairs* pairs, const void* x, int type, void* out) {
     return guarded([&] {
         typed(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
@@ -132,37 +133,38 @@ int plait_experts(const plait::Experts* experts, const plait::Pairs* pairs, cons
     });
 }
 
-int plait_decode(const plait::Decoder* decoder, const plait::Rows* rows, const plait::Activations* step, int type) {
+int plait_decoder_stack(const plait::Decoder* decoder, const plait::Rows* rows, const plait::Activations* step,
+                        int type) {
     return guarded([&] {
         typed(type, [&]<class Type>() { plait::decode<Type>(*decoder, *rows, *step); });
     });
 }
 
 // Ids [rows] from logits [rows, vocab].
-int plait_pick_greedy(const float* logits, int64_t rows, int64_t vocab, int64_t* ids) {
+int plait_sample_greedy(const float* logits, int64_t rows, int64_t vocab, int64_t* ids) {
     return guarded([&] {
-        Team::get().run([&](Team& team) {
-            team.each(rows, [&](int64_t row) { ids[row] = plait::sample_greedy(logits + row * vocab, vocab); });
+        ThreadPool::get().run([&](ThreadPool& pool) {
+            pool.parallel_for(rows, [&](int64_t row) { ids[row] = plait::sample_greedy(logits + row * vocab, vocab); });
         });
     });
 }
 
-int plait_pick_random(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters, int64_t* ids) {
+int plait_sample_random(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters, int64_t* ids) {
     return guarded([&] {
-        Team::get().run([&](Team& team) {
-            team.each(rows, [&](int64_t row) {
-                ids[row] = plait::sample_random(logits + row * vocab, vocab, filters->temperature[row], filters->min_p[row],
-                                              filters->uniform[row]);
+        ThreadPool::get().run([&](ThreadPool& pool) {
+            pool.parallel_for(rows, [&](int64_t row) {
+                ids[row] = plait::sample_random(logits + row * vocab, vocab, filters->temperature[row],
+                                                filters->min_p[row], filters->uniform[row]);
             });
         });
     });
 }
 
-int plait_pick_filtered(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters,
+int plait_sample_filtered(const float* logits, int64_t rows, int64_t vocab, const plait::Filters* filters,
                         int64_t* ids) {
     return guarded([&] {
-        Team::get().run([&](Team& team) {
-            team.each(rows, [&](int64_t row) {
+        ThreadPool::get().run([&](ThreadPool& pool) {
+            pool.parallel_for(rows, [&](int64_t row) {
                 ids[row] = plait::sample_filtered(logits + row * vocab, vocab, *filters, row);
             });
         });

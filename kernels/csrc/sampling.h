@@ -1,4 +1,4 @@
-// Sampling a token from one row of logits. What is right is defined in kernels/plait_kernels/sampling/reference.py.
+// Sampling a token from one row of logits. The specification is kernels/plait_kernels/sampling/reference.py.
 #pragma once
 
 #include <algorithm>
@@ -8,15 +8,15 @@
 #include <utility>
 #include <vector>
 
-#include "room.h"
-#include "rows.h"
+#include "scratch.h"
+#include "row_ops.h"
 
 namespace plait {
 
 constexpr int64_t kBlock = 256;
-// A weight is exp of a number of this size at least, or 0.
-constexpr float kDeepest = 87.3f;
-// What is picked of a row that is no distribution: one of its logits is NaN, or the largest not finite.
+// A weight is exp(-x) with x below this, or 0.
+constexpr float kMaxExponent = 87.3f;
+// The token of a row without a softmax: one of its logits is NaN, or the largest is not finite.
 constexpr int64_t kNoToken = -1;
 
 // As kernels/plait_kernels/cpu/library.py declares it.
@@ -28,7 +28,7 @@ struct Filters {
     const double* uniform;
 };
 
-// NaN where one of the values is.
+// The largest value; NaN if any is.
 inline float largest_of(const float* values, int64_t count) {
     Floats best = all(-std::numeric_limits<float>::infinity());
     Ints unknown{};
@@ -70,20 +70,20 @@ inline double mass(const float* weights, int64_t count) {
     return double(sum(sums)) + rest;
 }
 
-// The first token, in vocabulary order, whose cumulative weight exceeds its share of the whole.
+// The first token, in vocabulary order, whose cumulative weight exceeds `uniform` of the total.
 inline int64_t sample_random(const float* logits, int64_t vocab, float temperature, float min_p, double uniform) {
     const float best = largest_of(logits, vocab);
     if (!std::isfinite(best)) return kNoToken;
-    float* weights = room<float, 6>(vocab);
+    float* weights = scratch<float, 6>(vocab);
     weigh(logits, vocab, best, temperature, weights);
     for (int64_t i = 0; i < vocab; ++i) weights[i] = weights[i] < min_p ? 0.0f : weights[i];
     const int64_t blocks = (vocab + kBlock - 1) / kBlock;
-    double* masses = room<double, 7>(blocks);
+    double* masses = scratch<double, 7>(blocks);
     for (int64_t b = 0; b < blocks; ++b)
         masses[b] = mass(weights + b * kBlock, std::min(kBlock, vocab - b * kBlock));
     const double target = uniform * std::accumulate(masses, masses + blocks, 0.0);
     double before = 0;
-    int64_t last = 0;  // the last token of any weight, where rounding leaves none above the target
+    int64_t last = 0;  // the last token of any weight, for when rounding leaves none above the target
     for (int64_t b = 0; b < blocks; before += masses[b++]) {
         if (before + masses[b] <= target && b + 1 < blocks && masses[b + 1] > 0) continue;
         double cumulative = before;
@@ -96,14 +96,15 @@ inline int64_t sample_random(const float* logits, int64_t vocab, float temperatu
     return last;
 }
 
-// One row's tokens by logit, best first and ties by the lower id, sorted only where a boundary or the draw lies.
+// One row's tokens by logit, best first, ties by the lower id.
 //
-// The order is cut into buckets of equal width in the logit. Every filter keeps a beginning of the order.
+// Buckets of equal width in the logit hold them; only buckets with a filter's boundary or the sampled token are sorted.
+// Every filter keeps a prefix of the order.
 class Order {
 public:
     static constexpr int kBuckets = 4096;
 
-    // How far a beginning reaches: all buckets before this one, and so many tokens of it.
+    // End of a prefix: all buckets before this one, and so many tokens of it.
     struct End {
         int bucket = kBuckets;
         int64_t tokens = 0;
@@ -114,24 +115,24 @@ public:
 
     // `best` is the largest of the logits.
     Order(const float* logits, int64_t vocab, float best, float temperature) : logits_(logits), vocab_(vocab) {
-        const float width = kBuckets / (kDeepest * temperature);
-        weights_ = room<float, 6>(vocab);
-        buckets_ = room<int16_t, 8>(vocab);
-        counts_ = room<int64_t, 9>(kBuckets);
-        masses_ = room<double, 10>(kBuckets);
+        const float width = kBuckets / (kMaxExponent * temperature);
+        weights_ = scratch<float, 6>(vocab);
+        buckets_ = scratch<int16_t, 8>(vocab);
+        counts_ = scratch<int64_t, 9>(kBuckets);
+        masses_ = scratch<double, 10>(kBuckets);
         weigh(logits, vocab, best, temperature, weights_);
         std::fill(counts_, counts_ + kBuckets, 0);
         std::fill(masses_, masses_ + kBuckets, 0.0);
         for (int64_t i = 0; i < vocab; ++i)
             buckets_[i] = weights_[i] > 0 ? int16_t(std::min(float(kBuckets - 1), (best - logits[i]) * width)) : -1;
         for (int64_t i = 0; i < vocab; ++i) {
-            if (buckets_[i] < 0) continue;  // of weight 0, behind all others
+            if (buckets_[i] < 0) continue;  // of weight 0, after all others
             ++counts_[buckets_[i]];
             masses_[buckets_[i]] += weights_[i];
         }
     }
 
-    // The k best.
+    // The prefix of the k best.
     End first(int64_t k) const {
         for (int bucket = 0; bucket < kBuckets; ++bucket) {
             if (k <= counts_[bucket]) return {bucket, k};
@@ -140,7 +141,7 @@ public:
         return {};
     }
 
-    // Tokens, one at least, as long as those before them weigh less than `needed`.
+    // The prefix of tokens, at least one, whose predecessors weigh less than `needed` together.
     End lighter(double needed) {
         double before = 0;
         for (int bucket = 0; bucket < kBuckets; before += masses_[bucket++]) {
@@ -156,9 +157,10 @@ public:
         return {};
     }
 
-    // Tokens that weigh at least so much; the best one always.
+    // The prefix of tokens that weigh at least `least`; always the best one.
     End heavier(float least) const {
-        return first(std::max<int64_t>(1, std::count_if(weights_, weights_ + vocab_, [&](float w) { return w >= least; })));
+        const auto count = std::count_if(weights_, weights_ + vocab_, [&](float w) { return w >= least; });
+        return first(std::max<int64_t>(1, count));
     }
 
     double mass_of(const End& end) {

@@ -20,7 +20,7 @@ constexpr int kLanes = 4;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Cells __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
@@ -45,12 +45,12 @@ inline To bits(From value) {
 }
 
 inline Floats all(float value) { return value - Floats{}; }
-inline Cells all(uint32_t value) { return value - Cells{}; }
+inline Words all(uint32_t value) { return value - Words{}; }
 inline Ints all(int32_t value) { return value - Ints{}; }
 
 inline Ints largest(Ints a, Ints b) { return a > b ? a : b; }
 
-// Of a NaN and a number the second.
+// Of a NaN and a number: the number, if it is b.
 inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
 
@@ -67,7 +67,7 @@ inline float sum(Floats values) {
 // The sums of kLanes vectors, side by side.
 inline Floats sums(const Floats* values) {
 #if defined(__AVX512F__)
-    // Neighbours are added in pairs of vectors, four times over: first in quarters, then across them.
+    // A transposing tree: neighbours within each quarter of a vector first, then across quarters.
     __m512 quarters[4];
     for (int i = 0; i < 4; ++i) {
         __m512 v[4];
@@ -119,11 +119,11 @@ inline float largest_lane(Floats values) {
 #endif
 }
 
-// a * b, rounded before whatever is done with it.
-inline Floats product(Floats a, Floats b) {
+// a * b, rounded to float32 on its own.
+inline Floats rounded_mul(Floats a, Floats b) {
     Floats result = a * b;
 #if defined(__x86_64__)
-    asm("" : "+v"(result));  // or the compiler would join it with an addition
+    asm("" : "+v"(result));  // or the compiler would fuse it with an addition
 #elif defined(__aarch64__)
     asm("" : "+w"(result));
 #endif
@@ -136,8 +136,8 @@ inline Ints lane_numbers() {
     return numbers;
 }
 
-// acc + the four products of each lane's bytes: those of w from 0 to 255, those of x from -128 to 127.
-inline Ints multiply_bytes(Ints acc, Cells w, Cells x) {
+// acc + the dot product of each lane's four bytes, unsigned in w and signed in x.
+inline Ints dot_bytes(Ints acc, Words w, Words x) {
 #if defined(__AVX512VNNI__)
     return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc), reinterpret_cast<__m512i>(w),
                                                       reinterpret_cast<__m512i>(x)));
@@ -152,20 +152,20 @@ inline Floats read_float16(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(load<__m256i>(from)));
 #else
-    // The exponent moves by 127 - 15, by a multiplication so that subnormal numbers are right too; weights are finite.
-    const Cells raw = __builtin_convertvector(load<Halves>(from), Cells);
+    // A multiplication moves the exponent by 127 - 15, which is right for subnormals too; weights are finite.
+    const Words raw = __builtin_convertvector(load<Halves>(from), Words);
     const Floats size = bits<Floats>((raw & 0x7fffu) << 13) * 0x1p112f;
-    return bits<Floats>(bits<Cells>(size) | (raw & 0x8000u) << 16);
+    return bits<Floats>(bits<Words>(size) | (raw & 0x8000u) << 16);
 #endif
 }
 
 // e^x within 2 units in the last place; 0 below -87.3 and e^88 above 88 (Cephes' expf).
 inline Floats exponential(Floats x) {
     const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    // In this order a NaN comes through.
+    // In this order a NaN propagates.
     Floats clamped = least(all(88.0f), largest(all(-87.3f), x));
-    Floats turns = (clamped * 1.44269504088896341f + magic) - magic;
-    Floats rest = clamped - turns * 0.693359375f + turns * 2.12194440e-4f;
+    Floats exponents = (clamped * 1.44269504088896341f + magic) - magic;
+    Floats rest = clamped - exponents * 0.693359375f + exponents * 2.12194440e-4f;
     Floats series = all(1.9875691500e-4f);
     series = series * rest + 1.3981999507e-3f;
     series = series * rest + 8.3334519073e-3f;
@@ -173,24 +173,24 @@ inline Floats exponential(Floats x) {
     series = series * rest + 1.6666665459e-1f;
     series = series * rest + 5.0000001201e-1f;
     series = series * rest * rest + rest + 1.0f;
-    Ints exponent = (__builtin_convertvector(turns, Ints) + 127) << 23;
+    Ints exponent = (__builtin_convertvector(exponents, Ints) + 127) << 23;
     Floats power = series * bits<Floats>(exponent);
     return x < all(-87.3f) ? Floats{} : power;
 }
 
-// The two types of weights, activations and cache. A cell is the 32 bits that one multiplication of a lane takes in:
-// two neighbouring bfloat16 numbers, or one float32.
+// The two types of weights, activations and cache. A word is the 32 bits that one lane multiplies at a time: a packed
+// pair of neighbouring bfloat16 elements (VNNI layout), or one float32.
 struct BFloat16 {
     using Raw = uint16_t;
-    static constexpr int kPerCell = 2;
-    static constexpr int64_t kRun = INT64_MAX;  // cells of one sum; the inputs' own rounding is far larger
+    static constexpr int kPerWord = 2;
+    static constexpr int64_t kRun = INT64_MAX;  // words of one sum; rounding of the inputs is far larger
 
-    static Floats read(const Raw* from) { return bits<Floats>(widened(from) << 16); }
+    static Floats read(const Raw* from) { return bits<Floats>(upcast(from) << 16); }
     static void write(Raw* to, Floats value) {
 #if defined(__AVX512BF16__)
         store(to, _mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
 #else
-        store(to, __builtin_convertvector(rounded(value) >> 16, Halves));
+        store(to, __builtin_convertvector(rounded_words(value) >> 16, Halves));
 #endif
     }
     static float read_one(const Raw* from) { return bits<float>(uint32_t(*from) << 16); }
@@ -199,14 +199,14 @@ struct BFloat16 {
         *to = Raw((raw + 0x7fff + ((raw >> 16) & 1)) >> 16);
     }
 
-    // Numbers i.. of the first row and of the second, where there is one, side by side.
-    static Cells cells(const Raw* const* rows, int64_t count, int64_t i) {
-        const Cells first = widened(rows[0] + i);
-        return count > 1 ? first | widened(rows[1] + i) << 16 : first;
+    // Elements i.. of the first row and of the second, if there is one, interleaved as pairs.
+    static Words pack_words(const Raw* const* rows, int64_t count, int64_t i) {
+        const Words first = upcast(rows[0] + i);
+        return count > 1 ? first | upcast(rows[1] + i) << 16 : first;
     }
 
     // acc + w[even] * x[even] + w[odd] * x[odd] in every lane.
-    static Floats multiply(Floats acc, Cells w, Cells x) {
+    static Floats dot_add(Floats acc, Words w, Words x) {
 #if defined(__AVX512BF16__)
         return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(acc), reinterpret_cast<__m512bh>(w),
                                                          reinterpret_cast<__m512bh>(x)));
@@ -217,31 +217,31 @@ struct BFloat16 {
     }
 
 private:
-    // GCC 12 takes a conversion of sixteen numbers to pieces.
-    static Cells widened(const Raw* from) {
+    // GCC 12 splits a conversion of sixteen elements into scalars.
+    static Words upcast(const Raw* from) {
 #if defined(__AVX512F__)
-        return bits<Cells>(_mm512_cvtepu16_epi32(load<__m256i>(from)));
+        return bits<Words>(_mm512_cvtepu16_epi32(load<__m256i>(from)));
 #else
-        return __builtin_convertvector(load<Halves>(from), Cells);
+        return __builtin_convertvector(load<Halves>(from), Words);
 #endif
     }
-    static Cells rounded(Floats value) {
-        Cells raw = bits<Cells>(value);
+    static Words rounded_words(Floats value) {
+        Words raw = bits<Words>(value);
         return raw + 0x7fff + ((raw >> 16) & 1);
     }
 };
 
 struct Float32 {
     using Raw = float;
-    static constexpr int kPerCell = 1;
+    static constexpr int kPerWord = 1;
     static constexpr int64_t kRun = 128;
 
     static Floats read(const Raw* from) { return load<Floats>(from); }
     static void write(Raw* to, Floats value) { store(to, value); }
     static float read_one(const Raw* from) { return *from; }
     static void write_one(Raw* to, float value) { *to = value; }
-    static Cells cells(const Raw* const* rows, int64_t, int64_t i) { return load<Cells>(rows[0] + i); }
-    static Floats multiply(Floats acc, Cells w, Cells x) { return acc + bits<Floats>(w) * bits<Floats>(x); }
+    static Words pack_words(const Raw* const* rows, int64_t, int64_t i) { return load<Words>(rows[0] + i); }
+    static Floats dot_add(Floats acc, Words w, Words x) { return acc + bits<Floats>(w) * bits<Floats>(x); }
 };
 
 }  // namespace plait

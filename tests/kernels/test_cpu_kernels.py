@@ -64,8 +64,8 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_number_of_threads(dty
         assert torch.equal(alone, together[:20])
 
 
-def test_threads_that_crowd_each_other_change_nothing() -> None:
-    """Four on fewer cores lose them to each other (``test_crowd`` says what then becomes of their number)."""
+def test_oversubscribed_threads_change_nothing() -> None:
+    """Four on fewer cores lose them to each other; ``test_adaptive_threads`` tests how many then stay."""
     matrix, x = PanelMatrix(torch.randn(640, 300), None), torch.randn(300, 300)
     together = matrix(x)
     library.set_num_threads(4)

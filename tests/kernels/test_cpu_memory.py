@@ -74,13 +74,13 @@ print(refused(lambda: library.set_num_threads(8)), sample().tolist(), sep="|")
 
 
 def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -> None:
-    """On the caller's thread, and in a team's member, where nobody could catch an exception."""
+    """On the caller's thread, and on a worker thread, where nothing could catch an exception."""
     ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     of_memory, of_threads = ran.stdout.splitlines()
     product, sampled, ids, total = of_memory.split("|")
-    assert "plait_linear found no room" in product
-    assert "plait_pick_filtered found no room" in sampled
+    assert "plait_gemm found no room" in product
+    assert "plait_sample_filtered found no room" in sampled
     assert (ids, total) == ("[7, 7]", "0.0")
     started, ids = of_threads.split("|")
     assert "the system starts no more threads" in started

@@ -61,15 +61,15 @@ class NativeRows:
         self.num_tokens = int(self._first_tokens[-1])
         """T."""
         self._table = page_table_RW
-        self._pieces = _pieces(sizes, self._starts, lengths_R)
+        self._query_tiles = _query_tiles(sizes, self._starts, lengths_R)
         self.struct = cpu.Rows(
             starts=self._starts.ctypes.data,
             ends=self._ends.ctypes.data,
             first_tokens=self._first_tokens.ctypes.data,
             table=page_table_RW.data_ptr(),
-            pieces=self._pieces.ctypes.data,
+            query_tiles=self._query_tiles.ctypes.data,
             num_rows=len(starts),
-            num_pieces=len(self._pieces),
+            num_query_tiles=len(self._query_tiles),
             table_width=page_table_RW.shape[1],
             page_size=page_size,
             num_heads=sizes.num_heads,
@@ -83,7 +83,7 @@ class NativeRows:
         self.library = cpu.library()
 
     def attend_to(
-        self, q_THE: Tensor, keys: cpu.Cached, values: cpu.Cached, out_THV: Tensor, lse_TH: Tensor | None = None
+        self, q_THE: Tensor, keys: cpu.KvView, values: cpu.KvView, out_THV: Tensor, lse_TH: Tensor | None = None
     ) -> None:
         """Write ``out_THV``, of the dtype of keys and values, and ``lse_TH``, float32, both contiguous.
 
@@ -95,7 +95,7 @@ class NativeRows:
         lse = None if lse_TH is None else lse_TH.data_ptr()
         queries = (q_THE.data_ptr(), q_THE.stride(0))
         kind = cpu.TYPES[out_THV.dtype]
-        self.library.plait_attend(self.reference, *queries, keys, values, kind, out_THV.data_ptr(), lse)
+        self.library.plait_attention(self.reference, *queries, keys, values, kind, out_THV.data_ptr(), lse)
 
     def expect_heads(self, x_THE: Tensor, dtype: torch.dtype, num_heads: int, width: int) -> None:
         """Raise ``ValueError`` unless each of the step's tokens has so many heads of this type and width."""
@@ -108,8 +108,8 @@ def by_token(x_THE: Tensor) -> Tensor:
     return x_THE if x_THE.stride()[1:] == (width, 1) else x_THE.contiguous()
 
 
-def _pieces(sizes: HeadSizes, starts_R: NDArray[np.int64], lengths_R: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(row, first query, number of queries) of each piece of work, the longest first: ``[pieces, 3]``."""
+def _query_tiles(sizes: HeadSizes, starts_R: NDArray[np.int64], lengths_R: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(row, first query, number of queries) of each piece of work, the longest first: ``[query_tiles, 3]``."""
     height = max(1, _TILE_HEADS // (sizes.num_heads // sizes.num_kv_heads))
     counts_R = -(-lengths_R // height)
     rows = np.repeat(np.arange(len(lengths_R)), counts_R)

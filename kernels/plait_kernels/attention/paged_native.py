@@ -52,13 +52,13 @@ class PagedRows(NativeRows):
         k_TGD, v_TGD = by_token(k_TGD), by_token(v_TGD)
         kind = cpu.TYPES[pages.dtype]
         keys, values = (k_TGD.data_ptr(), k_TGD.stride(0)), (v_TGD.data_ptr(), v_TGD.stride(0))
-        self.library.plait_store(self.reference, *keys, *values, kind, pages.data_ptr())
+        self.library.plait_store_kv(self.reference, *keys, *values, kind, pages.data_ptr())
 
     def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
         """Each token attends to all before it in its row and to itself: ``out_THD`` in the dtype of the pages."""
         first = pages.data_ptr()
         strides = (2 * self._half, self.sizes.key_dim, self._head_stride)
-        keys, values = (cpu.Cached(first + skipped * pages.itemsize, *strides) for skipped in (0, self._half))
+        keys, values = (cpu.KvView(first + skipped * pages.itemsize, *strides) for skipped in (0, self._half))
         out_THD = torch.empty(q_THD.shape, dtype=pages.dtype)
         self.attend_to(q_THD, keys, values, out_THD)
         return out_THD

@@ -54,9 +54,9 @@ class Rows(ctypes.Structure):
         ("ends", c_void_p),
         ("first_tokens", c_void_p),
         ("table", c_void_p),
-        ("pieces", c_void_p),
+        ("query_tiles", c_void_p),
         ("num_rows", c_int64),
-        ("num_pieces", c_int64),
+        ("num_query_tiles", c_int64),
         ("table_width", c_int64),
         ("page_size", c_int64),
         ("num_heads", c_int64),
@@ -67,7 +67,7 @@ class Rows(ctypes.Structure):
     )
 
 
-class Cached(ctypes.Structure):
+class KvView(ctypes.Structure):
     """Keys, or values, in pages; strides count numbers."""
 
     _fields_ = (
@@ -148,26 +148,26 @@ _DONE, _NO_MEMORY = 0, 1
 
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_set_threads": (c_int,),
-    "plait_pack": (c_void_p, c_int64, c_int64, c_int, c_void_p),
-    "plait_pack_blocks": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
-    "plait_linear": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
+    "plait_pack_dense": (c_void_p, c_int64, c_int64, c_int, c_void_p),
+    "plait_pack_gguf": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "plait_gemm": (POINTER(Matrix), c_void_p, c_int64, c_int, c_int, c_void_p),
     "plait_rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_double, c_int, c_void_p),
-    "plait_attend": (
+    "plait_attention": (
         POINTER(Rows),
         c_void_p,
         c_int64,
-        POINTER(Cached),
-        POINTER(Cached),
+        POINTER(KvView),
+        POINTER(KvView),
         c_int,
         c_void_p,
         c_void_p,
     ),
-    "plait_experts": (POINTER(Experts), POINTER(Pairs), c_void_p, c_int, c_void_p),
-    "plait_store": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int64, c_int, c_void_p),
-    "plait_pick_greedy": (c_void_p, c_int64, c_int64, c_void_p),
-    "plait_pick_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
-    "plait_pick_filtered": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
-    "plait_decode": (POINTER(Decoder), POINTER(Rows), POINTER(Activations), c_int),
+    "plait_moe": (POINTER(Experts), POINTER(Pairs), c_void_p, c_int, c_void_p),
+    "plait_store_kv": (POINTER(Rows), c_void_p, c_int64, c_void_p, c_int64, c_int, c_void_p),
+    "plait_sample_greedy": (c_void_p, c_int64, c_int64, c_void_p),
+    "plait_sample_random": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
+    "plait_sample_filtered": (c_void_p, c_int64, c_int64, POINTER(Filters), c_void_p),
+    "plait_decoder_stack": (POINTER(Decoder), POINTER(Rows), POINTER(Activations), c_int),
 }
 
 
@@ -211,7 +211,13 @@ def open_build(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(_FOLDER / _file_name(name)))
     _log.info("CPU kernels: the build for %s", name)
     for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError as missing:
+            raise RuntimeError(
+                f"{library._name} has no {name}: it was compiled from other sources; install plait-kernels again, or "
+                "run python kernels/compile_native.py"
+            ) from missing
         function.argtypes, function.restype, function.errcheck = arguments, c_int, _raise_unless_done
     return library
 

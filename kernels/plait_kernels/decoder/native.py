@@ -81,5 +81,5 @@ class DenseStack:
         for table in (cos_T1D, sin_T1D):
             cpu.expect(table, torch.float32, rows.num_tokens, 1, rows.sizes.key_dim)
         step = cpu.Activations(cos_T1D.data_ptr(), sin_T1D.data_ptr(), x_TH.data_ptr())
-        self._library.plait_decode(self._struct, rows.struct, step, cpu.TYPES[self._dtype])
+        self._library.plait_decoder_stack(self._struct, rows.struct, step, cpu.TYPES[self._dtype])
         return x_TH

@@ -56,7 +56,7 @@ class NativeMatrix:
         x_NI = x_NI.contiguous()
         out_NO = torch.empty((x_NI.shape[0], self.num_outputs), dtype=dtype)
         kind, kind_out = cpu.TYPES[self.dtype], cpu.TYPES[dtype]
-        self._library.plait_linear(self._reference, x_NI.data_ptr(), x_NI.shape[0], kind, kind_out, out_NO.data_ptr())
+        self._library.plait_gemm(self._reference, x_NI.data_ptr(), x_NI.shape[0], kind, kind_out, out_NO.data_ptr())
         return out_NO
 
 
@@ -77,7 +77,7 @@ class PanelMatrix(NativeMatrix):
         weight_OI = weight_OI.contiguous()
         panels = empty((math.ceil(num_outputs / PANEL), num_inputs, PANEL), weight_OI.dtype)
         kind = cpu.TYPES[weight_OI.dtype]
-        cpu.library().plait_pack(weight_OI.data_ptr(), num_outputs, num_inputs, kind, panels.data_ptr())
+        cpu.library().plait_pack_dense(weight_OI.data_ptr(), num_outputs, num_inputs, kind, panels.data_ptr())
         super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
 
 
@@ -94,7 +94,7 @@ class GgufMatrix(NativeMatrix):
         num_panels = math.ceil(num_outputs / PANEL)
         panels = empty((num_panels, num_inputs // BLOCK, PANEL * BLOCK_BYTES[blocks.kind]), torch.uint8)
         storage = cpu.STORAGES[blocks.kind]
-        cpu.library().plait_pack_blocks(raw.data_ptr(), num_outputs, num_inputs, storage, panels.data_ptr())
+        cpu.library().plait_pack_gguf(raw.data_ptr(), num_outputs, num_inputs, storage, panels.data_ptr())
         super().__init__(blocks.shape, dtype, panels, bias_O, storage, activation_bits)
 
 

@@ -38,7 +38,7 @@ class AbsorbedRows(NativeRows):
     def attend(self, q_THC: Tensor, pages: Tensor) -> Tensor:
         """Causal attention over a row's latent vectors: their weighted sums ``[T, H, L]``."""
         cpu.expect(pages, q_THC.dtype, self.sizes.key_dim)
-        cached = cpu.Cached(pages.data_ptr(), *pages.stride()[:2], 0)
+        cached = cpu.KvView(pages.data_ptr(), *pages.stride()[:2], 0)
         out_THL = torch.empty((*q_THC.shape[:2], self.sizes.value_dim), dtype=pages.dtype)
         self.attend_to(q_THC, cached, cached, out_THL)
         return out_THL
@@ -61,7 +61,7 @@ class DecompressedRows(NativeRows):
         """
         cpu.expect(k_IHE, q_THE.dtype, self.sizes.num_heads, self.sizes.key_dim)
         cpu.expect(v_IHV, q_THE.dtype, self.sizes.num_heads, self.sizes.value_dim)
-        keys, values = (cpu.Cached(x.data_ptr(), x.stride(0), *x.stride()[:2]) for x in (k_IHE, v_IHV))
+        keys, values = (cpu.KvView(x.data_ptr(), x.stride(0), *x.stride()[:2]) for x in (k_IHE, v_IHV))
         out_THV = torch.empty((*q_THE.shape[:2], self.sizes.value_dim), dtype=k_IHE.dtype)
         lse_TH = torch.empty(out_THV.shape[:2])
         self.attend_to(q_THE, keys, values, out_THV, lse_TH)

@@ -44,7 +44,7 @@ class ExpertPanels:
         ends_E = experts_TK.flatten().bincount(minlength=self._num_experts).cumsum(0)
         pairs = cpu.Pairs(order_N.data_ptr(), ends_E.data_ptr(), weights_TK.data_ptr(), *experts_TK.shape)
         out_TH = torch.empty_like(x_TH)
-        self._library.plait_experts(self._struct, pairs, x_TH.data_ptr(), cpu.TYPES[self._dtype], out_TH.data_ptr())
+        self._library.plait_moe(self._struct, pairs, x_TH.data_ptr(), cpu.TYPES[self._dtype], out_TH.data_ptr())
         return out_TH
 
 

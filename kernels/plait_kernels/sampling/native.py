@@ -19,7 +19,7 @@ def sample_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
     cpu.expect(logits_SV, torch.float32)
     logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
-    cpu.library().plait_pick_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())
+    cpu.library().plait_sample_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())
     return ids_S
 
 
@@ -30,7 +30,7 @@ def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uni
     logits, temperature, min_p, uniform = (tensor.data_ptr() for tensor in kept)
     filters = cpu.Filters(temperature=temperature, min_p=min_p, uniform=uniform)
     ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
-    cpu.library().plait_pick_random(logits, *logits_SV.shape, filters, ids_S.data_ptr())
+    cpu.library().plait_sample_random(logits, *logits_SV.shape, filters, ids_S.data_ptr())
     return ids_S
 
 
@@ -42,7 +42,7 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
     kept = [tensor.contiguous() for tensor in inputs]
     logits, *pointers = (tensor.data_ptr() for tensor in kept)
     ids_S = torch.empty(len(logits_SV), dtype=torch.int64)
-    cpu.library().plait_pick_filtered(logits, *logits_SV.shape, cpu.Filters(*pointers), ids_S.data_ptr())
+    cpu.library().plait_sample_filtered(logits, *logits_SV.shape, cpu.Filters(*pointers), ids_S.data_ptr())
     return ids_S
 
 

@@ -1,4 +1,4 @@
-// What is done row by row between the products: norms, rotation, the gate.
+// Element-wise operations on rows between the GEMMs: norms, rope, the gate.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace plait {
 
-// Calls whole(i) for each full vector of `count` numbers and single(i) for each number behind them.
+// Calls whole(i) for each full vector of `count` elements and single(i) for each remaining element.
 template <class Whole, class Single>
 inline void in_vectors(int64_t count, const Whole& whole, const Single& single) {
     int64_t i = 0;
@@ -41,7 +41,7 @@ inline void rms_norm(const typename From::Raw* x, const typename Type::Raw* weig
         [&](int64_t i) { Type::write_one(out + i, From::read_one(x + i) * factor * Type::read_one(weight + i)); });
 }
 
-// sum += x, in place, rounded once.
+// total += x, rounded once.
 template <class From, class Type>
 inline void add(const typename From::Raw* x, int64_t count, typename Type::Raw* total) {
     in_vectors(
@@ -70,7 +70,7 @@ inline void rotate(const typename Type::Raw* x, const float* cos, const float* s
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
 
-// silu(gate) * up of the halves of one row of 2 * count numbers.
+// silu(gate) * up of the two halves of a row of 2 * count elements.
 template <class Type>
 inline void silu_mul(const typename Type::Raw* gate_up, int64_t count, typename Type::Raw* out) {
     const auto* up = gate_up + count;

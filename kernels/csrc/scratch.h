@@ -1,4 +1,4 @@
-// Memory that a thread keeps between calls.
+// Scratch buffers that a thread keeps between calls.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace plait {
 
-// An array of at least `count` items, uninitialised; each slot is one.
+// This thread's buffer number `Slot`, of at least `count` items, uninitialised.
 template <class Item, int Slot>
-inline Item* room(int64_t count) {
+inline Item* scratch(int64_t count) {
     struct alignas(64) Line {
         char bytes[64];
     };
@@ -19,7 +19,7 @@ inline Item* room(int64_t count) {
     return reinterpret_cast<Item*>(lines.data());
 }
 
-// Makes an array at least as long; its items are as they were, or zero.
+// Grows an array to at least `count` items; new ones are zero.
 template <class Item>
 inline void fit(std::vector<Item>& items, int64_t count) {
     if (items.size() < size_t(count)) items.resize(size_t(count));
