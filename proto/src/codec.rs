@@ -1,15 +1,13 @@
 //! Messages to frames and back; every cap is checked before anything is decoded.
 
-use std::io::Cursor;
-
-use rmp_serde::Deserializer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::capped_text::cut;
 use crate::extensible::Extensible;
+use crate::kind::Kind;
 use crate::malformed::Malformed;
-use crate::message::{Kind, Message};
+use crate::message::Message;
+use crate::msgpack::{pack, unpack};
 use crate::plan::{PlanEncoder, decode_plan};
 use crate::result::{decode_result, encode_result};
 
@@ -22,13 +20,6 @@ pub const MAX_FRAMES: usize = 8;
 pub const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes that each later frame may have.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
-
-/// Arrays in arrays that frame 1 may have, fields that are not known yet included.
-/// At rmp-serde's own limit of 1,024 a debug build overflows a thread's stack of 2 MiB.
-const MAX_DEPTH: usize = 32;
-
-/// Bytes of a reason that may quote the peer.
-const MAX_REASON_BYTES: usize = 256;
 
 /// The frames of `message`. Strings are cut to [`crate::MAX_TEXT_BYTES`].
 pub fn encode(message: &Message) -> Frames {
@@ -132,7 +123,7 @@ fn check_caps<F: AsRef<[u8]>>(frames: &[F]) -> Result<(), Malformed> {
 
 fn read_kind(frame: &[u8]) -> Result<Kind, Malformed> {
     match frame {
-        [byte] => Kind::try_from(*byte),
+        [byte] => Kind::from_byte(*byte).ok_or(Malformed::UnknownKind { byte: *byte }),
         _ => Err(Malformed::KindSize { bytes: frame.len() }),
     }
 }
@@ -143,35 +134,6 @@ fn packed(fields: &impl Serialize) -> Vec<u8> {
     frame
 }
 
-/// `fields` as a positional array, in place of what `frame` held.
-pub fn pack(frame: &mut Vec<u8>, fields: &impl Serialize) {
-    frame.clear();
-    rmp_serde::encode::write(frame, fields)
-        .expect("a vector takes every byte, and lengths are known");
-}
-
 fn unpack_extensible<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
     unpack(kind, frame).map(|Extensible(fields)| fields)
-}
-
-/// The fields in a frame that holds them and nothing behind them.
-pub fn unpack<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
-    let mut reader = Deserializer::new(Cursor::new(frame));
-    reader.set_max_depth(MAX_DEPTH);
-    let fields =
-        T::deserialize(&mut reader).map_err(|error| broken_header(kind, &error.to_string()))?;
-    match frame.len() as u64 - reader.position() {
-        0 => Ok(fields),
-        num_behind => Err(broken_header(
-            kind,
-            &format!("{num_behind} bytes follow the array"),
-        )),
-    }
-}
-
-fn broken_header(kind: Kind, reason: &str) -> Malformed {
-    Malformed::Header {
-        kind,
-        reason: cut(reason, MAX_REASON_BYTES).to_owned(),
-    }
 }

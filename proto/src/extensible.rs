@@ -11,13 +11,13 @@ pub struct Extensible<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Extensible<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(OpenVisitor(PhantomData))
+        deserializer.deserialize_seq(ExtensibleVisitor(PhantomData))
     }
 }
 
-struct OpenVisitor<T>(PhantomData<T>);
+struct ExtensibleVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for OpenVisitor<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ExtensibleVisitor<T> {
     type Value = Extensible<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,11 +8,14 @@
 
 mod capped_text;
 mod codec;
+mod control;
 mod extensible;
 mod families;
 mod fingerprint;
+mod kind;
 mod malformed;
 mod message;
+mod msgpack;
 mod plan;
 mod result;
 #[cfg(test)]
@@ -21,13 +24,14 @@ mod word_arrays;
 
 pub use capped_text::MAX_TEXT_BYTES;
 pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
+pub use control::{
+    Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL, Vote, Welcome,
+};
 pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
+pub use kind::Kind;
 pub use malformed::Malformed;
-pub use message::{
-    Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Kind, Message, Mode, PROTOCOL,
-    Vote, Welcome,
-};
+pub use message::Message;
 pub use plan::{
     AppendedPage, DecodeRow, NewSlot, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot,
 };

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::message::Kind;
+use crate::kind::Kind;
 
 /// A peer broke a rule of the wire; it is dropped and counted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

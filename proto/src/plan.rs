@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{pack, unpack};
+use crate::control::Decision;
 use crate::extensible::Extensible;
+use crate::kind::Kind;
 use crate::malformed::Malformed;
-use crate::message::{Decision, Kind};
+use crate::msgpack::{pack, unpack};
 use crate::word_arrays;
 
 const IS_LAST_CHUNK: u32 = 1;

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{pack, unpack};
 use crate::extensible::Extensible;
+use crate::kind::Kind;
 use crate::malformed::Malformed;
-use crate::message::Kind;
+use crate::msgpack::{pack, unpack};
 use crate::word_arrays;
 
 /// The tokens of one step.

@@ -3,7 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::message::{Kind, Message};
+use crate::kind::Kind;
+use crate::message::Message;
 use crate::plan::{Plan, PlanHeader};
 use crate::result::{ResultHeader, StepResult};
 

@@ -1,0 +1,228 @@
+//! The messages that are one array and nothing else.
+
+use serde::{Deserialize, Serialize};
+
+use crate::capped_text;
+use crate::fingerprint::Fingerprint;
+
+/// The protocol that this crate speaks.
+pub const PROTOCOL: u32 = 1;
+
+/// A worker has its weights and wants to serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL`] of the worker.
+    pub protocol: u32,
+    /// [`crate::schema_fingerprint`] of the worker.
+    #[serde(with = "serde_bytes")]
+    pub schema: Fingerprint,
+    /// [`crate::config_fingerprint`] of the configuration file that the worker was given.
+    #[serde(with = "serde_bytes")]
+    pub config: Fingerprint,
+    /// Which rank of the replica it is.
+    pub rank: u32,
+    /// Ranks of the replica, as the worker was told.
+    pub world: u32,
+    /// Its process.
+    pub pid: u32,
+    /// What it computes on, in words.
+    #[serde(with = "capped_text")]
+    pub device: String,
+    /// What it computes in, such as `bfloat16`.
+    #[serde(with = "capped_text")]
+    pub dtype: String,
+    /// Pages that the device has room for, or as many as the settings asked for.
+    pub num_pages: u32,
+    /// One page over all layers of this rank.
+    pub page_bytes: u64,
+    /// Weights of this rank.
+    pub weight_bytes: u64,
+}
+
+/// All ranks said Hello: what the worker must allocate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Rows of the slot tables.
+    pub num_slots: u32,
+    /// Pages of the pool: the least that any rank has room for.
+    pub num_pages: u32,
+    /// Tokens that a plan computes at most.
+    pub max_batch_tokens: u32,
+    /// Rows that a plan has at most.
+    pub max_rows: u32,
+    /// The worker's replica in its group.
+    pub replica: u32,
+    /// Replicas of the group.
+    pub num_replicas: u32,
+    /// Plans that may be in flight.
+    pub credit: u32,
+}
+
+/// What a replica would do in a step of its group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vote {
+    /// Whose vote.
+    pub replica: u32,
+    /// For which step.
+    pub step: u64,
+    /// Tokens of its prefill rows.
+    pub num_prefill_tokens: u32,
+    /// Its decode rows.
+    pub num_decode_rows: u32,
+    /// Tokens that it would compute.
+    pub num_tokens: u32,
+    /// Prefill and decode may share the step.
+    pub wants_mixed: bool,
+    /// Its step could run as a captured graph.
+    pub can_graph: bool,
+    /// It has nothing to do.
+    pub idle: bool,
+    /// It takes no new requests.
+    pub draining: bool,
+}
+
+/// What the group does in a step: a pure function of its votes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// Which step.
+    pub step: u64,
+    /// Which rows the group has in it.
+    pub mode: Mode,
+    /// Tokens that every replica pads to.
+    pub pad_tokens: u32,
+    /// Batch size of the captured graph that all run, if one fits.
+    pub graph_bucket: Option<u32>,
+    /// Bitmap: replica i, bit `i % 8` of byte `i / 8`, has nothing to do and runs a dummy row.
+    #[serde(with = "serde_bytes")]
+    pub dummy_replicas: Vec<u8>,
+    /// All are idle and someone drains: the group ends.
+    pub stop: bool,
+    /// Someone drains: nobody takes new requests.
+    pub draining: bool,
+}
+
+/// Row kinds of a group's step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u32", try_from = "u32")]
+pub enum Mode {
+    /// No rows.
+    Idle = 0,
+    /// Prefill rows only.
+    Prefill = 1,
+    /// Decode rows only.
+    Decode = 2,
+    /// Both.
+    Mixed = 3,
+}
+
+impl From<Mode> for u32 {
+    fn from(mode: Mode) -> Self {
+        mode as Self
+    }
+}
+
+impl TryFrom<u32> for Mode {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        match number {
+            0 => Ok(Self::Idle),
+            1 => Ok(Self::Prefill),
+            2 => Ok(Self::Decode),
+            3 => Ok(Self::Mixed),
+            _ => Err(format!("mode is {number}; 0 to 3 are known")),
+        }
+    }
+}
+
+/// No plan follows: finish, say [`Bye`], exit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {}
+
+/// The worker's link is alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Whose heartbeat.
+    pub rank: u32,
+    /// The last step finished.
+    pub step: u64,
+}
+
+/// The sender gives up (a worker, an engine of a group), or refuses the receiver (the engine).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fail {
+    /// The worker concerned; in a group, the engine.
+    pub rank: u32,
+    /// The code with which the worker exits.
+    pub code: ExitCode,
+    /// What went wrong and what to do, for people.
+    #[serde(with = "capped_text")]
+    pub reason: String,
+}
+
+/// What a process ends with when it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u32", try_from = "u32")]
+pub enum ExitCode {
+    /// Anything that nobody foresaw.
+    Bug = 1,
+    /// Settings that cannot be served.
+    Settings = 2,
+    /// Hardware is missing, or memory.
+    Hardware = 3,
+    /// Model files are missing, broken or unknown.
+    ModelFiles = 4,
+    /// A rank or a node is gone.
+    RankLost = 5,
+}
+
+impl From<ExitCode> for u32 {
+    fn from(code: ExitCode) -> Self {
+        code as Self
+    }
+}
+
+impl TryFrom<u32> for ExitCode {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        match number {
+            1 => Ok(Self::Bug),
+            2 => Ok(Self::Settings),
+            3 => Ok(Self::Hardware),
+            4 => Ok(Self::ModelFiles),
+            5 => Ok(Self::RankLost),
+            _ => Err(format!("code is {number}; 1 to 5 are known")),
+        }
+    }
+}
+
+/// The worker has drained and exits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bye {
+    /// Who leaves.
+    pub rank: u32,
+    /// Steps that it ran.
+    pub num_steps: u64,
+}
+
+/// An engine wants to be part of a group; said to the group's first engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// [`PROTOCOL`] of the engine.
+    pub protocol: u32,
+    /// [`crate::schema_fingerprint`] of the engine.
+    #[serde(with = "serde_bytes")]
+    pub schema: Fingerprint,
+    /// Of everything that all engines of the group must have alike.
+    #[serde(with = "serde_bytes")]
+    pub config: Fingerprint,
+    /// Which engine of the group it is.
+    pub engine: u32,
+    /// Engines of the group, as it was told.
+    pub num_engines: u32,
+    /// The first of its replicas.
+    pub first_replica: u32,
+    /// Its replicas.
+    pub num_replicas: u32,
+}
