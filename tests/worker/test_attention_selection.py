@@ -1,4 +1,4 @@
-"""A backend is taken where it is right on a small problem; else the reason is told."""
+"""A backend is chosen if it passes the self-check; else the reason is given."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_smallest_pages_have_room_for_the_small_problem(page_size: int) -> N
     [
         (Foul, "its result is off by nan"),
         (Empty, "its result is off by "),
-        (Breaks, "it failed on a small problem: too many resources"),
+        (Breaks, "it failed the self-check: too many resources"),
     ],
 )
 def test_a_backend_that_is_wrong_is_out_with_the_reason(kind: type[TritonMha], reason: str) -> None:
@@ -115,7 +115,7 @@ def test_what_plans_on_the_host_is_tried_only_where_nothing_can_be_captured(
         return made(TritonMha) if name in right else "it does not run"
 
     monkeypatch.setattr(selection, "try_backend", try_backend)
-    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Trial(backend, 1, 1))
+    monkeypatch.setattr(selection, "_time", lambda backend, _requirements: selection.Timing(backend, 1, 1))
     chosen = choose_backend("auto", dataclasses.replace(NEED, device=torch.device("cuda", 0)))
     assert asked == tried
     assert chosen.name == (right or ["torch"])[0]
@@ -145,9 +145,9 @@ def test_all_ranks_take_the_backend_that_the_first_one_measured_as_fastest(
 @pytest.mark.parametrize(
     ("head_dim", "page_size", "rule"),
     [
-        (24, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 24"),
-        (8, 16, "it takes heads of 16, 32, 64 or more numbers, a power of two, not of 8"),
-        (16, 8, "it takes pages of 16, 32, 64 or more tokens, not of 8; set --page-size 64"),
+        (24, 16, "its head_dim must be a power of two from 16 on, not 24"),
+        (8, 16, "its head_dim must be a power of two from 16 on, not 8"),
+        (16, 8, "its page size must be a power of two from 16 on, not 8; set --page-size 64"),
     ],
 )
 def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
@@ -163,8 +163,8 @@ def test_sizes_that_our_kernel_does_not_take_are_refused_with_its_rule(
     [
         (128, 8, "its kernels take pages of 16, 32, 64 or 128 tokens, not 8; set --page-size 64"),
         (128, 256, "its kernels take pages of 16, 32, 64 or 128 tokens, not 256; set --page-size 64"),
-        (100, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 100"),
-        (512, 64, "its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not 512"),
+        (100, 64, "its head_dim must be a multiple of 16 up to 256, not 100"),
+        (512, 64, "its head_dim must be a multiple of 16 up to 256, not 512"),
     ],
 )
 def test_sizes_that_xqa_does_not_take_are_refused_with_its_rule(head_dim: int, page_size: int, rule: str) -> None:
@@ -184,7 +184,7 @@ def test_a_sliding_window_is_refused_by_name_on_a_gpu(name: str) -> None:
 @pytest.mark.usefixtures("flashinfer_there")
 def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
     requirements = dataclasses.replace(NEED, spec=dataclasses.replace(SHAPE, fp8=UNSCALED))
-    assert "--kv-cache-dtype fp8 runs with triton or trtllm_mha" in str(try_backend("flashinfer", requirements))
+    assert "use triton or trtllm_mha for --kv-cache-dtype fp8" in str(try_backend("flashinfer", requirements))
 
 
 @pytest.mark.usefixtures("flashinfer_there")

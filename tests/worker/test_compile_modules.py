@@ -199,7 +199,7 @@ def test_what_another_toolkit_built_is_compiled_anew_before_a_start_has_to(
     assert states() == ["prebuilt", "outdated", "outdated", "outdated"]
     monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
     outcome = try_backend("trtllm_mha", BackendRequirements(SHAPE, 64, 64, 64, torch.device("cpu")))
-    assert outcome == "1 of its modules are not built, which takes minutes; `plait kernels build` does it"
+    assert outcome == "1 of its modules are not built; run `plait kernels build`, which takes minutes"
     assert build(monkeypatch, model) == 0
     assert states() == ["prebuilt", "built", "built", "built"]
 

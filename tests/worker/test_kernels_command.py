@@ -160,7 +160,7 @@ def test_with_a_compiler_auto_still_does_not_take_minutes_to_compile(monkeypatch
     monkeypatch.setattr("plait_worker.attention.selection.find_nvcc", lambda: Path("nvcc"))
     monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
     outcome = try_backend("trtllm_mha", BackendRequirements(GQA, 16, 64, 64, torch.device("cpu")))
-    assert outcome == "2 of its modules are not built, which takes minutes; `plait kernels build` does it"
+    assert outcome == "2 of its modules are not built; run `plait kernels build`, which takes minutes"
 
 
 @pytest.mark.usefixtures("for_hopper")

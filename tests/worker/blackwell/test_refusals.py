@@ -25,7 +25,7 @@ RULES = [
     ("cutlass_mla", latent(128), 16, "pages of 32, 64 or 128 tokens, not 16; set --page-size 128"),
     ("cutlass_mla", latent(128, cached_dtype=FP8), 128, "bfloat16 over a cache of bfloat16"),
     ("trtllm_mha", heads(), 128, "pages of 16, 32 or 64 tokens, not 128"),
-    ("trtllm_mha", heads(head_dim=96), 64, "heads of 64, 128 or 256 numbers, not 96"),
+    ("trtllm_mha", heads(head_dim=96), 64, "head_dim of 64, 128 or 256, not 96"),
     ("trtllm_mha", latent(), 64, "latent attention"),
 ]
 

@@ -55,41 +55,41 @@ class StepAttention(Protocol):
 
 @runtime_checkable
 class SlotMappedStep(StepAttention, Protocol):
-    """One that says where the step's keys and values go, for whoever writes them with less work."""
+    """A step that exposes its slot mapping, so that one kernel can rotate and write the cache."""
 
     @property
     def slot_mapping_T(self) -> Tensor:
-        """int64: page times page size plus offset of each token."""
+        """int64: page * page_size + offset of each token."""
         ...
 
     @property
     def scales(self) -> PageScales:
-        """Of what is written."""
+        """Of the written keys and values."""
         ...
 
     def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
-        """Attend over pages that hold the step's keys and values: ``out_THD``."""
+        """Attend over pages that already hold the step's keys and values: ``out_THD``."""
         ...
 
 
 KvBProj = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""A layer's way from cached tokens ``[N, C]`` to each head's keys ``[N, H, E]`` and values ``[N, H, V]``."""
+"""A layer's kv_b_proj: from cached tokens ``[N, C]`` to keys ``[N, H, E]`` and values ``[N, H, V]`` of each head."""
 
 
 class MlaStep(Protocol):
-    """The latent attention of one step: made once by ``prepare``, called once a layer.
+    """The MLA of one step: made once by ``prepare``, called once a layer.
 
-    First the step's tokens go into the layer's pages, where ``slot_mapping_T`` says, divided by ``cached_scale``.
+    The caller first writes the step's tokens to the layer's pages at ``slot_mapping_T``, divided by ``cached_scale``.
     """
 
     @property
     def num_prefill_tokens(self) -> int:
-        """P; the tokens behind them attend to latents as they are, as decode rows do."""
+        """P; the tokens after them are absorbed, as decode rows are."""
         ...
 
     @property
     def slot_mapping_T(self) -> Tensor:
-        """int64: where in the flat pages ``[pages * page size, C]`` the step's tokens go."""
+        """int64: where in the flat pages ``[pages * page_size, C]`` the step's tokens go."""
         ...
 
     @property
@@ -99,21 +99,21 @@ class MlaStep(Protocol):
 
     @property
     def order_T(self) -> Tensor | None:
-        """int64: which token of the plan's step stands at each place here; None where each stands at its own.
+        """int64: the plan's token at each index here; None if the order is the plan's.
 
-        All that this class takes and gives of tokens is in this order.
+        All inputs and outputs of this class are in this order.
         """
         ...
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
-        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached.
+        """Prefill rows attend to their new tokens and, chunk by chunk, to their cached context.
 
-        ``out_PHV``, contiguous, is written.
+        Writes ``out_PHV``, which is contiguous.
         """
         ...
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
-        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        """Absorbed queries attend to the latent cache: ``[B, H, latent_dim]``."""
         ...
 
 
@@ -121,7 +121,7 @@ PreparedT_co = TypeVar("PreparedT_co", covariant=True)
 
 
 class AttentionBackend(Protocol[PreparedT_co]):
-    """One way to attend, by ``StepAttention`` or by ``MlaStep``; chosen at start-up."""
+    """A backend, chosen at start; it prepares a ``StepAttention`` or an ``MlaStep``."""
 
     @property
     def name(self) -> str:
@@ -130,39 +130,39 @@ class AttentionBackend(Protocol[PreparedT_co]):
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a step of decode rows alone uses nothing but the device's tensors."""
+        """Whether a CUDA graph can hold a step of decode rows: it reads device tensors only."""
         ...
 
     @property
     def captured_prefill(self) -> CapturedPrefill | None:
-        """What captures steps of rows with ``device_lengths`` too; None where only decode rows are captured."""
+        """How graphs hold prefill rows too; None if only decode rows are captured."""
         ...
 
     def prepare(self, rows: Rows) -> PreparedT_co:
-        """The host's work for one step."""
+        """The host's work for one step, done once for all layers of the spec."""
         ...
 
 
 class CapturedPrefill(Protocol):
-    """Which captured step prefill rows go by, and what is planned on the host before it is replayed.
+    """Chooses the graph for a step with prefill rows, and plans on the host before its replay.
 
-    Rows are given by the position of their first new token and by how many new tokens they have.
+    Rows are given by the position of their first new token and by their number of new tokens.
     """
 
     @property
     def contexts(self) -> Sequence[int]:
-        """Cached tokens that captured steps whose prompts are planned have room for; none where nothing is planned."""
+        """Capacities, in cached tokens, of the planned graphs; empty if nothing is planned."""
         ...
 
-    def choose(self, roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
-        """One of the sizes with room; None where the step is better launched kernel by kernel.
+    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+        """One of the sizes that fit; None if launching kernel by kernel is faster.
 
-        The fewest tokens come first, and of as many the least context.
+        The sizes are sorted by tokens, then by context.
         """
         ...
 
     def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        """Before a step of this size is captured or replayed: what its kernels read of the host."""
+        """Write what the kernels read from the host; called before each capture and replay."""
         ...
 
 
@@ -171,9 +171,9 @@ class UnplannedPrefill:
 
     contexts: Sequence[int] = ()
 
-    def choose(self, roomy: Sequence[Size], _starts: Sequence[int], _lengths: Sequence[int]) -> Size | None:
-        """The smallest."""
-        return next(iter(roomy), None)
+    def choose(self, fitting: Sequence[Size], _starts: Sequence[int], _lengths: Sequence[int]) -> Size | None:
+        """The smallest size."""
+        return next(iter(fitting), None)
 
     def plan(self, _size: Size, _starts: Sequence[int], _lengths: Sequence[int]) -> None:
-        """Nothing."""
+        """Plans nothing."""

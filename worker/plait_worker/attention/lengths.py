@@ -1,6 +1,6 @@
-"""What the GPU backends share: where a step's keys and values go, and its lengths as the kernels take them.
+"""Metadata that GPU backends share: slot mapping, lengths, and page tables in CSR form.
 
-Shapes: T tokens of the step, R rows, P prefill rows, D decode rows.
+Shapes: T tokens of the step, R rows, W pages in the widest table, P prefill rows, D decode rows; J pages of all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 def device_lengths(rows: Rows) -> DeviceLengths | None:
-    """Lengths of the prefill rows; None where all rows decode."""
+    """Lengths of the prefill rows; None if all rows decode."""
     if rows.num_prefill == 0 or rows.device_lengths is not None:
         return rows.device_lengths
     num = rows.num_prefill
@@ -38,13 +38,13 @@ def device_lengths(rows: Rows) -> DeviceLengths | None:
 
 
 def slot_mapping(rows: Rows, lengths: DeviceLengths | None, page_size: int) -> Tensor:
-    """int64 ``[T]``: page times page size plus offset, where each token's key and value are kept."""
+    """int64 ``[T]``: page * page_size + offset of each token."""
     row_T = None if lengths is None else lengths.row_T
     return kv_cache.slot_mapping(rows.page_table_RW, row_T, rows.positions_T, page_size)
 
 
 def token_slot_mapping(rows: Rows, page_size: int) -> Tensor:
-    """The same for a step whose decode rows may have several tokens; equal lengths need nothing of the host."""
+    """As ``slot_mapping``, for decode rows of several tokens too. Rows of one length need no upload."""
     device = rows.positions_T.device
     if min(rows.lengths) == max(rows.lengths):
         one_R = torch.arange(rows.num_rows, device=device)
@@ -55,17 +55,17 @@ def token_slot_mapping(rows: Rows, page_size: int) -> Tensor:
 
 
 def decode_lengths(rows: Rows) -> Tensor:
-    """int32 ``[D]``: positions that each decode row sees, from the device's own positions."""
+    """int32 ``[D]``: KV length of each decode row, from the device's positions."""
     return (rows.positions_T[rows.num_prefill_tokens :] + 1).to(torch.int32)
 
 
-def packed_pages(table_RW: Tensor, num_R: Ints) -> Tensor:
-    """int32 ``[J]``, on the table's device: the first ``num_R`` pages of each row, row after row."""
+def page_indices(table_RW: Tensor, num_R: Ints) -> Tensor:
+    """int32 ``[J]`` on the table's device: the first ``num_R`` pages of each row, one row after the other."""
     row_J = np.repeat(np.arange(len(num_R)), num_R)
-    place_J = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
-    return table_RW.flatten()[upload(row_J * table_RW.shape[1] + place_J, table_RW.device)]
+    column_J = np.arange(int(num_R.sum())) - np.repeat(num_R.cumsum() - num_R, num_R)
+    return table_RW.flatten()[upload(row_J * table_RW.shape[1] + column_J, table_RW.device)]
 
 
-def ends(counts_R: Ints) -> Tensor:
-    """int32 ``[R + 1]`` on the host: how many lie before each row, and in all."""
+def indptr(counts_R: Ints) -> Tensor:
+    """int32 ``[R + 1]`` on the host: the counts' prefix sums, from 0."""
     return torch.from_numpy(np.concatenate(([0], counts_R.cumsum())).astype(np.int32))

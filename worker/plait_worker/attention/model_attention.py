@@ -61,11 +61,11 @@ class JointPrefill:
         """Of all members."""
         return sorted({context for member in self.members for context in member.contexts})
 
-    def choose(self, roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
         """The largest of the members' choices; None if one of them makes none."""
-        chosen = [member.choose(roomy, starts, lengths) for member in self.members]
+        chosen = [member.choose(fitting, starts, lengths) for member in self.members]
         known = [size for size in chosen if size is not None]
-        return max(known, key=roomy.index) if len(known) == len(chosen) else None
+        return max(known, key=fitting.index) if len(known) == len(chosen) else None
 
     def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Each member plans."""

@@ -1,7 +1,7 @@
-"""Buffers of plans that are made on the host, each written again only when the copy out of it is over.
+"""Pinned buffers of host plans; each is rewritten only after the copy from it has finished.
 
-flashinfer's plans write pinned memory that a copy then reads when the device comes there. A plan written over it before
-is the earlier step's plan too, for other lengths: its kernel then reads and writes beyond the step's tokens.
+flashinfer's plans write pinned memory, which the device copies later. A plan that overwrites it too early replaces the
+earlier step's plan: its kernel then reads and writes beyond that step's tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from plait_worker.transfer import Mark
 
 NUM_PLANS = 3
-"""Kept apart: the engine has two steps on the wire at most, so that none of its steps waits here."""
+"""The engine has at most two steps on the wire, so no step waits here."""
 
 BuffersT = TypeVar("BuffersT")
 
 
 class _Slot(Generic[BuffersT]):
-    """Buffers, and the place behind the last copy out of them."""
+    """Buffers, and the event after the last copy from them."""
 
     def __init__(self, buffers: BuffersT) -> None:
         self.buffers = buffers
@@ -30,16 +30,16 @@ class _Slot(Generic[BuffersT]):
 
 
 class PlanRing(Generic[BuffersT]):
-    """Takes its buffers in turn."""
+    """Hands out its buffers round-robin."""
 
     def __init__(self, make: Callable[[], BuffersT], device: torch.device) -> None:
-        """``device`` is the one that the plans are for."""
+        """``device`` runs the copies."""
         self._device = device
         self._slots = cycle([_Slot(make()) for _ in range(NUM_PLANS)])
 
     @contextmanager
     def take(self) -> Iterator[BuffersT]:
-        """Buffers for the plans of one step, all of which are copied out of them inside; waits for earlier copies."""
+        """Buffers for one step's plans. Copies from them must be launched inside; waits for earlier copies."""
         slot = next(self._slots)
         if slot.copied is not None and not slot.copied.is_reached():
             slot.copied.wait()

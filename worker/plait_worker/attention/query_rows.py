@@ -1,4 +1,4 @@
-"""Rows with one query token or a few, as kernels that read lengths on the device take them.
+"""Rows of one or a few query tokens, for kernels that read lengths on the device.
 
 Shapes: B rows, W pages in the widest row's table, T tokens of the step.
 """
@@ -17,12 +17,12 @@ from plait_worker.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of different numbers of query tokens."""
+    """Rows with different numbers of query tokens."""
 
     ends: Tensor
     """int32 ``[B + 1]``: query tokens before each row."""
     max_queries: int
-    """No row has more."""
+    """Upper bound of a row's query tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class QueryRows:
     """At least one row."""
 
     queries: Ragged | int
-    """Of each row; a number where all rows have it."""
+    """Of each row; an int if all rows have the same number."""
     table_BW: Tensor
     """int32, contiguous."""
     lengths_B: Tensor
-    """int32: positions that each row's last query token sees; the one before it sees one less."""
+    """int32: KV length of each row's last query token; the token before it sees one less."""
     num_tokens: int
     """Query tokens of all rows."""
 
@@ -45,9 +45,9 @@ class QueryRows:
 
 
 def query_rows(rows: Rows, part: range, first_token: int) -> QueryRows | None:
-    """These rows of a step, whose tokens begin at ``first_token``; None where there are none.
+    """The rows ``part`` of a step, whose tokens begin at ``first_token``; None for an empty part.
 
-    Rows of one length use nothing but the device's tensors.
+    Rows of one length need no upload.
     """
     if not part:
         return None

@@ -1,7 +1,6 @@
 """The registry: for each kind of attention its torch reference, its CPU kernels and its GPU backends.
 
-A backend's ``validate`` raises ``ValueError`` with the rule that the requirements break, before any kernel is looked
-for.
+A backend's ``validate`` raises ``ValueError`` with the broken rule before any kernel is loaded.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ class BackendSpec:
         return getattr(importlib.import_module(f"plait_worker.attention.{self.module}"), self.class_name)
 
     def validate(self, requirements: BackendRequirements[Any]) -> None:
-        """Raise ``ValueError`` with the rule that the requirements break; raises ``ImportError`` too."""
+        """Raises ``ValueError`` with the rule that is broken, and ``ImportError``."""
         self.load().validate(requirements)
 
     def make(self, requirements: BackendRequirements[Any]) -> AttentionBackend[Any]:
-        """Raises ``ImportError``, and ``ValueError`` with the rule that the requirements break."""
+        """Raises ``ValueError`` with the rule that is broken, and ``ImportError``."""
         backend: AttentionBackend[Any] = self.load()(requirements)
         return backend
 
     def modules(self, spec: AttentionSpec, page_size: int) -> list[GpuModule]:
-        """Those that it loads; none if flashinfer has no such module for the spec, which ``validate`` then says."""
+        """Its flashinfer modules; none if flashinfer cannot make them for the spec, which ``validate`` reports."""
         try:
             return [GpuModule(make(spec, page_size), (self.name,)) for make in self.makers]
         except (ValueError, AssertionError, KeyError):

@@ -1,4 +1,4 @@
-"""Which backends a rank attends with: those that were asked for, or the fastest of those that pass the self-check."""
+"""Choice of the attention backends: the one asked for, or the fastest that passes the self-check."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Requirements = BackendRequirements[Any]
 _log = logging.getLogger(__name__)
 
 _DTYPES = (torch.bfloat16, torch.float16)
-# bfloat16 rounds to 2**-8; two right kernels differ by a few of these, wrong ones by the whole.
+# bfloat16 rounds to 2**-8: correct kernels differ by a few of these, wrong ones by the whole value.
 _TOLERANCE = 0.03
 
 
 @cache
 def _kernel_failures() -> tuple[type[Exception], ...]:
-    """What CUDA, flashinfer and Triton raise where a kernel does not compile or does not fit.
+    """What CUDA, flashinfer and Triton raise if a kernel does not compile or does not fit.
 
-    Asked for only once something was raised: to import Triton costs time, which a CPU's worker need not take.
+    Called only after something was raised: importing Triton takes time that a CPU worker need not spend.
     """
     try:
         from triton.errors import TritonError
@@ -45,22 +45,22 @@ def _kernel_failures() -> tuple[type[Exception], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A backend that was right on the small problem, with what one layer of it took."""
+class Timing:
+    """A backend that passed the self-check, and the time of one layer."""
 
     backend: AttentionBackend[Any]
     decode_us: float
     prefill_us: float
 
     def rank(self) -> tuple[bool, float]:
-        """The least is the best: what is launched operation by operation waits for the host."""
+        """The smallest is best. A backend without CUDA graphs comes last, since its kernels wait for the host."""
         return not self.backend.is_capturable, self.decode_us + self.prefill_us
 
 
 def choose_attention(
     name: str, requirements: Sequence[Requirements], parallel: Parallel | None = None
 ) -> ModelAttention:
-    """A backend for each of a model's distinct specs; ``requirements`` are in their order.
+    """A backend for each of a model's distinct specs, in the order of ``requirements``.
 
     Raises as ``choose_backend`` does.
     """
@@ -70,7 +70,7 @@ def choose_attention(
 def choose_backend(name: str, requirements: Requirements, parallel: Parallel | None = None) -> AttentionBackend[Any]:
     """The backend of this name, or for ``auto`` the fastest, the same on every rank.
 
-    Raises ``WorkerError`` of code HARDWARE if the one that was asked for cannot run here or is wrong.
+    Raises ``WorkerError`` with code HARDWARE if the named one cannot run here or fails the self-check.
     """
     if name == "torch":
         return KINDS[requirements.spec.kind].torch(requirements)
@@ -92,12 +92,12 @@ def _cpu_backend(requirements: Requirements) -> AttentionBackend[Any]:
     """The compiled kernels if they take the spec; else torch. The log says which."""
     kind = KINDS[requirements.spec.kind]
     chosen = (kind.cpu if kind.cpu.takes(requirements.spec) else kind.torch)(requirements)
-    _log.info("attention: %s", type(chosen).__name__)
+    _log.info("attention backend: %s", type(chosen).__name__)
     return chosen
 
 
 def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> AttentionBackend[Any]:
-    """Rank 0 measures; the others take the backend that it names. Times differ from rank to rank, results must not."""
+    """Rank 0 measures and broadcasts the name: times differ between ranks, results must not."""
     if parallel.world == 1:
         return _fastest(requirements)
     capability = compute_capability(requirements.device)
@@ -108,27 +108,31 @@ def _fastest_of_first_rank(requirements: Requirements, parallel: Parallel) -> At
 
 
 def _fastest(requirements: Requirements) -> AttentionBackend[Any]:
-    """One whose steps can be captured, then by the sum of both times, shown in the log; torch if no other runs."""
-    trials: list[Trial] = []
+    """The fastest that can be captured, else the fastest, else torch; the log shows the times."""
+    timings: list[Timing] = []
     capability = compute_capability(requirements.device)
     for name in names(requirements.spec.kind, capability) if capability else []:
-        if any(trial.backend.is_capturable for trial in trials) and _plans(name, requirements):
-            _log.info("attention %s is out: it plans each step on the host, so that none could be captured", name)
+        if any(timing.backend.is_capturable for timing in timings) and _plans(name, requirements):
+            _log.info(
+                "attention backend %s is skipped: it plans each step on the host and cannot use CUDA graphs", name
+            )
             continue
         outcome = try_backend(name, requirements)
         if isinstance(outcome, str):
-            _log.info("attention %s is out: %s", name, outcome)
+            _log.info("attention backend %s is skipped: %s", name, outcome)
             continue
-        trials.append(_time(outcome, requirements))
-        _log.info("attention %s: decode %.0f us, prefill %.0f us", name, trials[-1].decode_us, trials[-1].prefill_us)
-    if trials:
-        return min(trials, key=Trial.rank).backend
-    _log.warning("attention torch: nothing faster runs here; steps take several times longer than they could")
+        timings.append(_time(outcome, requirements))
+        _log.info(
+            "attention backend %s: decode %.0f us, prefill %.0f us", name, timings[-1].decode_us, timings[-1].prefill_us
+        )
+    if timings:
+        return min(timings, key=Timing.rank).backend
+    _log.warning("attention backend torch: no faster one runs here; expect steps to take several times longer")
     return KINDS[requirements.spec.kind].torch(requirements)
 
 
 def _plans(name: str, requirements: Requirements) -> bool:
-    """Whether its steps cannot be captured, as far as that is known without its library."""
+    """Whether it plans on the host; False if its library is missing."""
     found = find(name, requirements.spec, compute_capability(requirements.device))
     try:
         return not isinstance(found, str) and not found.load().is_capturable
@@ -138,9 +142,9 @@ def _plans(name: str, requirements: Requirements) -> bool:
 
 @torch.inference_mode()
 def try_backend(name: str, requirements: Requirements, *, may_compile: bool = False) -> AttentionBackend[Any] | str:
-    """The backend, or why it cannot be used; ``may_compile`` modules of flashinfer's, which takes minutes.
+    """The backend, or why it cannot be used; ``may_compile`` lets it compile flashinfer modules, which takes minutes.
 
-    Some kernels run on hardware that they were not made for and return zeros, so each is held against torch's.
+    Some kernels run on unsupported hardware and return zeros, so each is compared with torch.
     """
     found = find(name, requirements.spec, compute_capability(requirements.device))
     if isinstance(found, str):
@@ -162,19 +166,19 @@ def try_backend(name: str, requirements: Requirements, *, may_compile: bool = Fa
 
 
 def _unbuilt(found: BackendSpec, requirements: Requirements, may_compile: bool) -> str | None:
-    """Why it cannot start, where its modules are neither there nor to be compiled now; compiling is announced."""
+    """Why it cannot start without compiling modules; None if it can, or if they are compiled now, which is logged."""
     modules = found.modules(requirements.spec, requirements.page_size) if found.needs_modules else []
     missing = [module.name for module in modules if not module.is_ready]
     if not missing:
         return None
     if find_nvcc() is None:
         return (
-            f"{len(missing)} of its modules are not built, and there is no nvcc; `plait kernels build` says what to do"
+            f"{len(missing)} of its modules are not built, and there is no nvcc; run `plait kernels build` for advice"
         )
     if not may_compile:
-        return f"{len(missing)} of its modules are not built, which takes minutes; `plait kernels build` does it"
+        return f"{len(missing)} of its modules are not built; run `plait kernels build`, which takes minutes"
     _log.warning(
-        "attention %s: compiling %d modules, which takes minutes; `plait kernels build` does it ahead of the start",
+        "attention backend %s: compiling %d modules, which takes minutes; `plait kernels build` does it before a start",
         found.name,
         len(missing),
     )
@@ -182,19 +186,19 @@ def _unbuilt(found: BackendSpec, requirements: Requirements, may_compile: bool) 
 
 
 def _make(found: BackendSpec, requirements: Requirements) -> AttentionBackend[Any]:
-    """With room for the self-check's steps."""
+    """Large enough for the self-check's steps."""
     most = max(requirements.max_tokens, SelfCheck.num_tokens(requirements.page_size))
     return found.make(dataclasses.replace(requirements, max_tokens=most))
 
 
 def self_check_error(backend: AttentionBackend[Any], requirements: Requirements) -> str | None:
-    """What the small problem shows to be wrong with it."""
+    """What the self-check finds wrong; None if it passes."""
     try:
         problem = KINDS[requirements.spec.kind].self_check(requirements)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.extends)]
     except _kernel_failures() as failure:
-        return f"it failed on a small problem: {_first_line(failure)}"
-    wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # a NaN is not over it either
+        return f"it failed the self-check: {_first_line(failure)}"
+    wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # NaN is an error too
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None
 
 
@@ -207,6 +211,6 @@ def _first_line(failure: Exception) -> str:
 
 
 @torch.inference_mode()
-def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Trial:
+def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Timing:
     problem = KINDS[requirements.spec.kind].self_check(requirements)
-    return Trial(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))
+    return Timing(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))

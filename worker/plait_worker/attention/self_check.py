@@ -1,7 +1,4 @@
-"""A problem on which an attention backend is checked against the torch backend, and timed.
-
-Shapes as in ``plait_worker.attention``; O numbers of a head that rope does not turn.
-"""
+"""The self-check at start: a small problem on which a backend is compared with torch, and timed."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _REPEATS = 20
 
 
 class SelfCheck(ABC):
-    """One layer's cache with random contents, rows that decode over it, rows that prefill, and short ones that do."""
+    """One layer's cache with random contents; decode rows, prefill rows and short extends over it."""
 
     def __init__(self, requirements: BackendRequirements[Any], reference: AttentionBackend[Any]) -> None:
         """Rows of up to 16 scattered pages."""
@@ -32,29 +29,29 @@ class SelfCheck(ABC):
         starts = [context - 1 - row * requirements.page_size // 5 for row in range(_DECODE_ROWS)]
         self.decode = self._rows(0, starts, [1] * _DECODE_ROWS)
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
-        # Such as latent attention absorbs; of the smallest pages, as many as there is room for.
+        # Short extends, which MLA absorbs; shorter if the pages are small.
         half, rest = context // 2, context - context // 4
         self.extends = self._rows(4, [0, 7, half, context // 4], [1, 2, min(40, half), min(60, rest)])
 
     @staticmethod
     def num_tokens(page_size: int) -> int:
-        """Tokens of its largest step, or a few more."""
+        """At least the tokens of its largest step."""
         return 2 * _PAGES_PER_ROW * page_size + _DECODE_ROWS
 
     @abstractmethod
     def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
-        """The step of these rows, with the same numbers for every backend."""
+        """The step of these rows, with the same inputs for every backend."""
 
     def error(self, backend: AttentionBackend[Any], rows: Rows) -> float:
-        """Largest difference from the reference, over the reference's largest value; NaN where there is one."""
+        """Largest difference from the reference, over the reference's largest value; NaN if the output has one."""
         given = self._attend(backend, rows)().double()
         right = self._attend(self.reference, rows)().double()
         return float((given - right).abs().max() / right.abs().max())
 
     def us(self, backend: AttentionBackend[Any], rows: Rows) -> float:
-        """Microseconds of the device for one layer, without what the host needs to launch it."""
+        """Device time of one layer in microseconds, without launches."""
         run = self._attend(backend, rows)
-        run()  # what is made once a step is no layer's time
+        run()  # what is made once a step is not a layer's time
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()

@@ -1,4 +1,4 @@
-"""What the torch backends share: where tokens lie, which decode rows go together, and how torch computes.
+"""What the torch backends share: page lookup, batches of decode rows, and the SDPA kernel.
 
 Shapes: T tokens of the step, B decode rows of one batch, W pages of the longest one, L positions in them.
 """
@@ -18,11 +18,11 @@ from plait_worker.rows import Rows
 MAX_GATHERED = 1 << 25
 """Elements that one batch of decode rows may copy out of the pages."""
 QUERY_BLOCK = 128
-"""New tokens of a prefill row that attend at once: bounds the mask, and skips keys that none of them sees."""
+"""Queries of a prefill row that attend at a time: bounds the mask and skips keys that none of them sees."""
 
 
 def pages_of_tokens(rows: Rows, page_size: int) -> Tensor:
-    """The page that each token is written to, int64 ``[T]``."""
+    """int64 ``[T]``: the page that each token is written to."""
     device = rows.positions_T.device
     lengths_R = torch.tensor(rows.lengths, device=device)
     row_T = torch.arange(rows.num_rows, device=device).repeat_interleave(lengths_R, output_size=rows.num_tokens)
@@ -31,20 +31,20 @@ def pages_of_tokens(rows: Rows, page_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Decode rows whose contexts are within a factor of two."""
+    """Decode rows whose KV lengths are within a factor of two."""
 
     rows: slice | Tensor
-    """Which of the step's decode rows, the first being 0."""
+    """Indices among the step's decode rows."""
     table_BW: Tensor
     """Their pages."""
     mask_BL: Tensor
-    """Added to the scores: 0 where a position belongs to the row's context, else -inf."""
+    """Added to the scores: 0 for positions that the row sees, else -inf."""
 
 
 def decode_batches(
     rows: Rows, page_size: int, page_elements: int, dtype: torch.dtype, window: int | None = None
 ) -> Iterator[DecodeRows]:
-    """The decode rows in batches that bound what is gathered; a page holds ``page_elements``.
+    """The decode rows in batches of bounded gather size; a page holds ``page_elements``.
 
     ``dtype`` is the masks', the model's; ``window`` as in ``MhaShape``.
     """
@@ -64,17 +64,17 @@ def decode_batches(
 
 
 def added(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: a mask of booleans would be turned into this once a layer."""
+    """An additive mask; a boolean one would be converted in every layer."""
     return torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device).masked_fill(is_hidden, -torch.inf)
 
 
 def math_sdpa(device: torch.device) -> AbstractContextManager[None]:
-    """Lets ``scaled_dot_product_attention`` compute plainly on a GPU."""
+    """Selects SDPA's math kernel on a GPU: its fused kernels refuse masks at odd addresses."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
 def _similar(ends: list[int], page_size: int, page_elements: int) -> Iterator[list[int]]:
-    """Rows by the power of two that their pages fit in, and no more at a time than may be gathered."""
+    """Rows grouped by pages to the next power of two, within ``MAX_GATHERED``."""
     by_size: dict[int, list[int]] = {}
     for row, end in enumerate(ends):
         by_size.setdefault((-(-end // page_size) - 1).bit_length(), []).append(row)

@@ -1,7 +1,7 @@
-"""The programs that flashinfer compiles with: where it looks for them, and whether it would run them again.
+"""nvcc and ninja for flashinfer: where it finds them, and whether it would compile a cached module again.
 
-What lies in its cache flashinfer loads through ninja, which first compiles whatever changed: the toolkit's folder, a
-header that is gone, flashinfer itself in another place. Its rules are those of flashinfer 0.7.2.
+flashinfer loads its cache through ninja, which recompiles after a change: another toolkit folder, a missing header,
+flashinfer in another place. The rules are those of flashinfer 0.7.2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECONDS_FOR_AN_ANSWER = 60
 
 
 def find_nvcc() -> Path | None:
-    """The compiler that flashinfer would take: of ``CUDA_HOME``, else of the search path, else of the usual folder."""
+    """nvcc as flashinfer finds it: in ``CUDA_HOME``, else on the search path, else in the usual folder."""
     found = shutil.which(f"{_cuda_home()}/bin/nvcc")
     return Path(found) if found else None
 
@@ -28,19 +28,19 @@ def _cuda_home() -> str:
 
     try:
         return str(get_cuda_path())
-    except (OSError, RuntimeError):  # it has looked into the usual folder too
+    except (OSError, RuntimeError):  # the usual folder was tried too
         return _USUAL_HOME
 
 
 def cuda_version(nvcc: Path) -> str | None:
-    """The release that ``nvcc`` belongs to, such as 13.0; None where it does not say one."""
+    """The CUDA release of ``nvcc``, such as 13.0; None if it names none."""
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [nvcc, "--version"], capture_output=True, text=True, check=True, timeout=_SECONDS_FOR_AN_ANSWER
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    release = re.search(r"release (\d+\.\d+)", told.stdout)
+    release = re.search(r"release (\d+\.\d+)", answer.stdout)
     return release[1] if release else None
 
 
@@ -51,7 +51,7 @@ def toolkit_advice() -> str:
 
 
 def what_is_missing() -> str | None:
-    """Why nothing can be compiled here, with what to do; None where the programs are there."""
+    """Why nothing can be compiled here, with what to do; None if nvcc and ninja are there."""
     if find_nvcc() is None:
         return f"there is no nvcc in {_cuda_home()}/bin: install {toolkit_advice()}, or name its folder in CUDA_HOME"
     if shutil.which("ninja") is None:
@@ -60,7 +60,7 @@ def what_is_missing() -> str | None:
 
 
 def is_up_to_date(folder: Path) -> bool:
-    """Whether flashinfer would load the module of this folder of its cache as it is."""
+    """Whether flashinfer would load the module in this cache folder without compiling."""
     from flashinfer.jit.cpp_ext import build_common_cflags, get_cuda_path
 
     try:

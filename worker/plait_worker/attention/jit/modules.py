@@ -1,8 +1,7 @@
-"""The modules that flashinfer compiles for attention: which of them a model needs, and which are there.
+"""The modules that flashinfer compiles for attention, and whether each is there.
 
-Beside a prebuilt module flashinfer's own cache is looked at. A module that is in neither, or that the cache has for
-another toolkit, has to be compiled, which takes nvcc and minutes. The makers' arguments are those of flashinfer 0.7.2's
-own calls, so that the names agree.
+A module is prebuilt, or in flashinfer's cache, or has to be compiled, which takes nvcc and minutes; one that was built
+with another toolkit has to be compiled again. The arguments are those of flashinfer 0.7.2's own calls, so names agree.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class JitSpec(Protocol):
         ...
 
     def build(self) -> None:
-        """Raises ``RuntimeError`` with the compiler's words."""
+        """Raises ``RuntimeError`` with the compiler's message."""
         ...
 
 
@@ -54,12 +53,12 @@ class GpuModule:
 
     @property
     def name(self) -> str:
-        """Flashinfer's."""
+        """As flashinfer calls it."""
         return self.spec.name
 
     @property
     def state(self) -> State:
-        """Whether it came with flashinfer, lies in its cache (``outdated``: for another toolkit), or is nowhere."""
+        """``outdated`` is built with another toolkit."""
         if self.spec.is_aot:
             return "prebuilt"
         if not self.spec.is_compiled:
@@ -79,7 +78,7 @@ class GpuModule:
         return Path(env.FLASHINFER_JIT_DIR) / self.name
 
     def num_files(self) -> tuple[int, int]:
-        """How many of its files are compiled, and of how many; of 0 before ninja has its rules."""
+        """Compiled files and all files; both 0 before ninja has its rules."""
         try:
             rules = (self.folder / "build.ninja").read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -88,19 +87,19 @@ class GpuModule:
         return sum(1 for _ in self.folder.glob("*.o")), num_rules - 1  # the last one links
 
     def build(self) -> None:
-        """Compile it into flashinfer's cache; raises ``RuntimeError`` with the compiler's words."""
+        """Compile it into flashinfer's cache; raises ``RuntimeError`` with the compiler's message."""
         self.spec.build()
 
 
 Maker = Callable[[Any, int], JitSpec]
 """From an attention spec and a page size in tokens to the module that a backend loads for them."""
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""As flashinfer's names have them."""
+"""As in flashinfer's names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FmhaV2Spec:
-    """FMHAv2's: before flashinfer says whether it is there, it writes its 134 sources, which takes 1.5 s."""
+    """FMHAv2's. flashinfer's own spec writes 134 source files first, which takes 1.5 s."""
 
     without_sources: JitSpec
     dtype: torch.dtype
@@ -124,12 +123,12 @@ class _FmhaV2Spec:
 
 
 def has_fmha_v2(shape: MhaShape) -> bool:
-    """Whether FMHAv2 is there; to compile it takes six minutes."""
+    """Whether FMHAv2 is built; compiling it takes six minutes."""
     return has_flashinfer() and GpuModule(fmha_v2(shape, 0), ()).is_ready
 
 
 def prebuilt_folder() -> Path:
-    """Where flashinfer looks for modules that it loads as they are."""
+    """Where flashinfer looks for prebuilt modules."""
     from flashinfer.jit import env
 
     return Path(env.FLASHINFER_AOT_DIR)
@@ -162,7 +161,7 @@ def paged_fa3(shape: MhaShape, _page_size: int) -> Any:
 
 
 def ragged_fa3(shape: MlaShape, _page_size: int) -> Any:
-    """fa3 over keys and values of every head."""
+    """fa3 over keys and values of every head, not paged."""
     return _prefill_fa3(shape.dtype, shape.query_dim, shape.value_dim)
 
 
@@ -185,7 +184,7 @@ def decode_fa2(shape: MhaShape, _page_size: int) -> Any:
 
 
 def mla_fa3(shape: MlaShape, _page_size: int) -> Any:
-    """fa3 over latents."""
+    """fa3 over MLA pages."""
     from flashinfer.jit.attention.modules import gen_batch_mla_module
 
     dtype, rope_dim = shape.dtype, shape.cached_dim - shape.latent_dim

@@ -1,6 +1,6 @@
-"""Attention by the compiled CPU kernels, straight over the pages: nothing is gathered.
+"""MHA by the compiled CPU kernels, which read the pages in place.
 
-Shapes as in ``plait_worker.attention``.
+Shapes as in ``plait_worker.attention.backend``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CpuMhaStep:
     rows: PagedRows
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        """See ``StepAttention``."""
         self.rows.store(k_TGD, v_TGD, pages)
         return self.rows.attend(q_THD, pages)
 
@@ -41,10 +41,10 @@ class CpuMha:
 
     @staticmethod
     def takes(shape: MhaShape) -> bool:
-        """Whether the kernels are there and attend in this shape."""
+        """Whether the kernels are built and support the shape."""
         like = torch.empty(0, dtype=shape.cached_dtype)
         return shape.window is None and can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)
 
     def prepare(self, rows: Rows) -> CpuMhaStep:
-        """The rows as the kernels read them."""
+        """The rows in the kernels' form."""
         return CpuMhaStep(PagedRows(self.heads, rows.starts, rows.lengths, rows.page_table_RW))

@@ -1,11 +1,11 @@
 """flashinfer's own kernels: fa3 over pages for prefill rows, fa2 on tensor cores for decode rows.
 
-Both plan on the host from host lengths, into pinned memory that a copy then reads; a ring of wrappers keeps a
-plan from being written while an earlier step's copy is still to come.
+Both plan on the host from host lengths, into pinned memory that is copied later. A ring of wrappers keeps a plan from
+overwriting an earlier one before its copy.
 
-Few shallow decode rows beside a prompt go by the prefill kernel too: that is a plan and a launch less.
+The prefill kernel also takes a few decode rows of small KV length: that saves a plan and a launch.
 
-Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; R rows, I pages of them all.
+Shapes: T tokens of the step, H query heads, G key-value heads, E elements of a head; R rows, I pages of all rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.lengths import device_lengths, ends, packed_pages, slot_mapping
+from plait_worker.attention.lengths import device_lengths, indptr, page_indices, slot_mapping
 from plait_worker.attention.mha.mixed_kernel import takes_mixed_kernel
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MhaShape, check_no_window
@@ -32,9 +32,9 @@ _WORKSPACE_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class _PageLists:
-    """The pages of some rows as the wrappers take them: one list, and how many of it each row has."""
+    """Page table of some rows in CSR form."""
 
-    ends: Tensor
+    indptr: Tensor
     """int32 ``[R + 1]`` on the host."""
     pages_I: Tensor
     """int32, on the device."""
@@ -52,17 +52,17 @@ class FlashinferMhaStep:
     decode: BatchDecodeWithPagedKVCacheWrapper | None
 
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
+        """See ``StepAttention``."""
         store(k_TGE, v_TGE, pages, self.slot_mapping_T)
         return self.attend(q_THE, pages)
 
     @property
     def scales(self) -> PageScales:
-        """Of what is written."""
+        """See ``SlotMappedStep``."""
         return UNSCALED
 
     def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
-        """Attend over pages that hold the step's keys and values: ``out_THE``."""
+        """See ``SlotMappedStep``."""
         out_THE = torch.empty_like(q_THE)
         num = self.num_prefill_tokens
         if self.prefill is not None:
@@ -94,15 +94,15 @@ class FlashinferMha:
 
     @staticmethod
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
         check_no_window(requirements.spec)
         if requirements.spec.fp8 is not None:
             raise ValueError(
-                "its kernels for float8 pages are not built; --kv-cache-dtype fp8 runs with triton or trtllm_mha"
+                "its kernels for float8 pages are not built; use triton or trtllm_mha for --kv-cache-dtype fp8"
             )
 
     def prepare(self, rows: Rows) -> FlashinferMhaStep:
-        """Plan both halves from the host's lengths, or all rows as one half."""
+        """Plan both kernels from the host's lengths, or one mixed kernel for all rows."""
         if takes_mixed_kernel(self.name, self.shape, rows):
             rows = replace(rows, num_prefill=rows.num_rows)
         split = rows.num_prefill
@@ -117,8 +117,8 @@ class FlashinferMha:
         lists = self._page_lists(rows, part)
         with self._prefill.take() as wrapper:
             wrapper.plan(
-                ends(np.array(rows.lengths[part])),
-                lists.ends,
+                indptr(np.array(rows.lengths[part])),
+                lists.indptr,
                 lists.pages_I,
                 lists.last_length_R,
                 self.shape.num_heads,
@@ -135,7 +135,7 @@ class FlashinferMha:
         lists = self._page_lists(rows, part)
         with self._decode.take() as wrapper:
             wrapper.plan(
-                lists.ends,
+                lists.indptr,
                 lists.pages_I,
                 lists.last_length_R,
                 self.shape.num_heads,
@@ -151,4 +151,4 @@ class FlashinferMha:
         seen_R = np.array(rows.starts[part]) + np.array(rows.lengths[part])
         num_R = -(-seen_R // self.page_size)
         last_length_R = torch.from_numpy((seen_R - (num_R - 1) * self.page_size).astype(np.int32))
-        return _PageLists(ends(num_R), packed_pages(rows.page_table_RW[part], num_R), last_length_R)
+        return _PageLists(indptr(num_R), page_indices(rows.page_table_RW[part], num_R), last_length_R)

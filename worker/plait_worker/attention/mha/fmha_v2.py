@@ -1,8 +1,8 @@
 """Prefill rows by TensorRT-LLM's FMHAv2 for Hopper, as flashinfer packs it.
 
-It was not built for pages of float8: it gets a copy of those in the queries' type.
+It reads no float8 pages: it gets an upcast copy.
 
-Shapes: T tokens of the prefill rows, H query heads, E a head's width.
+Shapes: T tokens of the prefill rows, H query heads, E elements of a head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from plait_worker.attention.mha.separate_kernels import PrefillRows
 from plait_worker.attention.spec import MhaShape
 
-# Its tile counter lies at the beginning; no other kernel may write there.
+# Not shared: its tile counter lies at the beginning.
 _WORKSPACE_BYTES = 128 << 20
 
 
@@ -27,7 +27,7 @@ class FmhaV2:
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     def takes(self, rows: PrefillRows) -> bool:
-        """Whether it reads these rows' pages, or a copy of them."""
+        """Whether it can read these rows' pages, or a copy of them."""
         return self._shape.fp8 is None or rows.upcast is not None
 
     def attend(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
@@ -50,5 +50,5 @@ class FmhaV2:
             block_tables=table_PW,
             out=out_THE,
         )
-        if shape.scales.v != 1:  # the kernel reads a factor of the values and leaves it out (seen on an H200)
+        if shape.scales.v != 1:  # the kernel ignores its scale of the values (seen on an H200)
             out_THE *= shape.scales.v

@@ -1,9 +1,9 @@
-"""Steps whose decode rows go by the prefill call, as rows of one token: those that it was faster for, on an H200.
+"""Steps for which one prefill kernel over all rows was faster than separate kernels, on an H200.
 
-A backend that is not in the table has none. Those whose steps are captured cannot ask: a graph does not know its
-depths, and beside a deep row one call over all takes several times as long as two.
+A backend that is not in the table always uses separate kernels. Captured steps cannot ask: a graph does not know the
+KV lengths, and in a skewed batch one kernel over all rows takes several times as long.
 
-The table is what `tests/bench/gpu/mixed_kernel.py` makes of `tests/bench/results/gpu-mixed-attention.json`.
+`tests/bench/gpu/mixed_kernel.py` makes the table from `tests/bench/results/gpu-mixed-attention.json`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from plait_worker.rows import Rows
 
 TABLE = Path(__file__).with_name("mixed_kernel.json")
 DECODE_ROWS, LONGEST, MEAN_KV_LENGTHS = (1, 4, 16, 64, 256), (64, 256, 1024, 4096), (128, 1024, 8192)
-"""What was measured: decode rows, new tokens of the longest prefill row, mean depth of the decode rows."""
+"""The measured grid: decode rows, new tokens of the longest prefill row, mean KV length of the decode rows."""
 MOST_GROUP = 8
-"""Query heads of a key-value head measured: the prefill kernel takes each by itself, the decode kernel all."""
+"""Largest GQA group measured. The prefill kernel reads keys once a query head, the decode kernel once a group."""
 
 Kind = tuple[int, int, int]
-"""The least of what was measured that a step does not pass, in each of the three."""
+"""The step's three sizes, each rounded up to the grid."""
 
 
 def takes_mixed_kernel(backend: str, shape: MhaShape, rows: Rows) -> bool:
-    """Whether one call over all rows was faster for such steps; never for rows of one sort."""
+    """Whether one kernel over all rows was faster for such steps; False unless there are prefill and decode rows."""
     kind = kind_of(rows)
     return kind is not None and shape.num_heads <= MOST_GROUP * shape.num_kv_heads and kind in _table().get(backend, ())
 
 
 def kind_of(rows: Rows) -> Kind | None:
-    """None for rows of one sort, and beyond what was measured."""
+    """None without prefill or decode rows, and beyond the grid."""
     num = rows.num_prefill
     num_decode = rows.num_rows - num
     if num == 0 or num_decode == 0:
@@ -45,7 +45,7 @@ def kind_of(rows: Rows) -> Kind | None:
 
 
 def _up(measured: Sequence[int], value: float) -> int:
-    """The least that is no less; 0 where there is none."""
+    """The smallest measured size that is no less; 0 if there is none."""
     at = bisect_left(measured, value)
     return measured[at] if at < len(measured) else 0
 

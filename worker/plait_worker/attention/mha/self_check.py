@@ -16,7 +16,7 @@ from plait_worker.rows import Rows
 
 
 class MhaSelfCheck(SelfCheck):
-    """Of heads that cache keys and values."""
+    """Random queries, keys and values over random pages."""
 
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
         super().__init__(requirements, TorchMha(requirements))

@@ -1,10 +1,10 @@
-"""Steps whose prefill and decode rows go by two calls, from lengths and tables on the device: nothing is planned.
+"""Backends of separate prefill and decode kernels, which read lengths and tables on the device: nothing is planned.
 
-They run one after the other. Side by side on two streams attention takes 6% less of an H200's time, and whole servers
-nothing that shows; one prefill call over all rows takes several times as long from 16 decode rows on
+The two kernels run one after the other. On two streams attention takes 6% less of an H200's time, but whole servers are
+no faster. One mixed kernel takes several times as long from 16 decode rows on
 (tests/bench/results/gpu-mixed-attention.json).
 
-Shapes: T tokens of the step, H query heads and G key-value heads, E a head's width; P prefill and D decode rows.
+Shapes: T tokens of the step, H query heads, G key-value heads, E elements of a head; P prefill and D decode rows.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class DecodeRows:
     table_DW: Tensor
     """int32, contiguous."""
     lengths_D: Tensor
-    """int32: positions that each row sees."""
+    """int32: KV lengths."""
     split_kv: SplitKvSchedule | None = None
-    """By their depth, for a kernel that takes them so."""
+    """Of the decode kernel, if it splits rows by KV length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class PrefillRows:
     table_PW: Tensor
     """int32."""
     upcast: UpcastKv | None
-    """Where a copy of their float8 pages goes; None where the pages are read as they are."""
+    """Indices of an upcast copy of their float8 pages; None if the kernel reads the pages themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeparateKernelsStep:
-    """``StepAttention`` of two calls, one for each sort of rows."""
+    """``SlotMappedStep`` of one prefill and one decode call."""
 
     backend: SeparateKernels
     slot_mapping_T: Tensor
@@ -60,17 +60,17 @@ class SeparateKernelsStep:
     decode: DecodeRows
 
     def forward(self, q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THE``."""
+        """See ``StepAttention``."""
         store(k_TGE, v_TGE, pages, self.slot_mapping_T, self.scales)
         return self.attend(q_THE, pages)
 
     @property
     def scales(self) -> PageScales:
-        """Of what is written."""
+        """See ``SlotMappedStep``."""
         return self.backend.shape.scales
 
     def attend(self, q_THE: Tensor, pages: Tensor) -> Tensor:
-        """Attend over pages that hold the step's keys and values: ``out_THE``."""
+        """See ``SlotMappedStep``."""
         out_THE = self.backend.output_THE[: q_THE.shape[0]]
         num = self.num_prefill_tokens
         if self.prefill is not None:
@@ -83,13 +83,13 @@ class SeparateKernelsStep:
 
 
 class SeparateKernels(ABC):
-    """``AttentionBackend`` of two kernels that read lengths and tables on the device: whole steps can be captured."""
+    """``AttentionBackend`` whose steps with and without prefill rows can be captured."""
 
     name: str
     is_capturable = True
     captured_prefill: CapturedPrefill = UnplannedPrefill()
     upcasts_fp8: bool
-    """Whether prefill rows get a copy of float8 pages in the queries' type."""
+    """Whether prefill rows read an upcast copy of float8 pages."""
 
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
         """Allocates the output of ``max_tokens`` tokens; raises ``ValueError`` with the rule that is broken."""
@@ -98,33 +98,36 @@ class SeparateKernels(ABC):
         self.page_size = requirements.page_size
         size = (requirements.max_tokens, shape.num_heads, shape.head_dim)
         self.output_THE = torch.zeros(size, dtype=shape.dtype, device=requirements.device)
-        """Of every layer in turn.
+        """Shared by all layers.
 
-        Tokens that fill a captured step up belong to no row, so the kernels leave their output as it was. It must
-        be finite, for it goes on into the next layer's dummy page.
+        The kernels do not write the outputs of a captured step's padding tokens. These must be finite: the next layer
+        writes what follows from them to the dummy page.
         """
 
     @staticmethod
     @abstractmethod
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
 
     @abstractmethod
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
-        """Attend with each row's new tokens; ``out_THE`` is written."""
+        """Attention of the new tokens, written to ``out_THE``."""
 
     @abstractmethod
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
-        """Attend with one query token a row, at least one row; ``out_DHE`` is written."""
+        """Attention of one query token a row, written to ``out_DHE``; at least one row."""
 
     def prefill_by_triton(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
-        """``prefill`` by our own kernel, over pages of any type."""
+        """``prefill`` by our Triton kernel, over pages of any type."""
         paged = PagedPrefill(rows.lengths.ends_q, rows.lengths.kv_P, rows.table_PW)
         prefill_paged(q_THE, pages, paged, self.shape.scale, out_THE, self.shape.scales)
 
     def prepare(self, rows: Rows) -> SeparateKernelsStep:
-        """Lengths and tables of both sorts of rows."""
-        ensure(rows.num_tokens <= self.output_THE.shape[0], f"a step of {rows.num_tokens} tokens has no room")
+        """Lengths and tables of prefill and decode rows."""
+        ensure(
+            rows.num_tokens <= self.output_THE.shape[0],
+            f"a step of {rows.num_tokens} tokens exceeds the output buffer",
+        )
         lengths = device_lengths(rows)
         upcast = upcast_kv(rows, self.page_size) if self.upcasts_fp8 else None
         table_PW = rows.page_table_RW[: rows.num_prefill]
@@ -137,5 +140,5 @@ class SeparateKernels(ABC):
         )
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
-        """What ``decode`` is told of a step's rows, of which there may be none."""
+        """The argument of ``decode``; there may be no rows."""
         return DecodeRows(table_DW, lengths_D)

@@ -1,12 +1,11 @@
-"""Attention with plain torch operations: the oracle of every other backend, and a CPU's where none is compiled.
+"""MHA with plain torch operations: the reference of every other backend, and the CPU's if no kernel is built.
 
-On a GPU the plain formula is taken, in float32: torch's fused kernels refuse masks that begin anywhere in memory.
-``scaled_dot_product_attention`` on a CPU keeps scores, softmax and sums in float32; with bfloat16
-inputs it rounds the softmax's weights once, to bfloat16 (measured against float64 in the tests).
+On a CPU ``scaled_dot_product_attention`` keeps scores, softmax and sums in float32. With bfloat16 inputs it rounds the
+softmax's weights to bfloat16 once (measured against float64 in the tests). On a GPU it computes in float32.
 
 Shapes: T tokens of the step, B decode rows of one batch, C new tokens of one prefill row, L positions
 of context, W pages of the widest table, H query heads in G groups of M (one group a key-value head),
-D numbers in a head, P tokens in a page, N pages, I flat indices.
+D elements of a head, P tokens in a page, N pages, I flat indices.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from plait_worker.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Which slices of the flat cache ``[N 2 G, P D]`` hold the keys, then the values, of some rows."""
+    """Indices in the flat cache ``[N 2 G, P D]`` of some rows' keys, then their values."""
 
     index_I: Tensor
     num_rows: int
 
     def gather(self, pages: Tensor) -> Tensor:
-        """``[2, rows, G, L, D]``, with the whole width of the table as L."""
+        """``[2, rows, G, L, D]``; L is the whole width of the table."""
         _, _, num_kv_heads, page_size, head_dim = pages.shape
         flat = as_bytes(pages).view(-1, page_size * head_dim).index_select(0, self.index_I)
         return flat.view(pages.dtype).view(2, self.num_rows, num_kv_heads, -1, head_dim)
@@ -41,7 +40,7 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeBatch:
-    """Decode rows of similar length, one query token each."""
+    """Decode rows of similar KV length."""
 
     tokens: slice | Tensor
     pages: _Pages
@@ -59,7 +58,7 @@ class _PrefillRow:
     pages: _Pages
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Offsets in the chunk where each block of queries begins and ends."""
+        """Begin and end of each block of queries in the chunk."""
         for begin in range(0, self.length, QUERY_BLOCK):
             yield begin, min(begin + QUERY_BLOCK, self.length)
 
@@ -70,7 +69,7 @@ class TorchStep:
 
     shape: MhaShape
     key_index_I: Tensor
-    """Rows of the flat cache ``[N 2 G P, D]`` for the step's keys, token after token."""
+    """Indices in the flat cache ``[N 2 G P, D]`` of the step's keys, one token after the other."""
     value_index_I: Tensor
     prefill: list[_PrefillRow]
     decode: list[_DecodeBatch]
@@ -81,7 +80,7 @@ class TorchStep:
     """
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        """See ``StepAttention``."""
         head_dim = self.shape.head_dim
         flat, scales = as_bytes(pages).view(-1, head_dim), self.shape.scales
         k, v = stored(k_TGD, pages.dtype, scales.k), stored(v_TGD, pages.dtype, scales.v)
@@ -97,7 +96,7 @@ class TorchStep:
         return (out_TGMD if scales.v == 1 else out_TGMD * scales.v).flatten(1, 2)
 
     def _attend_decode(self, batch: _DecodeBatch, q_TGMD: Tensor, pages: Tensor, out_TGMD: Tensor) -> None:
-        """The M queries of a key-value head see the same keys, so they stand where a sequence would."""
+        """The M queries of a key-value head see the same keys: they take the sequence dimension."""
         k_BGLD, v_BGLD = batch.pages.gather(pages).to(q_TGMD.dtype)
         out_TGMD[batch.tokens] = F.scaled_dot_product_attention(
             q_TGMD[batch.tokens],
@@ -127,7 +126,7 @@ class TorchStep:
         return 0 if self.shape.window is None else max(0, position + 1 - self.shape.window)
 
     def _causal_mask(self, position: int, num_queries: int) -> Tensor:
-        """What queries at ``position`` and after see: the big mask, shifted so that its diagonal meets them."""
+        """The mask of queries from ``position`` on: the large one, shifted to their diagonal."""
         shift = self.causal.shape[1] - QUERY_BLOCK - position
         return self.causal[:num_queries, shift + self._first_seen(position) : shift + position + num_queries]
 
@@ -148,7 +147,7 @@ class TorchMha:
         self.shape, self.page_size = requirements.spec, requirements.page_size
 
     def prepare(self, rows: Rows) -> TorchStep:
-        """The page indices and the order of work of one step."""
+        """Page indices and masks of one step."""
         key_index_TG = self._key_index(rows)
         prefill = self._prefill_rows(rows)
         return TorchStep(
@@ -161,7 +160,7 @@ class TorchMha:
         )
 
     def _key_index(self, rows: Rows) -> Tensor:
-        """Where the flat cache ``[N 2 G P, D]`` takes each token's key of each head: ``[T, G]``."""
+        """``[T, G]``: index in the flat cache ``[N 2 G P, D]`` of each token's key of each head."""
         first_T = self._first_slice(pages_of_tokens(rows, self.page_size))
         slice_TG = first_T[:, None] + torch.arange(self.shape.num_kv_heads, device=first_T.device)
         return slice_TG * self.page_size + (rows.positions_T % self.page_size)[:, None]
@@ -171,7 +170,7 @@ class TorchMha:
         return page * (2 * self.shape.num_kv_heads)
 
     def _pages(self, table_BW: Tensor) -> _Pages:
-        """The slices of a table's pages in the order that ``gather`` wants: key or value, row, head, page."""
+        """The pages of a table, ordered as ``gather`` needs them: key or value, row, head, page."""
         heads = torch.arange(2 * self.shape.num_kv_heads, device=table_BW.device).view(2, 1, -1, 1)
         index_2BGW = self._first_slice(table_BW.long())[None, :, None, :] + heads
         return _Pages(index_2BGW.flatten(), table_BW.shape[0])
@@ -199,7 +198,7 @@ class TorchMha:
             )
 
     def _causal(self, longest: int, device: torch.device) -> Tensor:
-        """One mask for all prefill rows and blocks of a step (``TorchStep.causal``)."""
+        """``TorchStep.causal``, for all prefill rows and blocks of a step."""
         columns = torch.arange(longest + QUERY_BLOCK, device=device)
         rows = torch.arange(QUERY_BLOCK, device=device)
         is_hidden = columns > longest + rows[:, None]
@@ -209,5 +208,5 @@ class TorchMha:
 
 
 def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
-    """Decode rows have one token each, behind those of the prefill rows."""
+    """Decode rows have one token each, after those of the prefill rows."""
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by

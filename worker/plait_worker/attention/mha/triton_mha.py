@@ -1,6 +1,6 @@
-"""Our own Triton kernel for decode rows, TensorRT-LLM's FMHAv2 for prefill rows, or our own where that is not there.
+"""Our Triton kernel for decode rows; for prefill rows TensorRT-LLM's FMHAv2, or ours if that is not built.
 
-Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E elements of a head.
 """
 
 from __future__ import annotations
@@ -41,39 +41,38 @@ class TritonMha(SeparateKernels):
         shape, page_size = requirements.spec, requirements.page_size
         check_no_window(shape)
         if not _is_tile(shape.head_dim):
-            raise ValueError(f"it takes heads of 16, 32, 64 or more numbers, a power of two, not of {shape.head_dim}")
+            raise ValueError(f"its head_dim must be a power of two from 16 on, not {shape.head_dim}")
         if not _is_tile(page_size):
-            raise ValueError(f"it takes pages of 16, 32, 64 or more tokens, not of {page_size}; set --page-size 64")
+            raise ValueError(f"its page size must be a power of two from 16 on, not {page_size}; set --page-size 64")
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
-        """By FMHAv2 where it is there and reads such pages."""
+        """FMHAv2 if it is built and reads such pages."""
         if self._fmha_v2 is not None and self._fmha_v2.takes(rows):
             self._fmha_v2.attend(q_THE, pages, rows, out_THE)
         else:
             self.prefill_by_triton(q_THE, pages, rows, out_THE)
 
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
-        """Read at the speed of memory from the first page on."""
+        """Our kernel."""
         shape = self.shape
         decode_paged(q_DHE, pages, rows.table_DW, rows.lengths_D, shape.scale, out_DHE, shape.scales, rows.split_kv)
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
-        """Split-KV where the batch is large enough."""
+        """With a split-KV schedule if the batch is large enough."""
         shape = self.shape
         split_kv = schedule_split_kv(lengths_D, self.page_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
         return DecodeRows(table_DW, lengths_D, split_kv)
 
 
 def _is_tile(size: int) -> bool:
-    """Whether the matrix units multiply over it."""
+    """Whether the tensor cores take it as a tile."""
     return size >= _LEAST_TILE and size.bit_count() == 1
 
 
 def _fmha_v2(shape: MhaShape, device: torch.device) -> FmhaV2 | None:
     if not has_fmha_v2(shape):
         _log.warning(
-            "attention triton: FMHAv2 is not built here; prompts go by our own kernel, which is slower; `plait kernels "
-            "build` builds it"
+            "attention backend triton: FMHAv2 is not built, prefill uses our slower kernel; run `plait kernels build`"
         )
         return None
     from plait_worker.attention.mha.fmha_v2 import FmhaV2

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them, for heads that cache keys and values.
+"""MHA by TensorRT-LLM's Blackwell kernels (trtllm-gen), as flashinfer packs them.
 
-Both sorts of rows read lengths and tables on the device. The kernels were not run on our hardware: the calls are
-proven against a stand-in of the same contract (tests/plait_testing/trtllm_gen.py).
+Both kernels read lengths and tables on the device. They were not run on our hardware: the tests check the calls against
+a stand-in with the same contract (tests/plait_testing/trtllm_gen).
 
 Shapes: T tokens of the step, P those of its prefill rows, A the others, H query heads and G key-value heads, D numbers
 in a head.
@@ -30,7 +30,7 @@ HEAD_DIMS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class TrtllmGenMhaStep:
-    """``StepAttention`` of two calls, one for each sort of rows."""
+    """``SlotMappedStep`` of one prefill and one decode call."""
 
     backend: TrtllmGenMha
     slot_mapping_T: Tensor
@@ -40,17 +40,17 @@ class TrtllmGenMhaStep:
     decode: QueryRows | None
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
-        """Write the step's keys and values into the layer's pages, then attend: ``out_THD``."""
+        """See ``StepAttention``."""
         store(k_TGD, v_TGD, pages, self.slot_mapping_T)
         return self.attend(q_THD, pages)
 
     @property
     def scales(self) -> PageScales:
-        """Of what is written."""
+        """See ``SlotMappedStep``."""
         return UNSCALED
 
     def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
-        """Attend over pages that hold the step's keys and values: ``out_THD``."""
+        """See ``SlotMappedStep``."""
         out_THD = torch.empty_like(q_THD)
         num = self.num_prefill_tokens
         if self.prefill is not None:
@@ -65,7 +65,7 @@ class TrtllmGenMha:
 
     name = "trtllm_mha"
     is_capturable = True
-    # Steps of a graph hold prefill rows without tokens, which these kernels are not known to take.
+    # Captured steps contain prefill rows without tokens. Whether these kernels take them is unknown.
     captured_prefill = None
 
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
@@ -76,7 +76,7 @@ class TrtllmGenMha:
         self.scratch = Scratch.of(shape.num_heads, shape.head_dim, requirements.max_tokens, requirements.device)
 
     def prepare(self, rows: Rows) -> TrtllmGenMhaStep:
-        """Lengths and tables of both sorts of rows."""
+        """Lengths and tables of prefill and decode rows."""
         return TrtllmGenMhaStep(
             backend=self,
             slot_mapping_T=token_slot_mapping(rows, self.page_size),
@@ -87,7 +87,7 @@ class TrtllmGenMha:
         )
 
     def context(self, lengths: DeviceLengths, table_PW: Tensor, q_PHD: Tensor, pages: Tensor, out_PHD: Tensor) -> None:
-        """Prefill rows, each over all that it has cached; ``out_PHD`` is written."""
+        """Attention of prefill rows over their whole context, written to ``out_PHD``."""
         trtllm_batch_context_with_kv_cache(
             q_PHD,
             pages,
@@ -106,7 +106,7 @@ class TrtllmGenMha:
         )
 
     def decode(self, rows: QueryRows, q_AHD: Tensor, pages: Tensor, out_AHD: Tensor) -> None:
-        """Rows of one query token or a few; ``out_AHD`` is written."""
+        """Attention of rows of one or a few query tokens, written to ``out_AHD``."""
         queries = rows.queries
         trtllm_batch_decode_with_kv_cache(
             q_AHD,
@@ -127,12 +127,12 @@ class TrtllmGenMha:
 
     @staticmethod
     def validate(requirements: BackendRequirements[MhaShape]) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
         shape, page_size = requirements.spec, requirements.page_size
         check_no_window(shape)
         if shape.fp8 is not None:
-            raise ValueError("its calls are not made for pages of float8 yet; leave --kv-cache-dtype fp8 out")
+            raise ValueError("it does not support float8 pages yet; leave out --kv-cache-dtype fp8")
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32 or 64 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim not in HEAD_DIMS:
-            raise ValueError(f"its kernels take heads of 64, 128 or 256 numbers, not {shape.head_dim}")
+            raise ValueError(f"its kernels take a head_dim of 64, 128 or 256, not {shape.head_dim}")

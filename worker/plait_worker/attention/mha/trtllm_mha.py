@@ -1,6 +1,6 @@
 """TensorRT-LLM's kernels for Hopper, as flashinfer packs them: XQA for decode rows, FMHAv2 for prefill rows.
 
-Shapes: T tokens of the prefill rows, D decode rows, H query heads, E a head's width.
+Shapes: T tokens of the prefill rows, D decode rows, H query heads, E elements of a head.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from plait_worker.attention.spec import MhaShape, check_no_window
 
 _PAGE_SIZES = (16, 32, 64, 128)
 _HEAD_STEP, _MOST_HEAD = 16, 256
-"""Of XQA: heads are multiples of the first, and FMHAv2 takes none wider than the second."""
-# Semaphores take the first 8 MiB and must start at zero; the rest is for rows that are split.
+"""XQA takes a head_dim that is a multiple of the first, FMHAv2 one up to the second."""
+# The first 8 MiB are semaphores, which must start at zero; the rest is for split-KV rows.
 _WORKSPACE_BYTES = 136 << 20
 
 
@@ -27,7 +27,7 @@ class TrtllmMha(SeparateKernels):
     name = "trtllm_mha"
 
     def __init__(self, requirements: BackendRequirements[MhaShape]) -> None:
-        """See ``SeparateKernels``; allocates the kernels' workspaces too."""
+        """See ``SeparateKernels``; allocates the workspaces too."""
         super().__init__(requirements)
         self.upcasts_fp8 = self.shape.fp8 is not None
         self._fmha_v2 = FmhaV2(self.shape, requirements.device)
@@ -41,17 +41,17 @@ class TrtllmMha(SeparateKernels):
         if page_size not in _PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 16, 32, 64 or 128 tokens, not {page_size}; set --page-size 64")
         if shape.head_dim % _HEAD_STEP or shape.head_dim > _MOST_HEAD:
-            raise ValueError(f"its kernels take heads of 16, 32, 48 and so on up to 256 numbers, not {shape.head_dim}")
+            raise ValueError(f"its head_dim must be a multiple of 16 up to 256, not {shape.head_dim}")
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
-        """FMHAv2; our own kernel where float8 pages are too many to copy."""
+        """FMHAv2; our kernel if there are too many float8 pages to upcast."""
         if self._fmha_v2.takes(rows):
             self._fmha_v2.attend(q_THE, pages, rows, out_THE)
         else:
             self.prefill_by_triton(q_THE, pages, rows, out_THE)
 
     def decode(self, q_DHE: Tensor, pages: Tensor, rows: DecodeRows, out_DHE: Tensor) -> None:
-        """XQA; it reads lengths and tables on the device."""
+        """XQA."""
         trtllm_batch_decode_with_kv_cache(
             q_DHE,
             pages,

@@ -17,7 +17,7 @@ from flashinfer.utils import MaskMode
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.lengths import ends, packed_pages
+from plait_worker.attention.lengths import indptr, page_indices
 from plait_worker.attention.mla.hopper_mla import HopperMla
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MlaShape
@@ -89,14 +89,14 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
                 self._workspace,
                 buffers.on_device,
                 buffers.on_host,
-                ends(lengths_R),
-                ends(num_R),
+                indptr(lengths_R),
+                indptr(num_R),
                 torch.from_numpy(seen_R.astype(np.int32)),
                 self.shape.num_heads,
                 self.shape.latent_dim,
                 True,
             )
-        return FlashinferMlaRows(packed_pages(rows.page_table_RW[part], num_R), buffers, plan)
+        return FlashinferMlaRows(page_indices(rows.page_table_RW[part], num_R), buffers, plan)
 
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashinferMlaRows) -> Tensor:
         """See ``HopperMla``."""

@@ -20,7 +20,7 @@ from plait_kernels.attention import merge_into
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
-from plait_worker.attention.lengths import Ints, ends
+from plait_worker.attention.lengths import Ints, indptr
 from plait_worker.attention.mla.cached_context import ContextChunk, context_chunks, load_latents
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MlaShape
@@ -130,8 +130,8 @@ def plan_ragged(
 ) -> BatchPrefillWithRaggedKVCacheWrapper:
     """The wrapper, planned for rows with so many queries and keys each."""
     wrapper.plan(
-        ends(lengths_q),
-        ends(lengths_kv),
+        indptr(lengths_q),
+        indptr(lengths_kv),
         shape.num_heads,
         shape.num_heads,
         shape.query_dim,
