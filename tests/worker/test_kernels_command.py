@@ -152,7 +152,7 @@ def test_without_a_compiler_a_backend_whose_modules_are_missing_is_out_with_the_
     monkeypatch.setattr("plait_worker.attention.selection.compute_capability", lambda _device: CAPABILITY)
     outcome = try_backend("trtllm_mha", BackendRequirements(GQA, 16, 64, 64, torch.device("cpu")))
     assert isinstance(outcome, str)
-    assert "not built, and there is no nvcc; `plait kernels build` says what to do" in outcome
+    assert "not built, and there is no nvcc; run `plait kernels build` for advice" in outcome
 
 
 @pytest.mark.usefixtures("for_hopper")
