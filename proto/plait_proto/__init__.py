@@ -10,7 +10,7 @@ from plait_proto.config import (
     decode_config,
     encode_config,
 )
-from plait_proto.families import FAMILIES, Family, family
+from plait_proto.families import FAMILIES, Family, LayerKind, family, family_of
 from plait_proto.fingerprint import SCHEMA_FINGERPRINT, config_fingerprint
 from plait_proto.messages import (
     IS_LAST_CHUNK,
@@ -54,6 +54,7 @@ __all__ = [
     "Join",
     "Kind",
     "KvCacheConfig",
+    "LayerKind",
     "Malformed",
     "Message",
     "Mode",
@@ -71,4 +72,5 @@ __all__ = [
     "encode",
     "encode_config",
     "family",
+    "family_of",
 ]

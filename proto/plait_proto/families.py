@@ -44,6 +44,10 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether any layer caches latents."""
         return any(layer.attention == "mla" for layer in self.layers)
 
+    def kinds(self, num_layers: int) -> list[LayerKind]:
+        """Of each layer of a model."""
+        return [self.layers[layer % len(self.layers)] for layer in range(num_layers)]
+
 
 FAMILIES: tuple[Family, ...] = msgspec.json.decode(
     resources.files(__package__).joinpath("families.json").read_bytes(), type=tuple[Family, ...]
@@ -53,3 +57,8 @@ FAMILIES: tuple[Family, ...] = msgspec.json.decode(
 def family(name: str) -> Family:
     """The family of this name; raises ``KeyError`` if there is none."""
     return {each.name: each for each in FAMILIES}[name]
+
+
+def family_of(architecture: str) -> Family | None:
+    """The family that a ``config.json`` names so; None if it is not supported."""
+    return next((each for each in FAMILIES if architecture in each.architectures), None)

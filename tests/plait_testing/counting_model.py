@@ -22,6 +22,7 @@ from plait_worker.slots import Slots
 from torch import Tensor
 
 VOCAB = 97
+HEADS = MhaShape(1, 1, 1, 1.0, torch.float32)
 
 
 def next_token(context: list[int]) -> int:
@@ -63,8 +64,8 @@ class CountingModel:
     dtype: torch.dtype = torch.float32
     weight_bytes: int = 0
     gguf_types: frozenset[str] = frozenset()
-    cache_spec: CacheSpec = field(default_factory=lambda: CacheSpec(1, 1, 1, torch.float32))
-    attention_specs: Sequence[AttentionSpec] = field(default_factory=lambda: [MhaShape(1, 1, 1, 1.0, torch.float32)])
+    attention_specs: Sequence[AttentionSpec] = (HEADS,)
+    cache_specs: Sequence[CacheSpec] = (CacheSpec("full", HEADS),)
     config: ModelConfig = field(
         default_factory=lambda: ModelConfig(
             architecture="CountingForCausalLM",
@@ -114,7 +115,7 @@ def counting_rank(
     cpu = torch.device("cpu")
     rank = Rank(
         model=model,
-        cache=KVCache(model.cache_spec, num_pages, page_size, cpu),
+        cache=KVCache(model.cache_specs, num_pages, page_size, cpu),
         attention=ModelAttention([Unplanned()]),
         slots=Slots(num_slots, num_pages, page_size, max_model_len, cpu),
         parallel=Parallel(),

@@ -10,7 +10,7 @@ import torch
 import transformers
 from plait_worker.attention.backend import AttentionBackend
 from plait_worker.cache import KVCache
-from plait_worker.models import Model
+from plait_worker.models.model import Model
 from plait_worker.rows import Rows
 from torch import Tensor
 
@@ -66,7 +66,7 @@ class GpuDriver:
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache = KVCache(self.model.cache_spec, self.num_pages, PAGE_SIZE, GPU)
+        self.cache = KVCache(self.model.cache_specs, self.num_pages, PAGE_SIZE, GPU)
         for layer in self.cache.layers:
             layer.fill_(448)  # what a row must not see is large, and finite in float8 too
         self.free = torch.randperm(self.num_pages).tolist()

@@ -16,10 +16,9 @@ from plait_worker.cache import KVCache
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.errors import WorkerError
-from plait_worker.models import load_model
+from plait_worker.models.loader import load_model, open_checkpoint
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import open_checkpoint
 from torch.profiler import ProfilerActivity, profile
 
 CPU = torch.device("cpu")
@@ -47,7 +46,7 @@ def test_a_step_takes_no_more_than_is_counted_and_not_much_less(
     path = check_models / model_name
     config = config_for(path, tmp_path, max_batch_tokens=NUM_TOKENS, mla_context_chunk_size=256, max_model_len=1024)
     model = load_model(path, dtype, CPU, Parallel(), fp8=fp8)
-    cache, attention = KVCache(model.cache_spec, 64, 16, CPU), cpu_attention(model.attention_specs, 16, 256)
+    cache, attention = KVCache(model.cache_specs, 64, 16, CPU), cpu_attention(model.attention_specs, 16, 256)
     assert attention.uses_torch == (dtype == "float16" or fp8 is not None)
     table = torch.arange(64, dtype=torch.int32)[None]
     positions = torch.arange(256, 256 + NUM_TOKENS)
@@ -72,7 +71,7 @@ import torch
 from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache
-from plait_worker.models import load_model
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 
@@ -85,7 +84,7 @@ def memory(name):
 def measure(path, num_tokens):
     model = load_model(Path(path), "bfloat16", CPU, Parallel())
     table = torch.arange((256 + num_tokens) // 16, dtype=torch.int32)[None]
-    cache = KVCache(model.cache_spec, table.numel(), 16, CPU)
+    cache = KVCache(model.cache_specs, table.numel(), 16, CPU)
     attention = choose_attention("auto", requirements_for(model.attention_specs, 16, 256, 0, CPU))
     for pages in cache.layers:
         pages.zero_()

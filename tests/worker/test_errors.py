@@ -15,7 +15,7 @@ from plait_proto import ExitCode, Fail, encode_config
 from plait_testing.engine_side import EngineSide, engine_side
 from plait_testing.tiny_models import config_for
 from plait_worker.errors import WorkerError, is_out_of_memory
-from plait_worker.models import dummy_model
+from plait_worker.models.loader import dummy_model
 from plait_worker.parallel import Parallel
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from plait_testing.stepper import Record, Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.cache import KVCache
 from plait_worker.loop import Rank
-from plait_worker.models import Model, load_model
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.slots import Slots
 from transformers import LlamaForCausalLM
@@ -48,7 +49,7 @@ def new_stepper(model: Model[Any]) -> Callable[[], Stepper]:
         cpu = torch.device("cpu")
         rank = Rank(
             model=model,
-            cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, cpu),
+            cache=KVCache(model.cache_specs, NUM_PAGES, PAGE, cpu),
             attention=cpu_attention(model.attention_specs, PAGE, PAGE),
             slots=Slots(8, NUM_PAGES, PAGE, 512, cpu),
             parallel=Parallel(),

@@ -23,7 +23,8 @@ from plait_worker.graph_inputs import GraphInputs
 from plait_worker.graph_sizes import Size, needed_size, sizes
 from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
-from plait_worker.models import Model, load_model
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import DeviceLengths, Rows
 from plait_worker.slots import Slots
@@ -85,7 +86,7 @@ class Replayed:
 def make_rank(model: Model[Any], graphs: StepGraphs) -> Rank:
     return Rank(
         model=model,
-        cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, CPU),
+        cache=KVCache(model.cache_specs, NUM_PAGES, PAGE, CPU),
         attention=cpu_attention(model.attention_specs, PAGE, PAGE),
         slots=Slots(8, NUM_PAGES, PAGE, 256, CPU),
         parallel=Parallel(),

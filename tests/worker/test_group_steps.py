@@ -21,7 +21,7 @@ from plait_worker.errors import WorkerError
 from plait_worker.graph_sizes import Size
 from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
-from plait_worker.models import load_model
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs
@@ -120,7 +120,7 @@ def tiny_rank(folder: Path) -> Rank:
     model = load_model(folder, "float32", cpu, Parallel(), 1 << 40, None)
     return Rank(
         model=model,
-        cache=KVCache(model.cache_spec, NUM_PAGES, PAGE, cpu),
+        cache=KVCache(model.cache_specs, NUM_PAGES, PAGE, cpu),
         attention=cpu_attention(model.attention_specs, PAGE, PAGE),
         slots=Slots(8, NUM_PAGES, PAGE, 256, cpu),
         parallel=Parallel(),

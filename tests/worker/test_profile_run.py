@@ -14,7 +14,7 @@ from plait_worker.attention.backend import requirements_for
 from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
-from plait_worker.models import load_model
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from torch import Tensor
@@ -46,7 +46,7 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_
     (requirements,) = requirements_for(model.attention_specs, config.pages.page_size, 0, 0, CPU)
     attention = Noting(requirements)  # type: ignore[arg-type]
     attention.steps = []
-    cache = KVCache(model.cache_spec, 1, config.pages.page_size, CPU)
+    cache = KVCache(model.cache_specs, 1, config.pages.page_size, CPU)
     sampled = Counter[tuple[str, int]]()
     for name in ("sample_greedy", "sample_random", "sample_filtered"):
         monkeypatch.setattr(profile_run, name, counted(getattr(profile_run, name), name, sampled))

@@ -1,18 +1,23 @@
-"""The paged key-value cache of one rank.
+"""The paged KV cache of one rank: a pool of pages for each distinct spec of the layers.
 
 Shapes: N pages and one dummy page, 2 for key and value, G key-value heads of this rank, P tokens in a
-page, D numbers in a head, C numbers in a latent with its shared key.
+page, D elements of a head, C elements of an MLA latent with its shared key.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from plait_proto.families import CacheKind
 from torch import Tensor
+
+from plait_worker.attention.spec import AttentionSpec
 
 _HUGE_PAGE = 1 << 21
 """What Linux maps at once where it can: 2 MiB on x86-64, and on ARM with pages of 4 KiB."""
@@ -20,56 +25,31 @@ _HUGE_PAGE = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """What a model keeps of each token on one rank."""
+    """What one layer keeps of each token on this rank; layers with equal specs share a pool."""
 
-    num_layers: int
-    """Layers that keep keys and values."""
-    num_kv_heads: int
-    """G: heads of this rank."""
-    head_dim: int
-    """D."""
-    dtype: torch.dtype
-    """Of keys and values."""
+    kind: CacheKind
+    attention: AttentionSpec
+    """Of the layer: it decides a page's shape and type."""
 
-    def page_shape(self, page_size: int) -> tuple[int, ...]:
-        """``[2, G, P, D]``."""
-        return 2, self.num_kv_heads, page_size, self.head_dim
+    def page_bytes(self, page_size: int) -> int:
+        """Of one page; ``page_size`` in tokens."""
+        return math.prod(self.attention.page_shape(page_size)) * self.attention.cached_dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class MlaCacheSpec:
-    """What a model with multi-head latent attention keeps of each token: the same on every rank."""
-
-    num_layers: int
-    """Layers that keep latents."""
-    cached_dim: int
-    """C."""
-    dtype: torch.dtype
-    """Of the latents in the pages."""
-
-    def page_shape(self, page_size: int) -> tuple[int, ...]:
-        """``[P, C]``."""
-        return page_size, self.cached_dim
-
-
-AnyCacheSpec = CacheSpec | MlaCacheSpec
-
-
-def bytes_per_page(spec: AnyCacheSpec, page_size: int) -> int:
+def bytes_per_page(specs: Iterable[CacheSpec], page_size: int) -> int:
     """Bytes of one page over all layers; ``page_size`` in tokens."""
-    return spec.num_layers * math.prod(spec.page_shape(page_size)) * spec.dtype.itemsize
+    return sum(spec.page_bytes(page_size) for spec in specs)
 
 
 class KVCache:
     """The pages of every layer; page ``num_pages`` is the dummy that padded tables point at."""
 
-    def __init__(self, spec: AnyCacheSpec, num_pages: int, page_size: int, device: torch.device) -> None:
-        """Allocate the pool, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
-        self.spec = spec
+    def __init__(self, specs: Sequence[CacheSpec], num_pages: int, page_size: int, device: torch.device) -> None:
+        """Allocate the pools, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (num_pages + 1, *spec.page_shape(page_size))
-        self.layers: list[Tensor] = _pools(spec.num_layers, shape, spec.dtype, device)
+        pools = {spec: iter(_pool(spec, num, num_pages, page_size, device)) for spec, num in Counter(specs).items()}
+        self.layers: list[Tensor] = [next(pools[spec]) for spec in specs]
         """One tensor ``[N + 1, 2, G, P, D]`` or ``[N + 1, P, C]`` a layer."""
 
     @property
@@ -78,11 +58,12 @@ class KVCache:
         return self.num_pages
 
 
-def _pools(num_layers: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Zeros for each layer; on a CPU the kernel hands them out page by page as they are first touched.
+def _pool(spec: CacheSpec, num_layers: int, num_pages: int, page_size: int, device: torch.device) -> list[Tensor]:
+    """Zeros for each layer of this spec; on a CPU the kernel maps them page by page on first touch.
 
     Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.
     """
+    shape, dtype = (num_pages + 1, *spec.attention.page_shape(page_size)), spec.attention.cached_dtype
     if device.type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
     size = math.prod(shape) * dtype.itemsize

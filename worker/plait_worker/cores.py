@@ -11,8 +11,8 @@ from plait_kernels.moe.native import ExpertPanels
 
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.layers.mlp import SparseMlp
-from plait_worker.models import Model
 from plait_worker.models.decoder import Decoder, MhaDecoder
+from plait_worker.models.model import Model
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from plait_worker.errors import ModelFilesError
 from plait_worker.parallel import Parallel
-from plait_worker.weights import ModelFilesError
 
 _BLOCK_BYTES = 1 << 16
 _NUM_BLOCKS = 64

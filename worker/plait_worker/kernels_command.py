@@ -22,12 +22,11 @@ from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability, modul
 from plait_worker.attention.spec import AttentionSpec
 from plait_worker.compile_modules import compile_modules
 from plait_worker.device import compute_capability
-from plait_worker.errors import WorkerError
+from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import ModelConfig
-from plait_worker.models import choose_dtype
+from plait_worker.models.loader import choose_dtype, open_checkpoint, open_config
 from plait_worker.parallel import check_divisible
 from plait_worker.triton_cache import cache_folder, compiled_kernels
-from plait_worker.weights import ModelFilesError, open_checkpoint, open_config
 
 INSTALL = "pip install 'plait-worker[cuda]'"
 _KNOWN = HOPPER | BLACKWELL

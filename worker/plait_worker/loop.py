@@ -27,7 +27,7 @@ from plait_worker.device import num_driver_allocations
 from plait_worker.errors import WorkerError
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
-from plait_worker.models import Model
+from plait_worker.models.model import Model
 from plait_worker.nvtx import nvtx_range
 from plait_worker.parallel import Parallel
 from plait_worker.sample import Records, output_records, prompt_records, sample

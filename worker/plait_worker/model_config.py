@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plait_kernels.moe import GroupLimit
+from plait_proto import LayerKind, family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +153,11 @@ class ModelConfig:  # budget: the sum of what the families' files state
     """None where every head caches keys and values of its own."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers in the files, after the last (arXiv 2412.19437, section 2.2); not loaded."""
+
+    @property
+    def layer_kinds(self) -> list[LayerKind]:
+        """How each layer attends and what it caches, as its family says."""
+        family = family_of(self.architecture)
+        if family is None:
+            raise AssertionError(f"{self.architecture} is of no family")
+        return family.kinds(self.num_layers)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.cache import KVCache
-from plait_worker.models import Model
+from plait_worker.models.model import Model
 from plait_worker.rows import Rows
 from plait_worker.sample import SLICE
 from plait_worker.transfer import upload
@@ -42,7 +42,7 @@ def measure_activation_bytes(
     config: WorkerConfig, model: Model[Any], attention: ModelAttention, device: torch.device
 ) -> int:
     """Bytes that the largest steps and the captured graphs take."""
-    cache = KVCache(model.cache_spec, 1, config.pages.page_size, device)
+    cache = KVCache(model.cache_specs, 1, config.pages.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     run_largest_steps(config, model, attention, cache)

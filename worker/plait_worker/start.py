@@ -24,20 +24,20 @@ from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes
 from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import free_device_bytes, open_device
-from plait_worker.errors import WorkerError, first_line, is_out_of_memory
+from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
 from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
-from plait_worker.models import Model, dummy_model, load_model
+from plait_worker.models.loader import dummy_model, load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel, init_parallel
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from plait_worker.warm_up import StepLimits, warm_up_steps
-from plait_worker.weights import ModelFilesError
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def _check_drafts(config: WorkerConfig) -> None:
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     """The cache, the slots and the graphs."""
     config, model = loaded.config, loaded.model
-    cache = KVCache(model.cache_spec, welcome.num_pages, config.pages.page_size, loaded.device)
+    cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.device)
     slots = Slots(welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.device)
     graphs = _capture(loaded, cache, slots)
     ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
@@ -167,7 +167,7 @@ def _free_bytes(device: torch.device) -> int:
 
 def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
     config, model = loaded.config, loaded.model
-    page_bytes = bytes_per_page(model.cache_spec, config.pages.page_size)
+    page_bytes = bytes_per_page(model.cache_specs, config.pages.page_size)
     return Hello(
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,

@@ -31,8 +31,8 @@ from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.attention.selection import choose_attention
 from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
-from plait_worker.models import load_model
 from plait_worker.models.decoder import MhaDecoder
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
@@ -91,7 +91,7 @@ def make_rank(model: str, threads: int, dtype: str = "auto") -> loop.Rank:
     num_pages = NUM_SLOTS * PAGES_EACH
     return loop.Rank(
         model=loaded,
-        cache=KVCache(loaded.cache_spec, num_pages, PAGE, CPU),
+        cache=KVCache(loaded.cache_specs, num_pages, PAGE, CPU),
         attention=choose_attention("auto", requirements_for(loaded.attention_specs, PAGE, PAGE, 0, CPU)),
         slots=Slots(NUM_SLOTS, num_pages, PAGE, PAGES_EACH * PAGE, CPU),
         parallel=Parallel(),

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from plait_worker.models import read_model
+from plait_worker.models.loader import open_config, read_model
 from plait_worker.parallel import Parallel
-from plait_worker.weights import DummyWeights, open_config
+from plait_worker.weights.dummy import DummyWeights
 from safetensors.torch import save_file
 from torch import Tensor
 

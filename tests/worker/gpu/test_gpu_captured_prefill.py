@@ -21,7 +21,8 @@ from plait_worker.batch import build_rows
 from plait_worker.cache import KVCache
 from plait_worker.graph_sizes import Size, sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
-from plait_worker.models import Model, load_model
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
@@ -46,7 +47,7 @@ class BothWays:
     num_eager: int = 0
 
     def __post_init__(self) -> None:
-        self.cache = KVCache(self.model.cache_spec, NUM_PAGES, PAGE_SIZE, GPU)
+        self.cache = KVCache(self.model.cache_specs, NUM_PAGES, PAGE_SIZE, GPU)
         self.slots = Slots(NUM_SLOTS, NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN, GPU)
         self.graphs = self._capture()
 

@@ -26,7 +26,8 @@ from plait_worker.attention.mla.torch_mla import TorchMla
 from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
-from plait_worker.models import Model, load_model
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from torch import Tensor
 

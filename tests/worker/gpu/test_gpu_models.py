@@ -16,7 +16,8 @@ from plait_worker.attention.mha.torch_mha import TorchMha
 from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
-from plait_worker.models import Model, load_model
+from plait_worker.models.loader import load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from torch import Tensor
 

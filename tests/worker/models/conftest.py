@@ -11,7 +11,8 @@ import transformers
 from plait_testing.attention_cases import cpu_attention
 from plait_testing.random_models import random_model
 from plait_worker.cache import KVCache
-from plait_worker.models import Model, dummy_model, load_model
+from plait_worker.models.loader import dummy_model, load_model
+from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from torch import Tensor
@@ -103,7 +104,7 @@ class Driver:
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache = KVCache(self.model.cache_spec, self.num_pages, self.page_size, CPU)
+        self.cache = KVCache(self.model.cache_specs, self.num_pages, self.page_size, CPU)
         self.attention = cpu_attention(self.model.attention_specs, self.page_size, self.mla_context_chunk_size)
         self.free = torch.randperm(self.num_pages).tolist()
 

@@ -11,7 +11,7 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from plait_testing.attention_cases import cpu_attention
 from plait_worker.cores import leave_cores_to_kernels
-from plait_worker.models import load_model
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from plait_testing.counting_model import CountingModel
 from plait_worker.layers.mlp import SparseMlp
 from plait_worker.model_config import MoeConfig
 from plait_worker.parallel import Parallel
-from plait_worker.weights import DummyWeights
+from plait_worker.weights.dummy import DummyWeights
 from torch import Tensor
 
 HIDDEN = 64

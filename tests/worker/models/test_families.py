@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from models import recall_tasks as tasks
 from plait_kernels.moe.native import ExpertPanels
 from plait_worker.errors import ModelFilesError, WorkerError
-from plait_worker.models import dummy_model, unused_tensors
+from plait_worker.models.loader import dummy_model, unused_tensors
 from plait_worker.parallel import Parallel
-from plait_worker.weights import Folder, Weights
+from plait_worker.weights.folder import Folder
+from plait_worker.weights.reader import Weights
 
 CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)

@@ -14,14 +14,13 @@ from plait_testing.rank_threads import on_every_rank
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.spec import MhaShape
 from plait_worker.cache import KVCache
-from plait_worker.errors import WorkerError
+from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.fingerprint import check_same_files
-from plait_worker.models import dummy_model, load_model
+from plait_worker.models.loader import dummy_model, load_model
+from plait_worker.models.registry import read_config
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.rows import Rows
-from plait_worker.weights import ModelFilesError
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.json_config import read_config
 
 CPU = torch.device("cpu")
 IDS = [5, 9, 2, 44, 17, 3, 60, 8, 1, 30]
@@ -44,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def logits(path: Path, parallel: Parallel) -> torch.Tensor:
     """Of a prompt of 9 tokens in two chunks and one decode step."""
     model = load_model(path, "float32", CPU, parallel)
-    cache = KVCache(model.cache_spec, 4, 4, CPU)
+    cache = KVCache(model.cache_specs, 4, 4, CPU)
     attention = cpu_attention(model.attention_specs, 4, 4)
     table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
 

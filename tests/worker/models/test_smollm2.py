@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from plait_testing.reference import load_reference
-from plait_worker.weights import GgufFile
+from plait_worker.models.loader import open_checkpoint
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -19,7 +19,7 @@ def reference(demo_gguf: Path) -> LlamaForCausalLM:
 
 def test_every_weight_is_the_one_that_transformers_reads(demo_gguf: Path, reference: LlamaForCausalLM) -> None:
     expected = dict(reference.named_parameters())
-    source = GgufFile(demo_gguf)
+    source = open_checkpoint(demo_gguf).source
     assert set(source.names) == set(expected)
     for name in source.names:
         assert torch.equal(source.read(name), expected[name]), name

@@ -10,10 +10,12 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_worker.models import load_model
+from plait_worker.errors import ModelFilesError
+from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
-from plait_worker.weights import Folder, ModelFilesError, Weights
 from plait_worker.weights.block_fp8 import BlockSize, dequantise
+from plait_worker.weights.folder import Folder
+from plait_worker.weights.reader import Weights
 from torch import Tensor
 
 CPU = torch.device("cpu")

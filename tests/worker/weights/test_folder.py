@@ -13,13 +13,13 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode
-from plait_worker.errors import WorkerError
+from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import LinearRope, Llama3Rope, YarnRope
-from plait_worker.models import choose_dtype, load_model
+from plait_worker.models.loader import choose_dtype, load_model, open_checkpoint
+from plait_worker.models.registry import read_config
 from plait_worker.parallel import Parallel
-from plait_worker.weights import Folder, ModelFilesError, open_checkpoint
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.json_config import read_config
+from plait_worker.weights.folder import Folder
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RotaryEmbedding
 
 CPU = torch.device("cpu")

@@ -16,12 +16,13 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_testing.rank_threads import on_every_rank
-from plait_worker.errors import WorkerError
+from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import FactorsRope, LinearRope, YarnRope
-from plait_worker.models import load_model
 from plait_worker.models.decoder import MhaDecoder
+from plait_worker.models.loader import load_model, open_checkpoint
 from plait_worker.parallel import Parallel
-from plait_worker.weights import GgufFile, Held, ModelFilesError, Weights
+from plait_worker.weights.gguf_file import GgufFile
+from plait_worker.weights.reader import Held, Weights
 
 CPU = torch.device("cpu")
 LLAMA = {
@@ -37,7 +38,7 @@ Kind = gguf.GGMLQuantizationType
 
 
 def read_all(path: Path) -> dict[str, torch.Tensor]:
-    source = GgufFile(path)
+    source = open_checkpoint(path).source
     return {name: source.read(name) for name in source.names}
 
 
@@ -118,13 +119,13 @@ def test_matrices_stay_quantised_unless_a_type_is_named(
 def bytes_to_load(path: Path) -> int:
     """What is held in the end, and the largest tensor once more: a matrix is there twice until it is in panels."""
     model = load_model(path, "auto", CPU, Parallel())
-    source = Weights(GgufFile(path), model.dtype, CPU, keeps_quantised=bool(model.gguf_types))
+    source = Weights(open_checkpoint(path).source, model.dtype, CPU, keeps_quantised=bool(model.gguf_types))
     return model.weight_bytes + max(source.least_bytes(()).values())
 
 
 def test_a_tensor_is_dequantised_without_a_second_copy_of_its_numbers(write_gguf: Callable[..., Any]) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "vocab_size": 4096}))
-    source = GgufFile(write_gguf(model, kind=Kind.Q8_0))
+    source = open_checkpoint(write_gguf(model, kind=Kind.Q8_0)).source
     tracemalloc.start()
     tensor = source.read("model.embed_tokens.weight")
     _, peak = tracemalloc.get_traced_memory()
@@ -189,7 +190,7 @@ def test_quantised_weights_are_divided_among_ranks(
 
 
 def test_the_configuration_comes_from_the_metadata(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
-    config = GgufFile(write_gguf(tiny_llama)).config
+    config = open_checkpoint(write_gguf(tiny_llama)).config
     assert config.architecture == "LlamaForCausalLM"
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (64, 64, 96)
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
@@ -210,7 +211,7 @@ def test_a_qwen2_keeps_its_rows_and_biases(tied: bool, write_gguf: Callable[...,
     tensors, parameters = read_all(path), dict(model.named_parameters())
     assert tensors.keys() == parameters.keys()
     assert all(torch.equal(tensor, parameters[name]) for name, tensor in tensors.items())
-    config = GgufFile(path).config
+    config = open_checkpoint(path).config
     assert (config.architecture, config.head_dim, config.tie_embeddings) == ("Qwen2ForCausalLM", 16, tied)
     load(path)
 
@@ -219,7 +220,7 @@ def test_a_qwen3_moe_keeps_its_rows_and_splits_its_experts(write_gguf: Callable[
     model = tiny_moe()
     path = write_gguf(model, arch="qwen3moe", extra=write_expert_fields)
     tensors, parameters = read_all(path), dict(model.named_parameters())
-    moe = GgufFile(path).config.moe
+    moe = open_checkpoint(path).config.moe
     assert moe is not None
     assert (moe.num_experts, moe.num_experts_per_token, moe.intermediate_size) == (4, 2, 32)
     assert moe.normalise_top_k
@@ -244,13 +245,13 @@ def test_rope_scalings_are_read(tiny_llama: Any, write_gguf: Callable[..., Any])
     def factors(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("rope_freqs.weight", np.arange(1, 9, dtype=np.float32))
 
-    assert GgufFile(write_gguf(tiny_llama, extra=linear)).config.rope.scaling == LinearRope(4.0)
-    stretched = GgufFile(write_gguf(tiny_llama, extra=yarn)).config
+    assert open_checkpoint(write_gguf(tiny_llama, extra=linear)).config.rope.scaling == LinearRope(4.0)
+    stretched = open_checkpoint(write_gguf(tiny_llama, extra=yarn)).config
     assert isinstance(stretched.rope.scaling, YarnRope)
     assert stretched.rope.scaling.attention_factor == pytest.approx(0.1 * np.log(4) + 1)
     assert stretched.max_positions == 800
     path = write_gguf(tiny_llama, extra=factors)
-    assert GgufFile(path).config.rope.scaling == FactorsRope(tuple(float(i) for i in range(1, 9)))
+    assert open_checkpoint(path).config.rope.scaling == FactorsRope(tuple(float(i) for i in range(1, 9)))
     load(path)
 
 
@@ -272,7 +273,7 @@ def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(
         for name, number in fields.items():
             writer.add_float32(f"llama.rope.{name}", number)
 
-    assert GgufFile(write_gguf(tiny_llama, extra=factors)).config.rope.scaling == scaling
+    assert open_checkpoint(write_gguf(tiny_llama, extra=factors)).config.rope.scaling == scaling
 
 
 def test_rope_over_a_part_of_each_head_is_refused(write_gguf: Callable[..., Any]) -> None:
@@ -305,7 +306,7 @@ def test_a_base_whose_frequencies_do_not_fall_is_refused(tiny_llama: Any, write_
 def test_a_quantised_norm_comes_back_close(tiny_llama: Any, write_gguf: Callable[..., Any]) -> None:
     norm = torch.nn.init.uniform_(tiny_llama.model.layers[1].input_layernorm.weight, 0.5, 1.5).detach()
     path = write_gguf(tiny_llama, kind=lambda name: Kind.Q8_0 if name == "blk.1.attn_norm.weight" else Kind.F32)
-    read = GgufFile(path).read("model.layers.1.input_layernorm.weight")
+    read = open_checkpoint(path).source.read("model.layers.1.input_layernorm.weight")
     assert (read - norm).abs().max() < 0.01
     load(path)
 

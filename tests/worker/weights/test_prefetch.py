@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from plait_testing.tiny_models import save_tiny_llama
-from plait_worker.weights import Folder, prefetch
+from plait_worker.weights import prefetch
+from plait_worker.weights.folder import Folder
 from plait_worker.weights.prefetch import populate
 from safetensors.torch import load_file
 

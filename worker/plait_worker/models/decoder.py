@@ -1,14 +1,13 @@
 """What the decoder-only families share: a stack of blocks between an embedding and a head.
 
-Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary; cosine and sine
-tables are ``[T, 1, head_dim]``.
+Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -21,76 +20,30 @@ from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.rope import Rope
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import ModelConfig
+from plait_worker.models.block import BlockReader, PreparedT, Step
 from plait_worker.models.fused import read_fused
 from plait_worker.models.stack import read_stack
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
-PreparedT = TypeVar("PreparedT")
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[PreparedT]):
-    """What every layer of one step shares."""
-
-    cos_T1D: Tensor
-    sin_T1D: Tensor
-    attention: PreparedT
-
-
-MhaStep = Step[StepAttention]
-"""Of families whose heads cache keys and values."""
-
-
-class Attention(Protocol[PreparedT]):
-    """A family's attention: projections, rotation, cache."""
-
-    def __call__(self, x_TD: Tensor, step: Step[PreparedT], pages: Tensor) -> Tensor:
-        """``[T, D]``; writes the step's keys and values into the layer's pages."""
-        ...
-
-
-class Block(Generic[PreparedT]):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is made together with the norm after it."""
-
-    def __init__(
-        self, config: ModelConfig, weights: Weights, attention: Attention[PreparedT], mlp: Callable[[Tensor], Tensor]
-    ) -> None:
-        """Read the two norms."""
-        self.attention_norm = RmsNorm(weights, "input_layernorm", config.hidden_size, config.norm_eps)
-        self.attention = attention
-        self.mlp_norm = RmsNorm(weights, "post_attention_layernorm", config.hidden_size, config.norm_eps)
-        self.mlp = mlp
-
-    def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The block's last summand and the residual stream that it is still to be added to."""
-        x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
-        x_TD = self.attention(x_TD, step, pages)
-        x_TD, residual_TD = self.mlp_norm.add(x_TD, residual_TD)
-        return self.mlp(x_TD), residual_TD
-
-
-BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block[PreparedT]]
-"""Reads the block of the given layer from the tensors below ``model.layers.N``."""
-
 
 class Decoder(Generic[PreparedT]):
-    """What ``plait_worker.models.Model`` asks for, but for what the layers cache."""
+    """``plait_worker.models.model.Model`` of any decoder-only family."""
 
     def __init__(
         self,
         config: ModelConfig,
         weights: Weights,
         parallel: Parallel,
-        read_block: BlockReader[PreparedT],
         attention_specs: Sequence[AttentionSpec],
+        read_block: BlockReader[PreparedT],
     ) -> None:
         """Read the whole model; ``attention_specs`` has one for each layer."""
         self.config = config
         self.attention_specs = attention_specs
+        kinds = zip(config.layer_kinds, attention_specs, strict=True)
+        self.cache_specs = [CacheSpec(kind.cache, spec) for kind, spec in kinds]
         known = distinct(attention_specs)
         self._spec_index = [known.index(spec) for spec in attention_specs]
         self.dtype = weights.dtype
@@ -135,18 +88,18 @@ class Decoder(Generic[PreparedT]):
 
 
 class MhaDecoder(Decoder[StepAttention]):
-    """``plait_worker.models.Model`` of the families whose heads cache keys and values."""
+    """``plait_worker.models.model.Model`` of the families whose heads cache keys and values."""
 
     def __init__(
         self,
         config: ModelConfig,
         weights: Weights,
         parallel: Parallel,
-        read_block: BlockReader[StepAttention],
         attention_specs: Sequence[AttentionSpec],
+        read_block: BlockReader[StepAttention],
     ) -> None:
         """See ``Decoder``."""
-        super().__init__(config, weights, parallel, read_block, attention_specs)
+        super().__init__(config, weights, parallel, attention_specs, read_block)
         self.stack = read_stack(self.blocks, self.norm, parallel)
         self.fused = read_fused(self.blocks, self.norm, parallel)
 
@@ -165,9 +118,7 @@ class MhaDecoder(Decoder[StepAttention]):
             return self.fused.forward(self.embedding(rows.token_ids_T), tables, step, cache)
         return super().forward(rows, cache, attention)
 
-    @property
-    def cache_spec(self) -> CacheSpec:
-        """Keys and values of this rank's heads in every layer."""
-        config = self.config
-        _, kv_heads = self.parallel.shard_heads(config.num_heads, config.num_kv_heads)
-        return CacheSpec(config.num_layers, len(kv_heads), config.head_dim, self.attention_specs[0].cached_dtype)
+
+def mha_model(read_block: BlockReader[StepAttention]) -> Callable[..., MhaDecoder]:
+    """Reads a model of these blocks, for a ``FamilySpec``."""
+    return partial(MhaDecoder, read_block=read_block)

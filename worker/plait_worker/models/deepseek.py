@@ -7,7 +7,7 @@ latent, L in the latent of keys and values, C cached of a token (that latent, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,19 +20,22 @@ from plait_kernels.mla import (
     absorb_and_cache,
     rope_and_cache,
 )
+from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import MlaStep
-from plait_worker.attention.spec import AttentionSpec
-from plait_worker.cache import MlaCacheSpec
 from plait_worker.layers.kv_b_proj import kv_up_projection
 from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
-from plait_worker.models.decoder import Block, Decoder, Step
+from plait_worker.models.block import Block, Step
+from plait_worker.models.decoder import Decoder
+from plait_worker.models.family import FamilySpec
 from plait_worker.models.fused import rmsnorm_matmul
 from plait_worker.parallel import Parallel, Shard
+from plait_worker.weights.deepseek_config import read_v2_mla, read_v2_moe, read_v3_mla, read_v3_moe
+from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 _WHOLE = Parallel()
@@ -173,22 +176,6 @@ class MlaBlock(Block[MlaStep]):
         )
 
 
-class DeepseekDecoder(Decoder[MlaStep]):
-    """``plait_worker.models.Model`` of both generations."""
-
-    def __init__(
-        self, config: ModelConfig, weights: Weights, parallel: Parallel, attention_specs: Sequence[AttentionSpec]
-    ) -> None:
-        """See ``Decoder``."""
-        super().__init__(config, weights, parallel, read_block, attention_specs)
-        self.mla = latent_config(config)
-
-    @property
-    def cache_spec(self) -> MlaCacheSpec:
-        """A latent and a key, whole on every rank, in every layer."""
-        return MlaCacheSpec(self.config.num_layers, self.mla.cached_dim, self.attention_specs[0].cached_dtype)
-
-
 def latent_config(config: ModelConfig) -> MlaConfig:
     """The attention's widths, which every configuration of these families has."""
     if config.mla is None:
@@ -206,3 +193,15 @@ def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Paral
     if config.moe is None or layer in config.moe.dense_layers:
         return GatedMlp(config, weights, parallel)
     return SparseMlp(config, config.moe, weights, parallel)
+
+
+V2 = FamilySpec(
+    family("deepseek_v2"),
+    ConfigSpec(head_dim=128, has_mlp_bias=True, read_moe=read_v2_moe, read_mla=read_v2_mla),
+    partial(Decoder, read_block=read_block),
+)
+V3 = FamilySpec(
+    family("deepseek_v3"),
+    ConfigSpec(head_dim=128, has_mtp_layers=True, read_moe=read_v3_moe, read_mla=read_v3_mla),
+    partial(Decoder, read_block=read_block),
+)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from plait_kernels.activation import silu_mul
@@ -24,10 +23,8 @@ from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.matrix import GpuMatrix, Matrix
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
+from plait_worker.models.block import Block
 from plait_worker.parallel import Parallel
-
-if TYPE_CHECKING:
-    from plait_worker.models.decoder import Block
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from plait_kernels.rope import rotate_heads
+from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
@@ -14,8 +15,12 @@ from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.linear import A16, ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, MhaStep
+from plait_worker.models.block import Block, MhaStep
+from plait_worker.models.decoder import mha_model
+from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
+from plait_worker.weights.gguf_config import GgufSpec
+from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 
@@ -48,3 +53,6 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
     bias = config.attention_bias
     attention = LlamaAttention(config, weights.at("self_attn"), parallel, qkv_bias=bias, output_bias=bias)
     return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))
+
+
+FAMILY = FamilySpec(family("llama"), ConfigSpec(has_mlp_bias=True), mha_model(read_block), GgufSpec(is_permuted=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from plait_kernels.rope import rotate_heads
+from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
@@ -14,8 +15,12 @@ from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import MoeNames, SparseMlp
 from plait_worker.layers.norm import ProjectionNorm
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, MhaStep
+from plait_worker.models.block import Block, MhaStep
+from plait_worker.models.decoder import mha_model
+from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
+from plait_worker.weights.json_config import ConfigSpec
+from plait_worker.weights.minimax_config import read_minimax_moe
 from plait_worker.weights.reader import Weights
 
 NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
@@ -53,3 +58,10 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
     attention = MiniMaxAttention(config, weights.at("self_attn"), parallel)
     mlp = SparseMlp(config, config.moe, weights.at("block_sparse_moe"), parallel, NAMES)
     return Block(config, weights, attention, mlp)
+
+
+FAMILY = FamilySpec(
+    family("minimax_m2"),
+    ConfigSpec(head_dim=128, has_partial_rope=True, read_moe=read_minimax_moe),
+    mha_model(read_block),
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from plait_kernels.rope import HeadNorm, rotate_heads
+from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
@@ -15,8 +16,12 @@ from plait_worker.layers.linear import A16, ColumnLinear, Part, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import ModelConfig
-from plait_worker.models.decoder import Block, MhaStep
+from plait_worker.models.block import Block, MhaStep
+from plait_worker.models.decoder import mha_model
+from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
+from plait_worker.weights.gguf_config import GgufSpec
+from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 
@@ -52,3 +57,6 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
     """One block from the tensors below ``model.layers.N``."""
     attention = Qwen3Attention(config, weights.at("self_attn"), parallel)
     return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))
+
+
+FAMILY = FamilySpec(family("qwen3"), ConfigSpec(head_dim=128), mha_model(read_block), GgufSpec())

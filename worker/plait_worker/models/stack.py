@@ -6,7 +6,6 @@ Shapes: T tokens of the step, D the hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from plait_kernels.decoder import DenseBlock, DenseStack, can_stack
 from plait_kernels.linear import NativeMatrix
@@ -18,10 +17,8 @@ from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
+from plait_worker.models.block import Block
 from plait_worker.parallel import Parallel
-
-if TYPE_CHECKING:
-    from plait_worker.models.decoder import Block
 
 
 class Stack:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from plait_kernels.moe import GroupLimit
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import GroupRouting, MlaConfig, MoeConfig, RopeConfig, YarnRope
 from plait_worker.weights.fields import Fields
 
-V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
 _MAX_WIDTH = 1 << 20
 
 
-def read_mla(fields: Fields, architecture: str, rope: RopeConfig) -> MlaConfig:
+def read_v2_mla(fields: Fields, rope: RopeConfig) -> MlaConfig:
+    """V2's files have rope rotate neighbours."""
+    return _read_mla(fields, rope, is_interleaved=True)
+
+
+def read_v3_mla(fields: Fields, rope: RopeConfig) -> MlaConfig:
+    """V3's files say what rope rotates."""
+    return _read_mla(fields, rope, is_interleaved=fields.flag("rope_interleave", True))
+
+
+def _read_mla(fields: Fields, rope: RopeConfig, is_interleaved: bool) -> MlaConfig:
     """The widths of the attention's parts; raises ``ModelFilesError`` where rope cannot turn pairs."""
     rope_dim = fields.integer("qk_rope_head_dim", high=_MAX_WIDTH)
     nope_dim = fields.integer("qk_nope_head_dim", high=_MAX_WIDTH)
@@ -26,26 +38,35 @@ def read_mla(fields: Fields, architecture: str, rope: RopeConfig) -> MlaConfig:
         rope_dim=rope_dim,
         value_dim=fields.integer("v_head_dim", high=_MAX_WIDTH),
         scale=(nope_dim + rope_dim) ** -0.5 * temperature**2,
-        is_interleaved=architecture == V2 or fields.flag("rope_interleave", True),
+        is_interleaved=is_interleaved,
     )
 
 
-def read_deepseek_moe(fields: Fields, architecture: str, num_layers: int) -> MoeConfig | None:
-    """The mixture of experts; None where the files state no routed experts."""
+def read_v2_moe(fields: Fields, num_layers: int) -> MoeConfig | None:
+    """The experts; None if the files state no routed ones. V2's router never normalises, whatever its files say."""
+    return _read_moe(fields, num_layers, _read_v2_routing) if fields.has("n_routed_experts") else None
+
+
+def read_v3_moe(fields: Fields, num_layers: int) -> MoeConfig | None:
+    """The experts; None if the files state no routed ones."""
     if not fields.has("n_routed_experts"):
         return None
+    moe = _read_moe(fields, num_layers, _read_v3_routing)
+    return replace(moe, normalise_top_k=fields.flag("norm_topk_prob", True))
+
+
+def _read_moe(fields: Fields, num_layers: int, read_routing: Callable[[Fields], GroupRouting]) -> MoeConfig:
     num_experts = fields.integer("n_routed_experts", high=_MAX_WIDTH)
     top_k = fields.integer("num_experts_per_tok", high=_MAX_WIDTH)
     width = fields.integer("moe_intermediate_size", high=_MAX_WIDTH)
-    routing = _read_v2_routing(fields) if architecture == V2 else _read_v3_routing(fields)
+    routing = read_routing(fields)
     _check_groups(fields, routing, num_experts, top_k)
     num_dense, every = fields.integer("first_k_dense_replace", 0, low=0), fields.integer("moe_layer_freq", 1)
     return MoeConfig(
         num_experts=num_experts,
         num_experts_per_token=top_k,
         intermediate_size=width,
-        # V2's router never normalises, whatever its configuration says.
-        normalise_top_k=architecture == V3 and fields.flag("norm_topk_prob", True),
+        normalise_top_k=False,
         dense_layers=frozenset(n for n in range(num_layers) if n < num_dense or n % every),
         shared_size=fields.integer("n_shared_experts", 0, low=0, high=_MAX_WIDTH) * width,
         groups=routing,

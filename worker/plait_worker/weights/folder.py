@@ -11,10 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.model_config import ModelConfig
 from plait_worker.weights.block_fp8 import FP8, SCALE_TYPES, BlockSize, dequantise, read_block_size, scale_name
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.json_config import read_config
 
 MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
@@ -41,10 +39,8 @@ class Folder:
     """``TensorSource`` of a folder; its files stay open, mapped, as long as it lives."""
 
     def __init__(self, path: Path) -> None:
-        """Read the configuration and the headers; raises ``ModelFilesError``."""
-        fields = read_json(path / "config.json")
-        self.config: ModelConfig = read_config(fields)
-        self._block: BlockSize | None = read_block_size(fields)
+        """Read the quantisation and the headers; raises ``ModelFilesError``."""
+        self._block: BlockSize | None = read_block_size(read_json(path / "config.json"))
         self._paths = _shards(path)
         self._files = [_open_shard(file) for file in self._paths]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)

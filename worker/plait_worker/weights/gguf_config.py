@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import FactorsRope, LinearRope, ModelConfig, MoeConfig, RopeConfig, RopeScaling, YarnRope
 from plait_worker.weights.fields import Fields
@@ -9,34 +11,52 @@ from plait_worker.weights.gguf_header import GgufHeader
 from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
 from plait_worker.weights.rope_config import DEFAULT_THETA, LEAST_THETA, yarn_temperature
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-}
-"""GGUF's names of the families that can be served."""
 ROPE_TYPES = ("none", "linear", "yarn")
 
 
-def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, where: str) -> ModelConfig:
-    """The architecture that the metadata describes; ``rope_factors`` is the tensor ``rope_freqs.weight``.
+@dataclass(frozen=True, slots=True)
+class GgufSpec:
+    """How a family's GGUF files differ from the others'."""
 
-    Raises ``ModelFilesError`` for an architecture, rope type or variant that is not supported.
+    is_permuted: bool = False
+    """Whether the rows of queries and keys are stored in the order of rope on neighbours."""
+    has_experts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GgufMetadata:
+    """What a GGUF states of its model."""
+
+    header: GgufHeader
+    rope_factors: tuple[float, ...] | None
+    """The tensor ``rope_freqs.weight``."""
+    where: str
+    """The file, in messages."""
+
+    @property
+    def architecture(self) -> str:
+        """GGUF's name of the family; raises ``ModelFilesError`` if there is none."""
+        return Fields(self.header.fields, self.where).text("general.architecture")
+
+
+def read_config(metadata: GgufMetadata, architecture: str, spec: GgufSpec) -> ModelConfig:
+    """The model that the metadata describes; ``architecture`` is Hugging Face's name of its family.
+
+    Raises ``ModelFilesError`` for a rope type or variant that is not supported.
     """
-    kind = read_kind(header, where)
+    header, kind, where = metadata.header, metadata.architecture, metadata.where
     fields = _of_family(header, kind, where)
-    _check_supported(header, fields, kind)
+    _check_supported(header, fields, kind, spec)
     num_heads = fields.integer("attention.head_count", high=MAX_WIDTH)
     hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
     head_dim = _read_head_dim(fields, hidden_size, num_heads)
-    rope, max_positions = _read_rope(fields, rope_factors, head_dim)
+    rope, max_positions = _read_rope(fields, metadata.rope_factors, head_dim)
     return checked(
         ModelConfig(
-            architecture=ARCHITECTURES[kind],
+            architecture=architecture,
             vocab_size=_vocab_size(header, where),
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("feed_forward_length", 1 if kind == "qwen3moe" else None, high=MAX_WIDTH),
+            intermediate_size=fields.integer("feed_forward_length", 1 if spec.has_experts else None, high=MAX_WIDTH),
             num_layers=fields.integer("block_count", high=MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("attention.head_count_kv", num_heads, high=MAX_WIDTH),
@@ -47,18 +67,10 @@ def read_config(header: GgufHeader, rope_factors: tuple[float, ...] | None, wher
             tie_embeddings="output.weight" not in header.tensors,
             attention_bias="blk.0.attn_q.bias" in header.tensors,
             mlp_bias=False,
-            moe=_read_moe(fields) if kind == "qwen3moe" else None,
+            moe=_read_moe(fields) if spec.has_experts else None,
         ),
         where,
     )
-
-
-def read_kind(header: GgufHeader, where: str) -> str:
-    """GGUF's name of the family; raises ``ModelFilesError`` for one that is not supported."""
-    kind = Fields(header.fields, where).text("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise ModelFilesError(f"{where}: architecture {kind} is not supported; these are: {', '.join(ARCHITECTURES)}")
-    return kind
 
 
 def _of_family(header: GgufHeader, kind: str, where: str) -> Fields:
@@ -67,14 +79,14 @@ def _of_family(header: GgufHeader, kind: str, where: str) -> Fields:
     return Fields({k.removeprefix(prefix): v for k, v in header.fields.items() if k.startswith(prefix)}, where)
 
 
-def _check_supported(header: GgufHeader, fields: Fields, kind: str) -> None:
+def _check_supported(header: GgufHeader, fields: Fields, kind: str, spec: GgufSpec) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
     if Fields(header.fields, fields.where).integer("split.count", 0, low=0) > 1:
         raise ModelFilesError(
             f"{fields.where} is one part of a split GGUF: merge the parts first (llama-gguf-split --merge)"
         )
-    if kind == "llama" and fields.integer("expert_count", 0, low=0):
-        raise ModelFilesError(f"{fields.where}: llama with experts (Mixtral) is not supported")
+    if not spec.has_experts and fields.integer("expert_count", 0, low=0):
+        raise ModelFilesError(f"{fields.where}: {kind} with experts (as in Mixtral) is not supported")
     if fields.has("attention.sliding_window"):
         raise ModelFilesError(f"{fields.where}: sliding-window attention is not supported")
     per_layer = [

@@ -17,7 +17,8 @@ from plait_kernels.linear.blocks import BLOCK_BYTES
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.gguf_config import read_config, read_kind
+from plait_worker.model_config import ModelConfig
+from plait_worker.weights.gguf_config import GgufMetadata
 from plait_worker.weights.gguf_header import GgufHeader, GgufTensor, read_header
 from plait_worker.weights.gguf_names import hugging_face_names
 
@@ -51,8 +52,7 @@ class GgufFile:
         self.where = str(path)
         self._data = _map(path)
         header = read_header(self._data, self.where)
-        self._unmixed = read_kind(header, self.where) == "llama"
-        self.config = read_config(header, self._rope_factors(header), self.where)
+        self.metadata = GgufMetadata(header, self._rope_factors(header), self.where)
         self._by_name = {
             name: _Stored(tensor, expert)
             for tensor in header.tensors.values()
@@ -70,31 +70,21 @@ class GgufFile:
         return self._by_name[name].shape
 
     def read(self, name: str) -> Tensor:
-        """A tensor in float32; llama's query and key rows are put back into Hugging Face's order."""
+        """A tensor in float32."""
         stored = self._by_name[name]
-        tensor = torch.from_numpy(self._dequantise(stored)).view(stored.shape)
-        if self._unmixed and (heads := self._permuted_heads(name)):
-            return unpermute(tensor, heads)
-        return tensor
+        return torch.from_numpy(self._dequantise(stored)).view(stored.shape)
 
     def blocks(self, name: str) -> GgufWeight | None:
-        """A matrix whose blocks the kernels take, copied out of the file; its rows are in ``read``'s order."""
+        """A matrix whose block type the kernels take, copied out of the file."""
         stored = self._by_name[name]
         if not stored.is_kept:
             return None
-        raw = torch.from_numpy(self._raw_rows(stored).copy())
-        heads = self._permuted_heads(name) if self._unmixed else None
-        return GgufWeight(stored.tensor.kind.name, unpermute(raw, heads) if heads else raw)
+        return GgufWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
 
     def block_bytes(self, name: str) -> int | None:
         """From the header."""
         stored = self._by_name[name]
         return self._raw_rows(stored).nbytes if stored.is_kept else None
-
-    def _permuted_heads(self, name: str) -> int | None:
-        if ".self_attn.q_proj." in name:
-            return self.config.num_heads
-        return self.config.num_kv_heads if ".self_attn.k_proj." in name else None
 
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         tensor, rows = stored.tensor, self._raw_rows(stored)
@@ -127,6 +117,40 @@ class GgufFile:
                 f"{self.where}: {ROPE_FACTORS} holds a factor that is not positive: download it again"
             )
         return tuple(float(factor) for factor in factors)
+
+
+class UnpermutedGguf:
+    """``TensorSource`` of a GGUF whose query and key rows lie as rope on neighbours wants them, given in halves."""
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        """The file stays as it is."""
+        self._file = file
+        self._num_heads = {".self_attn.q_proj.": config.num_heads, ".self_attn.k_proj.": config.num_kv_heads}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The file's."""
+        return self._file.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The file's."""
+        return self._file.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in float32, with query and key rows in Hugging Face's order."""
+        return self._unpermuted(name, self._file.read(name))
+
+    def blocks(self, name: str) -> GgufWeight | None:
+        """A quantised matrix, with rows in the same order."""
+        weight = self._file.blocks(name)
+        return weight and GgufWeight(weight.kind, self._unpermuted(name, weight.raw))
+
+    def block_bytes(self, name: str) -> int | None:
+        """The file's."""
+        return self._file.block_bytes(name)
+
+    def _unpermuted(self, name: str, rows: Tensor) -> Tensor:
+        return next((unpermute(rows, num) for part, num in self._num_heads.items() if part in name), rows)
 
 
 def unpermute(weight: Tensor, num_heads: int) -> Tensor:

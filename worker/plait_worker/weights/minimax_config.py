@@ -7,13 +7,12 @@ from plait_kernels.moe import GroupLimit
 from plait_worker.model_config import GroupRouting, MoeConfig
 from plait_worker.weights.fields import Fields
 
-M2 = "MiniMaxM2ForCausalLM"
 _MAX_WIDTH = 1 << 20
 _FULL_ATTENTION = 1
 """In ``attn_type_list``; the makers' older models have linear attention too."""
 
 
-def read_minimax_moe(fields: Fields) -> MoeConfig:
+def read_minimax_moe(fields: Fields, _num_layers: int) -> MoeConfig:
     """The mixture of experts; raises ``ModelFilesError`` for a variant that is not supported, by its field."""
     _check_variant(fields)
     return MoeConfig(

@@ -23,11 +23,11 @@ from plait_worker.attention.registry import names
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MlaShape
 from plait_worker.model_config import MlaConfig, ModelConfig, RopeConfig
-from plait_worker.models.decoder import Step
+from plait_worker.models.block import Step
 from plait_worker.models.deepseek import MlaAttention
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
-from plait_worker.weights import DummyWeights
+from plait_worker.weights.dummy import DummyWeights
 
 GPU = torch.device("cuda")
 PAGE_SIZE = 64

@@ -1,0 +1,67 @@
+"""A decoder layer, which our code calls a block, and what every layer of a step shares.
+
+Shapes: T tokens of the step, D the hidden size; cosine and sine tables are ``[T, 1, head_dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from plait_worker.attention.backend import StepAttention
+from plait_worker.layers.norm import RmsNorm
+from plait_worker.model_config import ModelConfig
+from plait_worker.parallel import Parallel
+from plait_worker.weights.reader import Weights
+
+PreparedT = TypeVar("PreparedT")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[PreparedT]):
+    """What every layer of one step shares."""
+
+    cos_T1D: Tensor
+    sin_T1D: Tensor
+    attention: PreparedT
+
+
+MhaStep = Step[StepAttention]
+"""Of families whose heads cache keys and values."""
+
+
+class Attention(Protocol[PreparedT]):
+    """A family's attention: projections, rotation, cache."""
+
+    def __call__(self, x_TD: Tensor, step: Step[PreparedT], pages: Tensor) -> Tensor:
+        """``[T, D]``; writes the step's keys and values into the layer's pages."""
+        ...
+
+
+class Block(Generic[PreparedT]):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is made together with the norm after it."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, attention: Attention[PreparedT], mlp: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Read the two norms."""
+        self.attention_norm = RmsNorm(weights, "input_layernorm", config.hidden_size, config.norm_eps)
+        self.attention = attention
+        self.mlp_norm = RmsNorm(weights, "post_attention_layernorm", config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The block's last summand and the residual stream that it is still to be added to."""
+        x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
+        x_TD = self.attention(x_TD, step, pages)
+        x_TD, residual_TD = self.mlp_norm.add(x_TD, residual_TD)
+        return self.mlp(x_TD), residual_TD
+
+
+BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block[PreparedT]]
+"""Reads the block of the given layer from the tensors below ``model.layers.N``."""

@@ -1,0 +1,188 @@
+"""Loads a model from its files, or draws one at random from its configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from plait_kernels.cpu.library import takes
+from plait_kernels.kv_cache import PageScales
+
+from plait_worker.attention.model_specs import attention_specs
+from plait_worker.capacity import check_fits
+from plait_worker.errors import ModelFilesError
+from plait_worker.model_config import ModelConfig
+from plait_worker.models.model import Model
+from plait_worker.models.registry import read_config, read_gguf_config, spec_of
+from plait_worker.parallel import Parallel, check_divisible
+from plait_worker.weights.dummy import DummyWeights
+from plait_worker.weights.folder import Folder, read_json
+from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
+from plait_worker.weights.interleaved import rows_in_halves
+from plait_worker.weights.prefetch import prefetch
+from plait_worker.weights.progress import LoadingProgress
+from plait_worker.weights.reader import Held, TensorSource, Weights
+
+_DERIVED = "rotary_emb.inv_freq"
+"""Ending of tensors that old files hold and that follow from the configuration."""
+_COUNTED_BYTES = 1 << 45
+"""Weights beyond this are not counted to their end: no model is as large, though a configuration may ask for more."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Opened model files."""
+
+    config: ModelConfig
+    source: TensorSource
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The model files at a path: a folder, or one GGUF file.
+
+    Raises ``ModelFilesError`` where they are missing, broken or not supported.
+    """
+    if path.is_dir():
+        return Checkpoint(open_config(path), Folder(path))
+    if not path.exists():
+        raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
+    file = GgufFile(path)
+    config, spec = read_gguf_config(file.metadata)
+    return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file)
+
+
+def open_config(path: Path) -> ModelConfig:
+    """The configuration in a folder, whether or not it holds weights; raises ``ModelFilesError``."""
+    return read_config(read_json(path / "config.json"))
+
+
+def load_model(
+    path: Path,
+    dtype: str,
+    device: torch.device,
+    parallel: Parallel,
+    free_bytes: int | None = None,
+    fp8: PageScales | None = None,
+) -> Model[Any]:
+    """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
+
+    With auto, a GGUF's matrices stay quantised on a CPU that multiplies bfloat16, where their blocks are of a kind
+    that the kernels take; a named type is what all weights are rounded to.
+    ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. ``fp8`` are the scales of a
+    cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` where the files are missing, broken or
+    not supported, ``ValueError`` where the ranks cannot divide the model, and ``WorkerError`` of code HARDWARE where
+    memory is too small for it.
+    """
+    checkpoint = open_checkpoint(path)
+    config, files = checkpoint.config, checkpoint.source
+    check_divisible(config, parallel.world)
+    chosen = choose_dtype(dtype, device)
+    source = rows_in_halves(files, config)
+    keeps_quantised = dtype == "auto" and _keeps_blocks(chosen, device)
+    weights = Weights(source, chosen, device, keeps_quantised=keeps_quantised, held=_held(parallel, free_bytes))
+    unused = unused_tensors(files.names, config)
+    least_bytes = weights.least_bytes(unused)
+    weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
+    with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device):
+        model = read_model(config, weights, parallel, fp8)
+    weights.check_leftovers(unused)
+    return model
+
+
+def _prefetch(files: TensorSource, names: Collection[str], device: torch.device) -> AbstractContextManager[None]:
+    """Pays only for a GPU: on a CPU the time goes into copying the tensors."""
+    return prefetch(files, names) if isinstance(files, Folder) and device.type == "cuda" else nullcontext()
+
+
+def dummy_model(
+    path: Path,
+    dtype: str,
+    device: torch.device,
+    parallel: Parallel,
+    free_bytes: int | None = None,
+    fp8: PageScales | None = None,
+) -> Model[Any]:
+    """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
+
+    Raises as ``load_model`` does; where the numbers have no room, before one of them is drawn.
+    """
+    config = open_config(path)
+    check_divisible(config, parallel.world)
+    weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
+    with torch.inference_mode():
+        if free_bytes is not None:
+            least_bytes = _drawn_bytes(config, weights.dtype, parallel, free_bytes)
+            check_fits(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
+        return read_model(config, weights, parallel, fp8)
+
+
+def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
+    """What each drawn tensor takes on all ranks together, without drawing any; copies that stay beside it are not in.
+
+    No scale of the cache's is a weight.
+    """
+
+    def end_what_has_no_end(own: int, _to_come: int) -> None:
+        if own * parallel.world > _COUNTED_BYTES:
+            check_fits(own * parallel.world, free_bytes)
+
+    sizes = DummyWeights(dtype, torch.device("meta"), Held(end_what_has_no_end))
+    read_model(config, sizes, parallel, None)
+    return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
+
+
+def _passing_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
+    """What reading takes beside what it leaves: a CPU's matrix is there twice until it lies as the kernels read it."""
+    return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
+
+
+def _held(parallel: Parallel, free_bytes: int | None) -> Held:
+    """What a rank will hold, refused where all ranks together have no room; the first one shows how far it is.
+
+    Its standard output is the terminal, if the engine's side has one; its standard error goes to that by lines.
+    """
+    progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
+    if free_bytes is None:
+        return Held(progress=progress)
+    return Held(lambda own, to_come: check_fits(own * parallel.world + to_come, free_bytes), progress)
+
+
+def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None) -> Model[Any]:
+    """The model over these weights; propagates errors from the weight source."""
+    specs = attention_specs(config, parallel.rank, parallel.world, weights.dtype, fp8)
+    return spec_of(config).read_model(config, weights, parallel, specs)
+
+
+def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products with a GGUF's own blocks are there, and faster than with the numbers they stand for."""
+    return dtype == torch.bfloat16 and takes(torch.empty(0, dtype=dtype, device=device))
+
+
+def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str]:
+    """Tensors that are not loaded: MTP layers, which nothing runs yet; tied heads; what the configuration implies."""
+    mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
+    endings = (_DERIVED, "lm_head.weight") if config.tie_embeddings else (_DERIVED,)
+    return frozenset(name for name in names if name.startswith(prefixes) or name.endswith(endings))
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type that a setting means; auto is bfloat16 where the device multiplies it natively, else float32.
+
+    Raises ``ValueError`` for another name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} must be auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cpu":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else:
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float32

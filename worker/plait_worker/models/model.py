@@ -1,0 +1,68 @@
+"""What a loaded model offers.
+
+Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from plait_worker.attention.spec import AttentionSpec
+from plait_worker.cache import CacheSpec, KVCache
+from plait_worker.model_config import ModelConfig
+from plait_worker.rows import Rows
+
+PreparedT_contra = TypeVar("PreparedT_contra", contravariant=True)
+
+
+class Model(Protocol[PreparedT_contra]):
+    """A loaded model on one rank, which attends by what its kinds of backends prepare."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The whole model's sizes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's weights, in all forms that are held."""
+        ...
+
+    @property
+    def gguf_types(self) -> frozenset[str]:
+        """Block types of the matrices that stay quantised."""
+        ...
+
+    @property
+    def cache_specs(self) -> Sequence[CacheSpec]:
+        """What this rank keeps of each token, one for each layer."""
+        ...
+
+    @property
+    def attention_specs(self) -> Sequence[AttentionSpec]:
+        """One for each layer on this rank."""
+        ...
+
+    def forward(self, rows: Rows, cache: KVCache, attention: Sequence[PreparedT_contra]) -> Tensor:
+        """Hidden states after the final norm, ``hidden_TD``; writes the step's keys and values into the cache.
+
+        ``attention`` has what each distinct spec's backend prepared, in the order of ``spec.distinct``.
+        """
+        ...
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """float32 ``[S, V]`` over the whole vocabulary; call it with the rows that sample only, at least one."""
+        ...
+
+    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+        """The same as sampling a token takes them: on a GPU in the model's dtype; to ``out_SV`` where that is given."""
+        ...
