@@ -263,13 +263,13 @@ def test_limits_without_a_unit_or_a_name_are_refused(words: str) -> None:
 def test_the_foot_tells_answers_and_prompts_of_other_lengths(run: Run) -> None:
     short = run_of(outcome(0, [1.0, 2.0], [1, 1], ended=2.0))
     told = " ".join(notes([measured_of(short)], None))
-    assert "1 of 1 answers have another length than was asked for" in told
+    assert "1 of 1 outputs have another length than was asked for" in told
     assert "off on average" not in told
 
 
 def test_the_foot_says_which_texts_nobody_sized() -> None:
-    assert "by the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_measured=True)))
-    assert "by the server's usage" not in " ".join(notes([], TextSize()))
+    assert "from the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_measured=True)))
+    assert "from the server's usage" not in " ".join(notes([], TextSize()))
 
 
 def test_the_tail_of_the_gaps_is_a_share_of_all_of_them() -> None:

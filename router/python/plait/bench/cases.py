@@ -1,4 +1,4 @@
-"""From settings to the points that are measured."""
+"""From settings to the cases of a benchmark."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from plait.bench.slo import read_slo
 from plait.errors import SettingsError
 
 PLAIN = Profile(input_len="128", output_len="128", num_prompts=100)
-"""Where no profile is named."""
+"""Used without --profile."""
 PREFIX_LEN = 256
 ALMOST_ALL = 0.999
-"""Share of prompts that are shorter than what is called the longest: some distributions have no end."""
+"""Quantile that stands for the longest prompt: some distributions have no maximum."""
 MAX_TOTAL_TOKENS = 200_000_000
-"""Prompt tokens of a load: its bodies are made before it starts and held in memory, some six bytes each."""
+"""Prompt tokens of a load. Bodies are built before the run and held in memory, about six bytes a token."""
 
 
 def cases(settings: BenchSettings) -> list[Case]:
-    """The points of a run; raises `SettingsError` where settings contradict each other."""
+    """The cases to measure; raises `SettingsError` if settings contradict each other."""
     _check(settings)
     load = settings.load
     profile = scaled(PROFILES[load.profile], load.scale) if load.profile is not None else PLAIN
@@ -112,7 +112,7 @@ def _source(settings: BenchSettings, profile: Profile) -> Source:
 
 
 def _check(settings: BenchSettings) -> None:
-    """Raise `SettingsError` for settings of which one would be ignored."""
+    """Raise `SettingsError` if a setting would be ignored."""
     for is_wrong, message in (*_wrong_paces(settings), *_wrong_loads(settings), *_wrong_answers(settings)):
         if is_wrong:
             raise SettingsError(message)
@@ -126,20 +126,20 @@ def _wrong_paces(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
     yield pace.rate is not None and pace.concurrency is not None, "--rate and --concurrency are both given; give one"
     yield (
         pace.max_concurrency is not None and not (has_rate or has_clock),
-        "--max-concurrency needs an open loop; give --rate too, or say --concurrency",
+        "--max-concurrency needs an open loop; give --rate too, or use --concurrency",
     )
     yield (
         (pace.arrivals == "fixed" or pace.burstiness != 1) and not has_rate,
-        "--arrivals and --burstiness are of an open loop; give --rate too, or leave them out",
+        "--arrivals and --burstiness need an open loop; give --rate too, or leave them out",
     )
     yield pace.arrivals == "fixed" and pace.burstiness != 1, "--burstiness needs --arrivals gamma; leave one out"
     yield (
         pace.speed != 1 and not has_clock,
-        "--speed is of a trace's own clock; give --trace, and neither --rate nor --concurrency",
+        "--speed scales a trace's clock; give --trace, and neither --rate nor --concurrency",
     )
     yield (
         load.duration is not None and load.num_prompts is None and not (has_rate or has_clock),
-        "--duration of a closed loop needs --num-prompts: requests are made before the run starts",
+        "--duration of a closed loop needs --num-prompts: requests are built before the run starts",
     )
 
 
@@ -159,28 +159,31 @@ def _wrong_loads(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
     )
     yield (
         load.prefix_len is not None and load.num_prefixes == 0,
-        "--prefix-len is of shared prefixes; give --num-prefixes too",
+        "--prefix-len is the length of shared prefixes; give --num-prefixes too",
     )
-    yield load.token_range is not None and has_text, "--token-range is of prompts of token ids; texts have none"
+    yield (
+        load.token_range is not None and has_text,
+        "--token-range needs prompts of token ids; leave it out for --api chat and --text",
+    )
 
 
 def _wrong_answers(settings: BenchSettings) -> Iterator[tuple[bool, str]]:
     words = settings.measure.slo
     yield (
         words is not None and not settings.server.stream and read_slo(words).needs_stream,
-        f"--slo is {words!r}, and whole answers show no tokens; leave --no-stream out, or limit e2e alone",
+        f"--slo is {words!r}, which needs streamed responses; leave --no-stream out, or limit e2e alone",
     )
     yield (
         settings.server.top_p < 1 and settings.server.temperature == 0,
-        f"--top-p {settings.server.top_p:g} is of drawn tokens, and temperature 0 draws none; give --temperature too",
+        f"--top-p {settings.server.top_p:g} has no effect at temperature 0; give --temperature too, or leave it out",
     )
 
 
 def _check_size(case: Case) -> None:
     if isinstance(case.source, Random) and case.num_prompts > MAX_PROMPTS:
         raise SettingsError(
-            f"{case.num_prompts} prompts are due at that rate; at most {MAX_PROMPTS} are made for a run; lower "
-            "--rate or --duration"
+            f"--rate and --duration ask for {case.num_prompts} prompts; at most {MAX_PROMPTS} are built for a run; "
+            "lower one of them"
         )
     match case.source:
         case Random(input_len=lengths):
@@ -192,5 +195,5 @@ def _check_size(case: Case) -> None:
     if num_tokens * case.scale > MAX_TOTAL_TOKENS:
         raise SettingsError(
             f"{case.num_prompts} prompts have {num_tokens * case.scale:.3g} tokens together; at most "
-            f"{MAX_TOTAL_TOKENS} are made for a run; lower --num-prompts or --scale"
+            f"{MAX_TOTAL_TOKENS} are built for a run; lower --num-prompts or --scale"
         )

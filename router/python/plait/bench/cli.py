@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 MAX_SERVERS = 8
 COMMANDS = {
-    "serve": "load a server, or several in turns, and say how it does",
-    "latency": "one stream: how long a request takes when nothing else runs",
-    "throughput": "all requests at once: how many tokens a second there are",
-    "sweep": "rising rates or concurrencies: where the knee is",
+    "serve": "load a server, or several in alternation, and measure it",
+    "latency": "one stream: the latency of a request when nothing else runs",
+    "throughput": "all requests at once: the most tokens a second",
+    "sweep": "rising rates or concurrencies, to find the knee",
 }
 
 
@@ -34,7 +34,7 @@ def add_commands(bench: argparse.ArgumentParser) -> dict[str, Parser]:
         add_flags(parser, BenchSettings)
         made[name] = parser
     made["serve"].add_argument(
-        "--against", nargs="+", metavar="URL", default=[], help="further servers, loaded in turns with the first"
+        "--against", nargs="+", metavar="URL", default=[], help="further servers, compared with the first"
     )
     _add_sweep_flags(made["sweep"])
     return made
@@ -44,13 +44,13 @@ def _add_sweep_flags(sweep: Parser) -> None:
     group = sweep.add_argument_group("Points")
     group.add_argument("--rates", help="open loop: requests a second, separated by commas")
     group.add_argument("--concurrencies", help="closed loop: streams, separated by commas (default: 1, 2, 4, ...)")
-    group.add_argument("--refine", default="2", help="further points around the knee, 0 to 16 (default: 2)")
+    group.add_argument("--refine", default="2", help="extra points around the knee, 0 to 16 (default: 2)")
 
 
 def bench(args: argparse.Namespace, argv: list[str]) -> int:
-    """Run one of the commands; the exit code. `argv` is the whole command line, for the record.
+    """Run one of the commands; the exit code. `argv` is the command line for the results file.
 
-    0 also after Ctrl-C; 3 where the client itself was too slow. Raises `StartError` (2) for settings and servers.
+    0 also after Ctrl-C; 3 if the client was too slow. Raises `StartError` (2) for settings and servers.
     """
     if args.bench is None:
         raise SettingsError(f"no command was given; `plait bench` has {', '.join(COMMANDS)}")
@@ -67,11 +67,11 @@ def bench(args: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _short(settings: BenchSettings, name: str) -> BenchSettings:
-    """The settings of a short form, whose pace is its own."""
+    """The settings of `bench latency` and `bench throughput`, which set the pace themselves."""
     pace = settings.pace
     if pace.concurrency is not None or pace.rate is not None or settings.load.profile is not None:
         raise SettingsError(
-            f"`bench {name}` has its own pace; leave --concurrency, --rate and --profile to `bench serve`"
+            f"`bench {name}` sets the pace itself; leave --concurrency, --rate and --profile out, or use `bench serve`"
         )
     num = settings.load.num_prompts or (10 if name == "latency" else 100)
     load = msgspec.structs.replace(settings.load, num_prompts=num)
@@ -102,7 +102,7 @@ def _serve(settings: BenchSettings, urls: list[str], command: str, name: str) ->
 
 
 def _run_order(todo: list[Case], seeds: list[int], servers: list[T]) -> list[tuple[Case, int, T]]:
-    """Who goes when: servers alternate, and who goes first does, too."""
+    """The order of runs: servers alternate, and so does the one that goes first."""
     return [
         (case, seed, server)
         for case in todo
@@ -149,7 +149,7 @@ def _check_sweep(settings: BenchSettings, args: argparse.Namespace) -> None:
     pace = settings.pace
     if pace.concurrency is not None or pace.rate is not None or settings.load.profile is not None:
         raise SettingsError(
-            "`bench sweep` takes --rates or --concurrencies; --concurrency, --rate and --profile are one load"
+            "`bench sweep` takes --rates or --concurrencies; leave --concurrency, --rate and --profile out"
         )
     if args.rates is not None and args.concurrencies is not None:
         raise SettingsError("--rates and --concurrencies are both given; give one")

@@ -1,6 +1,6 @@
-"""A client process: takes requests from its standard input, sends them when told, writes what became of them.
+"""A client process: reads requests from standard input, sends them on order, writes their outcomes to standard output.
 
-`python -m plait.bench.client`; the bench starts as many as the load needs.
+`python -m plait.bench.client`; the benchmark starts as many as the load needs.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from plait.bench.messages import (
 from plait.bench.percentiles import percentile
 
 TICK_SECONDS = 0.005
-"""How often the event loop's lag is looked at."""
+"""Interval at which the event loop's lag is measured."""
 NO_SOCKET_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS}
-"""This machine's limits on descriptors, ports and buffers: the server never heard of the request."""
+"""This machine's limits on descriptors, ports and buffers: the request never reached the server."""
 LEAST_WAIT_SECONDS = 0.001
-"""The loop's timers count milliseconds: a shorter wait is none."""
+"""The loop's timers count milliseconds; a shorter wait would be none."""
 
 
 class LagWatch:
-    """How late the event loop is for a timer, again and again."""
+    """Measures how late the event loop is for a periodic timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -68,14 +68,14 @@ class LagWatch:
         self._wait()
 
     def report(self, num_resent: int, in_flight: list[float]) -> Report:
-        """The lags and the CPU time since the start, with what the client says of its requests."""
+        """The lags and the CPU share since the start, with counts of the client's requests."""
         lags = sorted(self._lags) or [0.0]
         cpu_share = (time.process_time() - self._cpu_begun) / max(1e-9, monotonic() - self._begun)
         return Report(max(0.0, percentile(lags, 99)), max(0.0, lags[-1]), cpu_share, num_resent, in_flight)
 
 
 class Client:
-    """All exchanges of one process."""
+    """All requests of one process."""
 
     _setup: Setup
     _tls: ssl.SSLContext | None = None
@@ -86,13 +86,13 @@ class Client:
         self._out = out
         self._jobs: dict[int, Job] = {}
         self._in_flight: dict[int, float] = {}
-        """When each was taken up."""
+        """When each request was taken up, by index."""
         self._idle: list[Connection] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._num_resent = 0
 
     def take(self, message: ToClient) -> None:
-        """Do what the bench says."""
+        """Handle a message of the benchmark."""
         match message:
             case Setup():
                 self._setup = message
@@ -163,7 +163,7 @@ class Client:
 
     def _on_end(self, connection: Connection, exchange: Exchange, is_stale: bool) -> None:
         if is_stale:
-            # The server may close an idle connection at any time; it answered nothing, but may have seen the request.
+            # The server may close an idle connection at any time. It sent nothing, but may have read the request.
             self._num_resent += 1
             exchange.response.failure = None
             self._forget_timer(exchange)
@@ -188,7 +188,7 @@ class Client:
 
 
 async def _serve_bench() -> None:
-    """Until the bench ends this process, or is gone."""
+    """Serve until the benchmark ends this process or exits."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     reader = asyncio.StreamReader(limit=1 << 24)
@@ -201,7 +201,7 @@ async def _serve_bench() -> None:
 
 
 def _crash(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception that nobody awaits is a bug; without its answer the bench would wait for ever."""
+    """Exit on an exception that no task awaits: without an outcome the benchmark would wait forever."""
     loop.default_exception_handler(context)
     os._exit(1)
 

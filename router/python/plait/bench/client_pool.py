@@ -1,4 +1,4 @@
-"""The client processes of a run, as the bench sees them."""
+"""The client processes of a run, seen from the benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_SECONDS = 10.0
 
 
 class ClientPool:
-    """Processes that send requests; one request belongs to one process, by its index."""
+    """Processes that send requests. A request's index decides which process sends it."""
 
     def __init__(self, num_processes: int) -> None:
         self._processes = [_start() for _ in range(num_processes)]
@@ -36,9 +36,9 @@ class ClientPool:
             process.communicate()
 
     def load(self, setup: Setup, bodies: Iterable[bytes], kept: Container[int] = ()) -> None:
-        """Hand out where and what to send; returns when every process is ready.
+        """Give the processes their requests; returns when every process is ready.
 
-        `kept` are the indices of the requests whose answers' token ids are wanted.
+        `kept` holds the indices of the requests whose token ids are wanted.
         """
         for process in self._processes:
             _write(process, frame(setup))
@@ -51,16 +51,16 @@ class ClientPool:
             waiting -= sum(isinstance(message, Ready) for message in self.poll(None))
 
     def go(self, order: Go) -> None:
-        """Have a request sent."""
+        """Order a request to be sent."""
         _write(self._owner(order.index), frame(order))
 
     def poll(self, timeout: float | None) -> list[FromClient]:
-        """What the processes say within `timeout` seconds (None: whenever they do); empty where they say nothing."""
+        """Messages that arrive within `timeout` seconds (None: wait for one); empty if none does."""
         readable, _, _ = select.select(list(self._frames), [], [], timeout)
         return [message for fd in readable for message in self._frames[fd].feed(_read(fd))]
 
     def finish(self) -> tuple[list[Report], list[Outcome]]:
-        """How the processes fared, and what ended before they knew that the run is over."""
+        """The processes' reports, and outcomes that arrived while the run was being ended."""
         for process in self._processes:
             _write(process, frame(Finish()))
         reports: list[Report] = []
@@ -78,9 +78,9 @@ class ClientPool:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # -P: what lies in the folder that the bench is called from is none of the client's modules.
+    # -P: modules in the current folder must not shadow the client's.
     command = [sys.executable, "-P", "-m", "plait.bench.client"]
-    # In a session of its own: Ctrl-C reaches the bench, which says when to stop.
+    # A session of its own: Ctrl-C reaches only this process, which then stops the clients.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
 
 

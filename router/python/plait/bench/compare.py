@@ -1,4 +1,4 @@
-"""Servers side by side: the same loads in turns, and the ratios of their figures over several seeds."""
+"""Servers side by side: the same loads in alternation, and the ratios of their metrics over several seeds."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ METRICS = (
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One figure of a server over that of the first, seed by seed."""
+    """A metric of one server over that of the first, over all seeds."""
 
     case: str
     base: str
     server: str
     position: int
-    """The server's, among those that were named."""
+    """Index of the server on the command line."""
     metric: str
     median: float
     low: float
@@ -39,7 +39,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def value(measured: Measured, metric: str) -> float | None:
-    """A figure by the name that the results file gives it; None where the run has none."""
+    """A metric by its name in the results file; None if the run has none."""
     name, _, column = metric.rpartition("_")
     if name in measured.metrics.latencies:
         found = measured.metrics.latencies[name]
@@ -49,7 +49,7 @@ def value(measured: Measured, metric: str) -> float | None:
 
 
 def ratios(runs: list[Measured]) -> list[Ratio]:
-    """The ratios of every case, metric and server to the server that was named first."""
+    """Ratios to the first server, for every case, metric and other server."""
     return [ratio for case in _cases(runs) for ratio in _ratios_of_case(case, [r for r in runs if _case(r) == case])]
 
 
@@ -81,7 +81,7 @@ def _paired(runs: list[Measured], metric: str, base: int, other: int) -> Iterato
 
 
 def spread_table(runs: list[Measured]) -> str:
-    """Medians over the seeds with their least and greatest, and the ratios, for each case."""
+    """For each case: median, least and greatest over the seeds, and the ratios."""
     return "\n".join(line for case in _cases(runs) for line in _spread(case, [r for r in runs if _case(r) == case]))
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over one connection, stripped to what a load needs: bytes out, bytes in, the time of each."""
+"""HTTP/1.1 over one connection, reduced to what a load generator needs: bytes out, bytes in, the time of each read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.bench.response import Response
 
 
 class Exchange:
-    """One request and its answer so far."""
+    """One request and its response so far."""
 
     __slots__ = ("body", "freed", "go", "response", "taken", "timer")
 
@@ -24,32 +24,31 @@ class Exchange:
         self.response = Response(setup.streamed, setup.counting, job.keeps_ids)
         self.timer: asyncio.TimerHandle | None = None
         self.freed: float | None = None
-        """When its connection had done with it; None: it never had one."""
+        """When its connection was free again; None if it never had one."""
 
     def outcome(self) -> Outcome:
-        """What became of it."""
-        answer, usage = self.response, self.response.usage
+        response, usage = self.response, self.response.usage
         freed = self.freed or monotonic()
         return Outcome(
             index=self.go.index,
             intended=self.go.intended if self.go.intended is not None else self.taken,
             due=self.go.due if self.go.due is not None else self.taken,
             taken=self.taken,
-            ended=answer.ended if answer.ended and answer.failure is None else freed,
+            ended=response.ended if response.ended and response.failure is None else freed,
             freed=freed,
-            failure=answer.failure,
-            detail=answer.detail,
-            finish_reason=answer.finish_reason,
+            failure=response.failure,
+            detail=response.detail,
+            finish_reason=response.finish_reason,
             num_prompt_tokens=usage.prompt_tokens if usage is not None else None,
             num_output_tokens=usage.completion_tokens if usage is not None else None,
-            times=answer.times.tobytes(),
-            counts=answer.counts.tobytes(),
-            token_ids=answer.token_ids,
+            times=response.times.tobytes(),
+            counts=response.counts.tobytes(),
+            token_ids=response.token_ids,
         )
 
 
 class Connection(asyncio.Protocol):
-    """A connection that serves one exchange at a time; its methods are called by the event loop and by httptools."""
+    """A connection that serves one exchange at a time. The event loop and httptools call its methods."""
 
     _transport: asyncio.Transport
     _parser: httptools.HttpResponseParser
@@ -57,18 +56,18 @@ class Connection(asyncio.Protocol):
     _now = 0.0
     _num_served = 0
     _has_answered = False
-    """Bytes of the answer have come."""
+    """Bytes of the response have arrived."""
     _ends_with_connection = False
-    """The answer's headers tell no length: it is whole when the server closes."""
+    """The headers give no length: the response is complete when the server closes."""
     _tells_length = False
 
     def __init__(self, head: bytes, on_end: Callable[[Connection, Exchange, bool], None]) -> None:
-        """`on_end` is told of an exchange's end, and whether the connection was stale: closed before any answer."""
+        """`on_end` gets each exchange that ended, and whether the connection was stale: closed before any response."""
         self._head = head
         self._on_end = on_end
 
     def send(self, exchange: Exchange) -> None:
-        """Write a request; `on_end` is called when its answer is complete or has failed."""
+        """Write a request; `on_end` is called when its response is complete or has failed."""
         self._exchange = exchange
         self._has_answered = self._ends_with_connection = self._tells_length = False
         self._parser = httptools.HttpResponseParser(self)
@@ -79,19 +78,19 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     def abort(self) -> None:
-        """Drop the connection without a word."""
+        """Drop the connection without closing it cleanly."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Asyncio's: the way is open."""
+        """Asyncio: connected."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio's: the time is taken before anything else is done."""
+        """Asyncio: bytes arrived. The time is taken before anything else."""
         self._now = monotonic()
         exchange = self._exchange
         if exchange is None:
-            self._transport.abort()  # nothing was asked
+            self._transport.abort()  # no request is open
             return
         self._has_answered = True
         try:
@@ -101,7 +100,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Asyncio's: nothing more will come."""
+        """Asyncio: the connection is closed."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -116,26 +115,26 @@ class Connection(asyncio.Protocol):
         self._on_end(self, exchange, is_stale)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Httptools': one header."""
+        """Httptools: one header."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._tells_length = True
 
     def on_headers_complete(self) -> None:
-        """Httptools': the status is known."""
+        """Httptools: the status is known."""
         if self._exchange is not None:
             self._exchange.response.status = self._parser.get_status_code()
             self._ends_with_connection = self._exchange.response.status >= 200 and not self._tells_length
 
     def on_body(self, body: bytes) -> None:
-        """Httptools': a piece of the body, without its chunk's frame."""
+        """Httptools: bytes of the body, without chunk framing."""
         if self._exchange is not None:
             self._exchange.response.feed(self._now, body)
 
     def on_message_complete(self) -> None:
-        """Httptools': the answer is whole."""
+        """Httptools: the response is complete."""
         exchange = self._exchange
         if exchange is None or exchange.response.status < 200:
-            return  # an interim answer, such as 100
+            return  # an interim response, such as 100
         self._exchange = None
         self._num_served += 1
         exchange.freed = self._now

@@ -1,4 +1,4 @@
-"""Loads that lie in files: traces of real services, prompts, and texts that are cut into lines."""
+"""Datasets in files: traces of real services, prompts, and texts split into lines."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _Length = Annotated[int, Meta(ge=0, le=MAX_LEN)]
 
 
 class TraceRow(msgspec.Struct, frozen=True):
-    """One request of a recorded service."""
+    """One request of a trace."""
 
     stamp: float
     """Seconds on the trace's own clock."""
     input_len: int
     output_len: int
     blocks: tuple[int, ...] = ()
-    """Mooncake's: equal ids are equal blocks of the prompt."""
+    """Mooncake's hash ids: equal ids are equal blocks of the prompt."""
 
 
 class FileRow(msgspec.Struct, frozen=True):
-    """One prompt of a file; None where the file does not say how long the answer is."""
+    """One prompt of a file; `output_len` is None if the file gives none."""
 
     prompt: VerbatimPrompt
     output_len: int | None
@@ -59,7 +59,7 @@ class _Line(msgspec.Struct):
 def read_trace(path: Path, num: int) -> list[TraceRow]:
     """The first `num` rows of an Azure CSV or a Mooncake JSONL, by time.
 
-    Raises `SettingsError` naming file and line where one is malformed.
+    Raises `SettingsError` that names file and line if one is malformed.
     """
     readers = {".csv": _azure, ".jsonl": _mooncake}
     if path.suffix not in readers:
@@ -123,7 +123,7 @@ def _decode(path: Path, number: int, line: str, decoder: msgspec.json.Decoder[_M
 
 
 def read_prompts(path: Path, chat: bool) -> list[FileRow]:
-    """The prompts of a JSONL file; raises `SettingsError` naming file and line where one is malformed."""
+    """The prompts of a JSONL file; raises `SettingsError` that names file and line if one is malformed."""
     decoder = msgspec.json.Decoder(_Line)
     rows: list[FileRow] = []
     for number, text in _lines("--prompts", path):
@@ -152,7 +152,7 @@ def _exactly(line: _Line, chat: bool) -> VerbatimPrompt:
 
 
 def read_text_lines(path: Path) -> list[str]:
-    """The lines of a text that hold something; raises `SettingsError` where there is none."""
+    """The lines of a text that are not blank; raises `SettingsError` if there are none."""
     lines = [line for _, line in _lines("--text", path)]
     if not lines:
         raise SettingsError(f"--text {path} holds no line of text")
@@ -160,7 +160,7 @@ def read_text_lines(path: Path) -> list[str]:
 
 
 def _lines(flag: str, path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers."""
+    """Lines that are not blank, with their numbers."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise SettingsError(f"{flag} {path} has over {MAX_FILE_BYTES} bytes, which is the limit; cut it")
@@ -177,7 +177,7 @@ def _lines(flag: str, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _first_bad_line(path: Path) -> int:
-    """The line that is no UTF-8; the reader, which decodes block by block, does not know it."""
+    """Number of the first line that is not UTF-8; the reader decodes in blocks and does not know it."""
     with path.open("rb") as file:
         return 1 + sum(1 for _ in takewhile(_is_utf8, file))
 

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions in words, and draws that give every seed the same work."""
+"""Length distributions of prompts and outputs, and samples that give every seed the same work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import msgspec
 from plait.errors import SettingsError
 
 MAX_LEN = 4_194_304
-"""Tokens of one prompt or answer; over any model's context."""
+"""Tokens of one prompt or output; over any model's context."""
 FORMS = (
     "128, uniform:100-200, lognormal:mean=12000,p99=100000[,max=120000], "
-    "percentiles:50=900,90=3000,99=8000 or, for answers, ratio:0.01 of their prompt"
+    "percentiles:50=900,90=3000,99=8000 or, for outputs, ratio:0.01 of their prompt"
 )
 
 
@@ -27,23 +27,23 @@ class Fixed(msgspec.Struct, frozen=True):
     tokens: int
 
     def quantile(self, share: float) -> float:
-        """The length that a share of 0 to 1 stays under."""
+        """The length at quantile `share`, 0 to 1."""
         return self.tokens
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Every length from `low` to `high` alike."""
+    """Every length from `low` to `high`, equally likely."""
 
     low: int
     high: int
 
     def quantile(self, share: float) -> float:
-        """The length that a share of 0 to 1 stays under."""
+        """The length at quantile `share`, 0 to 1."""
         return self.low + share * (self.high - self.low)
 
 
 class LogNormal(msgspec.Struct, frozen=True):
-    """Many short, few very long: given by its mean and its 99th percentile, cut at `most`."""
+    """Log-normal with a given mean and 99th percentile, cut at `most`."""
 
     mean: float
     p99: float
@@ -51,25 +51,25 @@ class LogNormal(msgspec.Struct, frozen=True):
 
     @property
     def sigma(self) -> float:
-        """Of the logarithm: the smaller root of p99 / mean = exp(z sigma - sigma^2 / 2)."""
+        """Standard deviation of the logarithm: the smaller root of p99 / mean = exp(z sigma - sigma^2 / 2)."""
         z = NormalDist().inv_cdf(0.99)
         return z - math.sqrt(z * z - 2 * math.log(self.p99 / self.mean))
 
     def quantile(self, share: float) -> float:
-        """The length that a share of 0 to 1 stays under."""
+        """The length at quantile `share`, 0 to 1."""
         sigma = self.sigma
         median = self.mean * math.exp(-sigma * sigma / 2)
         return min(median * math.exp(sigma * NormalDist().inv_cdf(share)), self.most)
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Straight lines between stated percentiles; the first and the last value beyond them."""
+    """Linear between stated percentiles, constant beyond the first and the last."""
 
     percents: tuple[float, ...]
     tokens: tuple[int, ...]
 
     def quantile(self, share: float) -> float:
-        """The length that a share of 0 to 1 stays under."""
+        """The length at quantile `share`, 0 to 1."""
         percent = share * 100
         after = bisect_right(self.percents, percent)
         if after in (0, len(self.percents)):
@@ -79,7 +79,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """A share of the request's own prompt."""
+    """A fraction of the request's prompt length."""
 
     of_prompt: float
 
@@ -88,9 +88,9 @@ Distribution: TypeAlias = Fixed | Uniform | LogNormal | Percentiles
 
 
 def draw(lengths: Distribution, num: int, rng: random.Random, scale: float = 1.0) -> list[int]:
-    """`num` lengths in tokens, at least 1 each: the distribution's mid-quantiles in a random order.
+    """`num` lengths in tokens, at least 1 each: the distribution's mid-quantiles in random order.
 
-    So every seed brings the same lengths, and servers and seeds differ in order only.
+    Every seed has the same lengths; only their order differs.
     """
     drawn = [max(1, round(scale * lengths.quantile((rank + 0.5) / num))) for rank in range(num)]
     rng.shuffle(drawn)
@@ -100,14 +100,14 @@ def draw(lengths: Distribution, num: int, rng: random.Random, scale: float = 1.0
 def sample_output_lengths(
     lengths: Distribution | Ratio, prompts: list[int], rng: random.Random, scale: float
 ) -> list[int]:
-    """The length of the answer to each prompt."""
+    """The output length for each prompt length."""
     if isinstance(lengths, Ratio):
         return [max(1, round(prompt * lengths.of_prompt)) for prompt in prompts]
     return draw(lengths, len(prompts), rng, scale)
 
 
 def read_lengths(flag: str, words: str) -> Distribution | Ratio:
-    """The distribution that `words` name; raises `SettingsError` with the forms that exist."""
+    """Parse a distribution; raises `SettingsError` that lists the forms."""
     kind, _, rest = words.partition(":") if ":" in words else ("fixed", "", words)
     try:
         lengths: Distribution | Ratio = _READERS[kind](rest)
@@ -119,7 +119,7 @@ def read_lengths(flag: str, words: str) -> Distribution | Ratio:
 
 
 def read_own_lengths(flag: str, words: str) -> Distribution:
-    """As `read_lengths`, for lengths that can be no share of a prompt's."""
+    """Parse a distribution that may not be a ratio of the prompt."""
     lengths = read_lengths(flag, words)
     if isinstance(lengths, Ratio):
         raise SettingsError(f"{flag} is {words!r}; there is no prompt length to take a ratio of; allowed: {FORMS}")

@@ -1,4 +1,4 @@
-"""What is sent: the requests of one case and one seed, and when each is due."""
+"""The load: the requests of one case and one seed, and when each is due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.bench.prompts import Part, Prompt, PromptMaker, VerbatimPrompt
 
 
 class Random(msgspec.Struct, frozen=True):
-    """Prompts of random content; each begins with one of `num_prefixes` shared prefixes, where there are any."""
+    """Prompts of random content. Each begins with one of `num_prefixes` shared prefixes, if there are any."""
 
     input_len: Distribution
     output_len: Distribution | Ratio
@@ -23,33 +23,33 @@ class Random(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A recorded service: its lengths, its shared blocks, its clock."""
+    """A recorded trace: its lengths, its shared blocks, its timestamps."""
 
     rows: tuple[TraceRow, ...]
 
 
 class FromFile(msgspec.Struct, frozen=True):
-    """Prompts as they were written, in the file's order, over and over."""
+    """Prompts of a file, in its order, repeated as often as needed."""
 
     rows: tuple[FileRow, ...]
     output_len: Distribution
-    """For prompts that do not say."""
+    """For prompts without their own output length."""
 
 
 Source: TypeAlias = Random | Trace | FromFile
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One point that is measured."""
+    """One case of a benchmark: what is sent, and at which pace."""
 
     name: str
     source: Source
     pace: Pace
     num_prompts: int
     scale: float = 1.0
-    """On all lengths in tokens."""
+    """Factor on all lengths in tokens."""
     max_len: int | None = None
-    """Prompt and answer together: longer requests are left out."""
+    """Limit on prompt plus output; longer requests are left out."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -58,11 +58,11 @@ class Request(msgspec.Struct, frozen=True):
     prompt: Prompt
     output_len: int
     stamp: float | None = None
-    """Seconds on a trace's clock."""
+    """Timestamp of a trace, in seconds."""
 
     @property
     def input_len(self) -> int | None:
-        """Tokens of the prompt, where they are known beforehand."""
+        """Tokens of the prompt; None if they are not known beforehand."""
         return (
             self.prompt.num_tokens
             if isinstance(self.prompt, VerbatimPrompt)
@@ -76,12 +76,12 @@ class Load(msgspec.Struct, frozen=True):
     case: Case
     requests: list[Request]
     due: list[float]
-    """Seconds after the first."""
+    """Seconds after the first request."""
     num_left_out: int
 
     @property
     def num_all_prefix(self) -> int:
-        """Requests that are no longer than the prefix they share, and keep one token of their own."""
+        """Requests that are not longer than their shared prefix and keep one token of their own."""
         if not (isinstance(self.case.source, Random) and self.case.source.num_prefixes):
             return 0
         num_shared = _shared_len(self.case.source, self.case.scale)
@@ -89,7 +89,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def build_load(case: Case, seed: int, salt: str, duration: float | None) -> Load:
-    """The load of `case`: lengths and arrivals follow from the seed, contents from seed and salt."""
+    """The load of `case`. The seed decides lengths and arrivals; seed and salt decide contents."""
     rng = random.Random(f"{seed}/{case.name}")
     requests = _requests(case, rng, f"{salt}/{seed}/{case.name}")
     fitting = [request for request in requests if case.max_len is None or _fits(request, case.max_len)]
@@ -133,14 +133,14 @@ def _shared_len(source: Random, scale: float) -> int:
 
 
 def _prefixed(own_key: str, prefix_key: str, num_tokens: int, num_shared: int) -> tuple[Part, ...]:
-    """A prompt of `num_tokens`, the first of them shared; at least one is its own."""
+    """A prompt of `num_tokens` that begins with a shared prefix; at least one token is its own."""
     num_shared = min(num_shared, num_tokens - 1)
     own = Part(own_key, num_tokens - num_shared)
     return (Part(prefix_key, num_shared), own) if num_shared else (own,)
 
 
 def _traced(row: TraceRow, scale: float, own_key: str, key: str) -> Request:
-    """Each whole block by its hash id, so that equal ids are equal tokens; the rest, too, by its own."""
+    """A prompt of blocks keyed by their hash ids, so that equal ids are equal tokens."""
     num_tokens = max(1, round(scale * row.input_len))
     block = max(1, round(scale * MOONCAKE_BLOCK))
     parts = [

@@ -1,4 +1,4 @@
-"""Measuring a case: the servers, what their prompts are made of, and one run after another."""
+"""One benchmark: its servers, its prompts, and one run after another."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from plait.errors import SettingsError
 from plait.http.auth import read_keys
 
 STREAMS_PER_PROCESS = 16
-"""Fewer are not worth another process."""
+"""Fewer streams are not worth another process."""
 MAX_PROCESSES = 8
 WARM_UP_TOKENS = 16
 TOKEN_RANGE = "1000-30000"
-"""Inside the vocabularies of today's models, past their special tokens."""
+"""Within the vocabularies of today's models, without their special tokens."""
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """A request and its answer, token by token."""
+    """A request and its output, as token ids."""
 
     index: int
     prompt: msgspec.Raw
-    """As it was sent: token ids, a text or messages."""
+    """The prompt as sent: token ids, a text or messages."""
     answer: list[int]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A run with what it says."""
+    """A run and its metrics."""
 
     run: Run
     metrics: Metrics
     client_lag: ClientLag
     streams: list[Stream] = []
-    """Those that were to be kept and ended well."""
+    """The outputs of --keep-streams that ended well."""
 
 
 class Bench:
-    """What all runs of a command share: servers that answer, a way to make prompts, limits."""
+    """What all runs of a command share: probed servers, a prompt maker, limits."""
 
     def __init__(self, settings: BenchSettings, urls: list[str]) -> None:
         self.settings = settings
@@ -76,7 +76,7 @@ class Bench:
         return [self.settings.load.seed + index for index in range(num)]
 
     def measure(self, case: Case, server: Server, seed: int) -> Measured:
-        """Run a case on a server; a run that Ctrl-C broke off says so."""
+        """Run a case on a server. A run that Ctrl-C interrupted is marked partial."""
         duration, measuring = self.settings.load.duration, self.settings.measure
         load = build_load(case, seed, self._salt, duration)
         if not load.requests:
@@ -95,7 +95,7 @@ class Bench:
         return Measured(run, compute_metrics(run, self.slo), client_lag(run, measuring.max_lag_ms / 1000), streams)
 
     def _warm_up(self, load: Load, server: Server, seed: int) -> None:
-        """Prompts of the load's lengths and of other contents, one after another."""
+        """Send prompts with the load's lengths and other contents, one after another."""
         for number in range(self.settings.measure.warmup):
             request = load.requests[number % len(load.requests)]
             own = Part(f"{self._salt}/warm-up/{seed}/{server.position}/{number}", request.input_len or 1)
@@ -109,7 +109,7 @@ class Bench:
 
 
 def _progress(case: Case, server: Server, total: int) -> tqdm:
-    """A bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
     return tqdm(total=total, desc=f"{case.name} {server.url}", unit="request", leave=False, disable=None)
 
 
@@ -131,7 +131,7 @@ def _maker(settings: BenchSettings, size: TextSize) -> PromptMaker:
 
 
 def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize | None:
-    """How many tokens the server's usage says that texts have; None for token ids, which are exact."""
+    """Tokens per piece of text, measured from the server's usage; None for token ids, which are exact."""
     if settings.server.api == "completions" and settings.load.text is None:
         return None
     maker, few, many = _maker(settings, TextSize()), 100, 400
@@ -143,22 +143,22 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
 
 
 def _spread(num: int, num_chosen: int) -> frozenset[int]:
-    """So many indices, as far from one another as they can be; all where there are fewer."""
+    """`num_chosen` indices below `num`, evenly spread; all if there are fewer."""
     return frozenset(place * num // num_chosen for place in range(num_chosen)) if num_chosen else frozenset()
 
 
 def _check_kept(settings: BenchSettings, servers: list[Server]) -> None:
-    """Raise `SettingsError` where streams are to be kept of a server that tells no token ids."""
+    """Raise `SettingsError` if --keep-streams is given and a server sends no token ids."""
     for server in servers if settings.output.keep_streams else ():
         if server.counting != "token-ids":
             raise SettingsError(
                 f"--keep-streams needs token ids, and {server.url} is counted by {server.counting}; give --count-by "
-                "token-ids, or leave it out"
+                "token-ids, or leave --keep-streams out"
             )
 
 
 def _count_alike(servers: list[Server]) -> None:
-    """Servers that are compared are asked for the same: what they all tell of their tokens."""
+    """Count all compared servers alike, by what every one of them sends."""
     kinds = {server.counting for server in servers}
     if len(kinds) > 1:
         for server in servers:

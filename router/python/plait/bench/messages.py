@@ -1,6 +1,6 @@
-"""What passes between the bench and its client processes: msgpack, each message behind its length.
+"""Messages between the benchmark and its client processes: length-prefixed msgpack.
 
-All times are seconds of CLOCK_MONOTONIC, which is one clock for all processes of a machine.
+All times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Counting = Literal["token-ids", "running-usage", "usage", "chunks"]
-"""What tells how many tokens a chunk brings; `usage` tells the total alone."""
+"""How the tokens of a chunk are counted; `usage` gives only the total."""
 
 NO_SOCKET = "client has no socket"
-"""The kind of a failure that is the client's own."""
+"""Kind of a failure that is the client's own."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -25,28 +25,28 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Where and how a client sends."""
 
     address: str
-    """An IP address: names were looked up before."""
+    """An IP address: names are resolved before."""
     port: int
     tls_name: str | None
-    """The server's name in its certificate; None sends in the clear."""
+    """The server's name in its certificate; None sends without TLS."""
     head: bytes
-    """Request line and headers, up to the length of the body."""
+    """Request line and headers, up to the value of Content-Length."""
     streamed: bool
     counting: Counting
     timeout_seconds: float
 
 
 class Job(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A request that will be sent when its `Go` comes."""
+    """A request that is sent when its `Go` arrives."""
 
     index: int
     body: bytes
     keeps_ids: bool = False
-    """Its answer's token ids are wanted."""
+    """Whether the outcome carries the token ids."""
 
 
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """All jobs are there: answer `Ready` and watch the time."""
+    """All jobs were sent: answer `Ready` and start to measure the event loop's lag."""
 
 
 class Go(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -54,69 +54,69 @@ class Go(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     index: int
     intended: float | None
-    """From when its latency counts; None: from when the client takes it up (closed loop)."""
+    """When its latency begins; None: when the client takes it up (closed loop)."""
     due: float | None
-    """When it could be sent at the earliest: what comes later is the client's fault. None: a stream's first request."""
+    """The earliest time at which it could be sent. Later is the client's lag. None: a stream's first request."""
 
 
 class Finish(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run is over: give up what is under way and answer with a `Report`."""
+    """The run is over: drop open requests and answer with a `Report`."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The client waits for requests."""
+    """The client waits for orders."""
 
 
 class Outcome(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What became of a request."""
+    """The end of a request."""
 
     index: int
     intended: float
     due: float
     taken: float
-    """When the client took it up; a new connection, where it needs one, comes after."""
+    """When the client took it up. A new connection, if it needs one, is opened after that."""
     ended: float
-    """When the last byte of its body came; of a failed request, when it had failed."""
+    """When the last byte of its body arrived, or when it failed."""
     freed: float
-    """When nothing more of it was to come: its stream and its slot are free."""
+    """When its connection was free for the next request."""
     failure: str | None
-    """Kind of the failure; failures are counted by it."""
+    """Kind of the failure. Failures are counted by kind."""
     detail: str
-    """What the server or the system said of the failure."""
+    """The server's or the system's message."""
     finish_reason: str | None
     num_prompt_tokens: int | None
-    """By the server's usage, as is `num_output_tokens`."""
+    """From the server's usage, as `num_output_tokens`."""
     num_output_tokens: int | None
     times: bytes
-    """float64 each: when the chunks with tokens arrived."""
+    """float64: arrival of each chunk with tokens."""
     counts: bytes
-    """uint32 each: the tokens in those chunks."""
+    """uint32: tokens of each of those chunks."""
     token_ids: list[int] | None = None
-    """The answer, where its ids were wanted."""
+    """The output, if its ids were wanted."""
 
     @property
     def arrivals(self) -> array[float]:
-        """When the chunks with tokens arrived."""
+        """Arrival of each chunk with tokens."""
         return array("d", self.times)
 
     @property
     def tokens(self) -> array[int]:
-        """The tokens in those chunks."""
+        """Tokens of each of those chunks."""
         return array("I", self.counts)
 
 
 class Report(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """How a client process itself fared."""
+    """What a client process measured of itself."""
 
     lag_p99: float
-    """Seconds by which its event loop was late for a timer."""
+    """Seconds by which its event loop was late for a timer, 99th percentile."""
     lag_max: float
     cpu_share: float
-    """Of one core."""
+    """CPU time as a share of one core."""
     num_resent: int
     """Requests sent again because the server had closed an idle connection."""
     in_flight: list[float] = []
-    """When the client took up each request that had not ended."""
+    """When the client took up each request that has not ended."""
 
 
 ToClient: TypeAlias = Setup | Job | Begin | Go | Finish
@@ -124,13 +124,13 @@ FromClient: TypeAlias = Ready | Outcome | Report
 
 
 def frame(message: ToClient | FromClient) -> bytes:
-    """A message as it travels."""
+    """A message with its length before it."""
     packed = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(packed)) + packed
 
 
 class Frames:
-    """Cuts a byte stream back into messages."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -154,6 +154,6 @@ LENGTH_BYTES = _LENGTH.size
 
 
 def frame_length(packed: bytes) -> int:
-    """The length that stands before a message."""
+    """The length before a message, in bytes."""
     (length,) = _LENGTH.unpack(packed)
     return int(length)

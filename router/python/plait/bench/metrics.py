@@ -1,4 +1,4 @@
-"""What a run says: its figures, each defined here once."""
+"""The metrics of a run, each defined here once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Timed(msgspec.Struct, frozen=True):
 
     index: int
     num_prompt_tokens: int
-    """By the server's usage, else as asked for."""
+    """From the server's usage, else as asked for."""
     num_output_tokens: int
-    """By the server's usage, else the tokens of its chunks."""
+    """From the server's usage, else the tokens of its chunks."""
     ttft: float | None
-    """None where the answer came whole, or empty; so are the next three."""
+    """None if the response was not streamed, or empty. Then `tpot` is None and the gaps are empty."""
     tpot: float | None
     gaps: list[float]
     """Between chunks."""
     token_gaps: list[float]
-    """Between tokens: those that arrived together share their gap evenly."""
+    """Between tokens: tokens that arrived together share their gap evenly."""
     e2e: float
 
 
-class Metrics(msgspec.Struct, frozen=True):  # budget: the figures that the table shows
-    """The figures of one run; seconds, and tokens or requests a second."""
+class Metrics(msgspec.Struct, frozen=True):  # budget: the metrics that the table shows
+    """The metrics of one run; in seconds, and tokens or requests a second."""
 
     duration: float
     num_completed: int
@@ -44,34 +44,33 @@ class Metrics(msgspec.Struct, frozen=True):  # budget: the figures that the tabl
     prompt_tokens_per_second: float
     total_tokens_per_second: float
     peak_output_tokens_per_second: float | None
-    """None where the run has no whole second."""
+    """None if the run is shorter than a second."""
     peak_concurrency: int
     mean_concurrency: float
     goodput: float | None
-    """Requests a second that meet the limits; None where there are none."""
+    """Requests a second that meet the SLO; None without one."""
     latencies: dict[str, Summary | None]
     """`ttft`, `tpot`, `itl` (per chunk), `itl_token` and `e2e`."""
     wait: Summary | None
-    """From the intended arrival to the sending."""
+    """From the intended arrival to when the client sends."""
 
 
 DEFINITIONS = {
-    "duration": "from the first intended arrival to the end of the last answer, or to the interruption",
+    "duration": "from the first intended arrival to the end of the last response, or to the interruption",
     "latencies": "of completed requests, from the intended arrival (closed loop: from when the client takes them up)",
     "TTFT": "to the first chunk with a token",
     "TPOT": "(last token - first token) / (tokens - 1) of each request",
-    "ITL per chunk": "gap between two chunks of an answer that bring tokens, as they are read; 0 where one read "
-    "brought both",
+    "ITL per chunk": "gap between two chunks with tokens of a response; 0 if one read brought both",
     "ITL per token": "the same gap shared evenly by the tokens that arrived at its end",
-    "E2E": "to the end of the answer",
+    "E2E": "to the end of the response",
     "tokens/s": "tokens of completed requests over the duration; peak: of the busiest whole second",
-    "concurrency": "requests sent and not ended: the most at a time, and the mean over the duration",
-    "percentiles": "on a straight line between neighbours of the ordered values (numpy's default)",
+    "concurrency": "requests sent and not ended: the peak, and the mean over the duration",
+    "percentiles": "linear interpolation between the ordered values (numpy's default)",
 }
 
 
 def compute_metrics(run: Run, slo: Slo | None) -> Metrics:
-    """All figures of a run."""
+    """All metrics of a run."""
     timed = [timed_request(run, outcome) for outcome in run.outcomes if outcome.failure is None]
     ended = run.ended if run.is_partial else max((outcome.freed for outcome in run.outcomes), default=run.ended)
     duration = max(ended - run.begun, 1e-6)  # Ctrl-C may come before the first arrival
@@ -96,7 +95,7 @@ def compute_metrics(run: Run, slo: Slo | None) -> Metrics:
 
 
 def timed_request(run: Run, outcome: Outcome) -> Timed:
-    """The latencies and counts of a completed request."""
+    """Latencies and counts of a completed request."""
     times, counts = outcome.arrivals, outcome.tokens
     num_tokens = outcome.num_output_tokens if outcome.num_output_tokens is not None else sum(counts)
     asked = run.load.requests[outcome.index].input_len
@@ -139,7 +138,7 @@ def _is_good(one: Timed, slo: Slo) -> bool:
 
 
 def tokens_by_second(run: Run) -> list[int]:
-    """Output tokens of completed requests that arrived in each second since the begin; a whole answer's at its end."""
+    """Output tokens of completed requests by the second of their arrival; without streaming, of the response's end."""
     seconds: Counter[int] = Counter()
     for outcome in run.outcomes:
         if outcome.failure is None:
@@ -155,7 +154,7 @@ def _arrived(run: Run, outcome: Outcome) -> Iterator[tuple[float, int]]:
 
 
 def peak_concurrency(run: Run) -> int:
-    """The most requests that were in flight at a time."""
+    """The most requests in flight at a time."""
     changes = sorted(change for taken, freed in run.spans for change in ((taken, 1), (freed, -1)))
     now = peak = 0
     for _, change in changes:

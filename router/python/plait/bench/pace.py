@@ -1,4 +1,4 @@
-"""When requests are due: streams that never rest, a rate, or the clock of a trace."""
+"""The pace of requests: closed loop, open loop at a rate, or the timestamps of a trace."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 
 class ClosedLoop(msgspec.Struct, frozen=True, tag="closed"):
-    """Closed loop: each of `num_streams` sends its next request when its last one ended."""
+    """Closed loop: each of `num_streams` streams sends its next request when its last one ended."""
 
     num_streams: int
 
     @property
     def cap(self) -> int | None:
-        """Requests that are in flight at a time, at most."""
+        """Most requests in flight at a time."""
         return self.num_streams
 
     @property
@@ -26,12 +26,12 @@ class ClosedLoop(msgspec.Struct, frozen=True, tag="closed"):
 
 
 class OpenLoop(msgspec.Struct, frozen=True, tag="open"):
-    """Open loop: requests are due at a rate, whatever the server does."""
+    """Open loop: requests are due at a rate, independent of the server."""
 
     rate: float
     """Requests a second."""
     burstiness: float | None
-    """Shape of the gamma distribution of the gaps: 1 is Poisson, under 1 comes in bursts; None: all gaps alike."""
+    """Shape of the gamma distribution of the gaps: 1 is Poisson, less is bursty. None: all gaps are equal."""
     cap: int | None
 
     @property
@@ -43,7 +43,7 @@ class OpenLoop(msgspec.Struct, frozen=True, tag="open"):
 
 
 class TraceReplay(msgspec.Struct, frozen=True, tag="trace"):
-    """Open loop: requests are due when the trace says, `speed` times as fast."""
+    """Open loop: requests are due at the trace's timestamps, `speed` times as fast."""
 
     speed: float
     cap: int | None
@@ -62,16 +62,16 @@ def _capped(cap: int | None) -> str:
 
 
 def due_offsets(pace: Pace, num: int, stamps: list[float] | None, rng: random.Random) -> list[float]:
-    """When each of `num` requests is due, in seconds after the first; a closed loop's are all due at once.
+    """When each of `num` requests is due, in seconds after the first. Those of a closed loop are all due at once.
 
-    The gaps of a rate are stretched to a mean of exactly 1 / rate, so that every seed offers the same load.
-    `stamps` is a trace's clock in seconds.
+    Gaps are scaled to a mean of exactly 1 / rate, so that every seed offers the same load. `stamps` holds a trace's
+    timestamps in seconds.
     """
     if isinstance(pace, ClosedLoop) or num == 0:
         return [0.0] * num
     if isinstance(pace, TraceReplay):
         if stamps is None:
-            raise ValueError("only a trace has a clock of its own")
+            raise ValueError("the load is not a trace: it has no timestamps to replay")
         return [(stamp - stamps[0]) / pace.speed for stamp in stamps[:num]]
     gaps = _shares_of_the_longest([_gap(pace.burstiness, rng) for _ in range(num - 1)])
     stretch = len(gaps) / pace.rate / sum(gaps) if gaps else 1.0
@@ -79,7 +79,7 @@ def due_offsets(pace: Pace, num: int, stamps: list[float] | None, rng: random.Ra
 
 
 def _shares_of_the_longest(gaps: list[float]) -> list[float]:
-    """Gaps of little burstiness may all be too small to divide by; where all are 0, they are alike."""
+    """Gaps over the longest one. Very bursty gaps may be too small to divide by; if all are 0, they are equal."""
     longest = max(gaps, default=0.0)
     return [gap / longest if longest else 1.0 for gap in gaps]
 

@@ -1,4 +1,4 @@
-"""What a column of figures says in five numbers."""
+"""Mean, percentiles and maximum of a list of values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value at `percent` of (n - 1) steps through `ordered`, on a straight line between neighbours.
+    """The percentile of ordered values, with linear interpolation.
 
-    The definition of numpy's default and of `statistics.quantiles(method="inclusive")`.
+    As numpy's default and `statistics.quantiles(method="inclusive")`.
     """
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
@@ -30,7 +30,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summary(values: Sequence[float]) -> Summary | None:
-    """The five numbers of `values`; None where there are none."""
+    """The summary of `values`; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 SIZE_INCHES = (8.0, 5.0)
 DPI = 110
 MAX_RUNS = 10
-"""Lines that a plot holds before nobody can tell them apart."""
+"""More lines in a plot cannot be told apart."""
 
 
 def require_matplotlib() -> None:
-    """Raise `SettingsError` where plots cannot be drawn."""
+    """Raise `SettingsError` if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -33,7 +33,7 @@ def require_matplotlib() -> None:
 
 
 def draw(runs: list[Measured], folder: Path, name: str) -> list[Path]:
-    """Draw all that these runs have; the files."""
+    """Draw every plot that these runs have data for; the files."""
     from matplotlib.figure import Figure
 
     drawn: list[Path] = []
@@ -61,10 +61,10 @@ def _finish(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def _itl_tail(axes: Axes, runs: list[Measured]) -> bool:
-    """Share of the gaps that are longer than a time."""
+    """Share of gaps longer than a time."""
     for measured in runs[:MAX_RUNS]:
         gaps = sorted(gap for one in _completed(measured) for gap in one.gaps)
-        # Gaps of 0 count among all, and have no place on a logarithmic axis.
+        # Gaps of 0 count in the total, but a logarithmic axis cannot show them.
         shown = [(gap * 1000, 1 - place / len(gaps)) for place, gap in enumerate(gaps) if gap > 0]
         if shown:
             axes.step(*zip(*shown, strict=True), where="pre", label=_label(measured))
@@ -96,7 +96,7 @@ def _tokens(axes: Axes, runs: list[Measured]) -> bool:
 
 
 def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
-    """Of the first server and seed, where it was measured at several rates or concurrencies."""
+    """Latencies of the first server and seed, if it was measured at several rates or concurrencies."""
     from matplotlib.ticker import LogFormatter
 
     points = load_points(runs)
@@ -115,7 +115,7 @@ def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
 
 
 def _pairs(axes: Axes, runs: list[Measured]) -> bool:
-    """Each ratio to the first server: the median of the seeds, and from the least to the greatest."""
+    """Each ratio to the first server: median, least and greatest of the seeds."""
     found = ratios(runs)
     if not found:
         return False
@@ -150,4 +150,4 @@ _PLOTS: dict[str, Callable[[Axes, list[Measured]], bool]] = {
     "latency-by-load": _latency_by_load,
     "pairs": _pairs,
 }
-"""What paints each plot; false where these runs have nothing for it."""
+"""The function behind each plot; it returns False if these runs have no data for it."""

@@ -1,4 +1,4 @@
-"""Ready-made loads: those by which servers are commonly compared."""
+"""Ready-made loads by which servers are commonly compared."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A shape, and the points at which it is measured: streams of a closed loop, or rates of an open one."""
+    """Lengths, and the cases to measure: concurrencies of a closed loop, or rates of an open one."""
 
     input_len: str
     output_len: str
     streams: tuple[int, ...] = ()
     per_stream: int = 4
-    """Requests that each stream of a closed loop sends."""
+    """Requests of each stream of a closed loop."""
     rates: tuple[float, ...] = ()
     num_prompts: int = 100
     """Requests of each rate."""
@@ -24,7 +24,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROFILES = {
-    # Long prompts with a heavy tail, short answers: what mixed steps were first judged by.
+    # Long prompts with a heavy tail, short outputs: where mixed batching matters most.
     "prefill-heavy": Profile(
         input_len="lognormal:mean=12000,p99=100000,max=120000",
         output_len="ratio:0.01",
@@ -43,13 +43,13 @@ PROFILES = {
     "chat": Profile(input_len="128", output_len="128", streams=(1, 64, 256)),
 }
 FEWEST_PROMPTS = 8
-"""Of a point of a scaled profile."""
+"""Least requests of a case of a scaled profile."""
 
 
 def scaled(profile: Profile, scale: float) -> Profile:
-    """The profile with fewer streams and requests; lengths are scaled where they are drawn, rates stay.
+    """The profile with fewer streams and requests. Lengths are scaled when they are sampled.
 
-    A rate of shorter requests is less work already.
+    Rates stay: a rate of shorter requests is already less work.
     """
     streams = dict.fromkeys(math.ceil(num * scale) for num in profile.streams)
     return msgspec.structs.replace(

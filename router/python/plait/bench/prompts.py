@@ -1,4 +1,4 @@
-"""Prompts of a wanted length: token ids, words or lines of a text, from parts that several prompts may share."""
+"""Prompts of a given length: token ids, words or lines of a text, made of parts that prompts may share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from plait.errors import SettingsError
 
-# Short, frequent and in every tokenizer: mostly one token each with the blank before it.
+# Short and frequent words: with the blank before it, each is one token in most tokenizers.
 _COMMON = (
     "the of and to in that is was he for it with as his on be at by had not are but from or have an they which one "
     "you were her all she there would their we him been has when who will more no if out so said what up its about "
@@ -23,32 +23,32 @@ _WORDS = _COMMON.split()
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A piece of a prompt: equal keys and lengths are equal text."""
+    """A part of a prompt: equal keys and lengths give equal text."""
 
     key: str
     num_tokens: int
 
 
 class VerbatimPrompt(msgspec.Struct, frozen=True):
-    """A prompt as a file gave it."""
+    """A prompt as the file has it."""
 
     json: bytes
     """Value of `prompt` or `messages`."""
     num_tokens: int | None
-    """Where it is given as token ids."""
+    """None unless it is given as token ids."""
 
 
 Prompt: TypeAlias = tuple[Part, ...] | VerbatimPrompt
 
 
 class TextSize(msgspec.Struct, frozen=True):
-    """How tokens follow from pieces of text, as the server's own usage told it, where it did."""
+    """Tokens per piece of text, as measured from the server's usage."""
 
     tokens_per_piece: float = 1.0
     overhead: float = 0.0
     """Tokens of the chat template."""
     is_measured: bool = False
-    """False: the server told nothing, and a piece is taken for a token."""
+    """False: the server sends no usage, so a piece counts as one token."""
 
     def pieces(self, num_tokens: float) -> int:
         """Pieces of text for a number of tokens."""
@@ -58,11 +58,11 @@ class TextSize(msgspec.Struct, frozen=True):
 class PromptMaker(Protocol):
     """Turns parts into the JSON value of a request's `prompt` or `messages`."""
 
-    def make(self, parts: tuple[Part, ...]) -> bytes: ...  # noqa: D102
+    def make(self, parts: tuple[Part, ...]) -> bytes: ...
 
 
 class TokenIds:
-    """Random token ids from `low` up to, but without, `high`: lengths are exact."""
+    """Random token ids from `low` to below `high`: lengths are exact."""
 
     def __init__(self, low: int, high: int) -> None:
         self._ids = [b"%d" % token for token in range(low, high)]
@@ -70,7 +70,7 @@ class TokenIds:
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
         """A list of ids."""
-        # Only what may be shared is worth keeping: the last part is the prompt's own.
+        # The last part is the prompt's own: caching it would not pay.
         shared = [self._part(part) for part in parts[:-1]]
         return b"[" + b",".join((*shared, self._draw(parts[-1]))) + b"]"
 
@@ -79,14 +79,14 @@ class TokenIds:
 
 
 class Words:
-    """Random words, as a text or as one message of a chat: lengths are as near as `size` tells."""
+    """Random words, as a text or as one message of a chat: lengths are as exact as `size`."""
 
     def __init__(self, chat: bool, size: TextSize) -> None:
         self._chat = chat
         self._size = size
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
-        """A text, or a chat's messages with one question."""
+        """A text, or a chat with one message."""
         return text_prompt(self._chat, " ".join(self._draw(part) for part in _less_overhead(parts, self._size)))
 
     def _draw(self, part: Part) -> str:
@@ -102,7 +102,7 @@ class Lines:
         self._lines = lines
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
-        """A text, or a chat's messages with one question."""
+        """A text, or a chat with one message."""
         return text_prompt(self._chat, "\n".join(self._draw(part) for part in _less_overhead(parts, self._size)))
 
     def _draw(self, part: Part) -> str:
@@ -113,7 +113,7 @@ class Lines:
 
 
 def _less_overhead(parts: tuple[Part, ...], size: TextSize) -> tuple[Part, ...]:
-    """What the chat template adds is taken from the prompt's own part."""
+    """The parts, the prompt's own one shortened by what the chat template adds."""
     own = max(1, parts[-1].num_tokens - round(size.overhead))
     return (*parts[:-1], Part(parts[-1].key, own))
 
@@ -127,7 +127,7 @@ MAX_TOKEN_ID = 1 << 24
 
 
 def read_token_range(words: str) -> tuple[int, int]:
-    """`LOW-HIGH`, without the upper end; raises `SettingsError`."""
+    """Parse `LOW-HIGH`, where HIGH is exclusive; raises `SettingsError`."""
     low, _, high = words.partition("-")
     is_short = len(words) <= 2 * len(str(MAX_TOKEN_ID)) + 1  # Python refuses to read thousands of digits
     if not (is_short and low.isdecimal() and high.isdecimal() and int(low) < int(high) <= MAX_TOKEN_ID):

@@ -1,4 +1,4 @@
-"""What is left of a command: the foot of its tables, its files, its exit code."""
+"""The end of a command: comparison, notes, files and exit code."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ Stop: TypeAlias = StartError | KeyboardInterrupt | BrokenPipeError
 
 
 class Written(msgspec.Struct, frozen=True):
-    """Where results go, and what they are called."""
+    """Where results are written, and their name."""
 
     folder: Path | None
     command: str
     name: str
     stop: Stop | None
-    """What kept the command from measuring all that it was to measure."""
+    """What stopped the command before all runs were measured."""
 
 
 def until_stopped(measure_all: Callable[[], object], runs: list[Measured]) -> Stop | None:
-    """Measure; what stopped it, which is raised where `runs` has no finished run to tell of."""
+    """Measure; returns what stopped it, and raises that if `runs` holds no finished run."""
     try:
         measure_all()
     except (StartError, KeyboardInterrupt, BrokenPipeError) as stop:
         if not runs:
             raise
-        if isinstance(stop, BrokenPipeError):  # nobody reads the tables; files are written all the same
+        if isinstance(stop, BrokenPipeError):  # the tables' reader is gone; the files are still written
             discard_output()
         return stop
     return None
 
 
 def out_folder(settings: BenchSettings) -> Path | None:
-    """The folder for results, made where it is missing; raises `SettingsError` before anything is measured."""
+    """The folder for results, created if missing. Raises `SettingsError` before anything is measured."""
     if settings.output.out is None:
         if settings.output.requests or settings.output.keep_streams:
             flag = "--requests" if settings.output.requests else "--keep-streams"
-            raise SettingsError(f"{flag} are kept in a file; name its folder with --out")
+            raise SettingsError(f"{flag} writes to a file; name its folder with --out")
         return None
     if settings.output.plots:
         require_matplotlib()
@@ -75,9 +75,9 @@ def show(measured: Measured) -> None:
 
 
 def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
-    """Print what all runs say together and write the files; the exit code.
+    """Print the comparison and write the files; the exit code.
 
-    3 where the client was too slow for a run; raises `StartError` (2) where nothing was completed, and the one that
+    3 if the client was too slow in a run. Raises `StartError` (2) if no request was completed, or the error that
     stopped the command.
     """
     is_several = len({(one.run.position, one.run.seed) for one in runs}) > 1
@@ -97,7 +97,7 @@ def conclude(bench: Bench, runs: list[Measured], written: Written) -> int:
 
 
 def _say(words: str) -> None:
-    """Print, where anybody reads."""
+    """Print, if standard output still has a reader."""
     try:
         print(words, flush=True)
     except BrokenPipeError:
@@ -118,7 +118,7 @@ def _write(settings: BenchSettings, runs: list[Measured], written: Written, fold
 
 
 def _slug(settings: BenchSettings) -> list[str]:
-    """What tells one load from another in a file's name."""
+    """The load's part of a file name."""
     load = settings.load
     named = load.profile or load.trace or load.prompts
     return [re.sub(r"[^a-z0-9]+", "-", Path(named).stem.lower()).strip("-")] if named is not None else []
@@ -126,14 +126,14 @@ def _slug(settings: BenchSettings) -> list[str]:
 
 def _judge(runs: list[Measured]) -> int:
     if not any(one.metrics.num_completed for one in runs):
-        raise StartError("no request was completed; the kinds of failure stand in the tables above", ExitCode.SETTINGS)
+        raise StartError("no request was completed; the tables above list the failures", ExitCode.SETTINGS)
     late = next((one.client_lag.reasons for one in runs if one.client_lag.reasons), None)
     if late is None:
         return DONE
     print(
-        f"plait: a run is invalid (exit code {ExitCode.HARDWARE}): the client was late: {'; '.join(late)}. Its figures "
+        f"plait: a run is invalid (exit code {ExitCode.HARDWARE}): the client was late: {'; '.join(late)}. Its metrics "
         "are not the server's: use more --processes, another machine for the client, or a lighter load; --max-lag-ms "
-        "says what is late",
+        "sets the limit",
         file=sys.stderr,
         flush=True,
     )

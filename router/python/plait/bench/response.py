@@ -1,4 +1,4 @@
-"""One answer as its bytes arrive: server-sent events, or a body as a whole."""
+"""One response as its bytes arrive: server-sent events, or a whole body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_EVENT_BYTES = 32 << 20
 """Enough for the echo of a prompt of four million token ids."""
 MAX_DETAIL_CHARS = 300
 SHOWN_BYTES = 100
-"""Of a body or an event that is no answer."""
+"""Bytes of an unreadable body or event that an error shows."""
 NO_ANSWER = "no OpenAI answer"
 
 
@@ -41,18 +41,18 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """A chunk, a whole answer or an error; what else is in it is skipped, not decoded."""
+    """A chunk, a whole response or an error. Other fields are skipped, not decoded."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: _Error | str | None = None
     kind: str | None = msgspec.field(default=None, name="object")
     message: str | None = None
-    """Of an error that is the event itself: its `object` is `error`."""
+    """Message of an event that is itself an error: its `object` is `error`."""
 
     @property
     def error_words(self) -> str | None:
-        """What the event says of an error; None where it is none."""
+        """The error's message; None if the event is no error."""
         if isinstance(self.error, _Error):
             return self.error.message
         return (self.message or "") if self.error is None and self.kind == "error" else self.error
@@ -62,7 +62,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class Response:
-    """What is known of an answer so far."""
+    """What has arrived of a response so far."""
 
     __slots__ = (
         "_begin",
@@ -88,11 +88,11 @@ class Response:
         self._counting = counting
         self._num_events = 0
         self._rest = bytearray()
-        """An event's beginning; of a whole body all that came."""
+        """The unfinished line of a stream, or all of a whole body so far."""
         self._begin = b""
         """The body's first bytes."""
         self._broken = bytearray()
-        """An event's lines so far, of which the first alone is no JSON."""
+        """Lines of an event whose first line alone is not JSON."""
         self.status = 0
         self.times = array("d")
         self.counts = array("I")
@@ -100,13 +100,13 @@ class Response:
         self.usage: _Usage | None = None
         self.finish_reason: str | None = None
         self.is_done = False
-        """The server said that nothing follows."""
+        """The server sent `[DONE]`."""
         self.ended = 0.0
         self.failure: str | None = None
         self.detail = ""
 
     def feed(self, now: float, body: bytes) -> None:
-        """Take a piece of the body that arrived at `now`, cut anywhere."""
+        """Take bytes of the body that arrived at `now`. They may be cut anywhere."""
         self.ended = now
         if len(self._begin) < SHOWN_BYTES:
             self._begin += body[:SHOWN_BYTES]
@@ -141,25 +141,25 @@ class Response:
         self.require_tokens()
 
     def require_tokens(self) -> None:
-        """An answer that ended well and brought nothing, nor said why, is none."""
+        """Fail a response that ended well but brought no token, no finish_reason and no usage."""
         num_told = self.usage.completion_tokens if self.usage is not None else 0
         if not (self.times or self.finish_reason or num_told):
             self.fail("no answer", "200 without a token")
 
     def fail(self, kind: str, detail: str) -> None:
-        """The first failure is the one that counts."""
+        """Record a failure; the first one counts."""
         if self.failure is None:
             self.failure, self.detail = kind, detail[:MAX_DETAIL_CHARS]
 
     @property
     def token_ids(self) -> list[int] | None:
-        """What came, where it is kept; None too where an id is none that a vocabulary has."""
+        """The ids, if they are kept; None also if one of them is out of range."""
         ids = self._token_ids
         return ids if ids is not None and all(0 <= token <= MAX_TOKEN_ID for token in ids) else None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is there, whatever becomes of the connection."""
+        """Whether all text has arrived, whatever happens to the connection."""
         return self._streamed and (self.is_done or self.finish_reason is not None)
 
     def _line(self, now: float, line: bytes | bytearray) -> None:
@@ -174,7 +174,7 @@ class Response:
             self._end_event(now)
 
     def _end_event(self, now: float) -> None:
-        """An event that did not end with its first line is read from all of them."""
+        """Decode an event that spans several lines."""
         if self._broken:
             data = bytes(self._broken)
             self._broken.clear()
@@ -224,7 +224,7 @@ def _num_tokens(choice: _Choice) -> int:
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says."""
+    """The message in an error's body."""
     try:
         words = _decode(body).error_words
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

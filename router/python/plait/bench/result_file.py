@@ -1,4 +1,4 @@
-"""Results for other programs: `{commit, command, machine, versions, rows}` and what was special about each run."""
+"""The results file: `{commit, command, machine, versions, rows, runs}` as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNITS = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure."""
+    """One metric of one case."""
 
     case: str
     metric: str
@@ -44,13 +44,13 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def case_name(measured: Measured) -> str:
-    """A run's name among the rows."""
+    """The name of a run in the rows."""
     run = measured.run
     return f"{run.load.case.name} | {run.server} | seed {run.seed}"
 
 
 def rows(measured: Measured) -> list[Row]:
-    """The figures of one run, times in seconds."""
+    """The metrics of one run, times in seconds."""
     case, metrics = case_name(measured), measured.metrics
     made = [
         Row(case, metric, unit, float(value))
@@ -71,7 +71,7 @@ def rows(measured: Measured) -> list[Row]:
 
 
 def record(command: str, runs: list[Measured], ratios: list[Ratio], with_requests: bool) -> dict[str, object]:
-    """The results file."""
+    """The content of the results file."""
     compared = [
         Row(f"{ratio.case} | {ratio.server} over {ratio.base}", f"ratio_{ratio.metric}_{name}", "ratio", value)
         for ratio in ratios
@@ -132,7 +132,7 @@ def _latencies(run: Run, outcome: Outcome) -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """Of the source tree that runs; None for an installed package."""
+    """Commit of the source tree that runs; None for an installed package."""
     here = Path(__file__).parent
     try:
         command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -152,7 +152,7 @@ def machine() -> dict[str, object]:
 
 
 def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Of Python and of what the client is made of, or of other libraries; without those that are not there."""
+    """Versions of Python and of `libraries`, without those that are not installed."""
     found = {"python": platform.python_version()}
     for library in libraries:
         try:

@@ -1,4 +1,4 @@
-"""One run: a load is sent to one server, each request in its time."""
+"""One run: a load is sent to one server, each request when it is due."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from plait.bench.pace import ClosedLoop
 from plait.bench.server import Server
 
 LEAD_SECONDS = 0.05
-"""From the order to begin until the first request is due."""
+"""From the begin of a run to its first due request."""
 PROGRESS_SECONDS = 0.2
-"""How long the bench sleeps at most before it shows its progress."""
+"""Longest wait between two updates of the progress bar."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What happened; times in seconds of CLOCK_MONOTONIC."""
+    """The record of a run; times in seconds of CLOCK_MONOTONIC."""
 
     load: Load
     server: str
     """Its URL."""
     position: int
-    """Of the server, among those that were named."""
+    """Index of the server on the command line."""
     model: str
     seed: int
     streamed: bool
@@ -42,23 +42,23 @@ class Run(msgspec.Struct, frozen=True):
     is_partial: bool
     """It was interrupted."""
     num_unfinished: int
-    """Requests that were under way, or due and not sent, when it was interrupted."""
+    """Requests in flight, or due and not sent, when it was interrupted."""
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """From when to when each request was in flight; those that had not ended, until the end of the run."""
+        """Begin and end of each request's time in flight. Those that had not ended count until the run's end."""
         unfinished = [(taken, max(taken, self.ended)) for report in self.reports for taken in report.in_flight]
         return [(outcome.taken, outcome.freed) for outcome in self.outcomes] + unfinished
 
 
 Watch = Callable[[int, int], None]
-"""Told how many requests have ended and how many are in flight."""
+"""Called with the numbers of requests that have ended and that are in flight."""
 
 
 class Interrupt:
-    """Ctrl-C as something to look for: an exception could come between an answer and its being counted.
+    """Ctrl-C as a flag: an exception could come between an outcome and its being counted.
 
-    The second one raises: a client process that is stuck would not be got out of otherwise.
+    The second Ctrl-C raises, in case a client process is stuck.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Interrupt:
 
 
 class Dispatcher:
-    """The requests of a run: those that wait, those in flight, those that ended."""
+    """Dispatches the requests of a run: waiting, in flight, ended."""
 
     def __init__(self, clients: ClientPool, load: Load, duration: float | None) -> None:
         self._clients = clients
@@ -81,14 +81,14 @@ class Dispatcher:
         self._waiting: deque[int] = deque()
         self._num_known = 0
         self._freed: deque[float] = deque()
-        """When slots became free that a waiting request may take."""
+        """When slots became free that waiting requests may take."""
         self._num_in_flight = 0
         self.begun = monotonic() + LEAD_SECONDS
         self._stop_at = self.begun + duration if duration is not None and self._closed else float("inf")
         self.outcomes: list[Outcome] = []
 
     def run(self, watch: Watch, interrupted: Interrupt) -> None:
-        """Send everything and wait for every end, or until Ctrl-C."""
+        """Send every request and wait until all have ended, or until Ctrl-C."""
         while not self._is_over() and not interrupted.has_come:
             self._release()
             for message in self._clients.poll(min(PROGRESS_SECONDS, max(0.0, self._next_due() - monotonic()))):
@@ -137,7 +137,7 @@ class Dispatcher:
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Within the block the first one raises nothing. Who is to be left alone by it stays so."""
+    """Within the block the first Ctrl-C raises nothing. An ignored SIGINT stays ignored."""
     noted = Interrupt()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
@@ -149,7 +149,7 @@ def catch_interrupt() -> Iterator[Interrupt]:
 
 
 def send(clients: ClientPool, load: Load, server: Server, seed: int, duration: float | None, watch: Watch) -> Run:
-    """Run `load`, which the clients hold, to its end or until Ctrl-C."""
+    """Run `load`, which the clients already hold, to its end or until Ctrl-C."""
     sending = Dispatcher(clients, load, duration)
     with catch_interrupt() as interrupted:
         sending.run(watch, interrupted)

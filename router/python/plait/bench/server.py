@@ -1,4 +1,4 @@
-"""The server under load: where it is, what it serves, what it tells of its tokens."""
+"""The server under load: its address, its model, and how its tokens can be counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plait.errors import SettingsError, StartError
 
 CONNECT_SECONDS = 10.0
 PROBE_TOKENS = 8
-# Cheapest for the server first: token ids make it echo the prompt's, too.
+# Cheapest for the server first: with token ids it also echoes the prompt's.
 _ASKING: dict[Counting, dict[str, object]] = {
     "running-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     "token-ids": {"stream_options": {"include_usage": True}, "return_token_ids": True},
@@ -36,14 +36,14 @@ class _Models(msgspec.Struct):
 
 
 class Probed(NamedTuple):
-    """A small request's answer."""
+    """The response to a probe."""
 
     response: Response
     has_token_ids: bool
 
 
 class Server:
-    """One server, reached and asked for its models; raises `StartError` where it is none."""
+    """One server, connected and asked for its models. Raises `StartError` if it is no OpenAI server."""
 
     def __init__(
         self, url: str, position: int, settings: ServerSettings, key: str | None, timeout_seconds: float
@@ -58,7 +58,7 @@ class Server:
         self.counting: Counting = "chunks"
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
-        # As the load does: past any proxy, and trusting what the system trusts.
+        # As the client processes do: no proxy, and the system's certificates.
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout, trust_env=False, verify=ssl.create_default_context()
         )
@@ -66,17 +66,17 @@ class Server:
 
     @property
     def streams(self) -> bool:
-        """Whether answers are asked for as streams."""
+        """Whether responses are streamed."""
         return self._settings.stream
 
     @property
     def path(self) -> str:
-        """Path of the route under load."""
+        """URL path of the route under load."""
         route = "chat/completions" if self._settings.api == "chat" else "completions"
         return f"{self._parts.path}/v1/{route}"
 
     def setup(self) -> Setup:
-        """What the client processes need to know."""
+        """The setup of the client processes."""
         headers = {
             "Host": self._parts.netloc,
             "Content-Type": "application/json",
@@ -101,7 +101,7 @@ class Server:
         return self._body(prompt, output_len, self.counting)
 
     def learn_counting(self, prompt: bytes) -> None:
-        """Find the best of what the server tells of its tokens; raises `StartError` where it answers nothing."""
+        """Probe for the best way to count tokens. Raises `StartError` if the server does not answer."""
         rungs: list[Counting] = list(_ASKING) if self._settings.stream else ["usage", "chunks"]
         if self._settings.count_by != "auto":
             rungs = [self._settings.count_by]
@@ -113,12 +113,12 @@ class Server:
         raise StartError(self._refusal(probed.response), ExitCode.SETTINGS)
 
     def num_prompt_tokens(self, prompt: bytes) -> int | None:
-        """How long the server says that a prompt is; None where it does not say."""
+        """Length of a prompt from the server's usage; None if it sends none."""
         usage = self._probe(prompt, self.counting, output_len=1).response.usage
         return usage.prompt_tokens if usage is not None else None
 
     def warm_up(self, prompt: bytes, output_len: int) -> None:
-        """Send one request that is not measured; what becomes of it does not matter."""
+        """Send one request that is not measured. Failures are ignored."""
         self._probe(prompt, self.counting, output_len)
 
     def _body(self, prompt: bytes, output_len: int, counting: Counting) -> bytes:
@@ -138,13 +138,13 @@ class Server:
         return msgspec.json.encode(fields)
 
     def _reach(self) -> tuple[str, int]:
-        """The address that a connection really went to: names are not looked up again under load."""
+        """Connect once and return the peer's address, so that names are not resolved under load."""
         port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
         try:
             with socket.create_connection((self._parts.hostname, port), CONNECT_SECONDS) as reached:
                 address, port, *_ = reached.getpeername()
                 return address, port
-        except (OSError, UnicodeError) as error:  # a label that no name may have is the latter
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid IDNA
             raise self._no_server(str(error)) from error
 
     def _no_server(self, why: str) -> StartError:
@@ -166,11 +166,11 @@ class Server:
         except httpx.HTTPError as error:
             raise self._no_server(str(error)) from error
         if response.status_code != 200:
-            raise self._no_server(f"GET /v1/models is answered with {response.status_code}: {response.text[:200]}")
+            raise self._no_server(f"GET /v1/models returns {response.status_code}: {response.text[:200]}")
         try:
             served = [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._no_server(f"GET /v1/models brings no list of models: {response.content[:80]!r}") from None
+            raise self._no_server(f"GET /v1/models returns no list of models: {response.content[:80]!r}") from None
         if not served:
             raise self._no_server("its list of models is empty")
         return served
@@ -194,11 +194,11 @@ class Server:
     def _refusal(self, answer: Response) -> str:
         if answer.failure is None:
             return (
-                f"{self.url} does not tell tokens by --count-by {self._settings.count_by}; leave --count-by out, "
-                "and the best that it tells is taken"
+                f"{self.url} does not support --count-by {self._settings.count_by}; leave --count-by out to use the "
+                "best that it supports"
             )
         return (
-            f"{self.url} does not answer a first request: {answer.failure}: {answer.detail}; "
+            f"{self.url} fails on a first request: {answer.failure}: {answer.detail}; "
             "--token-range, --no-ignore-eos, --no-stream, --api and --model change what is sent"
         )
 
@@ -215,7 +215,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _gives(probed: Probed, counting: Counting) -> bool:
-    """Whether a server's answer really has what was asked for: unknown fields are often ignored."""
+    """Whether the response has what was asked for. Servers often ignore unknown fields."""
     answer = probed.response
     if answer.failure is not None:
         return False

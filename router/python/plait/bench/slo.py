@@ -1,4 +1,4 @@
-"""What a good request is: limits on its latencies."""
+"""SLO: the limits on a good request's latencies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Slo(msgspec.Struct, frozen=True):
     ttft: float | None = None
     tpot: float | None = None
     itl: float | None = None
-    """On the longest gap between two chunks of the request."""
+    """Limit on the longest gap between two chunks of a request."""
     e2e: float | None = None
 
     def is_met(self, ttft: float | None, tpot: float | None, itl: float | None, e2e: float) -> bool:
-        """Whether a request with these latencies is a good one; gaps that a single token does not have are not late."""
+        """Whether a request meets the limits. A single token has no gaps, and so meets a limit on them."""
         if self.ttft is not None and ttft is None:
             return False
         pairs = ((ttft, self.ttft), (tpot, self.tpot), (itl, self.itl), (e2e, self.e2e))
@@ -29,18 +29,18 @@ class Slo(msgspec.Struct, frozen=True):
 
     @property
     def needs_stream(self) -> bool:
-        """Whether a limit is on what only streamed answers show."""
+        """Whether a limit needs streamed responses."""
         return (self.ttft, self.tpot, self.itl) != (None, None, None)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The limits as text."""
         stated = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return ", ".join(f"{name} <= {value * 1000:g} ms" for name, value in stated.items())
 
 
 def read_slo(words: str) -> Slo:
-    """The limits that `words` name; raises `SettingsError`."""
+    """Parse limits such as `ttft=500ms,itl=100ms`; raises `SettingsError`."""
     matches = [_LIMIT.fullmatch(word.strip()) for word in words.split(",")]
     found = {
         match["name"]: float(match["value"]) / (1000 if match["unit"] == "ms" else 1) for match in matches if match

@@ -1,4 +1,4 @@
-"""Where a server's knee is: one load at rising rates or concurrencies."""
+"""Sweep: one load at rising rates or concurrencies, to find a server's knee."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from plait.errors import SettingsError
 
 MAX_POINTS = 64
 MOST_STREAMS = 1024
-"""Of a sweep that chooses its own points."""
+"""Highest concurrency of a sweep without given points."""
 FALLS = 2
-"""Points in a row below the best after which such a sweep ends."""
+"""Such a sweep ends after this many points in a row below the best."""
 
 MeasureAt = Callable[[float], Measured]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A load and what it gave."""
+    """An offered load and its run."""
 
     load: float
     """Requests a second, or streams."""
@@ -30,7 +30,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def load_points(runs: list[Measured]) -> list[Point]:
-    """The runs of the first server and seed by their rates, or by their streams; a trace's clock is no load."""
+    """The runs of the first server and seed by rate or concurrency. A replayed trace has neither."""
     first = [one for one in runs if (one.run.position, one.run.seed) == (runs[0].run.position, runs[0].run.seed)]
     points = [Point(load, one) for one in first if (load := _load(one.run.load.case.pace)) is not None]
     return sorted(points, key=lambda point: point.load)
@@ -47,7 +47,7 @@ def _load(pace: Pace) -> float | None:
 
 
 def power(metrics: Metrics) -> float:
-    """Throughput over latency (Kleinrock): it rises until more load brings more waiting than work."""
+    """Throughput over latency (Kleinrock). It rises until more load adds more waiting than work."""
     e2e = metrics.latencies["e2e"]
     return metrics.requests_per_second / e2e.mean if e2e is not None else 0.0
 
@@ -60,8 +60,8 @@ def knee(points: list[Point]) -> Point:
 def sweep(measure: MeasureAt, loads: list[float] | None, num_refined: int, whole: bool) -> list[Point]:
     """Measure at each of `loads`, or (None) at 1, 2, 4 ... until the power falls; then around the knee.
 
-    `num_refined` points are put between the knee and its neighbours; `whole` loads are whole numbers. Ends early,
-    with what it has, when a run is interrupted.
+    Adds `num_refined` points between the knee and its neighbours. `whole` rounds loads to whole numbers. An
+    interrupted run ends the sweep early.
     """
     points: list[Point] = []
     for load in loads if loads is not None else _doubling():
@@ -81,7 +81,7 @@ def sweep(measure: MeasureAt, loads: list[float] | None, num_refined: int, whole
 
 
 def read_loads(flag: str, words: str, most: float, whole: bool) -> list[float]:
-    """Rising loads such as `1,2,4.5`; raises `SettingsError`."""
+    """Parse loads such as `1,2,4.5`, in rising order; raises `SettingsError`."""
     try:
         loads = sorted({float(word) for word in words.split(",")})
     except ValueError:
@@ -105,7 +105,7 @@ def _has_fallen(points: list[Point]) -> bool:
 
 
 def _between(points: list[Point], whole: bool) -> float | None:
-    """The geometric middle of the wider gap beside the knee; None where there is no room."""
+    """The geometric middle of the wider gap beside the knee; None if there is no load between."""
     at = points.index(knee(points))
     pairs = [(points[i].load, points[i + 1].load) for i in (at - 1, at) if 0 <= i < len(points) - 1]
     for low, high in sorted(pairs, key=lambda pair: pair[0] / pair[1]):
@@ -117,18 +117,18 @@ def _between(points: list[Point], whole: bool) -> float | None:
 
 
 def knee_words(points: list[Point]) -> str:
-    """`knee`, or that it may lie beyond: the power still rises at the heaviest load that was measured."""
+    """`knee`, or a note that it may lie beyond: the power still rises at the heaviest load."""
     return "knee, or beyond it" if knee(points) is points[-1] else "knee"
 
 
 def sweep_table(points: list[Point], unit: str) -> str:
-    """One line for each load; the knee is marked."""
+    """One line for each load, with the knee marked."""
     head = (
         f"  {unit:>12}{'requests/s':>12}{'tokens/s':>12}{'TTFT p50':>12}{'TTFT p99':>12}{'ITL p99':>12}{'E2E p50':>12}"
     )
     marks = {knee(points).load: f"  <- {knee_words(points)}"}
     lines = [f"  {p.load:>12g}{_line(p.measured.metrics)}{marks.get(p.load, '')}" for p in points]
-    foot = "  times in ms; the knee has the most requests/s for its mean E2E (Kleinrock's power)"
+    foot = "  times in ms; the knee has the highest ratio of requests/s to mean E2E (Kleinrock's power)"
     return "\n".join([head, *lines, foot])
 
 

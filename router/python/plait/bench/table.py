@@ -1,4 +1,4 @@
-"""A run as a plain table, each figure defined in its foot."""
+"""A run as a text table, with every metric defined below it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from plait.bench.slo import Slo
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL per chunk", "itl_token": "ITL per token", "e2e": "E2E"}
 _COUNTING = {
-    "running-usage": "tokens of a chunk: by the usage that the server sends with each",
-    "token-ids": "tokens of a chunk: by the token ids that the server sends; totals by its usage",
-    "usage": "totals by the server's usage; each chunk counts as one token in ITL per token and in the peak",
-    "chunks": "the server tells no tokens: each chunk counts as one",
+    "running-usage": "tokens of a chunk: from the usage that the server sends with each",
+    "token-ids": "tokens of a chunk: from the token ids that the server sends; totals from its usage",
+    "usage": "totals from the server's usage; each chunk counts as one token in ITL per token and in the peak",
+    "chunks": "the server sends no token counts: each chunk counts as one token",
 }
 
 
 def table(measured: Measured) -> str:
-    """The figures of one run."""
+    """The metrics of one run as text."""
     run, metrics = measured.run, measured.metrics
     head = f"{run.load.case.name}  {run.server}  {run.model}  seed {run.seed}  ({run.load.case.pace.words})"
     parts = [head, *_warnings(measured), _counts(metrics), _latencies(metrics), *_failures(run)]
@@ -74,7 +74,7 @@ def _five(found: Summary | None) -> str:
 
 
 def _failures(run: Run) -> Iterator[str]:
-    """One line for each kind of failure, with what was said of one of them."""
+    """One line for each kind of failure, with one example."""
     examples = {outcome.failure: outcome.detail for outcome in run.outcomes if outcome.failure is not None}
     for kind, detail in examples.items():
         num = sum(outcome.failure == kind for outcome in run.outcomes)
@@ -82,7 +82,7 @@ def _failures(run: Run) -> Iterator[str]:
 
 
 def foot(runs: list[Measured], slo: Slo | None, size: TextSize | None) -> str:
-    """What the figures mean, and what was special about these runs."""
+    """Definitions of the metrics, and notes on these runs."""
     lines = [f"{name}: {meaning}" for name, meaning in DEFINITIONS.items()]
     lines += [_COUNTING[kind] for kind in dict.fromkeys(one.run.counting for one in runs)]
     lines += notes(runs, size)
@@ -92,7 +92,7 @@ def foot(runs: list[Measured], slo: Slo | None, size: TextSize | None) -> str:
 
 
 def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
-    """What a reader must know of these runs beside their metrics."""
+    """What a reader must know of these runs besides their metrics."""
     found = [_short_answers(runs), _chunked_tokens(runs), _prompt_lengths(runs), _left_out(runs), _resent(runs)]
     found.append(_all_prefix(runs))
     if size is not None:
@@ -102,10 +102,10 @@ def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
 
 def _text_size(size: TextSize) -> str:
     if not size.is_measured:
-        return "prompts are texts: a piece (word, or character of --text) is taken for a token, as no usage tells more"
+        return "prompts are texts: the server sends no usage, so a word (or a character of --text) counts as a token"
     return (
-        f"prompts are texts: {size.tokens_per_piece:.3g} tokens a piece (word, or character of --text) and "
-        f"{size.overhead:.0f} of the chat template, by the server's usage"
+        f"prompts are texts: {size.tokens_per_piece:.3g} tokens a word (or character of --text) and "
+        f"{size.overhead:.0f} of the chat template, from the server's usage"
     )
 
 
@@ -117,7 +117,7 @@ def _short_answers(runs: list[Measured]) -> str:
         if outcome.failure is None and outcome.num_output_tokens is not None
     ]
     num = sum(got != wanted for got, wanted in pairs)
-    return f"{num} of {len(pairs)} answers have another length than was asked for" if num else ""
+    return f"{num} of {len(pairs)} outputs have another length than was asked for" if num else ""
 
 
 def _chunked_tokens(runs: list[Measured]) -> str:
@@ -127,7 +127,7 @@ def _chunked_tokens(runs: list[Measured]) -> str:
             if outcome.failure is None and outcome.num_output_tokens is not None and one.run.streamed:
                 told += outcome.num_output_tokens
                 counted += sum(outcome.tokens)
-    return f"the chunks bring {counted} tokens, the usage says {told}" if told != counted else ""
+    return f"the chunks hold {counted} tokens, the usage says {told}" if told != counted else ""
 
 
 def _prompt_lengths(runs: list[Measured]) -> str:
@@ -141,7 +141,7 @@ def _prompt_lengths(runs: list[Measured]) -> str:
     if not any(off):
         return ""
     return (
-        f"prompts are, by the usage, {statistics.fmean(off):+.1f} tokens off on average ({min(off):+} to {max(off):+})"
+        f"by the usage, prompts are {statistics.fmean(off):+.1f} tokens off on average ({min(off):+} to {max(off):+})"
     )
 
 
@@ -152,7 +152,7 @@ def _left_out(runs: list[Measured]) -> str:
 
 def _all_prefix(runs: list[Measured]) -> str:
     num = max((one.run.load.num_all_prefix for one in runs), default=0)
-    return f"{num} prompts are no longer than the prefix they share: one token of each is its own" if num else ""
+    return f"{num} prompts are not longer than their shared prefix: one token of each is its own" if num else ""
 
 
 def _resent(runs: list[Measured]) -> str:
