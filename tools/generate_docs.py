@@ -80,7 +80,7 @@ def _components(settings: type[msgspec.Struct]) -> Iterator[str]:
         yield f"### {(component.type.__doc__ or component.name).rstrip('.')}"
         yield ""
         head = ("setting", "default", "allowed", "meaning")
-        yield from table(head, (_setting_row(flag) for flag in flags(component.type)))
+        yield from table(head, (_setting_row(flag) for flag in flags(component.type, component.default)))
 
 
 def _setting_row(flag: Flag) -> tuple[str, ...]:

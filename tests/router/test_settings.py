@@ -73,7 +73,7 @@ def test_a_step_is_as_large_as_its_device_computes_quickly() -> None:
     assert batch_tokens(parse("--device", "cpu")) == 160
     assert batch_tokens(parse("--device", "cuda")) == 2048
     asked = engine_settings(parse("--device", "cpu", "--max-batch-tokens", "7"), "model", None, "run")
-    assert (asked.max_batch_tokens, asked.long_prefill_token_threshold) == (7, 7)
+    assert asked.scheduler.max_batch_tokens == 7
 
 
 def test_flags_reach_their_component() -> None:
@@ -162,24 +162,24 @@ def test_switches_have_a_no() -> None:
     assert parse("--no-mixed", "--mixed").scheduler.mixed
 
 
-def test_long_prefill_is_the_whole_step_unless_given() -> None:
-    assert engine_settings(parse("--max-batch-tokens", "512"), "/m", None, "/r").long_prefill_token_threshold == 512
-    assert (
-        engine_settings(parse("--long-prefill-token-threshold", "64"), "/m", None, "/r").long_prefill_token_threshold
-        == 64
-    )
+def test_long_prefill_is_left_to_the_scheduler_unless_given() -> None:
+    assert engine_settings(parse(), "/m", None, "/r").scheduler.long_prefill_token_threshold is None
+    told = engine_settings(parse("--long-prefill-token-threshold", "64"), "/m", None, "/r")
+    assert told.scheduler.long_prefill_token_threshold == 64
 
 
 def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
     for words, on in (([], True), (["--no-prefix-cache"], False), (["--enable-prefix-caching"], True)):
-        assert engine_settings(parse(*words), "/m", None, "/r").prefix_cache is on
+        assert engine_settings(parse(*words), "/m", None, "/r").pages.prefix_cache is on
 
 
 def test_who_goes_first_and_what_may_wait_are_settings() -> None:
     words = ["--policy", "fair", "--prefill-starvation-steps", "3", "--watermark", "7", "--max-queue-tokens", "1000"]
     told = engine_settings(parse(*words), "/m", None, "/r")
-    assert (told.policy, told.prefill_starvation_steps, told.watermark, told.max_queue_tokens) == ("fair", 3, 7, 1000)
-    assert engine_settings(parse(), "/m", None, "/r").watermark is None
+    scheduler = told.scheduler
+    assert (scheduler.policy, scheduler.prefill_starvation_steps, scheduler.max_queue_tokens) == ("fair", 3, 1000)
+    assert told.pages.watermark == 7
+    assert engine_settings(parse(), "/m", None, "/r").pages.watermark is None
 
 
 def test_the_engine_is_told_every_field() -> None:

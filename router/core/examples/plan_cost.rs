@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plait_core::{
-    Event, HashSeed, Micros, Plan, Policy, Request, Sampling, Scheduler, Settings, StepResult,
-    TenantId, TokenId,
+    Event, HashSeed, Micros, PageSettings, Plan, Policy, Request, RuntimeSettings, Sampling,
+    Scheduler, SchedulerSettings, Settings, StepResult, TenantId, TokenId,
 };
 
 const PAGE_SIZE: u32 = 64;
@@ -29,23 +29,30 @@ const FILLERS: u64 = 1 << 32;
 
 /// A scheduler that only pages bound.
 fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
-    let settings = Settings {
-        max_batch_tokens: LONGEST,
-        max_rows: num_seqs,
+    let scheduler = SchedulerSettings {
+        max_batch_tokens: Some(LONGEST),
         max_seqs: num_seqs,
-        long_prefill_token_threshold: LONGEST,
-        page_size: PAGE_SIZE,
-        num_pages,
-        max_model_len: 2 * LONGEST,
-        draft_width: 0,
         policy,
-        mixed: true,
-        prefix_cache: Some(HashSeed([1, 2])),
-        watermark: 0,
-        prefill_starvation_steps: 8,
-        itl_target: None,
         max_queue: LONGEST,
         max_queue_tokens: u64::MAX,
+        ..SchedulerSettings::default()
+    };
+    let pages = PageSettings {
+        page_size: PAGE_SIZE,
+        watermark: Some(0),
+        ..PageSettings::default()
+    };
+    let runtime = RuntimeSettings {
+        num_pages,
+        max_model_len: 2 * LONGEST,
+        max_rows: None,
+        draft_width: 0,
+        hash_seed: HashSeed([1, 2]),
+    };
+    let settings = Settings {
+        scheduler,
+        pages,
+        runtime,
     };
     Scheduler::new(settings).expect("the settings fit")
 }

@@ -6,7 +6,6 @@ use crate::plan_builder::PlanBuilder;
 use crate::queue::QueueKey;
 use crate::request::{Refusal, Request};
 use crate::scheduler::{Location, Scheduler};
-use crate::settings::Settings;
 use crate::state::{Admission, Job, Queued};
 
 /// What the head of the queue can have now.
@@ -38,11 +37,11 @@ impl Scheduler {
         }
         let num_due: Vec<u32> = requests
             .iter()
-            .map(|request| num_due(request, &self.settings))
+            .map(|request| self.num_due(request))
             .collect::<Result<_, _>>()?;
         let num_tokens = requests.iter().map(|it| it.prompt.len() as u64).sum();
         self.queue
-            .check_room(requests.len(), num_tokens, &self.settings)?;
+            .check_room(requests.len(), num_tokens, &self.settings.scheduler)?;
         let each = requests.into_iter().zip(num_due);
         Ok(each
             .map(|(request, num_due)| self.take_in(request, num_due, now))
@@ -55,7 +54,12 @@ impl Scheduler {
         if let Some(fair_share) = &mut self.fair_share {
             fair_share.enter(request.tenant);
         }
-        let job = Box::new(Job::new(id, request, num_due, self.settings.policy));
+        let job = Box::new(Job::new(
+            id,
+            request,
+            num_due,
+            self.settings.scheduler.policy,
+        ));
         self.enqueue(Queued::Waiting { job, since: now });
         id
     }
@@ -113,7 +117,7 @@ impl Scheduler {
         if self.running.num_held() > 0 || builder.is_full() {
             return None;
         }
-        let page_size = self.settings.page_size;
+        let page_size = self.settings.pages.page_size;
         let key = self.queue.first(self.fair_share.as_ref())?;
         let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
@@ -139,7 +143,7 @@ impl Scheduler {
         let watermark = if self.running.is_empty() {
             0
         } else {
-            self.settings.watermark
+            self.limits.watermark
         };
         let num_needed =
             u64::from(num_new) + u64::from(self.running.num_prefill_pages()) + u64::from(watermark);
@@ -148,7 +152,7 @@ impl Scheduler {
 
     /// Pins what the cache has in the same call that looked it up.
     fn admission_of(&mut self, job: &mut Job, head: &QueueHead) -> Admission {
-        let (num_hits, page_size) = (head.hits.num_pages, self.settings.page_size);
+        let (num_hits, page_size) = (head.hits.num_pages, self.settings.pages.page_size);
         let hashes = self.prefix_hasher.as_mut().map_or(&[][..], |hasher| {
             job.page_hashes(num_hits, page_size, hasher)
         });
@@ -160,26 +164,22 @@ impl Scheduler {
             num_cached,
         }
     }
-}
 
-/// Rule 0: output tokens that a request gets at most.
-fn num_due(request: &Request, settings: &Settings) -> Result<u32, Refusal> {
-    let (prompt, num_pool) = (request.prompt.len(), settings.pool_tokens());
-    if prompt == 0 {
-        return Err(Refusal::EmptyPrompt);
+    /// Rule 0: output tokens that a request gets at most.
+    fn num_due(&self, request: &Request) -> Result<u32, Refusal> {
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if request.max_tokens == 0 {
+            return Err(Refusal::NoOutput);
+        }
+        let left_of = |limit: u64| limit.checked_sub(prompt as u64).filter(|left| *left > 0);
+        let limit = self.settings.runtime.max_model_len;
+        let in_model = left_of(limit.into()).ok_or(Refusal::TooLongForModel { prompt, limit })?;
+        let limit = self.limits.pool_tokens;
+        let in_pool = left_of(limit).ok_or(Refusal::TooLongForPool { prompt, limit })?;
+        let num = u64::from(request.max_tokens).min(in_model).min(in_pool);
+        Ok(u32::try_from(num).expect("no more than max_tokens"))
     }
-    if request.max_tokens == 0 {
-        return Err(Refusal::NoOutput);
-    }
-    let left_of = |limit: u64| limit.checked_sub(prompt as u64).filter(|left| *left > 0);
-    let in_model = left_of(settings.max_model_len.into()).ok_or(Refusal::TooLongForModel {
-        prompt,
-        limit: settings.max_model_len,
-    })?;
-    let in_pool = left_of(num_pool).ok_or(Refusal::TooLongForPool {
-        prompt,
-        limit: num_pool,
-    })?;
-    let num = u64::from(request.max_tokens).min(in_model).min(in_pool);
-    Ok(u32::try_from(num).expect("no more than max_tokens"))
 }

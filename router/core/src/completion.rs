@@ -92,7 +92,7 @@ impl Scheduler {
         let Some(hasher) = &mut self.prefix_hasher else {
             return;
         };
-        let (running, page_size) = (self.running.at_mut(slot), self.settings.page_size);
+        let (running, page_size) = (self.running.at_mut(slot), self.settings.pages.page_size);
         while (running.lease.num_published() + 1) * page_size <= running.num_computed {
             let page = running.lease.num_published();
             let hash = running.job.page_hashes(page + 1, page_size, hasher)[page as usize];

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::ids::{Micros, StepId};
-use crate::scheduler::MIN_CHUNK;
-use crate::settings::Settings;
+use crate::plan_builder::MIN_CHUNK;
+use crate::settings::{Limits, Settings};
 use crate::step_cost::{StepCost, StepWork};
 
 /// Keeps steps that decode within a target, by what earlier steps took.
@@ -22,16 +22,16 @@ pub(crate) struct ItlTarget {
 
 impl ItlTarget {
     /// The target of the settings, where there is one.
-    pub(crate) fn new(settings: &Settings) -> Option<Self> {
-        let micros = settings.itl_target?.0 as f64;
-        let least = settings.page_size.max(MIN_CHUNK);
+    pub(crate) fn new(settings: &Settings, limits: &Limits) -> Option<Self> {
+        let micros = limits.itl_target?.0 as f64;
+        let least = settings.pages.page_size.max(MIN_CHUNK);
         Some(Self {
             micros,
             // A guess that lets hardly any prefill join until more is known.
             cost: StepCost::new(micros / f64::from(least)),
             in_flight: VecDeque::new(),
             last_prefill: StepId(0),
-            prefill_starvation_steps: settings.prefill_starvation_steps,
+            prefill_starvation_steps: settings.scheduler.prefill_starvation_steps,
             least,
         })
     }

@@ -39,6 +39,8 @@ pub use plan::{DecodeRow, NewSlot, Plan, PrefillRow};
 pub use prefix_hasher::HashSeed;
 pub use request::{Refusal, Request, Sampling};
 pub use scheduler::Scheduler;
-pub use settings::{Policy, Settings, SettingsError};
+pub use settings::{
+    Limits, PageSettings, Policy, RuntimeSettings, SchedulerSettings, Settings, SettingsError,
+};
 pub use stats::{Carryover, Counts, Stats};
 pub use step_cost::{StepCost, StepWork};

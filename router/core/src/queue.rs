@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::fair_share::FairShare;
 use crate::ids::TenantId;
 use crate::request::Refusal;
-use crate::settings::Settings;
+use crate::settings::SchedulerSettings;
 use crate::state::{Job, Order, Queued};
 
 /// Where a request stands in the queue.
@@ -56,7 +56,7 @@ impl Queue {
         &self,
         num_requests: usize,
         num_tokens: u64,
-        settings: &Settings,
+        settings: &SchedulerSettings,
     ) -> Result<(), Refusal> {
         if self.is_empty() {
             return Ok(());

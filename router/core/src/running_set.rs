@@ -25,15 +25,15 @@ pub(crate) struct RunningSet {
 impl RunningSet {
     pub(crate) fn new(settings: &Settings) -> Self {
         Self {
-            by_slot: (0..settings.max_seqs).map(|_| None).collect(),
-            free_slots: (0..settings.max_seqs).rev().map(SlotId).collect(),
+            by_slot: (0..settings.scheduler.max_seqs).map(|_| None).collect(),
+            free_slots: (0..settings.scheduler.max_seqs).rev().map(SlotId).collect(),
             by_order: BTreeMap::new(),
             prefills: BTreeMap::new(),
-            decode_queue: RoundRobin::new(settings.max_seqs),
+            decode_queue: RoundRobin::new(settings.scheduler.max_seqs),
             num_held: 0,
             num_held_pages: 0,
             num_prefill_pages: 0,
-            page_size: settings.page_size,
+            page_size: settings.pages.page_size,
         }
     }
 

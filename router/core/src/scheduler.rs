@@ -9,17 +9,13 @@ use crate::in_flight::InFlight;
 use crate::itl_target::ItlTarget;
 use crate::page_pool::PagePool;
 use crate::plan::{DecodeRow, Plan, PrefillRow};
-use crate::plan_builder::PlanBuilder;
+use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_hasher::PrefixHasher;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
-use crate::settings::{Policy, Settings, SettingsError};
+use crate::settings::{Limits, Policy, Settings, SettingsError};
 use crate::state::Phase;
 use crate::stats::{Counts, Stats};
-
-/// A chunk is not cut shorter than this for lack of tokens: a remainder of 3 in every plan would
-/// take a prompt of 8,192 tokens through thousands of steps.
-pub(crate) const MIN_CHUNK: u32 = 16;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +28,7 @@ pub(crate) enum Location {
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     pub(crate) settings: Settings,
+    pub(crate) limits: Limits,
     pub(crate) queue: Queue,
     pub(crate) running: RunningSet,
     pub(crate) pages: PagePool,
@@ -55,23 +52,27 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler with an empty pool; fails where no request could ever run.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
-        settings.check()?;
+        let limits = settings.limits()?;
         Ok(Self {
             queue: Queue::default(),
             running: RunningSet::new(&settings),
-            pages: PagePool::new(settings.num_pages),
+            pages: PagePool::new(settings.runtime.num_pages),
             in_flight: InFlight::default(),
             counts: Counts::default(),
-            itl_target: ItlTarget::new(&settings),
+            itl_target: ItlTarget::new(&settings, &limits),
             locations: FxHashMap::default(),
             freed_slots: Vec::new(),
             trimmed_slots: Vec::new(),
             num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
-            fair_share: (settings.policy == Policy::Fair).then(FairShare::default),
-            prefix_hasher: settings.prefix_cache.map(PrefixHasher::new),
+            fair_share: (settings.scheduler.policy == Policy::Fair).then(FairShare::default),
+            prefix_hasher: settings
+                .pages
+                .prefix_cache
+                .then(|| PrefixHasher::new(settings.runtime.hash_seed)),
             settings,
+            limits,
         })
     }
 
@@ -80,8 +81,8 @@ impl Scheduler {
     /// May be called while earlier steps have no result yet. How many may be in flight is the
     /// caller's choice.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
-        let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.settings);
-        if self.settings.mixed {
+        let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
+        if self.settings.scheduler.mixed {
             self.grant(&mut builder);
             self.decode(&mut builder);
             self.resume(&mut builder);
@@ -116,6 +117,11 @@ impl Scheduler {
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
         }
         Ok(())
+    }
+
+    /// The limits that follow from its settings.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Closes submission; what was taken is served to its end.
@@ -167,15 +173,17 @@ impl Scheduler {
             return;
         };
         let running = self.running.at(slot);
-        if builder.step.0 - running.last_step.0 <= u64::from(self.settings.prefill_starvation_steps)
+        if builder.step.0 - running.last_step.0
+            <= u64::from(self.settings.scheduler.prefill_starvation_steps)
         {
             return;
         }
-        let settings = &self.settings;
-        let most = settings
+        let most = self
+            .settings
+            .pages
             .page_size
-            .min(settings.long_prefill_token_threshold)
-            .min(settings.max_batch_tokens);
+            .min(self.limits.long_prefill_token_threshold)
+            .min(self.limits.max_batch_tokens);
         let length = running.num_to_prefill().min(most);
         if self.prefill_row(slot, length, builder) {
             self.counts.num_starvation_grants += 1;
@@ -191,7 +199,9 @@ impl Scheduler {
             if running.last_step == builder.step {
                 return;
             }
-            let length = running.num_left().min(1 + self.settings.draft_width);
+            let length = running
+                .num_left()
+                .min(1 + self.settings.runtime.draft_width);
             if length > builder.num_tokens_left || builder.num_rows_left == 0 {
                 return self.carry_over(num_asked, builder);
             }
@@ -228,8 +238,8 @@ impl Scheduler {
         remaining: u32,
         builder: &PlanBuilder,
     ) -> Option<u32> {
-        let most = remaining.min(self.settings.long_prefill_token_threshold);
-        let least = most.min(MIN_CHUNK).min(self.settings.max_batch_tokens);
+        let most = remaining.min(self.limits.long_prefill_token_threshold);
+        let least = most.min(MIN_CHUNK).min(self.limits.max_batch_tokens);
         let in_time = self.itl_target.as_ref().map_or(u32::MAX, |target| {
             target.prefill_budget(builder.step, &builder.work, start)
         });

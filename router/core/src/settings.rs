@@ -1,13 +1,21 @@
-//! What a replica's scheduler is given once, at start-up.
+//! What a replica's scheduler is given: the user's settings, and what its ranks report.
+//!
+//! `plait/settings.py` declares each user setting with its bounds and help. The structs here mirror
+//! it, and pass whole from the command line to [`crate::Scheduler::new`].
+//! `tests/contract/settings.json` checks names, types and defaults of both.
+
+use serde::{Deserialize, Serialize};
 
 use crate::ids::Micros;
 use crate::prefix_hasher::HashSeed;
 
-/// What comes first in the order by which requests are admitted, prefilled and, from its end, preempted.
-/// The decode queue never depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The order in which requests are admitted, prefilled and, from its end, preempted.
+/// Decode rows do not follow it: they are served round-robin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Arrival alone.
+    #[default]
     Fcfs,
     /// The request's priority, then arrival.
     Priority,
@@ -15,46 +23,128 @@ pub enum Policy {
     Fair,
 }
 
-// budget: one field a setting of the command line, with nothing behind them to group them by
-/// Limits and switches of one replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// T: tokens that one plan may compute.
-    pub max_batch_tokens: u32,
-    /// S: rows that one plan may hold.
-    pub max_rows: u32,
-    /// Requests that may hold a lease at a time; each has a slot on the workers.
+/// `plait.settings.SchedulerSettings`, field for field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SchedulerSettings {
+    /// T: tokens of one plan at most. Its default depends on the device, so the launch fills it in.
+    pub max_batch_tokens: Option<u32>,
+    /// S: requests that hold a slot and pages at a time.
     pub max_seqs: u32,
-    /// L: cap of one request's chunk in one plan.
-    pub long_prefill_token_threshold: u32,
-    /// P: tokens in one page.
-    pub page_size: u32,
-    /// Pages in the pool.
-    pub num_pages: u32,
-    /// Longest prompt plus output, in tokens.
-    pub max_model_len: u32,
-    /// k: draft tokens that a decode row computes beside the last sampled one, and may have accepted.
-    pub draft_width: u32,
+    /// L: tokens of one request's chunk at most; None means T.
+    pub long_prefill_token_threshold: Option<u32>,
+    /// Prefill and decode rows share a step. Off is the baseline that mixing is measured against.
+    pub mixed: bool,
+    /// Target time of a step that decodes; prefill joins as far as it fits. Needs `mixed`.
+    pub itl_target_ms: Option<f64>,
+    /// Plan a step while the one before it runs.
+    pub overlap: bool,
     /// Who goes first.
     pub policy: Policy,
-    /// Prefill and decode rows share a step; off is the baseline that mixing is measured against.
-    pub mixed: bool,
-    /// Prompts find the pages that earlier ones computed; nothing keeps none.
-    pub prefix_cache: Option<HashSeed>,
-    /// Pages kept free at admission for the decoders' next pages.
-    pub watermark: u32,
-    /// Plans without a row after which the oldest prefill under way is served first.
+    /// Plans without a row after which the oldest prefill goes first.
     pub prefill_starvation_steps: u32,
-    /// How long a step that decodes should take; prefill joins as far as that leaves time. Without it
-    /// only tokens and rows bound a step. Needs `mixed`.
-    pub itl_target: Option<Micros>,
     /// Requests that may wait.
     pub max_queue: u32,
     /// Prompt tokens that may wait.
     pub max_queue_tokens: u64,
 }
 
-/// A combination of settings that no plan could satisfy.
+impl Default for SchedulerSettings {
+    fn default() -> Self {
+        Self {
+            max_batch_tokens: None,
+            max_seqs: 64,
+            long_prefill_token_threshold: None,
+            mixed: true,
+            itl_target_ms: None,
+            overlap: true,
+            policy: Policy::Fcfs,
+            prefill_starvation_steps: 8,
+            max_queue: 1024,
+            max_queue_tokens: 1 << 22,
+        }
+    }
+}
+
+impl SchedulerSettings {
+    /// Plans that may be in flight.
+    pub fn max_in_flight(&self) -> usize {
+        if self.overlap { 2 } else { 1 }
+    }
+}
+
+/// `plait.settings.PageSettings`, field for field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageSettings {
+    /// P: tokens in one page.
+    pub page_size: u32,
+    /// Pages that the user asked for; the ranks report how many there are.
+    pub num_pages: Option<u32>,
+    /// Keep computed pages for later prompts that share a prefix.
+    pub prefix_cache: bool,
+    /// Pages kept free at admission for the decoders' next pages; None means 1% of the pool.
+    pub watermark: Option<u32>,
+    /// Share of the free memory for weights and pages. The ranks read it, the scheduler does not.
+    pub memory_fraction: Option<f64>,
+}
+
+impl Default for PageSettings {
+    fn default() -> Self {
+        Self {
+            page_size: 64,
+            num_pages: None,
+            prefix_cache: true,
+            watermark: None,
+            memory_fraction: None,
+        }
+    }
+}
+
+/// What is known only once the replica's ranks are up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeSettings {
+    /// Pages in the pool.
+    pub num_pages: u32,
+    /// Longest prompt plus output, in tokens.
+    pub max_model_len: u32,
+    /// Rows of one plan at most; None means `max_seqs`.
+    pub max_rows: Option<u32>,
+    /// k: draft tokens that a decode row computes beside the last sampled one, and may have accepted.
+    pub draft_width: u32,
+    /// Key of the prefix cache's hashes. Each process draws its own.
+    pub hash_seed: HashSeed,
+}
+
+/// Everything that a scheduler is given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The user's, for the scheduler.
+    pub scheduler: SchedulerSettings,
+    /// The user's, for the KV pages.
+    pub pages: PageSettings,
+    /// What the ranks report.
+    pub runtime: RuntimeSettings,
+}
+
+/// Settings that follow from several others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// T: tokens of one plan at most.
+    pub max_batch_tokens: u32,
+    /// Rows of one plan at most.
+    pub max_rows: u32,
+    /// L: tokens of one chunk at most.
+    pub long_prefill_token_threshold: u32,
+    /// Pages kept free at admission.
+    pub watermark: u32,
+    /// Target time of a step that decodes.
+    pub itl_target: Option<Micros>,
+    /// Tokens that the whole pool holds.
+    pub pool_tokens: u64,
+}
+
+/// A combination of settings with which no request could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} is {given}; {allowed}")]
 pub struct SettingsError {
@@ -67,113 +157,150 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Tokens that the whole pool holds.
-    pub(crate) fn pool_tokens(&self) -> u64 {
-        u64::from(self.num_pages) * u64::from(self.page_size)
+    /// The limits that follow, or the first setting with which no request could run.
+    pub fn limits(&self) -> Result<Limits, SettingsError> {
+        let limits = self.resolve();
+        self.check_counts(&limits)?;
+        self.check_step(&limits)?;
+        self.check_pool(&limits)?;
+        Ok(limits)
     }
 
-    /// Finds the first setting with which no request could ever run.
-    pub(crate) fn check(&self) -> Result<(), SettingsError> {
-        self.check_at_least_one()?;
-        if self.max_batch_tokens <= self.draft_width {
-            let allowed = format!(
-                "a row with {} draft tokens and the one before them must fit a step",
-                self.draft_width
-            );
-            return Err(SettingsError {
-                setting: "max-batch-tokens",
-                given: self.max_batch_tokens.into(),
-                allowed,
-            });
+    fn resolve(&self) -> Limits {
+        let max_batch_tokens = self.scheduler.max_batch_tokens.unwrap_or_default();
+        let num_pages = self.runtime.num_pages;
+        let hundredth = (num_pages / 100).max(1).min(num_pages.saturating_sub(1));
+        Limits {
+            max_batch_tokens,
+            max_rows: self.runtime.max_rows.unwrap_or(self.scheduler.max_seqs),
+            long_prefill_token_threshold: self
+                .scheduler
+                .long_prefill_token_threshold
+                .unwrap_or(max_batch_tokens),
+            watermark: self.pages.watermark.unwrap_or(hundredth),
+            itl_target: self.scheduler.itl_target_ms.map(micros),
+            pool_tokens: u64::from(num_pages) * u64::from(self.pages.page_size),
         }
-        at_least(
-            "max-model-len",
-            self.max_model_len,
-            2,
-            "one prompt token and one for the answer",
-        )?;
-        if self.pool_tokens() < 2 {
-            let allowed = "at least 2 tokens must fit the pool".to_owned();
-            return Err(SettingsError {
-                setting: "num-pages",
-                given: self.num_pages.into(),
-                allowed,
-            });
-        }
-        self.check_itl_target()?;
-        if self.watermark >= self.num_pages {
-            let allowed = format!(
-                "it must leave a page of the pool's {} to admit requests",
-                self.num_pages
-            );
-            return Err(SettingsError {
-                setting: "watermark",
-                given: self.watermark.into(),
-                allowed,
-            });
-        }
-        Ok(())
     }
 
-    fn check_itl_target(&self) -> Result<(), SettingsError> {
-        let allowed = match self.itl_target {
+    fn check_step(&self, limits: &Limits) -> Result<(), SettingsError> {
+        let draft_width = self.runtime.draft_width;
+        if limits.max_batch_tokens <= draft_width {
+            let allowed = format!(
+                "a row with {draft_width} draft tokens and the one before them must fit a step"
+            );
+            return Err(refused(
+                "max-batch-tokens",
+                limits.max_batch_tokens,
+                allowed,
+            ));
+        }
+        let allowed = match limits.itl_target {
             Some(Micros(0)) => "a step takes time",
-            Some(_) if !self.mixed => {
+            Some(_) if !self.scheduler.mixed => {
                 "without mixed steps prefill never joins a step that decodes: leave it out, or mix"
             }
             _ => return Ok(()),
         };
-        Err(SettingsError {
-            setting: "itl-target-ms",
-            given: self.itl_target.map_or(0, |target| target.0 / 1000),
-            allowed: allowed.to_owned(),
-        })
+        let millis = limits.itl_target.map_or(0, |target| target.0 / 1000);
+        Err(refused("itl-target-ms", millis, allowed))
     }
 
-    fn check_at_least_one(&self) -> Result<(), SettingsError> {
-        at_least(
-            "max-batch-tokens",
-            self.max_batch_tokens,
-            1,
-            "a step computes at least one token",
-        )?;
-        at_least("max-rows", self.max_rows, 1, "a step has at least one row")?;
-        at_least("max-seqs", self.max_seqs, 1, "a request needs a slot")?;
-        at_least(
-            "long-prefill-token-threshold",
-            self.long_prefill_token_threshold,
-            1,
-            "a chunk has at least one token",
-        )?;
-        at_least(
-            "page-size",
-            self.page_size,
-            1,
-            "a page holds at least one token",
-        )?;
-        at_least("num-pages", self.num_pages, 1, "a request needs a page")?;
-        at_least(
-            "prefill-starvation-steps",
-            self.prefill_starvation_steps,
-            1,
-            "0 would put every prefill before the decoders",
-        )?;
-        at_least(
-            "max-queue",
-            self.max_queue,
-            1,
-            "a request waits until the next plan",
-        )
+    fn check_pool(&self, limits: &Limits) -> Result<(), SettingsError> {
+        let num_pages = self.runtime.num_pages;
+        if limits.pool_tokens < 2 {
+            let allowed = "at least 2 tokens must fit the pool";
+            return Err(refused("num-pages", num_pages, allowed));
+        }
+        if limits.watermark >= num_pages {
+            let allowed =
+                format!("it must leave a page of the pool's {num_pages} to admit requests");
+            return Err(refused("watermark", limits.watermark, allowed));
+        }
+        Ok(())
+    }
+
+    /// Guards against what would divide by zero or admit nothing, whoever the caller is.
+    fn check_counts(&self, limits: &Limits) -> Result<(), SettingsError> {
+        let least = [
+            (
+                "max-batch-tokens",
+                limits.max_batch_tokens,
+                1,
+                "a step computes at least one token",
+            ),
+            (
+                "max-rows",
+                limits.max_rows,
+                1,
+                "a step has at least one row",
+            ),
+            (
+                "max-seqs",
+                self.scheduler.max_seqs,
+                1,
+                "a request needs a slot",
+            ),
+            (
+                "long-prefill-token-threshold",
+                limits.long_prefill_token_threshold,
+                1,
+                "a chunk has at least one token",
+            ),
+            (
+                "page-size",
+                self.pages.page_size,
+                1,
+                "a page holds at least one token",
+            ),
+            (
+                "num-pages",
+                self.runtime.num_pages,
+                1,
+                "a request needs a page",
+            ),
+            (
+                "prefill-starvation-steps",
+                self.scheduler.prefill_starvation_steps,
+                1,
+                "0 would put every prefill before the decoders",
+            ),
+            (
+                "max-queue",
+                self.scheduler.max_queue,
+                1,
+                "a request waits until the next plan",
+            ),
+            (
+                "max-model-len",
+                self.runtime.max_model_len,
+                2,
+                "one prompt token and one for the answer",
+            ),
+        ];
+        let missed = least.into_iter().find(|(_, given, least, _)| given < least);
+        missed.map_or(Ok(()), |(setting, given, least, why)| {
+            let allowed = format!("at least {least} is needed: {why}");
+            Err(refused(setting, given, allowed))
+        })
     }
 }
 
-fn at_least(setting: &'static str, given: u32, least: u32, why: &str) -> Result<(), SettingsError> {
-    if given >= least {
-        return Ok(());
-    }
-    Err(SettingsError {
+fn refused(
+    setting: &'static str,
+    given: impl Into<u64>,
+    allowed: impl Into<String>,
+) -> SettingsError {
+    SettingsError {
         setting,
         given: given.into(),
-        allowed: format!("at least {least} is needed: {why}"),
-    })
+        allowed: allowed.into(),
+    }
+}
+
+/// The nearest whole microseconds; a positive target never becomes 0.
+fn micros(milliseconds: f64) -> Micros {
+    let least = if milliseconds > 0.0 { 1.0 } else { 0.0 };
+    #[expect(clippy::cast_sign_loss, reason = "the cast saturates")]
+    Micros((milliseconds * 1000.0).round().max(least) as u64)
 }

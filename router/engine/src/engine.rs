@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use plait_core::{Micros, Scheduler};
+use plait_core::Micros;
 use plait_openai::ApiError;
 use plait_proto::Fingerprint;
 use plait_text::{ModelFilesError, ModelText};
@@ -87,14 +87,14 @@ impl Engine {
             settings.served_model_name.as_deref(),
         )?);
         let max_model_len = settings.model_len(model.context_length())?;
-        Scheduler::new(settings.scheduler(max_model_len, TRIAL_PAGES))
-            .map_err(SettingsProblem::from)?;
+        let trial = settings.for_replica(max_model_len, TRIAL_PAGES);
+        let limits = trial.limits().map_err(SettingsProblem::from)?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let config = settings.group_fingerprint(max_model_len, model.vocab_size());
         let group = settings
             .group
             .as_ref()
-            .map(|place| join(place, settings.max_batch_tokens, config, timeouts.group));
+            .map(|place| join(place, limits.max_batch_tokens, config, timeouts.group));
         let group = group.transpose()?;
         let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
@@ -118,13 +118,13 @@ impl Engine {
         let shared = Arc::new(Shared::new()?);
         let endpoint = link.endpoint().to_owned();
         let max_model_len = replica.max_model_len;
-        let (queue, jobs, num_queued_bytes) = TextQueue::new(replica.settings.max_queue);
+        let (queue, jobs, num_queued_bytes) = TextQueue::new(replica.settings.scheduler.max_queue);
         let (admissions, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
         let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
-            policy: replica.settings.policy,
+            policy: replica.settings.scheduler.policy,
             seeds: SeedSource::new(replica.settings.seed),
             shared: shared.clone(),
             admissions,

@@ -33,5 +33,5 @@ mod wakeup;
 
 pub use engine::{Engine, StartError};
 pub use outbox::{ERROR, LAST, StreamId};
-pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, Policy, SettingsProblem};
+pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, SettingsProblem};
 pub use timeouts::Timeouts;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plait_core::{
-    Decision, Event, FinishReason, Micros, Output, Plan, RequestId, Scheduler, Settings,
+    Decision, Event, FinishReason, Limits, Micros, Output, Plan, RequestId, Scheduler, Settings,
     SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
@@ -135,6 +135,11 @@ impl Serving {
     /// The settings that ranks are welcomed with.
     pub fn settings(&self) -> &Settings {
         &self.config.settings
+    }
+
+    /// The limits that follow from them.
+    pub fn limits(&self) -> &Limits {
+        self.scheduler.limits()
     }
 
     /// Plans that may be on the wire.

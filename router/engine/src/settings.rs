@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use plait_core::{PageSettings, RuntimeSettings, SchedulerSettings};
 use serde::Deserialize;
 
 use crate::group::{
@@ -10,7 +11,6 @@ use crate::group::{
 use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
-// budget: mirrors the command line's flat list of settings, one field a flag
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineSettings {
@@ -24,32 +24,10 @@ pub struct EngineSettings {
     pub num_ranks: u32,
     /// Longest prompt plus output in tokens; None takes the model's own.
     pub max_model_len: Option<u32>,
-    /// Tokens that one step may compute.
-    pub max_batch_tokens: u32,
-    /// Requests that may hold pages at a time, and rows of one step.
-    pub max_seqs: u32,
-    /// Cap of one request's chunk.
-    pub long_prefill_token_threshold: u32,
-    /// Who goes first.
-    pub policy: Policy,
-    /// Prefill and decode rows share a step.
-    pub mixed: bool,
-    /// Tokens in a page.
-    pub page_size: u32,
-    /// Prompts find the pages that earlier ones computed.
-    pub prefix_cache: bool,
-    /// Pages kept free at admission; None takes a hundredth of the pool.
-    pub watermark: Option<u32>,
-    /// Plans without a row after which the oldest prefill is served first.
-    pub prefill_starvation_steps: u32,
-    /// Milliseconds that a step which decodes should take; None sets no target.
-    pub itl_target_ms: Option<f64>,
-    /// Requests that may wait.
-    pub max_queue: u32,
-    /// Prompt tokens that may wait.
-    pub max_queue_tokens: u64,
-    /// Plan a step while the one before it runs.
-    pub overlap: bool,
+    /// How requests become steps.
+    pub scheduler: SchedulerSettings,
+    /// The KV pages.
+    pub pages: PageSettings,
     /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
     pub seed: Option<u64>,
     /// A file that gets what each step computed and took; None writes none.
@@ -183,28 +161,6 @@ fn key(z85: &str, whose: &'static str) -> Result<Key, GroupProblem> {
         .ok_or(GroupProblem::Key { whose })
 }
 
-/// [`plait_core::Policy`] as the command line writes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    /// Arrival alone.
-    Fcfs,
-    /// The requests' own priorities, then arrival.
-    Priority,
-    /// Equal shares of tokens for tenants.
-    Fair,
-}
-
-impl From<Policy> for plait_core::Policy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Fcfs => Self::Fcfs,
-            Policy::Priority => Self::Priority,
-            Policy::Fair => Self::Fair,
-        }
-    }
-}
-
 /// How much goes to stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -247,12 +203,6 @@ impl From<plait_core::SettingsError> for SettingsProblem {
     }
 }
 
-/// The command line keeps targets between 0 and a minute.
-fn micros_of(milliseconds: f64) -> plait_core::Micros {
-    #[expect(clippy::cast_sign_loss, reason = "the cast saturates")]
-    plait_core::Micros((milliseconds * 1000.0).ceil() as u64)
-}
-
 /// Ranks of one replica at most.
 const MAX_RANKS: u32 = 64;
 
@@ -284,28 +234,19 @@ impl EngineSettings {
         }
     }
 
-    /// The scheduler's settings once the pool is known, which has at least one page.
-    pub fn scheduler(&self, max_model_len: u32, num_pages: u32) -> plait_core::Settings {
+    /// Everything that the scheduler needs, once the ranks have reported their pool.
+    pub fn for_replica(&self, max_model_len: u32, num_pages: u32) -> plait_core::Settings {
         plait_core::Settings {
-            max_batch_tokens: self.max_batch_tokens,
-            max_rows: self.max_seqs,
-            max_seqs: self.max_seqs,
-            long_prefill_token_threshold: self.long_prefill_token_threshold,
-            page_size: self.page_size,
-            num_pages,
-            max_model_len,
-            // Drafts need the worker's part of the protocol.
-            draft_width: 0,
-            policy: self.policy.into(),
-            mixed: self.mixed,
-            prefix_cache: self.prefix_cache.then(hash_seed),
-            watermark: self
-                .watermark
-                .unwrap_or((num_pages / 100).max(1).min(num_pages - 1)),
-            prefill_starvation_steps: self.prefill_starvation_steps,
-            itl_target: self.itl_target_ms.map(micros_of),
-            max_queue: self.max_queue,
-            max_queue_tokens: self.max_queue_tokens,
+            scheduler: self.scheduler.clone(),
+            pages: self.pages.clone(),
+            runtime: RuntimeSettings {
+                num_pages,
+                max_model_len,
+                max_rows: None,
+                // Drafts need the worker's part of the protocol.
+                draft_width: 0,
+                hash_seed: hash_seed(),
+            },
         }
     }
 
@@ -319,19 +260,14 @@ impl EngineSettings {
             "max_model_len": max_model_len,
             "vocab_size": vocab_size,
             "num_ranks": self.num_ranks,
-            "max_batch_tokens": self.max_batch_tokens,
-            "max_seqs": self.max_seqs,
-            "page_size": self.page_size,
-            "mixed": self.mixed,
-            "overlap": self.overlap,
+            "max_batch_tokens": self.scheduler.max_batch_tokens,
+            "max_seqs": self.scheduler.max_seqs,
+            "page_size": self.pages.page_size,
+            "mixed": self.scheduler.mixed,
+            "overlap": self.scheduler.overlap,
             "graph_buckets": self.group.as_ref().map(|group| &group.graph_buckets),
             "computes": self.group.as_ref().map(|group| &group.computes),
         });
         plait_proto::config_fingerprint(alike.to_string().as_bytes())
-    }
-
-    /// Plans that may be on the wire without a result.
-    pub fn credit(&self) -> usize {
-        if self.overlap { 2 } else { 1 }
     }
 }

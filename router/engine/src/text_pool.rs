@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
-use plait_core::Micros;
+use plait_core::{Micros, Policy};
 use plait_openai::{ApiError, GenerateRequest, Prepared, RequestError, prepare};
 use plait_text::ModelText;
 
 use crate::metrics::Rejection;
 use crate::outbox::StreamId;
 use crate::request_seeds::SeedSource;
-use crate::settings::Policy;
 use crate::shared::Shared;
 
 /// Threads that tokenise. One would let a long prompt delay everyone behind it.

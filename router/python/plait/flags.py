@@ -72,14 +72,15 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message}; see `{self.prog} --help`")
 
 
-def flags(component: type[msgspec.Struct]) -> Iterator[Flag]:
-    """The flags of one component's settings, in the order of its fields."""
+def flags(component: type[msgspec.Struct], defaults: msgspec.Struct | None = None) -> Iterator[Flag]:
+    """The flags of one component's settings, in the order of its fields; `defaults` may differ from the class's."""
     for field in msgspec.structs.fields(component):
         (setting,) = (part for part in get_args(field.type) if isinstance(part, Setting))
         bare, bounds = _unwrap(field.type)
         choices = get_args(bare) if get_origin(bare) is Literal else ()
         scalar = str if choices else bare
-        yield Flag(field.name, field.type, choices, scalar, bounds, field.default, setting)
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        yield Flag(field.name, field.type, choices, scalar, bounds, default, setting)
 
 
 def _unwrap(annotated: Any) -> tuple[Any, Meta]:
@@ -95,7 +96,7 @@ def add_flags(parser: argparse.ArgumentParser, components: type[msgspec.Struct])
     """Give `parser` a group of flags for each component of the settings struct `components`."""
     for field in msgspec.structs.fields(components):
         group = parser.add_argument_group((field.type.__doc__ or field.name).rstrip("."))
-        for flag in flags(field.type):
+        for flag in flags(field.type, field.default):
             _add(group, flag)
 
 
@@ -120,13 +121,13 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 def read_settings(args: argparse.Namespace, components: type[S]) -> S:
     """The settings that the typed words mean; raises `SettingsError` naming the flag that cannot be used."""
     given = vars(args)
-    values = {field.name: _read_component(given, field.type) for field in msgspec.structs.fields(components)}
+    values = {field.name: _read_component(given, field.default) for field in msgspec.structs.fields(components)}
     return components(**values)
 
 
-def _read_component(given: dict[str, object], component: type[S]) -> S:
-    named = [flag for flag in flags(component) if flag.field in given]
-    return component(**{flag.field: _convert(flag, given[flag.field]) for flag in named})
+def _read_component(given: dict[str, object], defaults: S) -> S:
+    named = [flag for flag in flags(type(defaults)) if flag.field in given]
+    return msgspec.structs.replace(defaults, **{flag.field: _convert(flag, given[flag.field]) for flag in named})
 
 
 def _convert(flag: Flag, raw: object) -> object:

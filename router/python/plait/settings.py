@@ -41,7 +41,7 @@ ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
 SlotCount = Annotated[int, Meta(ge=1, le=4096)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
 QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
-StepCount = Annotated[int, Meta(ge=1, le=1_000_000)]
+StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Policy = Literal["fcfs", "priority", "fair"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -314,8 +314,8 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks compute with, in words that are the same where it is; the launch fills it in."""
 
 
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirrors the engine's serde struct
-    """What the engine is given as JSON; mirrored by serde in `engine::settings`."""
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine is given as JSON; mirrored by serde in `engine::settings` and `plait_core::settings`."""
 
     model: str
     """Folder or GGUF file; an absolute path."""
@@ -325,22 +325,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: mirr
     num_ranks: int
     max_model_len: int | None
     """None: the model's context."""
-    max_batch_tokens: int
-    max_seqs: int
-    long_prefill_token_threshold: int
-    policy: Policy
-    mixed: bool
-    page_size: int
-    prefix_cache: bool
-    watermark: int | None
-    """Pages kept free at admission for the decoders' next pages; None: 1% of the pool."""
-    prefill_starvation_steps: int
-    """Plans without a row after which the oldest prefill is served first."""
-    itl_target_ms: float | None
-    max_queue: int
-    max_queue_tokens: int
-    """Prompt tokens that may wait."""
-    overlap: bool
+    scheduler: SchedulerSettings
+    """With `max_batch_tokens` filled in."""
+    pages: PageSettings
     seed: int | None
     step_trace: str | None
     log_level: LogLevel
@@ -361,26 +348,14 @@ def engine_settings(
     settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupMembership | None = None
 ) -> EngineSettings:
     """What the engine needs of `settings`."""
-    scheduler = settings.scheduler
     return EngineSettings(
         model=model,
         served_model_name=settings.http.served_model_name or name,
         run_dir=run_dir,
         num_ranks=settings.process.tp,
         max_model_len=settings.model.max_model_len,
-        max_batch_tokens=batch_tokens(settings),
-        max_seqs=scheduler.max_seqs,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold or batch_tokens(settings),
-        policy=scheduler.policy,
-        mixed=scheduler.mixed,
-        page_size=settings.pages.page_size,
-        prefix_cache=settings.pages.prefix_cache,
-        watermark=settings.pages.watermark,
-        prefill_starvation_steps=scheduler.prefill_starvation_steps,
-        itl_target_ms=scheduler.itl_target_ms,
-        max_queue=scheduler.max_queue,
-        max_queue_tokens=scheduler.max_queue_tokens,
-        overlap=scheduler.overlap,
+        scheduler=msgspec.structs.replace(settings.scheduler, max_batch_tokens=batch_tokens(settings)),
+        pages=settings.pages,
         seed=settings.process.seed,
         step_trace=settings.process.step_trace,
         log_level=settings.process.log_level,

@@ -20,6 +20,6 @@ mod trace;
 pub use cost::CostModel;
 pub use error::SimError;
 pub use report::{Composition, Percentiles, Report, Resolved, Summary};
-pub use settings::{Cluster, Load, Routing, Scheduling, Settings, Setup, Source};
+pub use settings::{Cluster, Load, Routing, Settings, Setup, Source};
 pub use simulate::{OnProgress, simulate};
 pub use trace::{Arrival, Content, Poisson};

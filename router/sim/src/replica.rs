@@ -117,7 +117,7 @@ impl<'a> Replica<'a> {
 
     /// Plans as many steps as may be on the wire.
     pub fn send_steps(&mut self, now: Micros) {
-        while self.in_flight.len() < self.setup.credit {
+        while self.in_flight.len() < self.setup.scheduler.scheduler.max_in_flight() {
             let Some(plan) = self.scheduler.plan(now) else {
                 return;
             };

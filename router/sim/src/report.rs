@@ -104,10 +104,10 @@ impl Report {
         Self {
             summary: Summary::new(&metrics),
             resolved: Resolved {
-                num_pages: setup.scheduler.num_pages,
-                max_model_len: setup.scheduler.max_model_len,
-                watermark: setup.scheduler.watermark,
-                long_prefill_token_threshold: setup.scheduler.long_prefill_token_threshold,
+                num_pages: setup.scheduler.runtime.num_pages,
+                max_model_len: setup.scheduler.runtime.max_model_len,
+                watermark: setup.limits.watermark,
+                long_prefill_token_threshold: setup.limits.long_prefill_token_threshold,
             },
             itl_tail: tail(&metrics.itl),
             composition: Composition::new(&metrics, setup.num_replicas),

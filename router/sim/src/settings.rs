@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use plait_core::{HashSeed, Micros, Policy, Settings as SchedulerSettings};
+use plait_core::{
+    HashSeed, Limits, Micros, PageSettings, Policy, RuntimeSettings, SchedulerSettings,
+};
 use serde::Deserialize;
 
-use crate::clock::micros;
 use crate::cost::{CostModel, Roofline, fit};
 use crate::error::SimError;
 use crate::hardware::Hardware;
@@ -20,8 +21,10 @@ pub struct Settings {
     pub load: Load,
     /// Where it is served.
     pub cluster: Cluster,
-    /// How each replica schedules.
-    pub scheduler: Scheduling,
+    /// How each replica makes requests into steps.
+    pub scheduler: SchedulerSettings,
+    /// The KV pages of each replica.
+    pub pages: PageSettings,
 }
 
 /// What arrives.
@@ -58,8 +61,8 @@ pub struct Cluster {
     pub model: String,
     /// Accelerators of one replica; None takes the fewest, in powers of two, that hold the weights.
     pub tp: Option<u32>,
-    /// Share of their memory for weights and pages.
-    pub memory_fraction: f64,
+    /// Longest prompt plus output; None takes the model's.
+    pub max_model_len: Option<u32>,
     /// Threads that simulate; None takes the machine's.
     pub threads: Option<u32>,
 }
@@ -74,41 +77,6 @@ pub enum Routing {
     LeastLoaded,
 }
 
-/// How a replica schedules; see [`plait_core::Settings`].
-// budget: one field for each setting of the scheduler
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Scheduling {
-    /// Tokens of one plan.
-    pub max_batch_tokens: u32,
-    /// Requests that run at a time, and rows of one plan.
-    pub max_seqs: u32,
-    /// Cap of one request's chunk; None takes `max_batch_tokens`.
-    pub long_prefill_token_threshold: Option<u32>,
-    /// Tokens in a page.
-    pub page_size: u32,
-    /// Pages in the pool; None takes what the memory holds.
-    pub num_pages: Option<u32>,
-    /// Longest prompt plus output; None takes the model's.
-    pub max_model_len: Option<u32>,
-    /// Prefill and decode rows share a step.
-    pub mixed: bool,
-    /// Prompts find the pages that earlier ones computed.
-    pub prefix_cache: bool,
-    /// Pages kept free at admission; None takes a hundredth of the pool.
-    pub watermark: Option<u32>,
-    /// Plans without a row after which the oldest prefill comes first.
-    pub prefill_starvation_steps: u32,
-    /// How long a step that decodes should take.
-    pub itl_target_ms: Option<f64>,
-    /// Requests that may wait.
-    pub max_queue: u32,
-    /// Prompt tokens that may wait.
-    pub max_queue_tokens: u64,
-    /// Plan a step while the one before it runs.
-    pub overlap: bool,
-}
-
 /// Everything that a simulation needs, checked.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -116,10 +84,10 @@ pub struct Setup {
     pub arrivals: Vec<Arrival>,
     /// The time of any step.
     pub cost: CostModel,
-    /// Of each replica.
-    pub scheduler: SchedulerSettings,
-    /// Steps that may be on the wire.
-    pub credit: usize,
+    /// Of each replica's scheduler.
+    pub scheduler: plait_core::Settings,
+    /// The limits that follow from them.
+    pub limits: Limits,
     /// Replicas.
     pub num_replicas: u32,
     /// Which of them a request goes to.
@@ -136,8 +104,6 @@ const MAX_REPLICAS: u32 = 1024;
 const MAX_GPUS: u32 = 64;
 /// Rate scales are allowed from its inverse on.
 const MAX_RATE_SCALE: f64 = 1e6;
-/// Longest target of a step, in milliseconds: more bounds nothing.
-const MAX_ITL_TARGET_MS: f64 = 60_000.0;
 
 impl Settings {
     /// Reads the JSON.
@@ -149,15 +115,15 @@ impl Settings {
     /// Reads what the settings name, and checks that it fits together.
     pub fn set_up(&self) -> Result<Setup, SimError> {
         self.check()?;
-        let device = self.cluster.device()?;
-        let scheduler = self.scheduler.resolve(&device)?;
+        let device = self.cluster.device(memory_fraction(&self.pages)?)?;
+        let scheduler = self.for_replica(&device)?;
         // Finds what no request could run with before the trace is read.
-        plait_core::Scheduler::new(scheduler.clone())?;
+        let limits = scheduler.limits()?;
         Ok(Setup {
             arrivals: self.load.arrivals()?,
             cost: device.cost,
             scheduler,
-            credit: if self.scheduler.overlap { 2 } else { 1 },
+            limits,
             num_replicas: self.cluster.replicas,
             routing: self.cluster.routing,
             num_threads: self.cluster.num_threads()?,
@@ -165,20 +131,16 @@ impl Settings {
     }
 
     fn check(&self) -> Result<(), SimError> {
-        let Cluster {
-            replicas,
-            memory_fraction,
-            ..
-        } = &self.cluster;
-        if !(1..=MAX_REPLICAS).contains(replicas) {
+        let replicas = self.cluster.replicas;
+        if !(1..=MAX_REPLICAS).contains(&replicas) {
             let allowed = format!("allowed: 1 to {MAX_REPLICAS}");
-            return Err(SimError::setting("--replicas", replicas, allowed));
+            return Err(SimError::setting("--replicas", &replicas, allowed));
         }
-        if !(*memory_fraction > 0.0 && *memory_fraction <= 1.0) {
-            let allowed = "allowed: over 0 and up to 1";
+        if self.scheduler.policy != Policy::Fcfs {
+            let allowed = "allowed: fcfs (a trace names neither priorities nor tenants)";
             return Err(SimError::setting(
-                "--memory-fraction",
-                memory_fraction,
+                "--policy",
+                &format!("{:?}", self.scheduler.policy).to_lowercase(),
                 allowed,
             ));
         }
@@ -188,6 +150,32 @@ impl Settings {
             return Err(SimError::setting("--rate-scale", &scale, allowed));
         }
         Ok(())
+    }
+
+    fn for_replica(&self, device: &Device) -> Result<plait_core::Settings, SimError> {
+        Ok(plait_core::Settings {
+            scheduler: self.scheduler.clone(),
+            pages: self.pages.clone(),
+            runtime: RuntimeSettings {
+                num_pages: self.num_pages(device)?,
+                max_model_len: self.cluster.model_len(device)?,
+                max_rows: None,
+                draft_width: 0,
+                hash_seed: HASH_SEED,
+            },
+        })
+    }
+
+    fn num_pages(&self, device: &Device) -> Result<u32, SimError> {
+        match (self.pages.num_pages, &device.room) {
+            (Some(asked), _) => Ok(asked),
+            #[expect(
+                clippy::cast_sign_loss,
+                reason = "room is positive, and the cast saturates"
+            )]
+            (None, Some(room)) => Ok((room.num_tokens / f64::from(self.pages.page_size)) as u32),
+            (None, None) => Err(not_in_records("--num-pages")),
+        }
     }
 }
 
@@ -239,7 +227,13 @@ impl Cluster {
         }
     }
 
-    fn device(&self) -> Result<Device, SimError> {
+    fn model_len(&self, device: &Device) -> Result<u32, SimError> {
+        let known = device.room.as_ref().map(|room| room.max_model_len);
+        let asked = self.max_model_len.or(known);
+        asked.ok_or_else(|| not_in_records("--max-model-len"))
+    }
+
+    fn device(&self, memory_fraction: f64) -> Result<Device, SimError> {
         let hardware = Path::new(&self.hardware);
         if hardware.extension().is_some_and(|ending| ending == "jsonl") {
             let cost = CostModel::Fitted(Box::new(fit(hardware)?));
@@ -249,9 +243,10 @@ impl Cluster {
             Hardware::named(&self.hardware)?,
             ModelCost::named(&self.model)?,
         );
-        let num_gpus = self.num_gpus(&hardware, &model)?;
+        let memory = hardware.memory_bytes * memory_fraction;
+        let num_gpus = self.num_gpus(&hardware, &model, memory)?;
         let room = Room {
-            num_tokens: self.kv_bytes(&hardware, &model, num_gpus)? / model.kv_bytes_per_token,
+            num_tokens: kv_bytes(&model, memory, num_gpus)? / model.kv_bytes_per_token,
             max_model_len: model.max_model_len,
         };
         Ok(Device {
@@ -261,7 +256,12 @@ impl Cluster {
     }
 
     /// As asked, or the fewest whose memory the weights fill to four fifths at most.
-    fn num_gpus(&self, hardware: &Hardware, model: &ModelCost) -> Result<u32, SimError> {
+    fn num_gpus(
+        &self,
+        hardware: &Hardware,
+        model: &ModelCost,
+        memory: f64,
+    ) -> Result<u32, SimError> {
         const FULL: f64 = 0.8;
         if let Some(asked) = self.tp {
             if (1..=MAX_GPUS).contains(&asked) {
@@ -274,7 +274,7 @@ impl Cluster {
             ));
         }
         let weights = model.num_parameters() * model.weight_bytes;
-        let usable = hardware.memory_bytes * self.memory_fraction * FULL;
+        let usable = memory * FULL;
         let fits = |num_gpus: &u32| usable * f64::from(*num_gpus) >= weights;
         let mut powers = (0..=MAX_GPUS.ilog2()).map(|exponent| 1 << exponent);
         powers.find(fits).ok_or_else(|| {
@@ -282,82 +282,31 @@ impl Cluster {
             SimError::setting("--model", &self.model, allowed)
         })
     }
-
-    fn kv_bytes(
-        &self,
-        hardware: &Hardware,
-        model: &ModelCost,
-        num_gpus: u32,
-    ) -> Result<f64, SimError> {
-        let weights = model.num_parameters() * model.weight_bytes;
-        let usable = hardware.memory_bytes * self.memory_fraction * f64::from(num_gpus);
-        if usable > weights {
-            return Ok(usable - weights);
-        }
-        let allowed = format!(
-            "the weights take {:.1} GB, the replica has {:.1} GB for them and the pages; raise it or --memory-fraction",
-            weights / 1e9,
-            usable / 1e9
-        );
-        Err(SimError::setting("--tp", &num_gpus, allowed))
-    }
 }
 
-impl Scheduling {
-    fn resolve(&self, device: &Device) -> Result<SchedulerSettings, SimError> {
-        let num_pages = self.num_pages(device)?;
-        Ok(SchedulerSettings {
-            max_batch_tokens: self.max_batch_tokens,
-            max_rows: self.max_seqs,
-            max_seqs: self.max_seqs,
-            long_prefill_token_threshold: self
-                .long_prefill_token_threshold
-                .unwrap_or(self.max_batch_tokens),
-            page_size: self.page_size,
-            num_pages,
-            max_model_len: self.max_model_len(device)?,
-            draft_width: 0,
-            policy: Policy::Fcfs,
-            mixed: self.mixed,
-            prefix_cache: self.prefix_cache.then_some(HASH_SEED),
-            watermark: self
-                .watermark
-                .unwrap_or((num_pages / 100).max(1).min(num_pages.saturating_sub(1))),
-            prefill_starvation_steps: self.prefill_starvation_steps,
-            itl_target: self.itl_target()?,
-            max_queue: self.max_queue,
-            max_queue_tokens: self.max_queue_tokens,
-        })
+/// Share of the accelerators' memory for weights and pages.
+fn memory_fraction(pages: &PageSettings) -> Result<f64, SimError> {
+    let given = pages.memory_fraction.unwrap_or_default();
+    if given > 0.0 && given <= 1.0 {
+        return Ok(given);
     }
+    let allowed = "allowed: over 0 and up to 1";
+    Err(SimError::setting("--memory-fraction", &given, allowed))
+}
 
-    fn num_pages(&self, device: &Device) -> Result<u32, SimError> {
-        match (self.num_pages, &device.room) {
-            (Some(asked), _) => Ok(asked),
-            #[expect(
-                clippy::cast_sign_loss,
-                reason = "room is positive, and the cast saturates"
-            )]
-            (None, Some(room)) => Ok((room.num_tokens / f64::from(self.page_size)) as u32),
-            (None, None) => Err(not_in_records("--num-pages")),
-        }
+/// What the weights leave of the replica's memory.
+fn kv_bytes(model: &ModelCost, memory: f64, num_gpus: u32) -> Result<f64, SimError> {
+    let weights = model.num_parameters() * model.weight_bytes;
+    let usable = memory * f64::from(num_gpus);
+    if usable > weights {
+        return Ok(usable - weights);
     }
-
-    fn max_model_len(&self, device: &Device) -> Result<u32, SimError> {
-        let known = device.room.as_ref().map(|room| room.max_model_len);
-        self.max_model_len
-            .or(known)
-            .ok_or_else(|| not_in_records("--max-model-len"))
-    }
-
-    fn itl_target(&self) -> Result<Option<Micros>, SimError> {
-        match self.itl_target_ms {
-            Some(target) if !(target > 0.0 && target <= MAX_ITL_TARGET_MS) => {
-                let allowed = format!("allowed: over 0 and up to {MAX_ITL_TARGET_MS}");
-                Err(SimError::setting("--itl-target-ms", &target, allowed))
-            }
-            target => Ok(target.map(|target| micros(target * 1000.0).max(Micros(1)))),
-        }
-    }
+    let allowed = format!(
+        "the weights take {:.1} GB, the replica has {:.1} GB for them and the pages; raise it or --memory-fraction",
+        weights / 1e9,
+        usable / 1e9
+    );
+    Err(SimError::setting("--tp", &num_gpus, allowed))
 }
 
 fn not_in_records(setting: &str) -> SimError {

@@ -23,14 +23,15 @@ from pathlib import Path
 
 import msgspec
 from plait.bench.result_file import Row, commit, machine, versions
+from plait.settings import PageSettings, SchedulerSettings
 from plait.simulate.command import run
-from plait.simulate.settings import ClusterSettings, LoadSettings, SchedulingSettings, SimulateSettings
+from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSettings
 
 PLAIT = (sys.executable, "-m", "plait.cli")
 READY = "Plait is ready: "
-SCHEDULING = SchedulingSettings(
-    max_batch_tokens=2048, max_seqs=64, num_pages=1024, max_model_len=2048, prefix_cache=False
-)
+MAX_MODEL_LEN = 2048
+SCHEDULER = SchedulerSettings(max_batch_tokens=2048, max_seqs=64)
+PAGES = PageSettings(num_pages=1024, prefix_cache=False, memory_fraction=0.85)
 """Of server and simulator alike."""
 LENGTHS = ((32, 512), (16, 96))
 """Shortest and longest prompt, and answer."""
@@ -60,9 +61,9 @@ def write_trace(path: Path, load: Load) -> None:
 @contextmanager
 def served(records: Path) -> Iterator[str]:
     """A server of the demo model; its address."""
-    settings = msgspec.structs.asdict(SCHEDULING)
-    flags = [f"--{name.replace('_', '-')}={settings[name]}" for name in ("max_batch_tokens", "max_seqs", "num_pages")]
-    flags += [f"--max-model-len={SCHEDULING.max_model_len}", "--no-prefix-cache", f"--step-trace={records}"]
+    flags = [f"--max-batch-tokens={SCHEDULER.max_batch_tokens}", f"--max-seqs={SCHEDULER.max_seqs}"]
+    flags += [f"--num-pages={PAGES.num_pages}", f"--max-model-len={MAX_MODEL_LEN}"]
+    flags += ["--no-prefix-cache", f"--step-trace={records}"]
     words = [*PLAIT, "serve", "--port", "0", *flags]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -90,8 +91,9 @@ def simulated(load: Load, fitted_to: Load, folder: Path) -> dict[str, float]:
     """The same figures by the simulator."""
     settings = SimulateSettings(
         load=LoadSettings(trace=str(folder / f"{load.name}.csv")),
-        cluster=ClusterSettings(hardware=str(folder / f"{fitted_to.name}.jsonl")),
-        scheduler=SCHEDULING,
+        cluster=ClusterSettings(hardware=str(folder / f"{fitted_to.name}.jsonl"), max_model_len=MAX_MODEL_LEN),
+        scheduler=SCHEDULER,
+        pages=PAGES,
     )
     summary = run(settings, load.name).summary
     times = {"ttft": summary.ttft_seconds, "itl": summary.itl_seconds, "e2e": summary.e2e_seconds}

@@ -18,13 +18,15 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
+from plait.settings import SchedulerSettings
 from plait.simulate.command import run
 from plait.simulate.report import Summary
-from plait.simulate.settings import ClusterSettings, LoadSettings, SchedulingSettings, SimulateSettings
+from plait.simulate.settings import ClusterSettings, LoadSettings, SimulateSettings
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 ALL_AT_ONCE = 1e6
-UNBOUNDED = SchedulingSettings(max_queue=1 << 20, max_queue_tokens=1 << 40)
+DEFAULTS = SimulateSettings()
+UNBOUNDED = replace(DEFAULTS.scheduler, max_queue=1 << 20, max_queue_tokens=1 << 40)
 POLICIES = {
     "mixed": UNBOUNDED,
     "mixed, 2048 tokens": replace(UNBOUNDED, max_batch_tokens=2048),
@@ -36,15 +38,16 @@ POLICIES = {
 }
 
 
-def settings(typed: argparse.Namespace, scheduler: SchedulingSettings, rate_scale: float) -> SimulateSettings:
+def settings(typed: argparse.Namespace, scheduler: SchedulerSettings, rate_scale: float) -> SimulateSettings:
     return SimulateSettings(
         load=LoadSettings(trace=typed.trace, rate_scale=rate_scale),
         cluster=ClusterSettings(hardware=typed.hardware, model=typed.model),
-        scheduler=replace(scheduler, prefix_cache=typed.prefix_cache),
+        scheduler=scheduler,
+        pages=replace(DEFAULTS.pages, prefix_cache=typed.prefix_cache),
     )
 
 
-def simulated(typed: argparse.Namespace, scheduler: SchedulingSettings, rate_scale: float) -> Summary:
+def simulated(typed: argparse.Namespace, scheduler: SchedulerSettings, rate_scale: float) -> Summary:
     return run(settings(typed, scheduler, rate_scale), f"x{rate_scale:.2f}").summary
 
 

@@ -1,12 +1,11 @@
 //! What went wrong in other schedulers, one test for each (the design page lists them).
 
 use plait_core::{
-    Event, HashSeed, Micros, Policy, Request, Sampling, Scheduler, Settings, StepResult, TenantId,
-    decide,
+    Event, Micros, Policy, Request, Sampling, Scheduler, StepResult, TenantId, decide,
 };
 
 use crate::allocations::num_bytes_allocated;
-use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
 /// A prefill row placed in this very plan was chosen as victim, and its pages went to a decode row. Here
@@ -15,15 +14,14 @@ use crate::harness::{Harness, Spec};
 fn a_prefill_row_of_this_plan_keeps_its_pages_when_a_decoder_lacks_one() {
     let mut num_met = 0;
     for num_pages in 6..16 {
-        let settings = Settings {
-            max_batch_tokens: 4,
-            draft_width: 1,
-            long_prefill_token_threshold: 1,
-            page_size: 2,
-            num_pages,
-            prefill_starvation_steps: 1,
-            ..settings()
-        };
+        let settings = with(settings(), |it| {
+            it.scheduler.max_batch_tokens = Some(4);
+            it.runtime.draft_width = 1;
+            it.scheduler.long_prefill_token_threshold = Some(1);
+            it.pages.page_size = 2;
+            it.runtime.num_pages = num_pages;
+            it.scheduler.prefill_starvation_steps = 1;
+        });
         let mut harness = Harness::new(settings);
         let last = Spec {
             priority: 1,
@@ -62,11 +60,10 @@ fn has_granted_row_and_a_decoder_without_pages(harness: &mut Harness) -> bool {
 /// The token in flight was thrown away by a preemption, and a placeholder stayed in the context.
 #[test]
 fn a_token_in_flight_survives_the_preemption_of_its_request() {
-    let settings = Settings {
-        page_size: 4,
-        num_pages: 4,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.pages.page_size = 4;
+        it.runtime.num_pages = 4;
+    });
     let mut harness = harness(settings, [(4, 8), (4, 8)]);
     (0..4).for_each(|_| drop(step(&mut harness)));
     harness.plan();
@@ -89,10 +86,7 @@ fn a_token_in_flight_survives_the_preemption_of_its_request() {
 #[test]
 fn nothing_that_a_client_chooses_decides_between_equals() {
     let admitted = |choices: [u32; 3], policy| {
-        let settings = Settings {
-            policy,
-            ..settings()
-        };
+        let settings = with(settings(), |it| it.scheduler.policy = policy);
         let mut scheduler = Scheduler::new(settings).unwrap();
         for choice in choices {
             scheduler.submit(chosen(choice), Micros(7)).unwrap();
@@ -133,11 +127,10 @@ fn chosen(choice: u32) -> Request {
 /// The same: one whose id sorted first was served first in every step, and starved the others.
 #[test]
 fn decoders_that_do_not_fit_a_step_take_turns_whatever_their_order() {
-    let two_rows_a_step = Settings {
-        max_batch_tokens: 4,
-        draft_width: 1,
-        ..settings()
-    };
+    let two_rows_a_step = with(settings(), |it| {
+        it.scheduler.max_batch_tokens = Some(4);
+        it.runtime.draft_width = 1;
+    });
     let mut harness = Harness::new(two_rows_a_step);
     for priority in [1, 0, 0, -1] {
         let spec = Spec {
@@ -161,16 +154,15 @@ fn decoders_that_do_not_fit_a_step_take_turns_whatever_their_order() {
 #[test]
 fn a_decode_step_is_as_large_and_allocates_as_much_at_any_context_and_with_a_full_cache() {
     let step_at = |num_prompt: u32, prefix_cache| {
-        let settings = Settings {
-            max_model_len: 4096,
-            num_pages: 600,
-            max_batch_tokens: 4096,
-            long_prefill_token_threshold: 4096,
-            prefix_cache,
-            ..settings()
-        };
+        let settings = with(settings(), |it| {
+            it.runtime.max_model_len = 4096;
+            it.runtime.num_pages = 600;
+            it.scheduler.max_batch_tokens = Some(4096);
+            it.scheduler.long_prefill_token_threshold = Some(4096);
+            it.pages.prefix_cache = prefix_cache;
+        });
         let mut harness = Harness::new(settings);
-        if prefix_cache.is_some() {
+        if prefix_cache {
             fill_cache(&mut harness);
         }
         harness.submit(Spec::new(num_prompt, 9)).unwrap();
@@ -180,11 +172,11 @@ fn a_decode_step_is_as_large_and_allocates_as_much_at_any_context_and_with_a_ful
         assert_eq!(sizes, (1, 0, 0));
         num_bytes
     };
-    for prefix_cache in [None, Some(HashSeed([1, 2]))] {
+    for prefix_cache in [false, true] {
         assert_eq!(step_at(17, prefix_cache), step_at(2001, prefix_cache));
     }
-    let full = step_at(17, Some(HashSeed([1, 2])));
-    assert_eq!(full, step_at(17, None), "no more than without a cache");
+    let full = step_at(17, true);
+    assert_eq!(full, step_at(17, false), "no more than without a cache");
 }
 
 fn fill_cache(harness: &mut Harness) {
@@ -221,13 +213,12 @@ fn decode_step(scheduler: &mut Scheduler) -> (usize, usize, usize) {
 /// Prefill first: gaps of minutes between tokens. Decoders have a row in every plan with room.
 #[test]
 fn a_stream_of_long_prompts_leaves_no_gap_between_a_decoders_tokens() {
-    let settings = Settings {
-        max_model_len: 2048,
-        num_pages: 1024,
-        max_queue: 100,
-        max_queue_tokens: 1 << 20,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.runtime.max_model_len = 2048;
+        it.runtime.num_pages = 1024;
+        it.scheduler.max_queue = 100;
+        it.scheduler.max_queue_tokens = 1 << 20;
+    });
     let mut harness = harness(settings, [(5, 200)]);
     step(&mut harness);
     for _ in 0..20 {
@@ -289,11 +280,10 @@ fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
 fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
     for num_prompt in 1..40 {
         let mut harness = harness(
-            Settings {
-                page_size: 4,
-                prefix_cache: Some(HashSeed([1, 2])),
-                ..settings()
-            },
+            with(settings(), |it| {
+                it.pages.page_size = 4;
+                it.pages.prefix_cache = true;
+            }),
             [(num_prompt, 1)],
         );
         harness.run_to_the_end(1);

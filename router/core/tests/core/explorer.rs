@@ -3,10 +3,10 @@
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
 
-use plait_core::{HashSeed, RequestId, Settings};
+use plait_core::{RequestId, Settings};
 use rustc_hash::FxHashMap;
 
-use crate::fixtures::settings;
+use crate::fixtures::{settings, with};
 use crate::harness::{Harness, Spec};
 
 #[derive(Clone, Copy, Debug)]
@@ -185,31 +185,28 @@ fn index_of(page: u64, pages: &mut Vec<u64>) -> usize {
 
 /// Every mix of switches and small limits, on four pages of two tokens.
 fn all_settings() -> Vec<(Settings, usize)> {
-    let small = Settings {
-        page_size: 2,
-        num_pages: 4,
-        max_seqs: 3,
-        prefill_starvation_steps: 2,
-        itl_target: None,
-        ..settings()
-    };
+    let small = with(settings(), |it| {
+        it.pages.page_size = 2;
+        it.runtime.num_pages = 4;
+        it.scheduler.max_seqs = 3;
+        it.scheduler.prefill_starvation_steps = 2;
+        it.scheduler.itl_target_ms = None;
+    });
     let mut all = Vec::new();
     for (mixed, depth) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
         for (max_batch_tokens, long_prefill_token_threshold, max_rows, watermark) in
             [(8, 8, 3, 0), (2, 2, 3, 1), (3, 1, 2, 0)]
         {
-            let limits = Settings {
-                max_batch_tokens,
-                long_prefill_token_threshold,
-                max_rows,
-                ..small.clone()
-            };
+            let limits = with(small.clone(), |it| {
+                it.scheduler.max_batch_tokens = Some(max_batch_tokens);
+                it.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold);
+                it.runtime.max_rows = Some(max_rows);
+            });
             all.push((
-                Settings {
-                    mixed,
-                    watermark,
-                    ..limits
-                },
+                with(limits, |it| {
+                    it.scheduler.mixed = mixed;
+                    it.pages.watermark = Some(watermark);
+                }),
                 depth,
             ));
         }
@@ -220,7 +217,7 @@ fn all_settings() -> Vec<(Settings, usize)> {
 fn keeping_prefixes() -> Vec<(Settings, usize)> {
     let mut all = all_settings();
     for (settings, _) in &mut all {
-        settings.prefix_cache = Some(HashSeed([1, 2]));
+        settings.pages.prefix_cache = true;
     }
     all
 }
@@ -286,9 +283,9 @@ fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {
 #[test]
 fn no_schedule_with_drafts_gets_stuck() {
     let mut drafting = all_settings();
-    drafting.retain(|(settings, _)| settings.max_batch_tokens > 2);
+    drafting.retain(|(settings, _)| settings.scheduler.max_batch_tokens > Some(2));
     for (settings, _) in &mut drafting {
-        settings.draft_width = 2;
+        settings.runtime.draft_width = 2;
     }
     let num_states = explore(drafting, &[(1, 7), (5, 3)], 0, 0);
     assert!(num_states > 3_000, "only {num_states} states");

@@ -2,16 +2,15 @@
 
 use plait_core::{Policy, Settings};
 
-use crate::fixtures::{settings, step};
+use crate::fixtures::{settings, step, with};
 use crate::harness::{Harness, Spec};
 
 fn fair() -> Settings {
-    Settings {
-        policy: Policy::Fair,
-        max_seqs: 1,
-        max_rows: 1,
-        ..settings()
-    }
+    with(settings(), |it| {
+        it.scheduler.policy = Policy::Fair;
+        it.scheduler.max_seqs = 1;
+        it.runtime.max_rows = Some(1);
+    })
 }
 
 fn of(tenant: u64, num_prompt: u32, max_tokens: u32) -> Spec {

@@ -1,28 +1,42 @@
 //! Settings and short verbs that the tests share.
 
-use plait_core::{Plan, Policy, Settings};
+use plait_core::{
+    HashSeed, PageSettings, Plan, Policy, RuntimeSettings, SchedulerSettings, Settings,
+};
 
 use crate::harness::{Harness, Spec};
 
 pub fn settings() -> Settings {
     Settings {
-        max_batch_tokens: 64,
-        max_rows: 8,
-        max_seqs: 8,
-        long_prefill_token_threshold: 32,
-        page_size: 16,
-        num_pages: 64,
-        max_model_len: 256,
-        draft_width: 0,
-        policy: Policy::Priority,
-        mixed: true,
-        prefix_cache: None,
-        watermark: 0,
-        prefill_starvation_steps: 8,
-        itl_target: None,
-        max_queue: 16,
-        max_queue_tokens: 4096,
+        scheduler: SchedulerSettings {
+            max_batch_tokens: Some(64),
+            max_seqs: 8,
+            long_prefill_token_threshold: Some(32),
+            policy: Policy::Priority,
+            max_queue: 16,
+            max_queue_tokens: 4096,
+            ..SchedulerSettings::default()
+        },
+        pages: PageSettings {
+            page_size: 16,
+            prefix_cache: false,
+            watermark: Some(0),
+            ..PageSettings::default()
+        },
+        runtime: RuntimeSettings {
+            num_pages: 64,
+            max_model_len: 256,
+            max_rows: Some(8),
+            draft_width: 0,
+            hash_seed: HashSeed([1, 2]),
+        },
     }
+}
+
+/// The settings after a change.
+pub fn with(mut settings: Settings, change: impl FnOnce(&mut Settings)) -> Settings {
+    change(&mut settings);
+    settings
 }
 
 /// A harness with these requests in its queue, given as prompt length and output.

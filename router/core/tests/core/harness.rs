@@ -96,7 +96,11 @@ impl Harness {
     pub fn new(settings: Settings) -> Self {
         Self {
             scheduler: Scheduler::new(settings.clone()).unwrap(),
-            device: FakeDevice::new(settings.num_pages, settings.page_size, settings.max_seqs),
+            device: FakeDevice::new(
+                settings.runtime.num_pages,
+                settings.pages.page_size,
+                settings.scheduler.max_seqs,
+            ),
             clients: BTreeMap::new(),
             in_flight: VecDeque::new(),
             slots: BTreeMap::new(),
@@ -126,8 +130,9 @@ impl Harness {
     fn add_client(&mut self, id: RequestId, spec: Spec, seed: u64) {
         let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
         let room = settings
+            .runtime
             .max_model_len
-            .min(settings.num_pages * settings.page_size)
+            .min(settings.runtime.num_pages * settings.pages.page_size)
             - num_prompt;
         let expected = oracle::generate(
             &spec.prompt,
@@ -307,34 +312,35 @@ impl Harness {
     /// Invariant 1, and the layout of rows.
     fn check_limits(&self, plan: &Plan) {
         let settings = &self.settings;
+        let limits = settings.limits().unwrap();
         assert!(
-            (1..=settings.max_batch_tokens).contains(&plan.num_tokens()),
+            (1..=limits.max_batch_tokens).contains(&plan.num_tokens()),
             "{plan:?}"
         );
         assert!(
-            plan.prefill.len() + plan.decode.len() <= settings.max_rows as usize,
+            plan.prefill.len() + plan.decode.len() <= limits.max_rows as usize,
             "{plan:?}"
         );
         assert!(
             plan.prefill
                 .iter()
-                .all(|row| (1..=settings.long_prefill_token_threshold).contains(&row.length)),
+                .all(|row| (1..=limits.long_prefill_token_threshold).contains(&row.length)),
             "{plan:?}"
         );
-        let widths = 1..=1 + settings.draft_width;
+        let widths = 1..=1 + settings.runtime.draft_width;
         assert!(
             plan.decode.iter().all(|row| widths.contains(&row.length)),
             "{plan:?}"
         );
         assert!(
-            settings.mixed || plan.prefill.is_empty() || plan.decode.is_empty(),
+            settings.scheduler.mixed || plan.prefill.is_empty() || plan.decode.is_empty(),
             "{plan:?}"
         );
         let prefills: Vec<RequestId> = plan.prefill.iter().map(|row| row.request).collect();
         let decodes: Vec<RequestId> = plan.decode.iter().map(|row| row.request).collect();
         let order = |request: &RequestId| self.order(*request);
         assert!(
-            self.settings.policy == Policy::Fair
+            self.settings.scheduler.policy == Policy::Fair
                 || (prefills.is_sorted_by_key(order) && decodes.is_sorted_by_key(order)),
             "{plan:?}"
         );
@@ -354,7 +360,7 @@ impl Harness {
 
     /// The order of every policy but fair share, whose counts the harness does not keep.
     fn order(&self, request: RequestId) -> (i32, RequestId) {
-        let priority = match self.settings.policy {
+        let priority = match self.settings.scheduler.policy {
             Policy::Fcfs => 0,
             Policy::Priority | Policy::Fair => self.clients[&request].spec.priority,
         };
@@ -364,7 +370,7 @@ impl Harness {
     /// Invariant 5, where nothing was on the wire, so that victims of this plan left in this plan:
     /// the first in order is none, and whoever comes after one has a row.
     fn check_victims(&self, plan: &Plan, num_preempted: u64) {
-        if self.settings.policy == Policy::Fair {
+        if self.settings.scheduler.policy == Policy::Fair {
             return;
         }
         let order = |request: &RequestId| self.order(*request);
@@ -459,10 +465,10 @@ impl Harness {
         for new in &plan.new_slots {
             let num_known = self.clients[&new.request].spec.prompt.len()
                 + self.clients[&new.request].emitted.len();
-            assert_eq!(new.num_cached % self.settings.page_size, 0, "{new:?}");
+            assert_eq!(new.num_cached % self.settings.pages.page_size, 0, "{new:?}");
             assert!((new.num_cached as usize) < num_known, "{new:?}");
             let own = plan.appended_pages.iter().filter(|it| it.0 == new.slot);
-            hits.extend(own.take((new.num_cached / self.settings.page_size) as usize));
+            hits.extend(own.take((new.num_cached / self.settings.pages.page_size) as usize));
         }
         assert!(
             hits.iter().all(|(_, page)| self.device.is_full(*page)),
@@ -485,7 +491,7 @@ impl Harness {
     fn check_pool(&self) {
         let pages = self.scheduler.stats().pages;
         let sum = pages.free + pages.leased + pages.cached + pages.parked;
-        assert_eq!(sum, self.settings.num_pages, "{pages:?}");
+        assert_eq!(sum, self.settings.runtime.num_pages, "{pages:?}");
     }
 
     /// Invariant 3, and everything is given back.
@@ -500,7 +506,7 @@ impl Harness {
                 stats.num_running,
                 stats.num_waiting
             ),
-            (self.settings.num_pages, 0, 0)
+            (self.settings.runtime.num_pages, 0, 0)
         );
     }
 }

@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use plait_core::{Event, Micros, Plan, Scheduler, Settings, StepCost, StepResult, StepWork};
+use plait_core::{Event, Micros, Plan, Scheduler, StepCost, StepResult, StepWork};
 
-use crate::fixtures;
+use crate::fixtures::{self, with};
 use crate::harness::Spec;
 use crate::oracle::mix;
 
@@ -113,18 +113,17 @@ struct Paced {
 
 impl Paced {
     fn new() -> Self {
-        let settings = Settings {
-            max_batch_tokens: 4096,
-            long_prefill_token_threshold: 4096,
-            max_rows: 64,
-            max_seqs: 64,
-            num_pages: 4096,
-            max_model_len: 8192,
-            max_queue: 64,
-            max_queue_tokens: 1 << 20,
-            itl_target: Some(Micros(TARGET)),
-            ..fixtures::settings()
-        };
+        let settings = with(fixtures::settings(), |it| {
+            it.scheduler.max_batch_tokens = Some(4096);
+            it.scheduler.long_prefill_token_threshold = Some(4096);
+            it.runtime.max_rows = Some(64);
+            it.scheduler.max_seqs = 64;
+            it.runtime.num_pages = 4096;
+            it.runtime.max_model_len = 8192;
+            it.scheduler.max_queue = 64;
+            it.scheduler.max_queue_tokens = 1 << 20;
+            it.scheduler.itl_target_ms = Some(TARGET as f64 / 1e3);
+        });
         let mut paced = Self {
             scheduler: Scheduler::new(settings).unwrap(),
             in_flight: VecDeque::new(),
@@ -242,26 +241,24 @@ fn a_step_that_keeps_nobody_waiting_is_not_bound() {
 #[test]
 fn a_target_needs_time_and_mixed_steps() {
     let refused = |itl_target, mixed| {
-        let settings = Settings {
-            itl_target: Some(Micros(itl_target)),
-            mixed,
-            ..fixtures::settings()
-        };
+        let settings = with(fixtures::settings(), |it| {
+            it.scheduler.itl_target_ms = Some(itl_target);
+            it.scheduler.mixed = mixed;
+        });
         Scheduler::new(settings).unwrap_err().to_string()
     };
-    assert!(refused(0, true).starts_with("itl-target-ms is 0; a step takes time"));
-    assert!(refused(50_000, false).starts_with("itl-target-ms is 50; without mixed steps"));
+    assert!(refused(0.0, true).starts_with("itl-target-ms is 0; a step takes time"));
+    assert!(refused(50.0, false).starts_with("itl-target-ms is 50; without mixed steps"));
 }
 
 #[test]
 fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
-    let settings = Settings {
-        page_size: 4,
-        num_pages: 200,
-        prefill_starvation_steps: 2,
-        itl_target: Some(Micros(1)),
-        ..fixtures::settings()
-    };
+    let settings = with(fixtures::settings(), |it| {
+        it.pages.page_size = 4;
+        it.runtime.num_pages = 200;
+        it.scheduler.prefill_starvation_steps = 2;
+        it.scheduler.itl_target_ms = Some(0.001);
+    });
     let mut harness = fixtures::harness(settings, [(100, 1), (5, 40)]);
     let chunks: Vec<_> = (0..4)
         .map(|_| fixtures::chunks(&fixtures::step(&mut harness)))
@@ -273,11 +270,10 @@ fn a_starved_prefill_is_granted_a_page_where_time_leaves_it_nothing() {
 
 #[test]
 fn a_newcomer_is_admitted_with_a_page_where_time_leaves_it_nothing() {
-    let settings = Settings {
-        prefill_starvation_steps: 2,
-        itl_target: Some(Micros(1)),
-        ..fixtures::settings()
-    };
+    let settings = with(fixtures::settings(), |it| {
+        it.scheduler.prefill_starvation_steps = 2;
+        it.scheduler.itl_target_ms = Some(0.001);
+    });
     let mut harness = fixtures::harness(settings, [(5, 40)]);
     fixtures::step(&mut harness);
     harness.submit(Spec::new(20, 1)).unwrap();

@@ -16,4 +16,5 @@ mod preemption;
 mod prefix_cache;
 mod properties;
 mod queue;
+mod settings_mirror;
 mod speculative_tokens;

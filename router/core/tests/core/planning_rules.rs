@@ -2,49 +2,55 @@
 
 use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
 
-use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
 #[test]
 fn settings_with_which_nothing_could_run_are_refused_by_name() {
     let refused = |settings: Settings| Scheduler::new(settings).unwrap_err().to_string();
-    let text = refused(Settings {
-        max_batch_tokens: 0,
-        ..settings()
-    });
+    let text = refused(with(settings(), |it| {
+        it.scheduler.max_batch_tokens = Some(0)
+    }));
     assert_eq!(
         text,
         "max-batch-tokens is 0; at least 1 is needed: a step computes at least one token"
     );
     assert!(
-        refused(Settings {
-            watermark: 64,
-            ..settings()
-        })
-        .contains("watermark is 64")
+        refused(with(settings(), |it| it.pages.watermark = Some(64))).contains("watermark is 64")
     );
     assert!(
-        refused(Settings {
-            num_pages: 1,
-            page_size: 1,
-            ..settings()
-        })
+        refused(with(settings(), |it| {
+            it.runtime.num_pages = 1;
+            it.pages.page_size = 1;
+        }))
         .contains("num-pages is 1")
     );
 }
 
 #[test]
+fn what_is_not_given_follows_from_other_settings() {
+    let limits = with(settings(), |it| {
+        it.scheduler.long_prefill_token_threshold = None;
+        it.scheduler.itl_target_ms = Some(12.5);
+        it.pages.watermark = None;
+        it.runtime.num_pages = 250;
+        it.runtime.max_rows = None;
+    });
+    let limits = limits.limits().unwrap();
+    assert_eq!(limits.long_prefill_token_threshold, 64, "a whole step");
+    assert_eq!(limits.itl_target, Some(plait_core::Micros(12_500)));
+    assert_eq!(limits.watermark, 2, "a hundredth of the pool");
+    assert_eq!(limits.max_rows, 8, "one a request");
+}
+
+#[test]
 fn the_output_is_capped_by_the_model_and_by_the_pool() {
     for settings in [
-        Settings {
-            max_model_len: 43,
-            ..settings()
-        },
-        Settings {
-            page_size: 1,
-            num_pages: 43,
-            ..settings()
-        },
+        with(settings(), |it| it.runtime.max_model_len = 43),
+        with(settings(), |it| {
+            it.pages.page_size = 1;
+            it.runtime.num_pages = 43;
+        }),
     ] {
         let mut harness = harness(settings, [(40, 100)]);
         harness.run_to_the_end(2);
@@ -65,10 +71,7 @@ fn a_request_without_room_for_one_token_is_refused() {
         Err(Refusal::EmptyPrompt)
     );
     assert_eq!(submit(settings(), Spec::new(1, 0)), Err(Refusal::NoOutput));
-    let short = Settings {
-        max_model_len: 40,
-        ..settings()
-    };
+    let short = with(settings(), |it| it.runtime.max_model_len = 40);
     assert_eq!(
         submit(short, Spec::new(40, 1)),
         Err(Refusal::TooLongForModel {
@@ -76,10 +79,7 @@ fn a_request_without_room_for_one_token_is_refused() {
             limit: 40
         })
     );
-    let small = Settings {
-        num_pages: 2,
-        ..settings()
-    };
+    let small = with(settings(), |it| it.runtime.num_pages = 2);
     assert_eq!(
         submit(small, Spec::new(32, 1)),
         Err(Refusal::TooLongForPool {
@@ -91,13 +91,7 @@ fn a_request_without_room_for_one_token_is_refused() {
 
 #[test]
 fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
-    let mut few = harness(
-        Settings {
-            max_queue: 1,
-            ..settings()
-        },
-        [(1, 1)],
-    );
+    let mut few = harness(with(settings(), |it| it.scheduler.max_queue = 1), [(1, 1)]);
     assert_eq!(
         few.submit(Spec::new(1, 1)),
         Err(Refusal::QueueFull {
@@ -118,10 +112,7 @@ fn a_full_queue_refuses_and_an_empty_one_takes_any_prompt() {
     assert_eq!(few.submit_all(more).map(|ids| ids.len()), Ok(5));
     few.run_to_the_end(1);
     let mut short = harness(
-        Settings {
-            max_queue_tokens: 10,
-            ..settings()
-        },
+        with(settings(), |it| it.scheduler.max_queue_tokens = 10),
         [(20, 1)],
     );
     assert_eq!(
@@ -147,10 +138,9 @@ fn a_draining_scheduler_refuses_and_serves_what_it_took() {
 fn every_prompt_token_is_computed_once_at_every_chunk_size() {
     for long_prefill_token_threshold in [1, 7, 16, 64] {
         let mut harness = harness(
-            Settings {
-                long_prefill_token_threshold,
-                ..settings()
-            },
+            with(settings(), |it| {
+                it.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold)
+            }),
             [(100, 2)],
         );
         let mut starts = Vec::new();
@@ -175,10 +165,7 @@ fn every_prompt_token_is_computed_once_at_every_chunk_size() {
 
 #[test]
 fn decoders_come_before_prefills_and_share_a_step_with_them() {
-    let settings = Settings {
-        max_batch_tokens: 20,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.scheduler.max_batch_tokens = Some(20));
     let mut harness = harness(settings, [(1, 50), (1, 50), (60, 5)]);
     step(&mut harness);
     let plan = step(&mut harness);
@@ -210,11 +197,10 @@ fn a_last_chunk_on_the_wire_makes_a_decoder() {
 
 #[test]
 fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
-    let settings = Settings {
-        max_batch_tokens: 2,
-        mixed: false,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.scheduler.max_batch_tokens = Some(2);
+        it.scheduler.mixed = false;
+    });
     let mut harness = harness(settings, [(1, 50), (1, 50), (1, 50)]);
     assert_eq!(
         (
@@ -230,11 +216,10 @@ fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
 
 #[test]
 fn priority_and_number_never_decide_turns() {
-    let settings = Settings {
-        max_rows: 1,
-        mixed: false,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.runtime.max_rows = Some(1);
+        it.scheduler.mixed = false;
+    });
     let mut harness = Harness::new(settings);
     for priority in [0, -5, 5] {
         harness
@@ -257,12 +242,11 @@ fn priority_and_number_never_decide_turns() {
 #[test]
 fn every_decoder_gets_a_row_within_the_bound() {
     for (max_batch_tokens, max_rows) in [(1, 8), (3, 8), (8, 2), (5, 4)] {
-        let settings = Settings {
-            max_batch_tokens,
-            max_rows,
-            mixed: false,
-            ..settings()
-        };
+        let settings = with(settings(), |it| {
+            it.scheduler.max_batch_tokens = Some(max_batch_tokens);
+            it.runtime.max_rows = Some(max_rows);
+            it.scheduler.mixed = false;
+        });
         let mut harness = harness(settings, [(1, 100); 7]);
         while !step(&mut harness).prefill.is_empty() {}
         let num_in_bound = 7_u32.div_ceil(max_batch_tokens.min(max_rows));
@@ -279,10 +263,7 @@ fn every_decoder_gets_a_row_within_the_bound() {
 
 #[test]
 fn a_chunk_is_not_cut_to_a_few_tokens() {
-    let settings = Settings {
-        max_batch_tokens: 40,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.scheduler.max_batch_tokens = Some(40));
     let mut harness = harness(settings, [(30, 1), (100, 1), (5, 1)]);
     assert_eq!(
         chunks(&step(&mut harness)),
@@ -298,11 +279,10 @@ fn a_chunk_is_not_cut_to_a_few_tokens() {
 
 #[test]
 fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
-    let settings = Settings {
-        long_prefill_token_threshold: 4,
-        num_pages: 5,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.scheduler.long_prefill_token_threshold = Some(4);
+        it.runtime.num_pages = 5;
+    });
     let mut harness = harness(settings, [(64, 2), (15, 40)]);
     (0..12).for_each(|_| drop(step(&mut harness)));
     let waiting: Vec<Plan> = (0..8).map(|_| step(&mut harness)).collect();
@@ -324,10 +304,7 @@ fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
 
 #[test]
 fn nobody_overtakes_the_head_of_the_queue() {
-    let settings = Settings {
-        num_pages: 6,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(settings, [(60, 20), (60, 1), (5, 1)]);
     step(&mut harness);
     step(&mut harness);
@@ -341,10 +318,7 @@ fn nobody_overtakes_the_head_of_the_queue() {
 
 /// The order in which requests of these priorities are admitted, one a step.
 fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64> {
-    let mut harness = Harness::new(Settings {
-        max_rows: 1,
-        ..settings.clone()
-    });
+    let mut harness = Harness::new(with(settings.clone(), |it| it.runtime.max_rows = Some(1)));
     for priority in priorities {
         harness
             .submit(Spec {
@@ -365,20 +339,16 @@ fn priority_decides_who_is_admitted_first() {
 
 #[test]
 fn fcfs_does_not_look_at_priorities() {
-    let settings = Settings {
-        policy: Policy::Fcfs,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.scheduler.policy = Policy::Fcfs);
     assert_eq!(admitted_of_priorities(&settings, [1, 0, -1]), [0, 1, 2]);
 }
 
 #[test]
 fn the_watermark_is_kept_free_unless_nothing_holds_a_lease() {
-    let settings = Settings {
-        num_pages: 8,
-        watermark: 2,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.runtime.num_pages = 8;
+        it.pages.watermark = Some(2);
+    });
     let mut harness = harness(settings, [(112, 1), (20, 8), (60, 2)]);
     assert_eq!(
         chunks(&step(&mut harness)),
@@ -407,10 +377,7 @@ fn the_watermark_is_kept_free_unless_nothing_holds_a_lease() {
 
 #[test]
 fn without_mixing_prefills_come_first_and_a_plan_has_one_kind_of_rows() {
-    let settings = Settings {
-        mixed: false,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.scheduler.mixed = false);
     let mut harness = harness(settings, [(5, 9)]);
     step(&mut harness);
     harness.submit(Spec::new(40, 3)).unwrap();
@@ -469,12 +436,11 @@ fn the_wait_is_told_at_the_first_admission() {
 
 #[test]
 fn a_decode_plan_costs_what_changed_at_any_context() {
-    let settings = Settings {
-        max_model_len: 1024,
-        num_pages: 128,
-        long_prefill_token_threshold: 64,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.runtime.max_model_len = 1024;
+        it.runtime.num_pages = 128;
+        it.scheduler.long_prefill_token_threshold = Some(64);
+    });
     let mut harness = harness(settings, [(500, 40), (500, 40)]);
     while !step(&mut harness).prefill.is_empty() {}
     let plans: Vec<Plan> = (0..16).map(|_| step(&mut harness)).collect();
@@ -495,10 +461,7 @@ fn a_decode_plan_costs_what_changed_at_any_context() {
 
 #[test]
 fn a_prefill_under_way_comes_before_one_that_waits() {
-    let settings = Settings {
-        max_batch_tokens: 32,
-        ..settings()
-    };
+    let settings = with(settings(), |it| it.scheduler.max_batch_tokens = Some(32));
     let mut harness = harness(settings, [(100, 1)]);
     step(&mut harness);
     harness.submit(Spec::new(20, 1)).unwrap();

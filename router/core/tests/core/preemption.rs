@@ -4,16 +4,15 @@ use plait_core::{
     Event, FinishReason, Output, RequestId, Settings, StepId, StepResult, UnexpectedResult,
 };
 
-use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
 /// Four pages of four tokens.
 fn four_pages() -> Settings {
-    Settings {
-        page_size: 4,
-        num_pages: 4,
-        ..settings()
-    }
+    with(settings(), |it| {
+        it.pages.page_size = 4;
+        it.runtime.num_pages = 4;
+    })
 }
 
 #[test]
@@ -67,10 +66,7 @@ fn a_request_with_rows_on_the_wire_is_held_and_its_tokens_are_shown() {
 
 #[test]
 fn nobody_is_admitted_while_a_request_is_held() {
-    let six_pages = Settings {
-        num_pages: 6,
-        ..four_pages()
-    };
+    let six_pages = with(four_pages(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(six_pages, [(4, 8), (5, 4), (4, 8)]);
     (0..3).for_each(|_| drop(step(&mut harness)));
     (0..2).for_each(|_| drop(harness.plan().unwrap()));
@@ -147,10 +143,7 @@ fn an_abort_parks_pages_until_the_last_step_that_names_them() {
 
 #[test]
 fn nobody_gives_way_where_parked_pages_will_do() {
-    let six_pages = Settings {
-        num_pages: 6,
-        ..four_pages()
-    };
+    let six_pages = with(four_pages(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(six_pages, [(4, 8), (5, 8), (4, 8)]);
     (0..3).for_each(|_| drop(step(&mut harness)));
     harness.plan();
@@ -166,10 +159,7 @@ fn nobody_gives_way_where_parked_pages_will_do() {
 #[test]
 fn a_parked_slot_is_not_given_out() {
     let mut harness = harness(
-        Settings {
-            max_seqs: 1,
-            ..settings()
-        },
+        with(settings(), |it| it.scheduler.max_seqs = 1),
         [(20, 9), (5, 1)],
     );
     harness.plan();
@@ -183,10 +173,7 @@ fn a_parked_slot_is_not_given_out() {
 #[test]
 fn a_waiting_request_can_be_aborted() {
     let mut harness = harness(
-        Settings {
-            max_seqs: 1,
-            ..settings()
-        },
+        with(settings(), |it| it.scheduler.max_seqs = 1),
         [(20, 9), (5, 1)],
     );
     step(&mut harness);
@@ -240,12 +227,11 @@ fn what_is_sampled_after_a_stop_id_is_dropped() {
 
 #[test]
 fn prompt_logprobs_are_reported_once_though_a_preempted_prompt_is_computed_twice() {
-    let mut harness = Harness::new(Settings {
-        page_size: 4,
-        num_pages: 5,
-        long_prefill_token_threshold: 4,
-        ..settings()
-    });
+    let mut harness = Harness::new(with(settings(), |it| {
+        it.pages.page_size = 4;
+        it.runtime.num_pages = 5;
+        it.scheduler.long_prefill_token_threshold = Some(4);
+    }));
     harness.submit(Spec::new(4, 12)).unwrap();
     harness
         .submit(Spec {

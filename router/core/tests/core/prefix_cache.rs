@@ -1,17 +1,16 @@
 //! Claims about the prefix cache: who finds which pages, and what is evicted.
 
-use plait_core::{HashSeed, RequestId, Settings, StepResult};
+use plait_core::{RequestId, Settings, StepResult};
 
-use crate::fixtures::{chunks, decoded, harness, settings, step};
+use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
 /// Pages of four tokens, found again by later prompts.
 fn cached() -> Settings {
-    Settings {
-        page_size: 4,
-        prefix_cache: Some(HashSeed([1, 2])),
-        ..settings()
-    }
+    with(settings(), |it| {
+        it.pages.page_size = 4;
+        it.pages.prefix_cache = true;
+    })
 }
 
 fn prompt(num: u32, salt: u64) -> Spec {
@@ -105,10 +104,7 @@ fn other_salts_share_nothing() {
 #[test]
 fn without_the_cache_nothing_is_kept() {
     let mut harness = harness(
-        Settings {
-            prefix_cache: None,
-            ..cached()
-        },
+        with(cached(), |it| it.pages.prefix_cache = false),
         [(10, 2)],
     );
     harness.run_to_the_end(1);
@@ -117,10 +113,7 @@ fn without_the_cache_nothing_is_kept() {
 
 #[test]
 fn the_pages_released_first_are_evicted_first_and_of_one_prompt_the_last() {
-    let settings = Settings {
-        num_pages: 8,
-        ..cached()
-    };
+    let settings = with(cached(), |it| it.runtime.num_pages = 8);
     let mut harness = Harness::new(settings);
     for salt in [1, 2] {
         harness.submit(prompt(13, salt)).unwrap();
@@ -143,10 +136,7 @@ fn the_pages_released_first_are_evicted_first_and_of_one_prompt_the_last() {
 
 #[test]
 fn cached_pages_count_as_room_and_hits_are_not_counted_twice() {
-    let settings = Settings {
-        num_pages: 4,
-        ..cached()
-    };
+    let settings = with(cached(), |it| it.runtime.num_pages = 4);
     let mut harness = harness(settings, [(12, 1)]);
     harness.run_to_the_end(1);
     assert_eq!(harness.scheduler.stats().pages.cached, 3);
@@ -163,10 +153,7 @@ fn cached_pages_count_as_room_and_hits_are_not_counted_twice() {
 
 #[test]
 fn a_preempted_request_finds_its_own_pages() {
-    let settings = Settings {
-        num_pages: 6,
-        ..cached()
-    };
+    let settings = with(cached(), |it| it.runtime.num_pages = 6);
     let mut harness = Harness::new(settings);
     harness.submit(Spec::new(4, 11)).unwrap();
     let other = Spec {

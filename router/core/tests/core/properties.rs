@@ -1,12 +1,15 @@
 //! The invariants under random settings, arrivals, delays, aborts and stops.
 
-use plait_core::{HashSeed, Micros, Plan, Policy, Settings};
+use plait_core::{
+    HashSeed, PageSettings, Plan, Policy, RuntimeSettings, SchedulerSettings, Settings,
+};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
+use crate::fixtures::{settings, with};
 use crate::harness::{Harness, Spec};
 
 #[derive(Clone, Debug)]
@@ -24,15 +27,19 @@ prop_compose! {
         draft_width in prop_oneof![2 => Just(0u32), 1 => 1..4u32],
         (batch_tokens, max_rows, max_seqs, long_prefill_token_threshold) in (1..40u32, 1..8u32, 1..8u32, 1..30u32),
         (page_size, num_pages) in (1..6u32, 2..14u32),
-        (max_model_len, mixed, keeps_prefixes, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
-        (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u64)),
+        (max_model_len, mixed, prefix_cache, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
+        (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u32)),
         policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair]),
     ) -> Settings {
-        Settings {
-            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs, long_prefill_token_threshold, page_size, num_pages, max_model_len, policy, mixed,
-            prefix_cache: keeps_prefixes.then_some(HashSeed([1, 2])), watermark, prefill_starvation_steps, max_queue, max_queue_tokens: 200,
-            itl_target: itl_target.filter(|_| mixed).map(Micros),
-        }
+        with(settings(), |it| {
+            it.scheduler = SchedulerSettings {
+                max_batch_tokens: Some(batch_tokens.max(1 + draft_width)), max_seqs, mixed, policy, prefill_starvation_steps, max_queue,
+                long_prefill_token_threshold: Some(long_prefill_token_threshold), max_queue_tokens: 200,
+                itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3), overlap: true,
+            };
+            it.pages = PageSettings { page_size, prefix_cache, watermark: Some(watermark), ..PageSettings::default() };
+            it.runtime = RuntimeSettings { num_pages, max_model_len, max_rows: Some(max_rows), draft_width, hash_seed: HashSeed([1, 2]) };
+        })
     }
 }
 

@@ -1,18 +1,17 @@
 //! Claims about how much may wait.
 
-use plait_core::{Refusal, Settings};
+use plait_core::Refusal;
 
-use crate::fixtures::{harness, settings, step};
+use crate::fixtures::{harness, settings, step, with};
 use crate::harness::Spec;
 
 #[test]
 fn as_much_may_wait_as_the_limits_say_and_what_is_admitted_makes_room() {
-    let settings = Settings {
-        max_seqs: 1,
-        max_queue: 3,
-        max_queue_tokens: 10,
-        ..settings()
-    };
+    let settings = with(settings(), |it| {
+        it.scheduler.max_seqs = 1;
+        it.scheduler.max_queue = 3;
+        it.scheduler.max_queue_tokens = 10;
+    });
     let mut harness = harness(settings, [(4, 2)]);
     step(&mut harness);
     for num_prompt in [3, 4, 3] {

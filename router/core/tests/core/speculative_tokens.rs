@@ -1,17 +1,16 @@
 //! Claims about draft tokens: bounds instead of positions, surplus given back, nothing lost.
 
-use plait_core::{HashSeed, Plan, RequestId, Scheduler, Settings};
+use plait_core::{Plan, RequestId, Scheduler, Settings};
 
-use crate::fixtures::{harness, settings, step};
+use crate::fixtures::{harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
 /// Three drafts a row, on pages of four tokens.
 fn drafting() -> Settings {
-    Settings {
-        draft_width: 3,
-        page_size: 4,
-        ..settings()
-    }
+    with(settings(), |it| {
+        it.runtime.draft_width = 3;
+        it.pages.page_size = 4;
+    })
 }
 
 fn lengths(plan: &Plan) -> Vec<u32> {
@@ -20,10 +19,9 @@ fn lengths(plan: &Plan) -> Vec<u32> {
 
 #[test]
 fn a_row_with_its_drafts_must_fit_a_step() {
-    let error = Scheduler::new(Settings {
-        max_batch_tokens: 3,
-        ..drafting()
-    });
+    let error = Scheduler::new(with(drafting(), |it| {
+        it.scheduler.max_batch_tokens = Some(3)
+    }));
     let text = error.unwrap_err().to_string();
     assert!(text.starts_with("max-batch-tokens is 3; a row with 3 draft tokens"));
 }
@@ -76,10 +74,7 @@ fn pages_leased_for_drafts_that_were_not_accepted_come_back() {
 
 #[test]
 fn only_accepted_tokens_are_published() {
-    let settings = Settings {
-        prefix_cache: Some(HashSeed([1, 2])),
-        ..drafting()
-    };
+    let settings = with(drafting(), |it| it.pages.prefix_cache = true);
     let mut harness = harness(settings, [(5, 30)]);
     harness.run_to_the_end(2);
     let client = &harness.clients[&RequestId(0)];
@@ -117,11 +112,10 @@ fn a_stop_id_among_accepted_tokens_ends_the_output_there() {
 
 #[test]
 fn turns_with_drafts_come_within_the_bound() {
-    let settings = Settings {
-        max_batch_tokens: 8,
-        mixed: false,
-        ..drafting()
-    };
+    let settings = with(drafting(), |it| {
+        it.scheduler.max_batch_tokens = Some(8);
+        it.scheduler.mixed = false;
+    });
     let mut harness = harness(settings, [(1, 200); 5]);
     while !step(&mut harness).prefill.is_empty() {}
     for _ in 0..10 {

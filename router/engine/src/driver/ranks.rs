@@ -104,8 +104,8 @@ impl EventLoop {
             ..
         } = &self.driver.replica;
         ServingConfig {
-            settings: settings.scheduler(*max_model_len, num_pages),
-            credit: settings.credit(),
+            settings: settings.for_replica(*max_model_len, num_pages),
+            credit: settings.scheduler.max_in_flight(),
             vocab_size: *vocab_size,
             timeouts: self.timeouts,
             shared: self.driver.shared.clone(),
@@ -115,16 +115,17 @@ impl EventLoop {
 
     fn welcome(&mut self, serving: Box<Serving>) {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
+        let limits = serving.limits();
         let welcome = Welcome {
-            num_slots: settings.max_seqs,
-            num_pages: settings.num_pages,
-            max_batch_tokens: settings.max_batch_tokens,
-            max_rows: settings.max_rows,
+            num_slots: settings.scheduler.max_seqs,
+            num_pages: settings.runtime.num_pages,
+            max_batch_tokens: limits.max_batch_tokens,
+            max_rows: limits.max_rows,
             replica: group.map_or(0, |group| group.replica),
             num_replicas: group.map_or(1, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
         };
-        let step_0 = warm_up(settings.page_size);
+        let step_0 = warm_up(settings.pages.page_size);
         self.stage = Stage::WarmingUp {
             warm_up: WarmUp::new(self.num_ranks),
             serving,

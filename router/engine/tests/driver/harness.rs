@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use plait_core::{PageSettings, Policy, SchedulerSettings};
 use plait_engine::{ERROR, Engine, LAST, Timeouts};
 use plait_proto::Fingerprint;
 use serde_json::{Value, json};
@@ -73,18 +74,26 @@ pub struct Harness {
     _folder: TempDir,
 }
 
-/// Settings that suit most tests; `change` is merged in.
+/// Settings that suit most tests; `change` is merged in, each field where it belongs.
 pub fn settings(folder: &TempDir, change: &Value) -> Value {
     let mut settings = json!({
         "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
-        "max_model_len": null, "max_batch_tokens": 64, "max_seqs": 32, "long_prefill_token_threshold": 64, "mixed": true,
-        "page_size": 16, "policy": "priority", "prefix_cache": true, "watermark": null,
-        "prefill_starvation_steps": 8, "max_queue": 64, "max_queue_tokens": 65536, "overlap": true, "seed": 0, "log_level": "error",
+        "max_model_len": null, "seed": 0, "log_level": "error",
+        "scheduler": SchedulerSettings {
+            max_batch_tokens: Some(64), max_seqs: 32, policy: Policy::Priority, max_queue: 64, max_queue_tokens: 65536,
+            ..SchedulerSettings::default()
+        },
+        "pages": PageSettings { page_size: 16, ..PageSettings::default() },
     });
-    settings
-        .as_object_mut()
-        .unwrap()
-        .extend(change.as_object().unwrap().clone());
+    for (name, value) in change.as_object().unwrap() {
+        let component = ["scheduler", "pages"]
+            .into_iter()
+            .find(|it| settings[it].get(name).is_some());
+        match component {
+            Some(component) => settings[component][name] = value.clone(),
+            None => settings[name] = value.clone(),
+        }
+    }
     settings
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use plait_core::{Decision, Mode, Settings};
+use plait_core::{Decision, Mode, RuntimeSettings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -172,10 +172,13 @@ prop_compose! {
         largest_graph in prop_oneof![Just(0u32), Just(4), Just(8)],
         micros in prop_oneof![2 => Just(0u64), 1 => 1..400u64],
     ) -> Devices {
-        let settings = Settings {
-            max_batch_tokens: batch_tokens.max(1 + draft_width), draft_width, max_rows, max_seqs,
-            long_prefill_token_threshold, page_size, num_pages, mixed, ..settings()
-        };
+        let mut settings = settings();
+        settings.scheduler.max_batch_tokens = Some(batch_tokens.max(1 + draft_width));
+        settings.scheduler.max_seqs = max_seqs;
+        settings.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold);
+        settings.scheduler.mixed = mixed;
+        settings.pages.page_size = page_size;
+        settings.runtime = RuntimeSettings { num_pages, max_rows: Some(max_rows), draft_width, ..settings.runtime };
         Devices { settings, largest_graph, step: Duration::from_micros(micros) }
     }
 }

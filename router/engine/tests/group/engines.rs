@@ -10,7 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use plait_core::{Decision, Micros, Mode, Plan, Policy, Settings, Vote};
+use plait_core::{
+    Decision, HashSeed, Micros, Mode, PageSettings, Plan, RuntimeSettings, SchedulerSettings,
+    Settings, Vote,
+};
 use plait_engine::group::{DropCounts, Exchange, GroupFailure, GroupSettings, GroupTimeouts, Role};
 use plait_proto::ExitCode;
 use tempfile::TempDir;
@@ -29,22 +32,28 @@ const CREDIT: usize = 2;
 /// Room for everything that these tests submit.
 pub fn settings() -> Settings {
     Settings {
-        max_batch_tokens: 24,
-        max_rows: 6,
-        max_seqs: 6,
-        long_prefill_token_threshold: 16,
-        page_size: 4,
-        num_pages: 24,
-        max_model_len: 80,
-        draft_width: 0,
-        policy: Policy::Fcfs,
-        mixed: true,
-        prefix_cache: None,
-        watermark: 0,
-        prefill_starvation_steps: 4,
-        itl_target: None,
-        max_queue: 256,
-        max_queue_tokens: 1 << 20,
+        scheduler: SchedulerSettings {
+            max_batch_tokens: Some(24),
+            max_seqs: 6,
+            long_prefill_token_threshold: Some(16),
+            prefill_starvation_steps: 4,
+            max_queue: 256,
+            max_queue_tokens: 1 << 20,
+            ..SchedulerSettings::default()
+        },
+        pages: PageSettings {
+            page_size: 4,
+            prefix_cache: false,
+            watermark: Some(0),
+            ..PageSettings::default()
+        },
+        runtime: RuntimeSettings {
+            num_pages: 24,
+            max_model_len: 80,
+            max_rows: Some(6),
+            draft_width: 0,
+            hash_seed: HashSeed([1, 2]),
+        },
     }
 }
 

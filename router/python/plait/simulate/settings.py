@@ -9,22 +9,14 @@ from msgspec import Meta
 
 from plait.settings import (
     ContextLength,
-    ItlTarget,
-    PageCount,
-    PageSize,
-    QueueLength,
-    QueueTokens,
+    PageSettings,
     SchedulerSettings,
     Seed,
     Setting,
-    Share,
     ThreadCount,
-    Watermark,
 )
 
 POISSON = "poisson"
-SERVED = SchedulerSettings()
-"""What `plait serve` does by default holds here too, where it is no matter of the device."""
 
 ReplicaCount = Annotated[int, Meta(ge=1, le=1024)]
 Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -32,10 +24,7 @@ Rate = Annotated[float, Meta(gt=0, le=1e6)]
 RequestCount = Annotated[int, Meta(ge=1, le=10_000_000)]
 Length = Annotated[int, Meta(ge=1, le=16_777_216)]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]
-BatchTokens = Annotated[int, Meta(ge=1, le=1_048_576)]
-SeqCount = Annotated[int, Meta(ge=1, le=65_536)]
 Routing = Literal["in-turn", "least-loaded"]
-StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,70 +56,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
             "GPUs of one replica", ("--tensor-parallel-size", "--tp-size"), unset="the fewest that hold the weights"
         ),
     ] = None
-    memory_fraction: Annotated[
-        Share,
-        Setting("share of their memory for weights and pages", ("--gpu-memory-utilization", "--mem-fraction-static")),
-    ] = 0.85
-    threads: Annotated[ThreadCount | None, Setting("threads that simulate", unset="the machine's cores")] = None
-
-
-class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Scheduler of each replica."""
-
-    max_batch_tokens: Annotated[
-        BatchTokens, Setting("tokens of one step at most", ("--max-num-batched-tokens", "--chunked-prefill-size"))
-    ] = 8192
-    max_seqs: Annotated[
-        SeqCount, Setting("requests that run at a time", ("--max-num-seqs", "--max-running-requests"))
-    ] = 256
-    long_prefill_token_threshold: Annotated[
-        BatchTokens | None,
-        Setting("tokens of one prompt in one step at most", ("--long-prefill",), unset="--max-batch-tokens"),
-    ] = None
-    mixed: Annotated[
-        bool,
-        Setting("prefill and decode rows in one batch (chunked prefill, mixed batching)", ("--enable-mixed-chunk",)),
-    ] = True
-    itl_target_ms: Annotated[
-        ItlTarget | None,
-        Setting(
-            "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
-        ),
-    ] = None
-    page_size: Annotated[PageSize, Setting("tokens in a page", ("--block-size",))] = 64
-    num_pages: Annotated[
-        PageCount | None, Setting("pages in the pool", ("--num-gpu-blocks-override",), unset="what the memory holds")
-    ] = None
     max_model_len: Annotated[
         ContextLength | None,
         Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
-    prefix_cache: Annotated[
-        bool,
-        Setting(
-            "prompts begin behind what they share with earlier ones",
-            ("--enable-prefix-caching",),
-            off=("--disable-radix-cache",),
-        ),
-    ] = True
-    watermark: Annotated[
-        Watermark | None, Setting("pages kept free at admission for running answers", unset="1% of the pool")
-    ] = None
-    prefill_starvation_steps: Annotated[
-        StepCount, Setting("steps without a row after which the oldest prefill comes first", ("--starvation-steps",))
-    ] = SERVED.prefill_starvation_steps
-    max_queue: Annotated[
-        QueueLength, Setting("requests that may wait at a replica; more are refused", ("--max-queued-requests",))
-    ] = SERVED.max_queue
-    max_queue_tokens: Annotated[QueueTokens, Setting("prompt tokens that may wait at a replica")] = (
-        SERVED.max_queue_tokens
-    )
-    overlap: Annotated[
-        bool,
-        Setting(
-            "plan a step while the one before it runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)
-        ),
-    ] = True
+    threads: Annotated[ThreadCount | None, Setting("threads that simulate", unset="the machine's cores")] = None
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +76,8 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     load: LoadSettings = LoadSettings()
     cluster: ClusterSettings = ClusterSettings()
-    scheduler: SchedulingSettings = SchedulingSettings()
+    scheduler: SchedulerSettings = SchedulerSettings(max_batch_tokens=8192, max_seqs=256)
+    pages: PageSettings = PageSettings(memory_fraction=0.85)
     output: OutputSettings = OutputSettings()
 
 
@@ -172,13 +103,17 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     load: SimulatorLoad
     cluster: ClusterSettings
-    scheduler: SchedulingSettings
+    scheduler: SchedulerSettings
+    pages: PageSettings
 
 
 def simulator_settings(settings: SimulateSettings) -> SimulatorSettings:
     """What the simulator needs of `settings`."""
     return SimulatorSettings(
-        load=_simulator_load(settings.load), cluster=settings.cluster, scheduler=settings.scheduler
+        load=_simulator_load(settings.load),
+        cluster=settings.cluster,
+        scheduler=settings.scheduler,
+        pages=settings.pages,
     )
 
 

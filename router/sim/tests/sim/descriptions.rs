@@ -18,10 +18,8 @@ pub fn constant_hardware(folder: &TempDir) -> Value {
 #[test]
 fn a_replica_takes_the_fewest_gpus_that_hold_its_weights() {
     let tokens = |model: &str| {
-        let scheduler = set_up(json!({"cluster": {"model": model}}))
-            .unwrap()
-            .scheduler;
-        u64::from(scheduler.num_pages) * u64::from(scheduler.page_size)
+        let limits = set_up(json!({"cluster": {"model": model}})).unwrap().limits;
+        limits.pool_tokens
     };
     assert!((600_000..750_000).contains(&tokens("qwen3-8b")));
     // 141 GB of weights on two GPUs, and what is left by 328 kB a token.
@@ -49,6 +47,11 @@ fn what_does_not_fit_is_refused_with_the_reason() {
         let error = set_up(json!({"cluster": cluster})).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
+    let error = set_up(json!({"scheduler": {"policy": "fair"}})).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "--policy is fair; allowed: fcfs (a trace names neither priorities nor tenants)"
+    );
     let error = set_up(json!({"scheduler": {"mixed": false, "itl_target_ms": 5.0}})).unwrap_err();
     assert!(
         error

@@ -2,31 +2,35 @@
 
 use std::path::{Path, PathBuf};
 
+use plait_core::{PageSettings, SchedulerSettings};
 use plait_sim::{Report, Settings, Setup, SimError, Summary, simulate};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Settings of one H200 and Poisson arrivals; `change` is merged in, objects field by field.
+/// Settings of one H200 and Poisson arrivals; `change` is merged in, each field where it belongs.
 pub fn settings(change: Value) -> Value {
     let mut settings = json!({
         "load": {"source": poisson(10.0, 100, 64, 8), "rate_scale": 1.0},
         "cluster": {
-            "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "memory_fraction": 0.85, "threads": 1,
+            "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "max_model_len": null, "threads": 1,
         },
-        "scheduler": {
-            "max_batch_tokens": 8192, "max_seqs": 256, "long_prefill_token_threshold": null, "page_size": 64, "num_pages": null,
-            "max_model_len": null, "mixed": true, "prefix_cache": true, "watermark": null, "prefill_starvation_steps": 8, "itl_target_ms": null,
-            "max_queue": 1024, "max_queue_tokens": 1 << 22, "overlap": true,
+        "scheduler": SchedulerSettings {
+            max_batch_tokens: Some(8192), max_seqs: 256, ..SchedulerSettings::default()
         },
+        "pages": PageSettings { memory_fraction: Some(0.85), ..PageSettings::default() },
     });
     let Value::Object(changes) = change else {
         panic!("changes are an object")
     };
-    for (component, fields) in changes {
+    for (asked, fields) in changes {
         let Value::Object(fields) = fields else {
             panic!("a component's changes are an object")
         };
-        settings[component].as_object_mut().unwrap().extend(fields);
+        for (name, value) in fields {
+            let has = |component: &&str| settings[*component].get(&name).is_some();
+            let component = ["scheduler", "pages", "cluster"].into_iter().find(has);
+            settings[component.unwrap_or(&asked)][name] = value;
+        }
     }
     settings
 }
