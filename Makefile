@@ -18,11 +18,12 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test acceptance bench-cpu bench-scheduler lint wheel clean
+.PHONY: help install serve test test-fast acceptance bench-cpu bench-scheduler lint wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
 	@echo "make test       every claim, reduced: Rust and Python tests"
+	@echo "make test-fast  unit tests only: under 90 s once all is built"
 	@echo "make install    build and install only"
 	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
@@ -45,6 +46,15 @@ install: .venv/.installed
 
 serve: .venv/.installed
 	@exec $(BIN)/plait serve $(ARGS)
+
+# Crates whose tests start no process and open no socket.
+FAST_CRATES := plait-core plait-proto plait-text plait-openai
+
+# Under 90 s on two cores once all is built: Rust and Python at once, a core each.
+test-fast: .venv/.tested
+	$(CARGO) test --locked --quiet $(FAST_CRATES:%=-p %) --no-run
+	$(CARGO) test --locked --quiet $(FAST_CRATES:%=-p %) & rust=$$!; \
+	    $(BIN)/python -m pytest -m "unit and not slow" --ignore tests/e2e $(ARGS) && wait $$rust
 
 test: .venv/.tested
 	$(CARGO) test --locked --quiet

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
+E2E = ROOT / "tests" / "e2e"
+MODEL_FIXTURES = {"check_models", "demo_gguf"}
 
 skipped = pytest.StashKey[Counter[str]]()
 
@@ -86,7 +88,23 @@ def skip_or_fail(reason: str) -> NoReturn:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs more GPUs than there are; torch is loaded only where a test asks for one."""
+    """Mark each test's tier; skip tests that need more GPUs than there are."""
+    for item in items:
+        item.add_marker(tier(item))
+    skip_without_gpus(items)
+
+
+def tier(item: pytest.Item) -> str:
+    """`e2e`, `model`, `process` or `unit`; the latter is all that `make test-fast` runs."""
+    if item.path.is_relative_to(E2E):
+        return "e2e"
+    if MODEL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        return "model"
+    return "process" if item.get_closest_marker("process") else "unit"
+
+
+def skip_without_gpus(items: list[pytest.Item]) -> None:
+    """Torch is loaded only if a test asks for a GPU."""
     asking = [
         (item, num) for marker, num in NUM_GPUS_NEEDED.items() for item in items if item.get_closest_marker(marker)
     ]

@@ -10,6 +10,7 @@ from threading import Barrier
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from plait_kernels.cpu import memory
 
@@ -73,6 +74,7 @@ print(refused(lambda: library.set_num_threads(8)), sample().tolist(), sep="|")
 """
 
 
+@pytest.mark.process
 def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -> None:
     """On the caller's thread, and on a worker thread, where nothing could catch an exception."""
     ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)

@@ -18,6 +18,7 @@ from bench.cpu.cpu_report import encode, report
 from bench.cpu.interleave import Field, run_all
 from plait.bench.result_file import Row
 
+pytestmark = pytest.mark.process
 TESTS = Path(results_docs.__file__).parents[2]
 MOCK = """
 import sys

@@ -54,6 +54,7 @@ def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
+@pytest.mark.process
 def test_weights_that_the_system_has_no_memory_for_are_no_bug(tmp_path: Path) -> None:
     write_config(tmp_path)
     with engine_side() as engine:

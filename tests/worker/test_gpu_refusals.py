@@ -21,6 +21,7 @@ GIB = 1 << 30
 AMPERE = (8, 0)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)

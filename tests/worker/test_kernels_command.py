@@ -50,6 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, model: Path, *words: str) -> int:
     return kernels_command.main()
 
 
+@pytest.mark.process
 def test_a_machine_without_a_gpu_is_told_how_to_build_for_one(model: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-m", "plait.cli", "kernels", "list", str(model)],

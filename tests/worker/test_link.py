@@ -43,6 +43,7 @@ class Busy:
         self._looks = 0
 
 
+@pytest.mark.process
 @pytest.mark.timeout(120)
 def test_a_busy_worker_looks_again_and_again_however_late_each_wait_ends(
     engine: EngineSide, monkeypatch: pytest.MonkeyPatch

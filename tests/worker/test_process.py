@@ -31,6 +31,8 @@ from plait_testing.engine_side import EngineSide, engine_side, welcome
 from plait_testing.stepper import words
 from plait_testing.tiny_models import config_for, save_tiny_llama
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
