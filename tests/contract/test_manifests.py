@@ -1,5 +1,6 @@
 """The manifests agree with each other: versions, pins, roots, and what a machine must have."""
 
+import re
 import tomllib
 from typing import Any
 
@@ -28,6 +29,17 @@ def test_a_room_has_the_version_of_the_workspace(room: str) -> None:
 def test_the_four_distributions_pin_each_other_exactly(path: str) -> None:
     pinned = [line for line in manifest(path)["project"].get("dependencies", []) if line.startswith("plait")]
     assert all(line.removesuffix(f"=={version()}") in OURS for line in pinned), pinned
+
+
+def test_the_newest_entry_of_the_changelog_is_of_this_version() -> None:
+    changes = (budgets.ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == version()
+
+
+def test_no_toolchain_file_makes_rustup_download_a_compiler() -> None:
+    """Cargo and the preflight check `rust-version`; a channel would be fetched even if a newer one is installed."""
+    assert not list(budgets.ROOT.glob("rust-toolchain*"))
+    assert manifest("Cargo.toml")["workspace"]["package"]["rust-version"]
 
 
 def test_the_router_needs_the_wire_and_the_worker_needs_wire_and_kernels() -> None:
