@@ -60,7 +60,7 @@ def test_layers_with_and_without_a_window_compute_what_transformers_does(
     save_tiny: Callable[..., Any], drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = save_with_windows(save_tiny)
-    monkeypatch.setattr("plait_worker.models.attention_specs", specs_with_windows)
+    monkeypatch.setattr("plait_worker.models.loader.attention_specs", specs_with_windows)
     driver = drive(saved.path)
     counted = [Counted(backend) for backend in driver.attention.backends]
     driver.attention = ModelAttention(counted)

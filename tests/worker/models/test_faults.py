@@ -29,7 +29,7 @@ def wrong_scale(patch: pytest.MonkeyPatch, _path: Path) -> None:
     def specs(*given: Any) -> list[AttentionSpec]:
         return [replace(spec, scale=0.2) for spec in attention_specs(*given) if isinstance(spec, MhaShape)]
 
-    patch.setattr("plait_worker.models.attention_specs", specs)
+    patch.setattr("plait_worker.models.loader.attention_specs", specs)
 
 
 def no_bias(ending: str) -> Fault:
