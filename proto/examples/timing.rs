@@ -7,8 +7,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use plait_proto::{
-    AppendedPage, DecodeRow, Message, NewSlot, Plan, PlanEncoder, PrefillRow, StepResult, decode,
-    encode,
+    AppendedPage, DecodeRow, Message, NewSlot, Plan, PlanEncoder, PrefillRow, SamplingParams,
+    StepResult, decode, encode,
 };
 
 const NUM_ROWS: u32 = 256;
@@ -74,13 +74,13 @@ fn mixed_plan() -> Plan {
     plan.new_slots.push(NewSlot {
         slot: NUM_ROWS - 1,
         next_output: 0,
-        temperature: 0.7,
-        top_k: 40,
-        top_p: 0.95,
-        min_p: 0.0,
-        seed: u64::MAX,
-        logprobs: None,
-        prompt_logprobs: None,
+        sampling: SamplingParams {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.95,
+            seed: u64::MAX,
+            ..SamplingParams::default()
+        },
     });
     let (slot, length) = (NUM_ROWS - 1, CHUNK);
     plan.prefill.push(PrefillRow {

@@ -49,6 +49,7 @@ _PLAN_HEADER = msgspec.msgpack.Decoder(PlanHeader)
 _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
+_FLOATS = tuple(field.name for field in msgspec.structs.fields(NewSlot) if field.type is float)
 _PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | Join]] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
@@ -221,8 +222,8 @@ def _num_token_ids(prefill_rows: memoryview) -> int:
 
 
 def _check_finite(new_slot: NewSlot) -> None:
-    parameters = {"temperature": new_slot.temperature, "top_p": new_slot.top_p, "min_p": new_slot.min_p}
-    for field, value in parameters.items():
+    for field in _FLOATS:
+        value = getattr(new_slot, field)
         if not math.isfinite(value):
             raise Malformed(f"slot {new_slot.slot}: {field} is {value}; a finite number is needed")
 

@@ -16,6 +16,7 @@ mod kind;
 mod malformed;
 mod message;
 mod msgpack;
+mod new_slot;
 mod plan;
 mod result;
 #[cfg(test)]
@@ -32,7 +33,6 @@ pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};
 pub use kind::Kind;
 pub use malformed::Malformed;
 pub use message::Message;
-pub use plan::{
-    AppendedPage, DecodeRow, NewSlot, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot,
-};
+pub use new_slot::{NewSlot, SamplingParams};
+pub use plan::{AppendedPage, DecodeRow, OtherPage, Plan, PlanEncoder, PrefillRow, TrimmedSlot};
 pub use result::{LogprobRecord, LogprobRecords, StepResult};

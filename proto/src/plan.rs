@@ -7,6 +7,7 @@ use crate::extensible::Extensible;
 use crate::kind::Kind;
 use crate::malformed::Malformed;
 use crate::msgpack::{pack, unpack};
+use crate::new_slot::NewSlot;
 use crate::word_arrays;
 
 const IS_LAST_CHUNK: u32 = 1;
@@ -38,29 +39,6 @@ pub struct Plan {
     pub trimmed_slots: Vec<TrimmedSlot>,
     /// Slots that hold nothing any more.
     pub freed_slots: Vec<u32>,
-}
-
-/// A request enters a slot; what the slot held is forgotten.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NewSlot {
-    /// Which slot.
-    pub slot: u32,
-    /// Index of the next output token.
-    pub next_output: u32,
-    /// 0 is greedy.
-    pub temperature: f64,
-    /// 0 keeps the whole vocabulary.
-    pub top_k: u32,
-    /// 1 keeps the whole vocabulary.
-    pub top_p: f64,
-    /// 0 keeps the whole vocabulary.
-    pub min_p: f64,
-    /// The random number of output token i is Philox(seed, i).
-    pub seed: u64,
-    /// K of the records that each output token gets.
-    pub logprobs: Option<u32>,
-    /// K of the records that each prompt token but the first gets.
-    pub prompt_logprobs: Option<u32>,
 }
 
 /// A chunk of a prompt.
@@ -373,12 +351,7 @@ fn check_token_ids(plan: &Plan) -> Result<(), Malformed> {
 }
 
 fn check_finite(new_slot: &NewSlot) -> Result<(), Malformed> {
-    let parameters = [
-        ("temperature", new_slot.temperature),
-        ("top_p", new_slot.top_p),
-        ("min_p", new_slot.min_p),
-    ];
-    match parameters.into_iter().find(|(_, value)| !value.is_finite()) {
+    match new_slot.sampling.not_finite() {
         Some((field, value)) => Err(Malformed::NotFinite {
             slot: new_slot.slot,
             field,

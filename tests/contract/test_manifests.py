@@ -74,7 +74,7 @@ def test_every_crate_takes_its_version_and_lints_from_the_workspace() -> None:
 CRATES = {
     "core": set[str](),
     "text": {"plait-core", "plait-proto"},
-    "openai": {"plait-core", "plait-text"},
+    "openai": {"plait-core", "plait-proto", "plait-text"},
     "engine": {"plait-core", "plait-openai", "plait-proto", "plait-text"},
     "sim": {"plait-core", "plait-proto"},
     "python": {"plait-engine", "plait-sim"},

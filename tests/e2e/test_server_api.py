@@ -162,6 +162,56 @@ def test_bad_bodies_are_400s_that_name_the_fault(recall_server: Server, body: by
     assert words in error_of(refused)["message"]
 
 
+COMPLETIONS = "/v1/completions"
+LIMITS: list[tuple[str, str, Any, Any]] = [
+    (CHAT, "temperature", 2, 2.01),
+    (CHAT, "temperature", 0, -0.01),
+    (CHAT, "top_p", 1, 1.01),
+    (CHAT, "top_p", 0.01, 0),
+    (CHAT, "min_p", 1, 1.01),
+    (CHAT, "min_p", 0, -0.01),
+    (CHAT, "top_k", -1, -2),
+    (CHAT, "top_k", 2**31 - 1, 2**31),
+    (CHAT, "max_tokens", 1, 0),
+    (CHAT, "stop", ["x"] * 16, ["x"] * 17),
+    (CHAT, "stop", "x" * 256, "x" * 257),
+    (CHAT, "stop", "é" * 128, "é" * 129),
+    (CHAT, "stop", "x", ""),
+    (CHAT, "stop_token_ids", [1] * 64, [1] * 65),
+    (CHAT, "top_logprobs", 20, 21),
+    (CHAT, "prompt_logprobs", 20, 21),
+    (CHAT, "chat_template_kwargs", {f"name{index}": 1 for index in range(32)}, {"tools": []}),
+    (CHAT, "chat_template_kwargs", {}, {f"name{index}": 1 for index in range(33)}),
+    (CHAT, "messages", HELLO, []),
+    (CHAT, "messages", HELLO, HELLO * 4097),
+    (COMPLETIONS, "logprobs", 20, 21),
+    (COMPLETIONS, "prompt", ["x"] * 128, ["x"] * 129),
+    (COMPLETIONS, "prompt", ["x"], []),
+]
+
+
+@pytest.mark.parametrize(("route", "field", "bound", "past"), LIMITS, ids=lambda value: str(value)[:24])
+def test_a_limit_holds_at_its_bound_and_is_a_400_one_past_it(
+    recall_server: Server, route: str, field: str, bound: Any, past: Any
+) -> None:
+    fields: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "x"}
+    fields |= {"max_tokens": 1, "logprobs": True} if field == "top_logprobs" else {"max_tokens": 1}
+    kept = httpx.post(recall_server.url + route, json=fields | {field: bound}, timeout=120)
+    assert kept.status_code == 200, kept.text
+    rejected = httpx.post(recall_server.url + route, json=fields | {field: past}, timeout=120)
+    assert rejected.status_code == 400
+    assert error_of(rejected)["param"].startswith(field)
+    assert f"`{field}" in error_of(rejected)["message"]
+    assert "; " in error_of(rejected)["message"], "it says what to do"
+
+
+def test_prompt_logprobs_in_a_stream_are_a_400(recall_server: Server) -> None:
+    body = {"messages": HELLO, "stream": True, "prompt_logprobs": 1}
+    rejected = httpx.post(recall_server.url + CHAT, json=body, timeout=60)
+    assert rejected.status_code == 400
+    assert error_of(rejected)["param"] == "prompt_logprobs"
+
+
 def test_token_ids_outside_the_vocabulary_are_a_400(recall_server: Server) -> None:
     refused = httpx.post(recall_server.url + "/v1/completions", json={"prompt": [1, 999_999]}, timeout=60)
     assert refused.status_code == 400

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait.http.api import GenerateRequest
+from plait.http.bodies import SamplingFields
 from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
 from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
@@ -37,8 +38,8 @@ def test_a_plain_chat_leaves_every_choice_to_the_model() -> None:
     assert (request.kind, request.model, request.stream, request.include_usage) == ("chat", "tiny", False, False)
     assert request.messages == [{"role": "user", "content": "hello"}]
     assert request.id.startswith("chatcmpl-")
-    unset = (request.max_tokens, request.temperature, request.top_p, request.top_k, request.min_p, request.seed)
-    assert unset == (None,) * 6
+    assert request.sampling == SamplingFields()
+    assert (request.max_tokens, request.seed) == (None, None)
     assert request.logprobs is None
     assert request.prompt_logprobs is None
 
@@ -58,18 +59,13 @@ def test_sampling_fields_arrive_as_they_were_sent() -> None:
     request = chat(
         temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, seed=7, stop="x", stop_token_ids=[3], ignore_eos=True
     )
-    assert (request.temperature, request.top_p, request.top_k, request.min_p) == (0.5, 0.9, 40, 0.05)
+    assert request.sampling == SamplingFields(temperature=0.5, top_p=0.9, top_k=40, min_p=0.05)
     assert (request.seed, request.stop, request.stop_token_ids, request.ignore_eos) == (7, ["x"], [3], True)
 
 
-@pytest.mark.parametrize(("given_top_k", "meant"), [(-1, 0), (0, 0), (1, 1)])
-def test_top_k_minus_one_and_zero_keep_the_whole_vocabulary(given_top_k: int, meant: int) -> None:
-    assert chat(top_k=given_top_k).top_k == meant
-
-
-@pytest.mark.parametrize(("seed", "meant"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)])
-def test_a_negative_seed_is_its_bits_without_a_sign(seed: int, meant: int) -> None:
-    assert chat(seed=seed).seed == meant
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63 - 1])
+def test_a_seed_has_64_bits_and_a_sign(seed: int) -> None:
+    assert chat(seed=seed).seed == seed
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
@@ -126,7 +122,7 @@ def test_a_prompt_has_openais_four_forms(prompt: Any, meant: Any) -> None:
     assert completion(prompt=prompt).prompts == meant
 
 
-@pytest.mark.parametrize("prompt", [[], [1, "a"], [1.5], None, {"a": 1}, [-1], [2**31], [[-1]], [[True]], ["a"] * 129])
+@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], None, {"a": 1}, [-1], [2**32], [[-1]], [[True]]])
 def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
         completion(prompt=prompt)
@@ -140,9 +136,8 @@ def test_usage_is_asked_for_through_stream_options() -> None:
     assert rejection(stream_options={"include_usage": True}).param == "stream_options"
 
 
-def test_prompt_logprobs_are_for_whole_answers() -> None:
+def test_prompt_logprobs_are_a_number() -> None:
     assert chat(prompt_logprobs=2).prompt_logprobs == 2
-    assert rejection(prompt_logprobs=2, stream=True).param == "prompt_logprobs"
 
 
 def test_another_model_is_not_found_and_the_served_one_is_named() -> None:
@@ -153,23 +148,25 @@ def test_another_model_is_not_found_and_the_served_one_is_named() -> None:
 
 
 BAD_VALUES: dict[str, list[Any]] = {
-    "temperature": [-0.1, 2.1, "1", True, [], {}],
-    "top_p": [0, 1.1, "x"],
-    "min_p": [-0.1, 1.1],
-    "top_k": [-2, 1.5, "1"],
+    "temperature": ["1", True, [], {}],
+    "top_p": ["x", False],
+    "min_p": ["x", []],
+    "top_k": [1.5, "1", 2**63],
     "seed": [2**63, 1.5, "1", 10**30],
-    "max_tokens": [0, -1, 1.5, "9", 2**31, True],
-    "max_completion_tokens": [0, "9"],
-    "stop": [1, [1], "", [""], ["x"] * 17, "x" * 257],
-    "stop_token_ids": [1, [-1], ["x"], [1] * 65],
+    "max_tokens": [-1, 1.5, "9", 2**32, True],
+    "max_completion_tokens": [-1, "9"],
+    "stop": [1, [1]],
+    "stop_token_ids": [1, [-1], ["x"]],
     "logprobs": [1, "true"],
-    "top_logprobs": [-1, 21, True],
-    "prompt_logprobs": [-1, 21],
+    "top_logprobs": [-1, True],
+    "prompt_logprobs": [-1, 1.5],
+    "user": ["u" * 1025],
+    "cache_salt": ["", "s" * 1025],
     "stream": [1, "true"],
     "ignore_eos": [1],
     "stream_options": [True],
     "chat_template_kwargs": [[1]],
-    "messages": [[], "hello", None, [1], HELLO * 4097],
+    "messages": ["hello", None, [1]],
 }
 
 
@@ -178,7 +175,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     [(field, value) for field, values in BAD_VALUES.items() for value in values],
     ids=lambda value: str(value)[:24],
 )
-def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field: str, value: Any) -> None:
+def test_a_value_of_the_wrong_type_is_a_400_that_names_the_field(field: str, value: Any) -> None:
     error = rejection(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
     assert error.status == 400
     assert (error.param or "").startswith(field)
@@ -186,7 +183,7 @@ def test_a_value_of_the_wrong_type_or_range_is_a_400_that_names_the_field(field:
 
 
 def test_an_error_says_what_was_given_and_what_is_allowed() -> None:
-    assert rejection(temperature=3).message == "`temperature` is 3: expected `float` <= 2.0"
+    assert rejection(temperature="3").message == '`temperature` is "3": expected `float | null`, got `str`'
     role = rejection(messages=[{"role": "robot", "content": "x"}]).message
     assert role == "`messages[0].role`: invalid enum value 'robot'; allowed: system, developer, user, assistant, tool"
 
@@ -247,12 +244,7 @@ def test_unknown_names_are_ignored() -> None:
     chat(user="me", metadata={"a": "b"}, safety_identifier="x", prompt_cache_key="y", frobnicate=[1, 2], store=None)
 
 
-@pytest.mark.parametrize("name", ["messages", "bos_token", "add_generation_prompt", "tokenize"])
-def test_a_client_cannot_replace_the_templates_own_names(name: str) -> None:
-    assert rejection(chat_template_kwargs={name: 1}).param == f"chat_template_kwargs.{name}"
-
-
-def test_other_template_arguments_pass() -> None:
+def test_template_arguments_pass() -> None:
     assert chat(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs == {"enable_thinking": False}
 
 

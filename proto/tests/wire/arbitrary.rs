@@ -2,7 +2,8 @@
 
 use plait_proto::{
     AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
-    Mode, NewSlot, OtherPage, Plan, PrefillRow, StepResult, TrimmedSlot, Vote, Welcome,
+    Mode, NewSlot, OtherPage, Plan, PrefillRow, SamplingParams, StepResult, TrimmedSlot, Vote,
+    Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -188,13 +189,15 @@ fn new_slot() -> impl Strategy<Value = NewSlot> {
             |([slot, next_output, top_k], temperature, top_p, min_p, seed, records)| NewSlot {
                 slot,
                 next_output,
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                seed,
-                logprobs: records.0,
-                prompt_logprobs: records.1,
+                sampling: SamplingParams {
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    seed,
+                    logprobs: records.0,
+                    prompt_logprobs: records.1,
+                },
             },
         )
 }

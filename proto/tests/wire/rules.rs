@@ -2,8 +2,8 @@
 
 use plait_proto::{
     DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
-    MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow, StepResult,
-    TrimmedSlot, decode, encode,
+    MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow, SamplingParams,
+    StepResult, TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -250,13 +250,11 @@ fn sampling_parameters_are_finite() {
     let sampling = |temperature, top_p| NewSlot {
         slot: 3,
         next_output: 0,
-        temperature,
-        top_k: 0,
-        top_p,
-        min_p: 0.0,
-        seed: 0,
-        logprobs: None,
-        prompt_logprobs: None,
+        sampling: SamplingParams {
+            temperature,
+            top_p,
+            ..SamplingParams::default()
+        },
     };
     for (new_slot, name) in [
         (sampling(f64::NAN, 1.0), "temperature"),

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plait_core::{
-    Event, HashSeed, Micros, PageSettings, Plan, Policy, Request, RuntimeSettings, Sampling,
-    Scheduler, SchedulerSettings, Settings, StepResult, TenantId, TokenId,
+    Event, HashSeed, Micros, PageSettings, Plan, Policy, Request, RuntimeSettings, Scheduler,
+    SchedulerSettings, Settings, StepResult, TenantId, TokenId,
 };
 
 const PAGE_SIZE: u32 = 64;
@@ -59,20 +59,11 @@ fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
 
 /// Prompts of other salts share no page.
 fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
-    let sampling = Sampling {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: 1,
-        logprobs: None,
-        prompt_logprobs: None,
-    };
     Request {
         prompt,
         max_tokens,
         stop_ids: [TokenId::MAX].into(),
-        sampling,
+        prompt_logprobs: false,
         priority: 0,
         salt,
         tenant: TenantId(salt),

@@ -37,7 +37,7 @@ pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
 pub use page_pool::PageCounts;
 pub use plan::{DecodeRow, NewSlot, Plan, PrefillRow};
 pub use prefix_hasher::HashSeed;
-pub use request::{Refusal, Request, Sampling};
+pub use request::{Refusal, Request};
 pub use scheduler::Scheduler;
 pub use settings::{
     Limits, PageSettings, Policy, RuntimeSettings, SchedulerSettings, Settings, SettingsError,

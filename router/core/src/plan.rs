@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::ids::{Micros, PageId, RequestId, SlotId, StepId, TokenId};
-use crate::request::Sampling;
 
 /// One step: rows, and what changed on the device since the last one.
 ///
@@ -57,8 +56,6 @@ pub struct NewSlot {
     pub slot: SlotId,
     /// Who takes it.
     pub request: RequestId,
-    /// How its tokens are picked.
-    pub sampling: Sampling,
     /// Index of the next output token: 0, or more after a preemption.
     pub next_output: u32,
     /// Leading tokens whose KV is in the slot's first pages already; whole pages, which nobody writes.

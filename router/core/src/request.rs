@@ -4,25 +4,6 @@ use std::sync::Arc;
 
 use crate::ids::{TenantId, TokenId};
 
-/// How the worker picks this request's tokens. The scheduler carries it and never reads it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// 0 keeps the whole vocabulary.
-    pub top_k: u32,
-    /// 1 keeps the whole vocabulary.
-    pub top_p: f32,
-    /// 0 keeps the whole vocabulary.
-    pub min_p: f32,
-    /// The random number of output token i is Philox(seed, i).
-    pub seed: u64,
-    /// Log-probabilities wanted for each output token: the token's own and this many of the best.
-    pub logprobs: Option<u8>,
-    /// The same for each prompt token but the first.
-    pub prompt_logprobs: Option<u8>,
-}
-
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -32,8 +13,8 @@ pub struct Request {
     pub max_tokens: u32,
     /// Tokens that end the output with [`crate::FinishReason::Stop`]: end tokens and stop ids.
     pub stop_ids: Arc<[TokenId]>,
-    /// How tokens are picked.
-    pub sampling: Sampling,
+    /// The log-probabilities of its prompt are reported, so that cached pages are computed again.
+    pub prompt_logprobs: bool,
     /// Smaller goes first; arrival decides between equals. [`crate::Policy::Fcfs`] does not look at it.
     pub priority: i32,
     /// Whose share [`crate::Policy::Fair`] counts its tokens against.

@@ -109,7 +109,7 @@ impl Job {
         page_size: u32,
         hasher: &mut PrefixHasher,
     ) -> &[PageHash] {
-        let is_measured = self.request.sampling.prompt_logprobs.is_some();
+        let is_measured = self.request.prompt_logprobs;
         let num_tokens = if is_measured && self.num_prompt_reported < self.prompt_len() {
             self.num_prompt_reported.saturating_sub(1)
         } else {
@@ -123,7 +123,7 @@ impl Job {
     /// A chunk predicts the token after each of its own; a preempted request computes its prompt
     /// again, and what was reported once is not reported twice.
     pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> std::ops::Range<u32> {
-        if self.request.sampling.prompt_logprobs.is_none() {
+        if !self.request.prompt_logprobs {
             return 0..0;
         }
         let first = (start + 1).max(self.num_prompt_reported);
@@ -134,7 +134,7 @@ impl Job {
 
     /// A middle chunk's last position predicts a token that the chunk itself does not hold.
     pub(crate) fn wants_lookahead(&self, chunk_end: u32) -> bool {
-        self.request.sampling.prompt_logprobs.is_some() && chunk_end < self.prompt_len()
+        self.request.prompt_logprobs && chunk_end < self.prompt_len()
     }
 
     /// Takes one sampled token into the output; says whether it ends the request.
@@ -199,7 +199,6 @@ impl Queued {
         let new_slot = NewSlot {
             slot: admission.slot,
             request: job.id(),
-            sampling: job.request.sampling.clone(),
             next_output: job.num_output(),
             num_cached: admission.num_cached,
             waited,

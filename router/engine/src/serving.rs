@@ -9,7 +9,7 @@ use plait_core::{
     SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
-use plait_proto::StepResult;
+use plait_proto::{NewSlot, SamplingParams, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -51,24 +51,21 @@ struct LiveRequest {
     stream: StreamId,
     received: Micros,
     last_token: Option<Micros>,
-    /// Best tokens wanted beside each output token, and beside each prompt token.
-    num_top: Option<u32>,
-    num_top_prompt: Option<u32>,
+    sampling: SamplingParams,
 }
 
 impl LiveRequest {
-    fn new(choice: &plait_core::Request, stream: StreamId, received: Micros) -> Self {
+    fn new(sampling: SamplingParams, stream: StreamId, received: Micros) -> Self {
         Self {
             stream,
             received,
             last_token: None,
-            num_top: choice.sampling.logprobs.map(u32::from),
-            num_top_prompt: choice.sampling.prompt_logprobs.map(u32::from),
+            sampling,
         }
     }
 
     fn wants_logprobs(&self) -> bool {
-        self.num_top.is_some() || self.num_top_prompt.is_some()
+        self.sampling.logprobs.is_some() || self.sampling.prompt_logprobs.is_some()
     }
 }
 
@@ -97,6 +94,8 @@ const LEAD: Micros = Micros(4_000);
 pub struct PlannedStep {
     plan: Plan,
     step: StepInFlight,
+    /// The plan's new slots with their requests' sampling parameters.
+    new_slots: Vec<NewSlot>,
 }
 
 /// From its first plan to its end.
@@ -164,13 +163,15 @@ impl Serving {
             received,
             prepared,
         } = admission;
-        let num_prompt_tokens: usize = prepared.choices.iter().map(|it| it.prompt.len()).sum();
-        let lives: Vec<_> = prepared
-            .choices
-            .iter()
-            .map(|choice| LiveRequest::new(choice, stream, received))
-            .collect();
-        let requests = match self.scheduler.submit_all(prepared.choices, now) {
+        let choices = prepared.choices.into_iter();
+        let (submitted, lives): (Vec<_>, Vec<_>) = choices
+            .map(|choice| {
+                let live = LiveRequest::new(choice.sampling, stream, received);
+                (choice.request, live)
+            })
+            .unzip();
+        let num_prompt_tokens: usize = submitted.iter().map(|it| it.prompt.len()).sum();
+        let requests = match self.scheduler.submit_all(submitted, now) {
             Ok(requests) => SmallVec::from_vec(requests),
             Err(refusal) => return self.refuse(stream, refusal),
         };
@@ -238,12 +239,16 @@ impl Serving {
         if !self.has_credit() || self.next_plan_due().is_some_and(|time| now < time) {
             return None;
         }
-        let PlannedStep { plan, step } = self.plan_step(now)?;
+        let PlannedStep {
+            plan,
+            step,
+            new_slots,
+        } = self.plan_step(now)?;
         if self.in_flight.is_empty() {
             self.oldest_since = now;
         }
         self.in_flight.push_back(step);
-        Some(self.writer.write(&plan, None))
+        Some(self.writer.write(&plan, &new_slots, None))
     }
 
     /// When the step behind those on the wire is to be decided, where their end can be told: by a target for
@@ -265,7 +270,16 @@ impl Serving {
     pub fn plan_step(&mut self, now: Micros) -> Option<PlannedStep> {
         let plan = self.scheduler.plan(now)?;
         let step = self.remember(&plan, now);
-        Some(PlannedStep { plan, step })
+        let new_slots = plan.new_slots.iter().map(|new| NewSlot {
+            slot: new.slot.0,
+            next_output: new.next_output,
+            sampling: self.requests[&new.request].sampling,
+        });
+        Some(PlannedStep {
+            new_slots: new_slots.collect(),
+            plan,
+            step,
+        })
     }
 
     /// What `replica` says of the step that was just decided, or of having none.
@@ -282,13 +296,17 @@ impl Serving {
         decision: &Decision,
         now: Micros,
     ) -> Option<&[Vec<u8>]> {
-        let (plan, step) = planned.map(|planned| (planned.plan, planned.step)).unzip();
+        let (plan, known) = planned
+            .map(|planned| (planned.plan, (planned.step, planned.new_slots)))
+            .unzip();
+        let (step, new_slots) = known.unzip();
         let decided = self.scheduler.apply_decision(plan, decision)?;
         let timeouts = &self.config.timeouts;
         let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, now, timeouts));
         step.send(decision.pad_tokens, now, timeouts);
         self.in_flight.push_back(step);
-        Some(self.writer.write(&decided.plan, Some(decision)))
+        let new_slots = new_slots.unwrap_or_default();
+        Some(self.writer.write(&decided.plan, &new_slots, Some(decision)))
     }
 
     /// Takes no new request.
@@ -387,10 +405,10 @@ impl Serving {
         let decoders = plan.decode.iter().map(|row| row.request);
         step.sampled = last_chunks
             .chain(decoders)
-            .map(|request| self.requests[&request].num_top)
+            .map(|request| self.requests[&request].sampling.logprobs)
             .collect();
         let measured = plan.prefill.iter().filter_map(|row| {
-            let num_top = self.requests[&row.request].num_top_prompt?;
+            let num_top = self.requests[&row.request].sampling.prompt_logprobs?;
             Some(MeasuredRow::new(row, num_top))
         });
         step.measured = measured.collect();

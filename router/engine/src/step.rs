@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
-use plait_proto::{AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow, TrimmedSlot};
+use plait_proto::{
+    AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow, SamplingParams, TrimmedSlot,
+};
 
 use crate::clock::micros;
 use crate::group::decision_to_wire;
@@ -87,11 +89,16 @@ pub struct PlanWriter {
 
 impl PlanWriter {
     /// The plan's frames, the same for every rank; in a group with the decision on its step.
-    pub fn write(&mut self, plan: &Plan, decision: Option<&Decision>) -> &[Vec<u8>] {
+    pub fn write(
+        &mut self,
+        plan: &Plan,
+        new_slots: &[NewSlot],
+        decision: Option<&Decision>,
+    ) -> &[Vec<u8>] {
         let wire = &mut self.plan;
         wire.step = plan.step.0;
         wire.decision = decision.map(decision_to_wire);
-        refill(&mut wire.new_slots, &plan.new_slots, new_slot);
+        refill(&mut wire.new_slots, new_slots, NewSlot::clone);
         refill(&mut wire.prefill, &plan.prefill, prefill_row);
         refill(&mut wire.decode, &plan.decode, |row| DecodeRow {
             slot: row.slot.0,
@@ -126,21 +133,6 @@ fn refill<From, To>(to: &mut Vec<To>, from: &[From], convert: impl Fn(&From) -> 
     to.extend(from.iter().map(convert));
 }
 
-fn new_slot(new: &plait_core::NewSlot) -> NewSlot {
-    let sampling = &new.sampling;
-    NewSlot {
-        slot: new.slot.0,
-        next_output: new.next_output,
-        temperature: sampling.temperature.into(),
-        top_k: sampling.top_k,
-        top_p: sampling.top_p.into(),
-        min_p: sampling.min_p.into(),
-        seed: sampling.seed,
-        logprobs: sampling.logprobs.map(u32::from),
-        prompt_logprobs: sampling.prompt_logprobs.map(u32::from),
-    }
-}
-
 fn prefill_row(row: &plait_core::PrefillRow) -> PrefillRow {
     PrefillRow {
         slot: row.slot.0,
@@ -163,13 +155,10 @@ pub fn warm_up(page_size: u32) -> plait_proto::Plan {
         new_slots: vec![NewSlot {
             slot,
             next_output: 0,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            logprobs: None,
-            prompt_logprobs: None,
+            sampling: SamplingParams {
+                temperature: 0.0,
+                ..SamplingParams::default()
+            },
         }],
         prefill: vec![PrefillRow {
             slot,

@@ -18,9 +18,8 @@ mod stream;
 pub use choice_state::Pushed;
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
-pub use prepare::{Prepared, prepare};
+pub use prepare::{Prepared, PreparedChoice, prepare};
 pub use request::{
     ClientFields, EndFields, GenerateRequest, Input, MaxTokensField, Prompt, ReportFields,
-    SamplingFields,
 };
 pub use stream::{AnswerStream, StreamState};

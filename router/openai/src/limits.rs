@@ -1,8 +1,9 @@
 //! The limits of a request, each in this one place. Python checks types only.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+
+use plait_text::OutOfRange;
 
 use crate::error::RequestError;
 use crate::request::{EndFields, GenerateRequest, Input};
@@ -37,6 +38,7 @@ const RESERVED_TEMPLATE_NAMES: [&str; 13] = [
 /// Checks all that needs no model; the first limit that is broken is the error.
 pub(crate) fn check(request: &GenerateRequest) -> Result<(), RequestError> {
     check_input(&request.input)?;
+    request.sampling.check().map_err(out_of_range)?;
     check_end(&request.end)?;
     check_report(request)
 }
@@ -48,7 +50,7 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             chat_template_kwargs,
             ..
         } => {
-            let advice = "send the latest ones";
+            let advice = "send at least one, or the latest ones";
             check_count("messages", messages.len(), "messages", MESSAGES, advice)?;
             let (param, num) = ("chat_template_kwargs", chat_template_kwargs.len());
             check_count(param, num, "names", TEMPLATE_ARGUMENTS, "send fewer")?;
@@ -59,7 +61,7 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             }
         }
         Input::Completion { prompts } => {
-            let advice = "send several requests";
+            let advice = "send at least one, and more in several requests";
             check_count("prompt", prompts.len(), "prompts", PROMPTS, advice)
         }
     }
@@ -185,19 +187,26 @@ fn check_count(
 }
 
 /// A number that is given must be in range.
-pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
-    param: impl Into<Cow<'static, str>>,
+fn check_range<T: Copy + PartialOrd + Display>(
+    param: &'static str,
     given: Option<T>,
     allowed: RangeInclusive<T>,
 ) -> Result<(), RequestError> {
     match given {
         Some(given) if !allowed.contains(&given) => {
-            let (param, (least, most)) = (param.into(), allowed.into_inner());
-            let message = format!(
-                "`{param}` is {given}, where {least} to {most} is allowed; send one of these or leave it out"
-            );
-            Err(RequestError::invalid(param, message))
+            let (least, most) = allowed.into_inner();
+            Err(not_allowed(param, given, &format!("{least} to {most}")))
         }
         _ => Ok(()),
     }
+}
+
+fn out_of_range(error: OutOfRange) -> RequestError {
+    not_allowed(error.field, error.given, error.allowed)
+}
+
+fn not_allowed(param: &'static str, given: impl Display, allowed: &str) -> RequestError {
+    let message =
+        format!("`{param}` is {given}, where {allowed} is allowed; send that or leave it out");
+    RequestError::invalid(param, message)
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use plait_core::{Request, Sampling, TenantId, TokenId};
+use plait_core::{Request, TenantId, TokenId};
+use plait_proto::SamplingParams;
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
 
 use crate::choice_state::{AnswerContext, ChoiceState};
 use crate::error::RequestError;
 use crate::limits;
-use crate::request::{EndFields, GenerateRequest, Input, Prompt, SamplingFields};
+use crate::request::{EndFields, GenerateRequest, Input, Prompt};
 use crate::stream::AnswerStream;
 
 /// What OpenAI gives a completion that does not say.
@@ -21,9 +22,18 @@ type Tokens = Arc<[TokenId]>;
 #[derive(Debug)]
 pub struct Prepared {
     /// One for each choice of the answer, in order.
-    pub choices: Vec<Request>,
+    pub choices: Vec<PreparedChoice>,
     /// Turns the choices' tokens into bytes.
     pub stream: AnswerStream,
+}
+
+/// One choice of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreparedChoice {
+    /// For the scheduler.
+    pub request: Request,
+    /// For the worker.
+    pub sampling: SamplingParams,
 }
 
 /// Checks, renders and tokenises a request; `random_seed` gives a seed to each choice without one.
@@ -45,14 +55,24 @@ pub fn prepare(
     let num_tokens = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
     limits::check_prompt_logprobs(num_tokens, request.report.prompt_logprobs)?;
     let stop_ids = stop_ids(model, &request.end);
-    let choices = prompts.iter().map(|(prompt, _)| Request {
-        prompt: prompt.clone(),
-        max_tokens: max_tokens(request),
-        stop_ids: stop_ids.clone(),
-        sampling: sampling(model, request, random_seed),
-        priority: request.client.priority,
-        tenant: TenantId(request.client.tenant),
-        salt: request.client.salt,
+    let choices = prompts.iter().map(|(prompt, _)| PreparedChoice {
+        request: Request {
+            prompt: prompt.clone(),
+            max_tokens: max_tokens(request),
+            stop_ids: stop_ids.clone(),
+            prompt_logprobs: request.report.prompt_logprobs.is_some(),
+            priority: request.client.priority,
+            tenant: TenantId(request.client.tenant),
+            salt: request.client.salt,
+        },
+        sampling: SamplingParams {
+            seed: request
+                .seed
+                .map_or_else(&mut *random_seed, i64::cast_unsigned),
+            logprobs: request.report.logprobs,
+            prompt_logprobs: request.report.prompt_logprobs,
+            ..request.sampling.or(model.generation_defaults())
+        },
     });
     Ok(Prepared {
         choices: choices.collect(),
@@ -183,24 +203,6 @@ fn stop_ids(model: &ModelText, end: &EndFields) -> Tokens {
     own.iter().chain(asked).copied().collect()
 }
 
-fn sampling(
-    model: &ModelText,
-    request: &GenerateRequest,
-    random_seed: &mut impl FnMut() -> u64,
-) -> Sampling {
-    let asked: &SamplingFields = &request.sampling;
-    let defaults = model.generation_defaults();
-    Sampling {
-        temperature: asked.temperature.or(defaults.temperature).unwrap_or(1.0),
-        top_k: asked.top_k.or(defaults.top_k).unwrap_or(0),
-        top_p: asked.top_p.or(defaults.top_p).unwrap_or(1.0),
-        min_p: asked.min_p.or(defaults.min_p).unwrap_or(0.0),
-        seed: asked.seed.unwrap_or_else(random_seed),
-        logprobs: request.report.logprobs.map(small),
-        prompt_logprobs: request.report.prompt_logprobs.map(small),
-    }
-}
-
 fn max_tokens(request: &GenerateRequest) -> u32 {
     let default = match request.input {
         // The scheduler caps it by what the context has left.
@@ -222,9 +224,4 @@ fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> Req
             RequestError::new("messages", "chat_template_error", problem)
         }
     }
-}
-
-/// A number of best tokens, which the limits have checked.
-fn small(num: u32) -> u8 {
-    u8::try_from(num).expect("the limits allow fewer than 256")
 }

@@ -1,6 +1,7 @@
 //! What the HTTP server hands over.
 
 use plait_core::TokenId;
+use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -22,9 +23,12 @@ pub struct GenerateRequest {
     /// What to answer.
     #[serde(flatten)]
     pub input: Input,
-    /// How tokens are picked.
-    #[serde(flatten)]
+    /// How tokens are sampled.
+    #[serde(default)]
     pub sampling: SamplingFields,
+    /// The bits of the seed's 64-bit integer; random if it is not given.
+    #[serde(default)]
+    pub seed: Option<i64>,
     /// When the answer ends.
     #[serde(flatten)]
     pub end: EndFields,
@@ -66,22 +70,6 @@ pub enum Prompt {
     Text(String),
     /// Tokens, taken as they are.
     Tokens(Vec<TokenId>),
-}
-
-/// How tokens are picked.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct SamplingFields {
-    /// 0 is greedy.
-    pub temperature: Option<f32>,
-    /// 1 keeps the whole vocabulary.
-    pub top_p: Option<f32>,
-    /// 0 keeps the whole vocabulary.
-    pub top_k: Option<u32>,
-    /// 0 keeps the whole vocabulary.
-    pub min_p: Option<f32>,
-    /// Drawn by the engine where it is not given.
-    pub seed: Option<u64>,
 }
 
 /// When the answer ends.

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use plait_core::{
-    Event, Micros, Output, Plan, Refusal, Request, RequestId, Sampling, Scheduler, StepId,
-    StepResult, TenantId, TokenId,
+    Event, Micros, Output, Plan, Refusal, Request, RequestId, Scheduler, StepId, StepResult,
+    TenantId, TokenId,
 };
 use rustc_hash::FxHashMap;
 
@@ -186,15 +186,7 @@ fn request(arrival: &Arrival) -> Request {
         prompt: arrival.prompt(),
         max_tokens: arrival.num_output,
         stop_ids: [].into(),
-        sampling: Sampling {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            logprobs: None,
-            prompt_logprobs: None,
-        },
+        prompt_logprobs: false,
         priority: 0,
         tenant: TenantId(0),
         salt: 0,

@@ -1,6 +1,5 @@
 //! Text files of a Hugging Face folder.
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
@@ -13,8 +12,9 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use crate::error::ModelFilesError;
-use crate::model_files::{GenerationDefaults, ModelFacts, TextFiles};
+use crate::model_files::{ModelFacts, TextFiles};
 use crate::post_processor::add_bos_and_eos;
+use crate::sampling::{OutOfRange, SamplingFields};
 use crate::template::SpecialTokens;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -45,11 +45,8 @@ struct Config {
 struct GenerationConfig {
     eos_token_id: TokenIds,
     do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    /// -1 and 0 keep the whole vocabulary.
-    top_k: Option<i64>,
-    min_p: Option<f32>,
+    #[serde(flatten)]
+    sampling: SamplingFields,
 }
 
 /// What we read of a tokenizer_config.json.
@@ -197,43 +194,20 @@ fn yarn_context_length(rope: &Value) -> Option<u32> {
 
 impl GenerationConfig {
     /// The defaults, held to the limits of the API: the error says which is out of range.
-    fn defaults(&self) -> Result<GenerationDefaults, String> {
-        let temperature = match self.do_sample {
-            Some(false) => Some(0.0),
-            _ => self.temperature,
-        };
-        check("temperature", temperature, "0 to 2", |it| {
-            (0.0..=2.0).contains(&it)
+    fn defaults(&self) -> Result<SamplingFields, String> {
+        let mut sampling = self.sampling;
+        if self.do_sample == Some(false) {
+            sampling.temperature = Some(0.0);
+        }
+        sampling.check().map_err(|error| {
+            let OutOfRange {
+                field,
+                given,
+                allowed,
+            } = error;
+            format!("{field} is {given}, where {allowed} is allowed; correct it or leave it out")
         })?;
-        check("top_p", self.top_p, "over 0 to 1", |it| {
-            it > 0.0 && it <= 1.0
-        })?;
-        check("min_p", self.min_p, "0 to 1", |it| {
-            (0.0..=1.0).contains(&it)
-        })?;
-        check("top_k", self.top_k, "-1 to 2147483647", |it| {
-            (-1..=i64::from(i32::MAX)).contains(&it)
-        })?;
-        Ok(GenerationDefaults {
-            temperature,
-            top_p: self.top_p,
-            top_k: self.top_k.map(|it| u32::try_from(it).unwrap_or(0)),
-            min_p: self.min_p,
-        })
-    }
-}
-
-fn check<T: Copy + Display>(
-    name: &str,
-    given: Option<T>,
-    allowed: &str,
-    is_allowed: impl Fn(T) -> bool,
-) -> Result<(), String> {
-    match given {
-        Some(given) if !is_allowed(given) => Err(format!(
-            "{name} is {given}, where {allowed} is allowed; mend it or leave it out"
-        )),
-        _ => Ok(()),
+        Ok(sampling)
     }
 }
 

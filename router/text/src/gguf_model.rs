@@ -8,7 +8,8 @@ use plait_proto::Family;
 use crate::error::ModelFilesError;
 use crate::gguf::{Gguf, Value};
 use crate::gguf_tokenizer::{TokenTable, build};
-use crate::model_files::{GenerationDefaults, ModelFacts, TextFiles};
+use crate::model_files::{ModelFacts, TextFiles};
+use crate::sampling::SamplingFields;
 use crate::template::SpecialTokens;
 
 /// Keys of tokens that end an answer: of a text, of a turn, of a message.
@@ -33,7 +34,7 @@ fn text_files(mut gguf: Gguf) -> Result<TextFiles, String> {
         context_length: gguf.need_u32(&format!("{name}.context_length"))?,
         vocab_size: vocab_size(&gguf, &table)?,
         eos_token_ids: end_tokens(&gguf, &table)?,
-        defaults: GenerationDefaults::default(),
+        defaults: SamplingFields::default(),
     };
     let text_of = |key| Ok::<_, String>(gguf.token_id(key, &table)?.map(|id| table.text(id)));
     let special = SpecialTokens {

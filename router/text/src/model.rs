@@ -10,9 +10,10 @@ use tokenizers::Tokenizer;
 use crate::catch_panic::catch_panic;
 use crate::detokenise::TextStart;
 use crate::error::ModelFilesError;
-use crate::model_files::{GenerationDefaults, ModelFacts};
+use crate::model_files::ModelFacts;
 use crate::output_parser::PassThrough;
 use crate::output_text::OutputText;
+use crate::sampling::SamplingFields;
 use crate::template::{Chat, ChatTemplate, RenderError};
 use crate::vocabulary::Vocabulary;
 use crate::{folder, gguf_model};
@@ -86,8 +87,8 @@ impl ModelText {
     }
 
     /// How the model's authors want it sampled.
-    pub fn generation_defaults(&self) -> GenerationDefaults {
-        self.facts.defaults
+    pub fn generation_defaults(&self) -> &SamplingFields {
+        &self.facts.defaults
     }
 
     /// Whether chats can be served.

@@ -2,23 +2,10 @@
 
 use plait_core::TokenId;
 use plait_proto::Family;
-use serde::Serialize;
 use tokenizers::Tokenizer;
 
+use crate::sampling::SamplingFields;
 use crate::template::SpecialTokens;
-
-/// How the model's authors want it sampled; `None` leaves it to OpenAI's defaults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct GenerationDefaults {
-    /// 0 is greedy.
-    pub temperature: Option<f32>,
-    /// 1 keeps the whole vocabulary.
-    pub top_p: Option<f32>,
-    /// 0 keeps the whole vocabulary.
-    pub top_k: Option<u32>,
-    /// 0 keeps the whole vocabulary.
-    pub min_p: Option<f32>,
-}
 
 /// Plain facts about a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +16,8 @@ pub(crate) struct ModelFacts {
     /// Rows of the output head.
     pub(crate) vocab_size: u32,
     pub(crate) eos_token_ids: Vec<TokenId>,
-    pub(crate) defaults: GenerationDefaults,
+    /// How the model's authors want it sampled.
+    pub(crate) defaults: SamplingFields,
 }
 
 /// The text side of a model's files.

@@ -1,8 +1,6 @@
 //! What went wrong in other schedulers, one test for each (the design page lists them).
 
-use plait_core::{
-    Event, Micros, Policy, Request, Sampling, Scheduler, StepResult, TenantId, decide,
-};
+use plait_core::{Event, Micros, Policy, Request, Scheduler, StepResult, TenantId, decide};
 
 use crate::allocations::num_bytes_allocated;
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
@@ -109,15 +107,7 @@ fn chosen(choice: u32) -> Request {
         prompt: vec![choice; choice as usize].into(),
         max_tokens: choice,
         stop_ids: vec![choice].into(),
-        sampling: Sampling {
-            temperature: choice as f32,
-            top_k: choice,
-            top_p: 1.0 / choice as f32,
-            min_p: 0.1 * choice as f32,
-            seed: choice.into(),
-            logprobs: Some(choice as u8),
-            prompt_logprobs: None,
-        },
+        prompt_logprobs: false,
         priority: 0,
         tenant: TenantId(choice.into()),
         salt: choice.into(),
@@ -299,20 +289,11 @@ fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
 fn without_the_cache_nothing_is_hashed() {
     let state_with = |salt| {
         let mut scheduler = Scheduler::new(settings()).unwrap();
-        let sampling = Sampling {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
-            logprobs: None,
-            prompt_logprobs: None,
-        };
         let request = Request {
             prompt: (0..100).collect(),
             max_tokens: 2,
             stop_ids: [].into(),
-            sampling,
+            prompt_logprobs: false,
             priority: 0,
             tenant: TenantId(0),
             salt,

@@ -134,7 +134,7 @@ impl FakeDevice {
     fn take(&mut self, new: &NewSlot) {
         let slot = &mut self.slots[new.slot.0 as usize];
         assert!(slot.is_none(), "{:?} is given out twice", new.slot);
-        let (seed, next_output) = (new.sampling.seed, new.next_output);
+        let (seed, next_output) = (new.request.0, new.next_output);
         *slot = Some(Slot {
             table: Vec::new(),
             seed,

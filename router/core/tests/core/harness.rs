@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use plait_core::{
     Event, FinishReason, Micros, Output, PageId, Plan, Policy, PrefillRow, Refusal, Request,
-    RequestId, Sampling, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
+    RequestId, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
 };
 
 use crate::fake_device::{Computed, FakeDevice};
@@ -36,22 +36,12 @@ impl Spec {
         }
     }
 
-    pub fn request(&self, seed: u64) -> Request {
-        let prompt_logprobs = self.prompt_logprobs.then_some(0);
-        let sampling = Sampling {
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed,
-            logprobs: None,
-            prompt_logprobs,
-        };
+    pub fn request(&self) -> Request {
         Request {
             prompt: self.prompt.clone().into(),
             max_tokens: self.max_tokens,
             stop_ids: self.stop_ids.clone().into(),
-            sampling,
+            prompt_logprobs: self.prompt_logprobs,
             priority: self.priority,
             salt: self.salt,
             tenant: TenantId(self.tenant),
@@ -117,17 +107,15 @@ impl Harness {
     /// Requests that belong together.
     pub fn submit_all(&mut self, specs: Vec<Spec>) -> Result<Vec<RequestId>, Refusal> {
         self.now += 1;
-        let seeds = self.clients.len() as u64..;
-        let requests = specs.iter().zip(seeds.clone());
-        let requests = requests.map(|(spec, seed)| spec.request(seed)).collect();
+        let requests = specs.iter().map(Spec::request).collect();
         let ids = self.scheduler.submit_all(requests, Micros(self.now))?;
-        for (id, (spec, seed)) in ids.iter().zip(specs.into_iter().zip(seeds)) {
-            self.add_client(*id, spec, seed);
+        for (id, spec) in ids.iter().zip(specs) {
+            self.add_client(*id, spec);
         }
         Ok(ids)
     }
 
-    fn add_client(&mut self, id: RequestId, spec: Spec, seed: u64) {
+    fn add_client(&mut self, id: RequestId, spec: Spec) {
         let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
         let room = settings
             .runtime
@@ -138,7 +126,7 @@ impl Harness {
             &spec.prompt,
             spec.max_tokens.min(room),
             &spec.stop_ids,
-            seed,
+            id.0,
         );
         let client = Client {
             spec,

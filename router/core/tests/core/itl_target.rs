@@ -133,7 +133,7 @@ impl Paced {
     }
 
     fn submit(&mut self, num_prompt: u32, max_tokens: u32) {
-        let request = Spec::new(num_prompt, max_tokens).request(0);
+        let request = Spec::new(num_prompt, max_tokens).request();
         self.scheduler.submit(request, Micros(0)).unwrap();
     }
 

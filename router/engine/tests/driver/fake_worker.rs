@@ -276,8 +276,8 @@ impl Rank {
         for new in &plan.new_slots {
             let slot = Slot {
                 last: 0,
-                logprobs: new.logprobs,
-                prompt_logprobs: new.prompt_logprobs,
+                logprobs: new.sampling.logprobs,
+                prompt_logprobs: new.sampling.prompt_logprobs,
             };
             self.slots.insert(new.slot, slot);
         }

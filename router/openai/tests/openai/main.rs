@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod answers;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]
 mod model_folder;
 #[cfg(test)]

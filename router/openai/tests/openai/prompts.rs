@@ -32,13 +32,13 @@ fn openais_defaults_hold_where_nothing_else_is_said() {
     assert_eq!((sampling.temperature, sampling.top_k), (1.0, 0));
     assert_eq!((sampling.top_p, sampling.min_p), (1.0, 0.0));
     assert_eq!(sampling.seed, 7);
-    assert_eq!(choice.max_tokens, u32::MAX);
-    assert_eq!(choice.stop_ids[..], [1]);
+    assert_eq!(choice.request.max_tokens, u32::MAX);
+    assert_eq!(choice.request.stop_ids[..], [1]);
     let choice = prepare(&model(), &completion(&json!({})))
         .unwrap()
         .choices
         .remove(0);
-    assert_eq!(choice.max_tokens, 16);
+    assert_eq!(choice.request.max_tokens, 16);
 }
 
 #[test]
@@ -54,9 +54,9 @@ fn the_models_defaults_yield_to_the_requests_own_values() {
     let default = sampling(json!({}));
     assert_eq!(
         (default.temperature, default.top_k, default.top_p),
-        (0.6, 20, 0.95)
+        (f64::from(0.6_f32), 20, f64::from(0.95_f32))
     );
-    let asked = sampling(json!({"temperature": 0.0, "top_k": 0, "seed": u64::MAX}));
+    let asked = sampling(json!({"sampling": {"temperature": 0.0, "top_k": 0}, "seed": -1}));
     assert_eq!(
         (asked.temperature, asked.top_k, asked.seed),
         (0.0, 0, u64::MAX)
@@ -80,6 +80,7 @@ fn stop_ids_join_the_end_tokens_unless_those_are_ignored() {
             .unwrap()
             .choices
             .remove(0)
+            .request
             .stop_ids
     };
     assert_eq!(stop_ids(json!({"stop_token_ids": [9, 1]}))[..], [1, 9]);
@@ -97,7 +98,14 @@ fn only_completions_get_the_tokenizers_own_bos() {
         "add_bos_token": true, "chat_template": "{{ bos_token }}{{ messages[0].content }}",
     }));
     let model = folder.load();
-    let prompt = |request| prepare(&model, &request).unwrap().choices.remove(0).prompt;
+    let prompt = |request| {
+        prepare(&model, &request)
+            .unwrap()
+            .choices
+            .remove(0)
+            .request
+            .prompt
+    };
     let hi = model.encode("hi", false).unwrap();
     let expected: Vec<u32> = [0].into_iter().chain(hi).collect();
     assert_eq!(prompt(chat(&json!({})))[..], expected);
@@ -107,8 +115,8 @@ fn only_completions_get_the_tokenizers_own_bos() {
 #[test]
 fn special_tokens_in_a_prompt_are_found() {
     let prompt = prepare(&model(), &completion(&json!({"prompts": ["<|user|>he"]}))).unwrap();
-    assert_eq!(prompt.choices[0].prompt[0], 2);
-    assert_eq!(prompt.choices[0].prompt.len(), 2);
+    assert_eq!(prompt.choices[0].request.prompt[0], 2);
+    assert_eq!(prompt.choices[0].request.prompt.len(), 2);
 }
 
 #[test]
@@ -170,95 +178,6 @@ fn text_that_cannot_fit_is_refused_before_it_is_tokenised() {
         message.contains("cannot fit into a context of 512 tokens"),
         "{message}"
     );
-}
-
-/// A request at a limit, the same one past it, and the parameter that the error names.
-type Limit = (GenerateRequest, GenerateRequest, &'static str);
-
-fn limit(
-    request: fn(&Value) -> GenerateRequest,
-    at: &Value,
-    past: &Value,
-    param: &'static str,
-) -> Limit {
-    (request(at), request(past), param)
-}
-
-fn messages(num: usize) -> Value {
-    json!({"messages": vec![json!({"role": "user", "content": ""}); num]})
-}
-
-fn template_arguments(num: usize) -> Value {
-    let names: serde_json::Map<_, _> = (0..num)
-        .map(|index| (format!("name{index}"), json!(1)))
-        .collect();
-    json!({"chat_template_kwargs": names})
-}
-
-fn limits() -> Vec<Limit> {
-    let prompts = |num: usize| json!({"prompts": vec!["a"; num]});
-    let stops = |num: usize| json!({"stop": vec!["a"; num]});
-    let stop = |text: &str, num: usize| json!({"stop": [text.repeat(num)]});
-    let stop_ids = |num: usize| json!({"stop_token_ids": vec![1; num]});
-    let whole = |num: u32| json!({"prompt_logprobs": num, "stream": false});
-    vec![
-        limit(chat, &messages(1), &messages(0), "messages"),
-        limit(completion, &prompts(1), &prompts(0), "prompt"),
-        limit(completion, &prompts(128), &prompts(129), "prompt"),
-        limit(
-            chat,
-            &template_arguments(32),
-            &template_arguments(33),
-            "chat_template_kwargs",
-        ),
-        limit(chat, &stops(16), &stops(17), "stop"),
-        limit(chat, &stop("a", 1), &stop("a", 0), "stop"),
-        limit(chat, &stop("é", 128), &stop("é", 129), "stop"),
-        limit(chat, &stop_ids(64), &stop_ids(65), "stop_token_ids"),
-        limit(
-            chat,
-            &json!({"max_tokens": 1}),
-            &json!({"max_tokens": 0}),
-            "max_tokens",
-        ),
-        limit(
-            chat,
-            &json!({"logprobs": 20}),
-            &json!({"logprobs": 21}),
-            "top_logprobs",
-        ),
-        limit(
-            completion,
-            &json!({"logprobs": 20}),
-            &json!({"logprobs": 21}),
-            "logprobs",
-        ),
-        limit(completion, &whole(20), &whole(21), "prompt_logprobs"),
-    ]
-}
-
-#[test]
-fn every_limit_holds_at_its_bound_and_breaks_one_past_it() {
-    for (at, past, param) in limits() {
-        assert!(prepare(&model(), &at).is_ok(), "{at:?}");
-        let (rejected, message) = rejection(&past);
-        assert_eq!(rejected, param);
-        assert!(message.starts_with(&format!("`{param}`")), "{message}");
-        assert!(message.contains("; "), "it says what to do: {message}");
-    }
-}
-
-#[test]
-fn messages_are_bounded() {
-    let (param, message) = rejection(&chat(&messages(4097)));
-    assert_eq!(param, "messages");
-    assert!(
-        message.contains("4097 messages, where 1 to 4096"),
-        "{message}"
-    );
-    // At the bound their text is what does not fit.
-    let (_, message) = rejection(&chat(&messages(4096)));
-    assert!(message.contains("shorten"), "{message}");
 }
 
 #[test]
@@ -323,6 +242,7 @@ fn callers_may_set_the_templates_own_variables_only() {
         .unwrap()
         .choices
         .remove(0)
+        .request
         .prompt;
     assert_eq!(prompt[..], model.encode("good", false).unwrap());
     assert_eq!(
@@ -355,4 +275,57 @@ fn text_with_tokens_that_the_model_has_no_row_for_is_refused() {
         "{}",
         error.message
     );
+}
+
+#[test]
+fn top_k_minus_one_and_zero_keep_the_whole_vocabulary() {
+    for (given, meant) in [(-1, 0), (0, 0), (1, 1)] {
+        let request = chat(&json!({"sampling": {"top_k": given}}));
+        let sampling = prepare(&model(), &request).unwrap().choices[0].sampling;
+        assert_eq!(sampling.top_k, meant);
+    }
+}
+
+#[test]
+fn a_negative_seed_is_its_bits_without_a_sign() {
+    for (given, meant) in [
+        (0, 0),
+        (-1, u64::MAX),
+        (i64::MIN, 1 << 63),
+        (i64::MAX, (1 << 63) - 1),
+    ] {
+        let prepared = prepare(&model(), &chat(&json!({"seed": given}))).unwrap();
+        assert_eq!(prepared.choices[0].sampling.seed, meant);
+    }
+}
+
+#[test]
+fn an_error_says_what_was_given_what_is_allowed_and_what_to_do() {
+    let (_, message) = rejection(&chat(&json!({"sampling": {"temperature": 3}})));
+    let expected = "`temperature` is 3, where 0 to 2 is allowed; send that or leave it out";
+    assert_eq!(message, expected);
+}
+
+#[test]
+fn a_client_cannot_replace_the_templates_own_names() {
+    let names = [
+        "messages",
+        "tools",
+        "documents",
+        "tokenize",
+        "chat_template",
+        "raise_exception",
+        "strftime_now",
+        "add_generation_prompt",
+        "continue_final_message",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+    ];
+    for name in names {
+        let (param, message) = rejection(&chat(&json!({"chat_template_kwargs": {name: 1}})));
+        assert_eq!(param, format!("chat_template_kwargs.{name}"));
+        assert!(message.ends_with("leave it out"), "{message}");
+    }
 }

@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from plait.http.bodies import SamplingFields
+
 
 # budget: one field per field of the API
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `/v1/chat/completions` or `/v1/completions`; mirrored by serde in `engine::text`.
+    """One call of `/v1/chat/completions` or `/v1/completions`; mirrored by serde in `plait-openai`.
 
     None means "not given": the model's generation_config.json decides, then OpenAI's default.
     """
@@ -33,13 +35,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The name under which the client gave it, for errors."""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    """0 keeps the whole vocabulary."""
-    min_p: float | None = None
+    sampling: SamplingFields
     seed: int | None = None
-    """0 to 2**64 - 1."""
+    """64 bits; random if it is not given."""
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False

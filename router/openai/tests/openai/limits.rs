@@ -1,0 +1,127 @@
+//! Each limit of a request, at its bound and one past it.
+
+use plait_openai::GenerateRequest;
+use plait_text::ModelText;
+use serde_json::{Map, Value, json};
+
+use crate::model_folder::{Folder, byte_level};
+use crate::support::{chat, completion, prepare};
+
+fn model() -> ModelText {
+    Folder::new(&byte_level()).load()
+}
+
+fn rejection(request: &GenerateRequest) -> (String, String) {
+    let error = prepare(&model(), request).unwrap_err();
+    (error.param.into_owned(), error.message)
+}
+
+/// Fields at a limit, the same one past it, and the parameter that the error names.
+type Limit = (Value, Value, &'static str);
+
+fn check(request: fn(&Value) -> GenerateRequest, limits: &[Limit]) {
+    for (bound, past, param) in limits {
+        assert!(prepare(&model(), &request(bound)).is_ok(), "{bound}");
+        let (rejected, message) = rejection(&request(past));
+        assert_eq!(rejected, *param);
+        assert!(message.starts_with(&format!("`{param}`")), "{message}");
+        assert!(message.contains("; "), "it says what to do: {message}");
+    }
+}
+
+fn messages(num: usize) -> Value {
+    json!({"messages": vec![json!({"role": "user", "content": ""}); num]})
+}
+
+fn template_arguments(num: usize) -> Value {
+    let names = (0..num).map(|index| (format!("name{index}"), json!(1)));
+    json!({"chat_template_kwargs": names.collect::<Map<_, _>>()})
+}
+
+#[test]
+fn lists_are_bounded() {
+    let prompts = |num: usize| json!({"prompts": vec!["a"; num]});
+    let stops = |num: usize| json!({"stop": vec!["a"; num]});
+    let stop = |text: &str, num: usize| json!({"stop": [text.repeat(num)]});
+    let ids = |num: usize| json!({"stop_token_ids": vec![1; num]});
+    let names = "chat_template_kwargs";
+    check(
+        chat,
+        &[
+            (messages(1), messages(0), "messages"),
+            (template_arguments(32), template_arguments(33), names),
+            (stops(16), stops(17), "stop"),
+            (stop("a", 1), stop("a", 0), "stop"),
+            (stop("é", 128), stop("é", 129), "stop"),
+            (ids(64), ids(65), "stop_token_ids"),
+        ],
+    );
+    check(
+        completion,
+        &[
+            (prompts(1), prompts(0), "prompt"),
+            (prompts(128), prompts(129), "prompt"),
+        ],
+    );
+}
+
+#[test]
+fn numbers_are_bounded() {
+    let sampling = |field: &str, value: f64| json!({"sampling": {field: value}});
+    let top_k = |num: i64| json!({"sampling": {"top_k": num}});
+    let max_tokens = |num: u32| json!({"max_tokens": num});
+    check(
+        chat,
+        &[
+            (
+                sampling("temperature", 2.0),
+                sampling("temperature", 2.01),
+                "temperature",
+            ),
+            (
+                sampling("temperature", 0.0),
+                sampling("temperature", -0.01),
+                "temperature",
+            ),
+            (sampling("top_p", 1.0), sampling("top_p", 1.01), "top_p"),
+            (sampling("top_p", 0.01), sampling("top_p", 0.0), "top_p"),
+            (sampling("min_p", 1.0), sampling("min_p", 1.01), "min_p"),
+            (sampling("min_p", 0.0), sampling("min_p", -0.01), "min_p"),
+            (top_k(-1), top_k(-2), "top_k"),
+            (top_k(2_147_483_647), top_k(2_147_483_648), "top_k"),
+            (max_tokens(1), max_tokens(0), "max_tokens"),
+        ],
+    );
+    let (_, message) = rejection(&chat(&max_tokens(1 << 31)));
+    assert!(
+        message.contains("where 1 to 2147483647 is allowed"),
+        "{message}"
+    );
+}
+
+#[test]
+fn log_probabilities_are_bounded() {
+    let best = |num: u32| json!({"logprobs": num});
+    let of_prompt = |num: u32| json!({"prompt_logprobs": num, "stream": false});
+    check(chat, &[(best(20), best(21), "top_logprobs")]);
+    check(
+        completion,
+        &[
+            (best(20), best(21), "logprobs"),
+            (of_prompt(20), of_prompt(21), "prompt_logprobs"),
+        ],
+    );
+}
+
+#[test]
+fn messages_are_bounded() {
+    let (param, message) = rejection(&chat(&messages(4097)));
+    assert_eq!(param, "messages");
+    assert!(
+        message.contains("4097 messages, where 1 to 4096"),
+        "{message}"
+    );
+    // At the bound their text is what does not fit.
+    let (_, message) = rejection(&chat(&messages(4096)));
+    assert!(message.contains("shorten"), "{message}");
+}
