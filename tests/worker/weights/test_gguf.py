@@ -22,7 +22,8 @@ from plait_worker.models.decoder import MhaDecoder
 from plait_worker.models.loader import load_model, open_checkpoint
 from plait_worker.parallel import Parallel
 from plait_worker.weights.gguf_file import GgufFile
-from plait_worker.weights.reader import Held, Weights
+from plait_worker.weights.held import Held
+from plait_worker.weights.reader import Weights
 
 CPU = torch.device("cpu")
 LLAMA = {
@@ -119,7 +120,9 @@ def test_matrices_stay_quantised_unless_a_type_is_named(
 def bytes_to_load(path: Path) -> int:
     """What is held in the end, and the largest tensor once more: a matrix is there twice until it is in panels."""
     model = load_model(path, "auto", CPU, Parallel())
-    source = Weights(open_checkpoint(path).source, model.dtype, CPU, keeps_quantised=bool(model.gguf_types))
+    checkpoint = open_checkpoint(path)
+    formats = checkpoint.formats if model.gguf_types else ()
+    source = Weights(checkpoint.source, model.dtype, CPU, formats=formats)
     return model.weight_bytes + max(source.least_bytes(()).values())
 
 

@@ -7,8 +7,8 @@ import logging
 import re
 
 import pytest
+from plait_worker.weights.held import Held
 from plait_worker.weights.progress import LoadingProgress
-from plait_worker.weights.reader import Held
 
 GIB = 1 << 30
 

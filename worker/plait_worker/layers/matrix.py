@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold, gemv, skinny_gemm, tiles_of
+from plait_kernels.linear import PanelMatrix, can_hold, gemv, skinny_gemm, tiles_of
 from torch import Tensor
 
 
@@ -39,11 +39,6 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
 def is_copy(held: Matrix) -> bool:
     """Whether it holds the weight in another order, beside the tensor that ``matrix`` was given."""
     return not isinstance(held, _Plain)
-
-
-def gguf_matrix(blocks: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> Matrix:
-    """A quantised matrix, multiplied as it is by rows of ``dtype`` rounded to ``activation_bits`` bits."""
-    return GgufMatrix(blocks, bias_O, dtype, activation_bits)
 
 
 def _onednn_multiplies_bfloat16() -> bool:

@@ -5,21 +5,18 @@ Shapes: T tokens, D the hidden size, I a rank's shard of the MLP's width, E expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
-import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.moe import hold_experts
 from torch import Tensor
 
-from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
-from plait_worker.parallel import Parallel
-from plait_worker.weights.reader import Weights
+from plait_worker.parallel import Parallel, Shard
+from plait_worker.weight_formats.read import ExpertShards, read_experts
+from plait_worker.weights.reader import MatrixShard, Weights
 
 
 class GatedMlp:
@@ -27,8 +24,8 @@ class GatedMlp:
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel, size: int | None = None) -> None:
         """Read ``gate_proj``, ``up_proj`` and ``down_proj``; ``size`` is the width where it is not the dense MLP's."""
-        width = Part("gate_proj", size or config.intermediate_size)
-        both = (width, Part("up_proj", size or config.intermediate_size))
+        width = Projection("gate_proj", size or config.intermediate_size)
+        both = (width, Projection("up_proj", size or config.intermediate_size))
         self.gate_up = ColumnLinear(weights, both, config.hidden_size, parallel, config.mlp_bias)
         self.down = RowLinear(weights, "down_proj", width, config.hidden_size, parallel, config.mlp_bias)
 
@@ -75,16 +72,14 @@ class SparseMlp:
         self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
-        size, shard = (config.hidden_size, moe.intermediate_size), parallel.shard(moe.intermediate_size)
-        experts: Iterator[tuple[Tensor, Tensor]] = (
-            _read_expert(weights.at(f"experts.{expert}"), size, shard, names) for expert in range(moe.num_experts)
-        )
+        shard, wide = parallel.shard(moe.intermediate_size), (moe.intermediate_size, config.hidden_size)
+        experts = [_shards(f"experts.{expert}.", names, wide, shard) for expert in range(moe.num_experts)]
         self.shared: GatedMlp | None = None
         if num_shared:
-            experts = chain(experts, _cut_shared(config, moe, weights.at("shared_experts"), parallel, num_shared))
+            experts += _cut_shared(config, moe, parallel, num_shared)
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
-        self.experts = hold_experts(experts)
+        self.experts = read_experts(weights, experts)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``."""
@@ -102,21 +97,16 @@ class SparseMlp:
         return self.parallel.all_reduce(out_TD)
 
 
-def _read_expert(weights: Weights, size: tuple[int, int], shard: range, names: MoeNames) -> tuple[Tensor, Tensor]:
-    """Gate and up, then down, of a rank's shard of one expert of ``size`` ``(D, I)``."""
-    gates_and_ups = [weights.take(f"{name}.weight", size[::-1], rows=shard) for name in (names.gate, names.up)]
-    return torch.cat(gates_and_ups), weights.take(f"{names.down}.weight", size, columns=shard)
+def _shards(prefix: str, names: MoeNames, wide: tuple[int, int], own: range) -> ExpertShards:
+    """Gate and up, then down, of a rank's rows ``own`` of an MLP of shape ``wide``, ``(I, D)``."""
+    shard, tall = Shard(own), wide[::-1]
+    gate_up = [MatrixShard(f"{prefix}{name}.weight", wide, rows=shard) for name in (names.gate, names.up)]
+    return gate_up, [MatrixShard(f"{prefix}{names.down}.weight", tall, columns=shard)]
 
 
-def _cut_shared(
-    config: ModelConfig, moe: MoeConfig, weights: Weights, parallel: Parallel, num_experts: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gate and up, then down, of this rank's shard of the shared MLP as experts of the others' width: it is a sum."""
-    shard = parallel.shard(moe.shared_size)
-    wide, tall = (moe.shared_size, config.hidden_size), (config.hidden_size, moe.shared_size)
-    gate, up = (
-        weights.take(f"{name}.weight", wide, rows=shard).chunk(num_experts) for name in ("gate_proj", "up_proj")
-    )
-    down = weights.take("down_proj.weight", tall, columns=shard).chunk(num_experts, dim=1)
-    for gate_ID, up_ID, down_DI in zip(gate, up, down, strict=True):
-        yield torch.cat((gate_ID, up_ID)), down_DI
+def _cut_shared(config: ModelConfig, moe: MoeConfig, parallel: Parallel, num_experts: int) -> list[ExpertShards]:
+    """This rank's shard of the shared MLP as experts of the others' width, whose sum it is."""
+    shard, wide = parallel.shard(moe.shared_size), (moe.shared_size, config.hidden_size)
+    size = len(shard) // num_experts
+    cuts = [shard[first : first + size] for first in range(0, len(shard), size)]
+    return [_shards("shared_experts.", MoeNames(), wide, cut) for cut in cuts]

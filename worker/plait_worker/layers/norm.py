@@ -8,7 +8,7 @@ import torch
 from plait_kernels.norm import add_rms_norm, rms_norm
 from torch import Tensor
 
-from plait_worker.layers.linear import Part
+from plait_worker.layers.linear import Projection
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -34,14 +34,12 @@ class ProjectionNorm:
     """Several projections, each normalised over all its outputs, of which a rank holds a shard."""
 
     def __init__(
-        self, weights: Weights, parts: Mapping[str, Part], copies: Sequence[int], eps: float, parallel: Parallel
+        self, weights: Weights, parts: Mapping[str, Projection], copies: Sequence[int], eps: float, parallel: Parallel
     ) -> None:
         """Read ``NAME.weight`` of each part; ``copies`` says how many ranks hold the same outputs of it."""
         self.parallel = parallel
         self.eps = eps
-        shards = [
-            part.take_outputs(weights, f"{name}.weight", (part.num_outputs,), parallel) for name, part in parts.items()
-        ]
+        shards = [part.take(weights, f"{name}.weight", (part.num_outputs,), parallel) for name, part in parts.items()]
         self.widths = [len(shard) for shard in shards]
         self.weight_O = torch.cat(shards)
         counted = [part.num_outputs * copy for part, copy in zip(parts.values(), copies, strict=True)]

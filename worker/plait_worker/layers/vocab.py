@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait_worker.layers.linear import A16
-from plait_worker.layers.matrix import GpuMatrix, Matrix, gguf_matrix, is_copy, matrix
+from plait_worker.layers.matrix import GpuMatrix, Matrix, is_copy, matrix
 from plait_worker.parallel import Parallel
-from plait_worker.weights.reader import Weights
+from plait_worker.weight_formats.read import A16, read_quantised
+from plait_worker.weights.reader import MatrixShard, Weights
 
 
 def _vocab_shard(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Tensor:
@@ -63,7 +63,8 @@ class VocabHead:
         tied: VocabEmbedding | None = None,
     ) -> VocabHead:
         """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be an embedding's too."""
-        multiply = _read_blocks(weights, f"{name}.weight", shape, parallel)
+        shard = MatrixShard(f"{name}.weight", shape)
+        multiply = read_quantised(weights, shard, A16) if parallel.world == 1 else None
         if multiply is None:
             weight_UD = tied.weight_UD if tied else _vocab_shard(weights, f"{name}.weight", shape, parallel)
             multiply = matrix(weight_UD)
@@ -82,12 +83,3 @@ class VocabHead:
         """float32 ``[S, V]``."""
         logits_SU = self.multiply.float32(hidden_SD)
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size]
-
-
-def _read_blocks(weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> Matrix | None:
-    """The head's matrix where it stays quantised and one rank has it all."""
-    blocks = weights.blocks(name, shape) if parallel.world == 1 else None
-    if blocks is None:
-        return None
-    weights.keep({name: blocks})
-    return gguf_matrix(blocks, None, weights.dtype, A16)

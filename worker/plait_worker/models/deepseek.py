@@ -25,7 +25,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import MlaStep
 from plait_worker.layers.kv_b_proj import kv_up_projection
-from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp, SparseMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import MlaConfig, ModelConfig
@@ -49,8 +49,8 @@ class DirectQueries:
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj`` and ``kv_a_proj_with_mqa``."""
-        queries = Part("q_proj", config.num_heads, mla.query_dim, has_bias=False)
-        latent = Part("kv_a_proj_with_mqa", mla.cached_dim, units=Shard(range(mla.cached_dim)))
+        queries = Projection("q_proj", config.num_heads, mla.query_dim, has_bias=False)
+        latent = Projection("kv_a_proj_with_mqa", mla.cached_dim, units=Shard(range(mla.cached_dim)))
         self.widths = [len(queries.shard(parallel)), mla.cached_dim]
         self.first = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
@@ -66,10 +66,10 @@ class LowRankQueries:
     def __init__(self, config: ModelConfig, mla: MlaConfig, rank: int, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj`` and ``kv_a_proj_with_mqa``; ``rank`` is Q."""
         self.widths = [rank, mla.cached_dim]
-        both = (Part("q_a_proj", rank), Part("kv_a_proj_with_mqa", mla.cached_dim))
+        both = (Projection("q_a_proj", rank), Projection("kv_a_proj_with_mqa", mla.cached_dim))
         self.first = ColumnLinear(weights, both, config.hidden_size, _WHOLE, config.attention_bias)
         self.norm = RmsNorm(weights, "q_a_layernorm", rank, _LATENT_EPS)
-        queries = Part("q_b_proj", config.num_heads, mla.query_dim)
+        queries = Projection("q_b_proj", config.num_heads, mla.query_dim)
         self.queries = ColumnLinear(weights, (queries,), rank, parallel)
 
     def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,12 +104,12 @@ class MlaAttention:
         )
         norm_L = weights.take("kv_a_layernorm.weight", (mla.latent_dim,))
         self._norm = MlaNorm(norm_L, _LATENT_EPS)
-        up = Part("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
-        up_weight = up.take_outputs(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
+        up = Projection("kv_b_proj", config.num_heads, mla.nope_dim + mla.value_dim)
+        up_weight = up.take(weights, "kv_b_proj.weight", (up.num_outputs, mla.latent_dim), parallel)
         self._expand = kv_up_projection(up_weight.unflatten(0, (-1, up.unit_size)), mla)
         weights.hold_more("kv_b_proj.weight", self._expand.num_more_bytes)
         self.key_HOL, self.value_HVL = self._expand.key_HOL, self._expand.value_HVL
-        values = Part("o_proj", config.num_heads, mla.value_dim)
+        values = Projection("o_proj", config.num_heads, mla.value_dim)
         self.output = RowLinear(weights, "o_proj", values, config.hidden_size, parallel, config.attention_bias)
 
     def __call__(self, x_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:

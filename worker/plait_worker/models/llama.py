@@ -12,13 +12,14 @@ from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.linear import A16, ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.block import Block, MhaStep
 from plait_worker.models.decoder import mha_model
 from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
+from plait_worker.weight_formats.read import A16
 from plait_worker.weights.gguf_config import GgufSpec
 from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
@@ -33,9 +34,9 @@ class LlamaAttention(GroupedAttention):
         """Read ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, with those biases that there are."""
         heads, kv_heads = parallel.shard_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
-        q = Part("q_proj", config.num_heads, config.head_dim, heads)
-        k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        q = Projection("q_proj", config.num_heads, config.head_dim, heads)
+        k = Projection("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        v = Projection("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
         self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, qkv_bias, A16)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, output_bias)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,16 @@ from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
+from plait_worker.weight_formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
+from plait_worker.weights.held import Held
 from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
-from plait_worker.weights.reader import Held, TensorSource, Weights
+from plait_worker.weights.reader import WeightFormat, Weights
+from plait_worker.weights.source import TensorSource
 
 _DERIVED = "rotary_emb.inv_freq"
 """Ending of tensors that old files hold and that follow from the configuration."""
@@ -41,6 +44,8 @@ class Checkpoint:
 
     config: ModelConfig
     source: TensorSource
+    formats: Sequence[WeightFormat[Any]]
+    """Of its matrices, beside dense."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -49,12 +54,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises ``ModelFilesError`` where they are missing, broken or not supported.
     """
     if path.is_dir():
-        return Checkpoint(open_config(path), Folder(path))
+        config, folder = open_config(path), Folder(path)
+        return Checkpoint(config, folder, [] if folder.fp8 is None else [folder.fp8])
     if not path.exists():
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
     file = GgufFile(path)
     config, spec = read_gguf_config(file.metadata)
-    return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file)
+    return Checkpoint(config, UnpermutedGguf(file, config) if spec.is_permuted else file, [GGUF_BLOCKS])
 
 
 def open_config(path: Path) -> ModelConfig:
@@ -84,8 +90,9 @@ def load_model(
     check_divisible(config, parallel.world)
     chosen = choose_dtype(dtype, device)
     source = rows_in_halves(files, config)
-    keeps_quantised = dtype == "auto" and _keeps_blocks(chosen, device)
-    weights = Weights(source, chosen, device, keeps_quantised=keeps_quantised, held=_held(parallel, free_bytes))
+    stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
+    formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
+    weights = Weights(source, chosen, device, formats=formats, held=_held(parallel, free_bytes))
     unused = unused_tensors(files.names, config)
     least_bytes = weights.least_bytes(unused)
     weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
@@ -159,8 +166,8 @@ def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: P
     return spec_of(config).read_model(config, weights, parallel, specs)
 
 
-def _keeps_blocks(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products with a GGUF's own blocks are there, and faster than with the numbers they stand for."""
+def _has_quantised_gemm(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether GEMMs with quantised weights exist here and are faster than dense ones."""
     return dtype == torch.bfloat16 and takes(torch.empty(0, dtype=dtype, device=device))
 
 

@@ -11,7 +11,7 @@ from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
-from plait_worker.layers.linear import ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import MoeNames, SparseMlp
 from plait_worker.layers.norm import ProjectionNorm
 from plait_worker.model_config import ModelConfig
@@ -33,9 +33,9 @@ class MiniMaxAttention:
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""
         heads, kv_heads = parallel.shard_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
-        q = Part("q_proj", config.num_heads, config.head_dim, heads)
-        k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        q = Projection("q_proj", config.num_heads, config.head_dim, heads)
+        k = Projection("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        v = Projection("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
         self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel)
         copies = parallel.kv_copies(config.num_heads, config.num_kv_heads)

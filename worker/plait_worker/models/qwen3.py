@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.linear import A16, ColumnLinear, Part, RowLinear
+from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import ModelConfig
@@ -20,6 +20,7 @@ from plait_worker.models.block import Block, MhaStep
 from plait_worker.models.decoder import mha_model
 from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
+from plait_worker.weight_formats.read import A16
 from plait_worker.weights.gguf_config import GgufSpec
 from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
@@ -35,9 +36,9 @@ class Qwen3Attention(GroupedAttention):
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""
         heads, kv_heads = parallel.shard_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
-        q = Part("q_proj", config.num_heads, config.head_dim, heads)
-        k = Part("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
-        v = Part("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        q = Projection("q_proj", config.num_heads, config.head_dim, heads)
+        k = Projection("k_proj", config.num_kv_heads, config.head_dim, kv_heads)
+        v = Projection("v_proj", config.num_kv_heads, config.head_dim, kv_heads)
         self.qkv = ColumnLinear(weights, (q, k, v), config.hidden_size, parallel, config.attention_bias, A16)
         self.output = RowLinear(weights, "o_proj", q, config.hidden_size, parallel, config.attention_bias)
         self.q_norm = RmsNorm(weights, "q_norm", config.head_dim, config.norm_eps)

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from plait_worker.weights.reader import Held, Weights
+from plait_worker.weights.held import Held
+from plait_worker.weights.reader import Weights
 
 SPREAD = 0.02
 """Standard deviation of the matrices: wide enough that a router sends tokens to different experts."""
@@ -21,6 +22,7 @@ class DummyWeights(Weights):
         """Nothing is drawn yet; on torch's meta device nothing ever is, and ``held`` alone comes of it."""
         self.dtype = dtype
         self.device = device
+        self.formats = ()
         self.held = held or Held()
         self.generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(_SEED)
 
@@ -50,11 +52,6 @@ class DummyWeights(Weights):
             tensor.normal_(0, SPREAD, generator=self.generator)
         # Files hold the model's type whatever a layer computes in.
         return tensor.to(kept_as)
-
-    def blocks(
-        self, _name: str, _shape: tuple[int, int], rows: range | None = None, columns: range | None = None
-    ) -> None:
-        """Every matrix is drawn as numbers."""
 
     def hold_more(self, name: str, num_bytes: int) -> None:
         """See ``Weights``."""

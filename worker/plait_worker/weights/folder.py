@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weights.block_fp8 import FP8, SCALE_TYPES, BlockSize, dequantise, read_block_size, scale_name
+from plait_worker.weight_formats.fp8_blocks import FP8, SCALE_TYPES, Fp8Blocks, read_fp8_blocks, scale_name
 from plait_worker.weights.fields import Fields
 
 MAX_JSON_BYTES = 64 << 20
@@ -40,7 +40,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
-        self._block: BlockSize | None = read_block_size(read_json(path / "config.json"))
+        self.fp8: Fp8Blocks | None = read_fp8_blocks(read_json(path / "config.json"))
         self._paths = _shards(path)
         self._files = [_open_shard(file) for file in self._paths]
         named = [(name, file) for file in self._files for name in file.keys()]  # noqa: SIM118 (no mapping)
@@ -68,15 +68,15 @@ class Folder:
 
     def read(self, name: str) -> Tensor:
         """A tensor over the mapped file, in the file's own type; de-quantised, in float32."""
-        if self._block is not None and self._dtype(name) == FP8:
-            return self._dequantised(name, self._block)
+        if self.fp8 is not None and self._dtype(name) == FP8:
+            return self._dequantised(name, self.fp8)
         return self._stored(name, FLOATING)
 
-    def _dequantised(self, name: str, block: BlockSize) -> Tensor:
+    def _dequantised(self, name: str, fp8: Fp8Blocks) -> Tensor:
         if scale_name(name) not in self._by_name:
             raise ModelFilesError(f"the model files lack the tensor {scale_name(name)}: download them again")
         try:
-            return dequantise(self._stored(name, (FP8,)), self._stored(scale_name(name), SCALE_TYPES), block)
+            return fp8.dequantise(self._stored(name, (FP8,)), self._stored(scale_name(name), SCALE_TYPES))
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
@@ -89,15 +89,15 @@ class Folder:
             )
         return self.mapped(name)
 
-    def blocks(self, name: str) -> None:
-        """What is quantised in safetensors is read as numbers."""
+    def gguf_weight(self, name: str) -> None:
+        """A folder has no GGUF blocks."""
 
-    def block_bytes(self, name: str) -> None:
-        """What is quantised in safetensors is read as numbers."""
+    def gguf_bytes(self, name: str) -> None:
+        """A folder has no GGUF blocks."""
 
     def _scale_names(self) -> set[str]:
         """Tensors that are read with the weights they belong to."""
-        if self._block is None:
+        if self.fp8 is None:
             return set()
         return {scale_name(name) for name in self._by_name if self._dtype(name) == FP8}
 

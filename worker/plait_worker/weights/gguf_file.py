@@ -74,14 +74,14 @@ class GgufFile:
         stored = self._by_name[name]
         return torch.from_numpy(self._dequantise(stored)).view(stored.shape)
 
-    def blocks(self, name: str) -> GgufWeight | None:
+    def gguf_weight(self, name: str) -> GgufWeight | None:
         """A matrix whose block type the kernels take, copied out of the file."""
         stored = self._by_name[name]
         if not stored.is_kept:
             return None
         return GgufWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
 
-    def block_bytes(self, name: str) -> int | None:
+    def gguf_bytes(self, name: str) -> int | None:
         """From the header."""
         stored = self._by_name[name]
         return self._raw_rows(stored).nbytes if stored.is_kept else None
@@ -140,14 +140,14 @@ class UnpermutedGguf:
         """A tensor in float32, with query and key rows in Hugging Face's order."""
         return self._unpermuted(name, self._file.read(name))
 
-    def blocks(self, name: str) -> GgufWeight | None:
+    def gguf_weight(self, name: str) -> GgufWeight | None:
         """A quantised matrix, with rows in the same order."""
-        weight = self._file.blocks(name)
+        weight = self._file.gguf_weight(name)
         return weight and GgufWeight(weight.kind, self._unpermuted(name, weight.raw))
 
-    def block_bytes(self, name: str) -> int | None:
+    def gguf_bytes(self, name: str) -> int | None:
         """The file's."""
-        return self._file.block_bytes(name)
+        return self._file.gguf_bytes(name)
 
     def _unpermuted(self, name: str, rows: Tensor) -> Tensor:
         return next((unpermute(rows, num) for part, num in self._num_heads.items() if part in name), rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.model_config import MlaConfig, ModelConfig
-from plait_worker.weights.reader import TensorSource
+from plait_worker.weights.source import TensorSource
 
 _QUERY = ("self_attn.q_proj", "self_attn.q_b_proj")
 _KEY = ("self_attn.kv_a_proj_with_mqa",)
@@ -24,7 +24,7 @@ def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
 
 
 class _Reordered:
-    """A source of whose tensors some get their rows in another order; all are read as numbers."""
+    """A source of whose tensors some get their rows in another order; all are read dense."""
 
     def __init__(self, source: TensorSource) -> None:
         """``source`` stays as it is."""
@@ -39,11 +39,11 @@ class _Reordered:
         """The source's."""
         return self.source.shape(name)
 
-    def blocks(self, name: str) -> None:
-        """Every tensor is read as numbers."""
+    def gguf_weight(self, name: str) -> None:
+        """None: every tensor is read dense."""
 
-    def block_bytes(self, name: str) -> None:
-        """Every tensor is read as numbers."""
+    def gguf_bytes(self, name: str) -> None:
+        """None: every tensor is read dense."""
 
 
 class HalvesSource(_Reordered):

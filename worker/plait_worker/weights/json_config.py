@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import MlaConfig, ModelConfig, MoeConfig, RopeConfig
-from plait_worker.weights.block_fp8 import read_block_size
+from plait_worker.weight_formats.fp8_blocks import read_fp8_blocks
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.rope_config import read_rope, read_rotary_dim
 
@@ -98,7 +98,7 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
 
 def _check_supported(fields: Fields) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
-    read_block_size(fields)
+    read_fp8_blocks(fields)
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")

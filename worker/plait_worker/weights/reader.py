@@ -3,87 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from plait_kernels.linear import GgufWeight
+from plait_kernels.moe import Experts
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
+from plait_worker.layers.matrix import Matrix
+from plait_worker.parallel import Shard
+from plait_worker.weights.held import Held
+from plait_worker.weights.source import TensorSource
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
 _LOOKED_UP = "embed_tokens.weight"
-"""What tokens become is numbers, even where a head that is the same matrix stays quantised."""
+"""Embeddings are dense, even if a head that is the same matrix stays quantised."""
 
 
-class TensorSource(Protocol):
-    """Opened model files."""
+@dataclass(frozen=True, slots=True)
+class MatrixShard:
+    """A rank's part of one of the files' matrices ``[outputs, inputs]``."""
+
+    name: str
+    shape: tuple[int, int]
+    """Of the whole matrix."""
+    rows: Shard | None = None
+    """Outputs of this rank; None for all."""
+    columns: Shard | None = None
+    """Inputs of this rank; None for all."""
 
     @property
-    def names(self) -> Collection[str]:
-        """Every tensor's name, as Hugging Face spells it."""
+    def is_padded(self) -> bool:
+        """Whether it has outputs or inputs that the files do not have."""
+        return any(shard is not None and shard.num_empty > 0 for shard in (self.rows, self.columns))
+
+
+StoredT = TypeVar("StoredT")
+
+
+class WeightFormat(Protocol[StoredT]):
+    """How matrices are held: it reads and cuts them, joins them, multiplies by them, and stacks experts.
+
+    What it does not take goes to the next format of ``Weights.formats``, and in the end to ``dense``.
+    """
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether matrices stay quantised in memory."""
         ...
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
+    @property
+    def stacks_experts(self) -> bool:
+        """Whether there are kernels for experts in this format."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
+    def stored_bytes(self, source: TensorSource, name: str) -> int | None:
+        """What a whole matrix takes, without reading it; None if it is not taken, or held dense."""
         ...
 
-    def blocks(self, name: str) -> GgufWeight | None:
-        """A quantised matrix as the file has it, where that is a kind that products take as it is."""
+    def read(self, weights: Weights, shard: MatrixShard) -> StoredT | None:
+        """The shard; None if the files do not have it in this format, or if its bounds cut a block."""
         ...
 
-    def block_bytes(self, name: str) -> int | None:
-        """What ``blocks`` would take, without reading it."""
+    def join(self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[StoredT]) -> StoredT | None:
+        """Matrices over the same inputs in one, outputs in order, which are held from now on; None if they differ."""
         ...
 
+    def matrix(self, stored: StoredT, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> Matrix:
+        """What a linear layer multiplies by; quantised formats round its inputs to ``activation_bits``."""
+        ...
 
-class Held:
-    """What a rank holds of its model so far."""
-
-    def __init__(
-        self, check: Callable[[int, int], None] | None = None, progress: Callable[[int, int], None] | None = None
-    ) -> None:
-        """``check`` is told the bytes held and those to come as they change, and raises where there is no room.
-
-        ``progress`` is told how many of the expected bytes are still to come, and how many were.
-        """
-        self.taken: dict[str, int] = {}
-        """Bytes that each tensor takes on this rank."""
-        self.kinds: set[str] = set()
-        """Kinds of blocks among them."""
-        self.num_bytes = 0
-        self._to_come: dict[str, int] = {}
-        self._num_to_come = 0
-        self._num_expected = 0
-        self._num_passing = 0
-        self._check = check
-        self._progress = progress
-
-    def expect(self, least_bytes: Mapping[str, int], num_passing: int = 0) -> None:
-        """What each tensor will take at least, on all ranks together, and what reading takes more while it lasts."""
-        self._to_come = dict(least_bytes)
-        self._num_to_come = self._num_expected = sum(least_bytes.values())
-        self._num_passing = num_passing
-        self._check_room()
-
-    def add(self, name: str, num_bytes: int) -> None:
-        """One more tensor, or another form of one."""
-        self.taken[name] = self.taken.get(name, 0) + num_bytes
-        self.num_bytes += num_bytes
-        self._num_to_come -= self._to_come.pop(name, 0)
-        self._check_room()
-        if self._progress is not None and self._num_expected:
-            self._progress(self._num_to_come, self._num_expected)
-
-    def _check_room(self) -> None:
-        if self._check is not None:
-            self._check(self.num_bytes, self._num_to_come + self._num_passing)
+    def experts(self, stored: Iterator[tuple[StoredT, StoredT]]) -> Experts:
+        """The stack of experts from gate and up, then down, of each."""
+        ...
 
 
 class Weights:
@@ -95,21 +91,21 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        keeps_quantised: bool = False,
+        formats: Sequence[WeightFormat[Any]] = (),
         held: Held | None = None,
     ) -> None:
-        """Nothing is read yet; ``keeps_quantised`` leaves matrices quantised as the files have them."""
+        """Nothing is read yet; ``formats`` are tried in order for each matrix, before dense."""
         self.source = source
         self.dtype = dtype
         self.device = device
-        self.keeps_quantised = keeps_quantised
+        self.formats = formats
         self.prefix = ""
         self.held = held or Held()
         """Of all prefixes."""
 
     def at(self, prefix: str) -> Weights:
         """The tensors whose names go on with ``prefix`` and a dot."""
-        below = Weights(self.source, self.dtype, self.device, keeps_quantised=self.keeps_quantised, held=self.held)
+        below = Weights(self.source, self.dtype, self.device, formats=self.formats, held=self.held)
         below.prefix = f"{self.prefix}{prefix}."
         return below
 
@@ -135,32 +131,22 @@ class Weights:
         self.held.add(full_name, tensor.nbytes)
         return tensor
 
-    def blocks(
-        self, name: str, shape: tuple[int, int], rows: range | None = None, columns: range | None = None
-    ) -> GgufWeight | None:
-        """The same of a matrix that stays quantised, for ``keep``; None where it must be taken as numbers.
+    def gguf_weight(self, name: str, shape: tuple[int, ...]) -> GgufWeight | None:
+        """A whole matrix as a GGUF has it, for ``keep``; None if it must be taken dense.
 
         Raises ``ModelFilesError`` as ``take`` does.
         """
-        full_name = self._checked(name, shape)
-        blocks = self.source.blocks(full_name) if self.keeps_quantised else None
-        if blocks is not None and rows is not None:
-            blocks = blocks.rows(rows)
-        if blocks is not None and columns is not None:
-            blocks = blocks.columns(columns)
-        return blocks
+        return self.source.gguf_weight(self._checked(name, shape))
 
-    def keep(self, blocks: Mapping[str, GgufWeight]) -> None:
-        """Matrices that were not taken as numbers, by their names."""
-        for name, each in blocks.items():
-            self.held.add(self.prefix + name, each.raw.nbytes)
-            self.held.kinds.add(each.kind)
+    def keep(self, name: str, weight: GgufWeight) -> None:
+        """Count a matrix, or a shard of it, that stays quantised."""
+        self.held.add(self.prefix + name, weight.raw.nbytes)
+        self.held.gguf_types.add(weight.kind)
 
     def least_bytes(self, unused: Collection[str]) -> dict[str, int]:
-        """What each tensor in the files takes at least: a quantised one that may stay so its blocks, else numbers.
+        """What each tensor in the files takes at least; those of ``unused`` take nothing.
 
-        Those of ``unused`` take nothing. One that is read as numbers all the same, or as both,
-        takes more, which shows as it is read.
+        One that is taken dense all the same, or in two forms, takes more, which shows as it is read.
         """
         return {name: self._least_bytes(name) for name in self.source.names if name not in unused}
 
@@ -169,10 +155,11 @@ class Weights:
         self.held.add(self.prefix + name, num_bytes)
 
     def _least_bytes(self, name: str) -> int:
-        numbers = math.prod(self.source.shape(name)) * self.dtype.itemsize
-        may_stay = self.keeps_quantised and not name.endswith(_LOOKED_UP)
-        blocks = self.source.block_bytes(name) if may_stay else None
-        return numbers if blocks is None else min(blocks, numbers)
+        dense = math.prod(self.source.shape(name)) * self.dtype.itemsize
+        if name.endswith(_LOOKED_UP):
+            return dense
+        stored = (each.stored_bytes(self.source, name) for each in self.formats)
+        return min([dense, *(num_bytes for num_bytes in stored if num_bytes is not None)])
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> str:
         """The tensor's full name; raises ``ModelFilesError`` where the files lack it or give it another shape."""

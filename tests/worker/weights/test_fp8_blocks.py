@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from plait_worker.errors import ModelFilesError
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
-from plait_worker.weights.block_fp8 import BlockSize, dequantise
+from plait_worker.weight_formats.fp8_blocks import Fp8Blocks
 from plait_worker.weights.folder import Folder
 from plait_worker.weights.reader import Weights
 from torch import Tensor
 
 CPU = torch.device("cpu")
-BLOCK = BlockSize(24, 40)
+BLOCK = Fp8Blocks(24, 40)
 STATED = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [24, 40]}
 MATRIX = "model.layers.1.mlp.up_proj.weight"
 
 
-def quantise(weight: Tensor, block: BlockSize) -> tuple[Tensor, Tensor]:
+def quantise(weight: Tensor, block: Fp8Blocks) -> tuple[Tensor, Tensor]:
     """FP8 numbers and scales such that the largest of each block is FP8's largest."""
     num_rows, num_columns = block.num_blocks(weight.shape)
     scale = torch.empty(num_rows, num_columns)
@@ -40,7 +40,7 @@ def quantise(weight: Tensor, block: BlockSize) -> tuple[Tensor, Tensor]:
     return stored, scale
 
 
-def exactly(stored: Tensor, scale: Tensor, block: BlockSize) -> Tensor:
+def exactly(stored: Tensor, scale: Tensor, block: Fp8Blocks) -> Tensor:
     """What the numbers mean, number by number in float64."""
     out = torch.empty(stored.shape, dtype=torch.float64)
     for i in range(stored.shape[0]):
@@ -52,25 +52,25 @@ def exactly(stored: Tensor, scale: Tensor, block: BlockSize) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 19), st.integers(1, 19)),
-    block=st.builds(BlockSize, st.integers(1, 21), st.integers(1, 21)),
+    block=st.builds(Fp8Blocks, st.integers(1, 21), st.integers(1, 21)),
     kind=st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e8m0fnu]),
     seed=st.integers(0, 100),
 )
 def test_each_number_is_multiplied_by_the_scale_of_its_block(
-    shape: tuple[int, int], block: BlockSize, kind: torch.dtype, seed: int
+    shape: tuple[int, int], block: Fp8Blocks, kind: torch.dtype, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     stored = (torch.randn(shape, generator=generator) * 100).to(torch.float8_e4m3fn)
     scale = torch.rand(block.num_blocks(shape), generator=generator).add(0.01).to(kind)
-    assert torch.equal(dequantise(stored, scale, block), exactly(stored, scale, block).float())
+    assert torch.equal(block.dequantise(stored, scale), exactly(stored, scale, block).float())
 
 
 def test_blocks_of_128_reach_over_the_edges_of_a_latent_projection() -> None:
     weight = torch.randn(576, 300, generator=torch.Generator().manual_seed(0))
-    block = BlockSize(128, 128)
+    block = Fp8Blocks(128, 128)
     stored, scale = quantise(weight, block)
     assert scale.shape == (5, 3)
-    read = dequantise(stored, scale, block)
+    read = block.dequantise(stored, scale)
     # e4m3 keeps three bits of a fraction: half of the last is 1/16 of the number at most.
     assert ((read - weight).abs() <= weight.abs() / 16 + scale.max() / 512).all()
     assert torch.equal(read[512:, 256:], (stored[512:, 256:].double() * scale[4, 2].double()).float())

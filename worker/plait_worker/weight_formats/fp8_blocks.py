@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
+from plait_worker.weight_formats.dense import Dense
 from plait_worker.weights.fields import Fields
 
 FP8 = "F8_E4M3"
@@ -22,10 +23,11 @@ _MAX_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSize:
-    """Numbers that share a scale."""
+class Fp8Blocks(Dense):
+    """``WeightFormat`` of FP8 weights with a scale for each block; they are de-quantised as they are read."""
 
     rows: int
+    """Of a block."""
     columns: int
 
     def num_blocks(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -33,8 +35,24 @@ class BlockSize:
         num_rows, num_columns = shape
         return -(-num_rows // self.rows), -(-num_columns // self.columns)
 
+    def dequantise(self, weight_RC: Tensor, scale: Tensor) -> Tensor:
+        """float32 ``[R, C]``: every element times its block's scale, rounded once.
 
-def read_block_size(fields: Fields) -> BlockSize | None:
+        Raises ``ValueError`` if it is no matrix, or has another number of blocks than scales.
+        """
+        if weight_RC.ndim != 2:
+            raise ValueError(f"its shape is {list(weight_RC.shape)}, but only matrices have blocks")
+        num_blocks = self.num_blocks(weight_RC.shape)
+        if tuple(scale.shape) != num_blocks:
+            raise ValueError(f"its scales are {list(scale.shape)}, but its blocks {list(num_blocks)}")
+        scale_of_columns = scale.float().repeat_interleave(self.columns, dim=1)[:, : weight_RC.shape[1]]
+        out_RC = weight_RC.to(torch.float32)
+        for rows, scale_C in zip(out_RC.split(self.rows), scale_of_columns, strict=True):
+            rows *= scale_C
+        return out_RC
+
+
+def read_fp8_blocks(fields: Fields) -> Fp8Blocks | None:
     """What ``quantization_config`` of a ``config.json`` states; None where the weights are not quantised.
 
     Raises ``ModelFilesError`` for any other quantisation, by name.
@@ -50,7 +68,7 @@ def read_block_size(fields: Fields) -> BlockSize | None:
         raise _not_supported(fields, f"fp8 with weight_block_size {sides or 'absent'}")
     if stated.text("activation_scheme", "dynamic") != "dynamic":
         raise _not_supported(fields, "fp8 with stored scales of activations")
-    return BlockSize(*sides)
+    return Fp8Blocks(*sides)
 
 
 def _not_supported(fields: Fields, what: str) -> ModelFilesError:
@@ -63,20 +81,3 @@ def _not_supported(fields: Fields, what: str) -> ModelFilesError:
 def scale_name(weight_name: str) -> str:
     """The tensor with a weight's scales."""
     return f"{weight_name}_scale_inv"
-
-
-def dequantise(weight_RC: Tensor, scale: Tensor, block: BlockSize) -> Tensor:
-    """float32 ``[R, C]``: every number times its block's scale, rounded once.
-
-    Raises ``ValueError`` where it is no matrix, or the scales are not as many as it has blocks.
-    """
-    if weight_RC.ndim != 2:
-        raise ValueError(f"its shape is {list(weight_RC.shape)}, but only matrices have blocks")
-    num_blocks = block.num_blocks(weight_RC.shape)
-    if tuple(scale.shape) != num_blocks:
-        raise ValueError(f"its scales are {list(scale.shape)}, but its blocks {list(num_blocks)}")
-    scale_of_columns = scale.float().repeat_interleave(block.columns, dim=1)[:, : weight_RC.shape[1]]
-    out_RC = weight_RC.to(torch.float32)
-    for rows, scale_C in zip(out_RC.split(block.rows), scale_of_columns, strict=True):
-        rows *= scale_C
-    return out_RC

@@ -1,0 +1,54 @@
+"""GGUF's quantised matrices, multiplied as they are by the compiled CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from plait_kernels.linear import GgufMatrix, GgufWeight
+from plait_kernels.linear.blocks import join
+from plait_kernels.moe import Experts
+from torch import Tensor
+
+from plait_worker.layers.matrix import Matrix
+from plait_worker.weights.reader import MatrixShard, Weights
+from plait_worker.weights.source import TensorSource
+
+
+class GgufBlocks:
+    """``WeightFormat`` of matrices whose block type has a kernel."""
+
+    is_quantised = True
+    stacks_experts = False
+
+    def stored_bytes(self, source: TensorSource, name: str) -> int | None:
+        """From the header."""
+        return source.gguf_bytes(name)
+
+    def read(self, weights: Weights, shard: MatrixShard) -> GgufWeight | None:
+        """Padding has no blocks, and inputs are cut between blocks only."""
+        if shard.is_padded:
+            return None
+        weight = weights.gguf_weight(shard.name, shard.shape)
+        if weight is not None and shard.rows is not None:
+            weight = weight.rows(shard.rows.own)
+        return weight.columns(shard.columns.own) if weight is not None and shard.columns is not None else weight
+
+    def join(self, weights: Weights, shards: Sequence[MatrixShard], stored: Sequence[GgufWeight]) -> GgufWeight | None:
+        """None if their block types differ."""
+        joined = join(list(stored))
+        if joined is not None:
+            for shard, weight in zip(shards, stored, strict=True):
+                weights.keep(shard.name, weight)
+        return joined
+
+    def matrix(self, stored: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> Matrix:
+        """Inputs of ``dtype`` are rounded to ``activation_bits``."""
+        return GgufMatrix(stored, bias_O, dtype, activation_bits)
+
+    def experts(self, _stored: Iterator[tuple[GgufWeight, GgufWeight]]) -> Experts:
+        """There is no kernel; ``stacks_experts`` says so."""
+        raise AssertionError("experts in GGUF blocks have no kernel")
+
+
+GGUF_BLOCKS = GgufBlocks()

@@ -1,0 +1,34 @@
+"""Opened model files, whatever their format."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from plait_kernels.linear import GgufWeight
+from torch import Tensor
+
+
+class TensorSource(Protocol):
+    """Opened model files."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every tensor's name, as Hugging Face spells it."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A tensor on the CPU, in the file's floating type or, de-quantised, in float32."""
+        ...
+
+    def gguf_weight(self, name: str) -> GgufWeight | None:
+        """A quantised matrix as a GGUF has it; None if its block type has no kernel."""
+        ...
+
+    def gguf_bytes(self, name: str) -> int | None:
+        """What ``gguf_weight`` would take, without reading it."""
+        ...
