@@ -23,7 +23,7 @@ VARIANTS = {
     "evicted": TINY_POOL,
     "evicted+chunk-64": (*TINY_POOL, "--long-prefill-token-threshold", "64"),
 }
-# recall-mla caches latents; it differs from the other in the worker alone.
+# recall-mla differs from recall-gqa only in the worker.
 CASES = [
     *(("recall-gqa", variant) for variant in VARIANTS),
     *(("recall-mla", variant) for variant in VARIANTS if variant != "evicted"),

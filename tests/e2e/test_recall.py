@@ -33,8 +33,8 @@ PREEMPTED = {
 }
 PAGE_SIZE = 16
 SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
-# recall-mla caches latents; on several ranks both models are cut into shares.
-LATENT_AND_RANKS = {
+# MLA, and both models under tensor parallelism.
+MLA_AND_RANKS = {
     ("recall-mla", "default"): (),
     ("recall-mla", "chunk-64"): ("--long-prefill-token-threshold", "64"),
     ("recall-mla", "context-chunk-256"): ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "512"),
@@ -49,7 +49,7 @@ LATENT_AND_RANKS = {
 }
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (4, 40)}
-SIZES_OF_LATENT_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
+SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # Problems from which on a run is long enough to be sure of mixed steps and of preemptions.
 ENOUGH = 20
 # Context -> long answers beside the problems, where requests are to be preempted: at 8k each costs minutes.
@@ -102,7 +102,7 @@ def test_every_answer_is_right_where_requests_give_way(
 
 
 @pytest.mark.acceptance("cpu")
-@pytest.mark.parametrize(("model", "variant"), LATENT_AND_RANKS)
+@pytest.mark.parametrize(("model", "variant"), MLA_AND_RANKS)
 def test_every_answer_from_latents_and_of_several_ranks_is_right(
     model: str,
     variant: str,
@@ -111,10 +111,10 @@ def test_every_answer_from_latents_and_of_several_ranks_is_right(
     sized: Callable[[int, int], int],
     record: Record,
 ) -> None:
-    sizes = {context: sized(*both) for context, both in SIZES_OF_LATENT_AND_RANKS.items()}
+    sizes = {context: sized(*both) for context, both in SIZES_OF_MLA_AND_RANKS.items()}
     asked = [recall.problems(seed=context, num=num, context=context) for context, num in sizes.items()]
     small_pool = longest_in_pages([problem for problems in asked for problem in problems])
-    running = server(check_models / model, *CHUNK, *with_pool(LATENT_AND_RANKS[model, variant], small_pool))
+    running = server(check_models / model, *CHUNK, *with_pool(MLA_AND_RANKS[model, variant], small_pool))
     num_writers = 12 if variant == "preempted" and sum(map(len, asked)) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
         wrong = [recall.ask_all(running.url, problems, model=model) for problems in asked]
@@ -125,7 +125,7 @@ def test_every_answer_from_latents_and_of_several_ranks_is_right(
         for context, problems, found in zip(sizes, asked, wrong, strict=True)
         for mistake in judge(check_models / model, f"{model} {context} {variant}", problems, found, record)
     ]
-    # Float8 rounds latents to four bits: what that costs is recorded, and held to a tenth of the answers.
+    # FP8 keeps four bits of a cached value. The cost is recorded and may be a tenth of the answers at most.
     assert len(mistakes) <= (sum(map(len, asked)) // 10 if variant == "fp8" else 0), mistakes
     assert_settings_were_exercised(variant, metrics, sum(map(len, asked)))
 

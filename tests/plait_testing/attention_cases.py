@@ -1,6 +1,6 @@
 """Rows over pages with what they cached before, for any backend; float64 says what is right.
 
-What no row may see is 1000. Shapes as in `plait_worker.attention`; O numbers of a head that rope does not turn.
+What no row may see is 1000. Shapes as in `plait_worker.attention`; O dims of a head that rope does not rotate.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MhaCase:
 
 
 class MlaCase:
-    """One layer that caches latents."""
+    """One MLA layer."""
 
     def __init__(
         self,

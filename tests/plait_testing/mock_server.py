@@ -123,7 +123,7 @@ class Stream:
         return b'{"prompt_tokens":%d,"completion_tokens":%d}' % (self.told.num_prompt_tokens, self.num_tokens)
 
     def end(self) -> None:
-        """Send the last words."""
+        """Send the end of the answer."""
         self.told.ended = monotonic()
         if self.told.fails:
             self._fail()

@@ -114,7 +114,7 @@ def test_servers_end_with_the_bench(field: Field) -> None:
 
 
 def test_ctrl_c_leaves_no_server_behind(tmp_path: Path) -> None:
-    """The second server presses it, while the first stands still."""
+    """The second server sends it, while the first is paused."""
     press = f"import os, signal, time; time.sleep(0.5); os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(60)"
     with pytest.raises(KeyboardInterrupt):
         run_all([mock("plait", ""), script("presses", press)], [ALONE], tmp_path)

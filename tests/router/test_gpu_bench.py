@@ -1,4 +1,4 @@
-"""What the GPU's benchmark makes of what it measured: floors, goals that scale, streams that were scored again."""
+"""What the GPU's benchmark makes of what it measured: rooflines, scaled goals, rescored streams."""
 
 import pytest
 from bench.gpu.load_cases import LOADED, RATE, Goal
@@ -20,15 +20,15 @@ FLOORS = [
 
 
 @pytest.mark.parametrize(("shape", "streams", "prompt", "answer", "tokens_per_second"), FLOORS)
-def test_floors_follow_from_a_models_shape(
+def test_the_roofline_follows_from_a_models_shape(
     shape: str, streams: int, prompt: int, answer: int, tokens_per_second: float
 ) -> None:
     found = most_tokens_per_second(model_cost(SHAPES[shape]), streams, prompt, answer, NOMINAL)
     assert found == pytest.approx(tokens_per_second, rel=0.03)
 
 
-def test_a_machine_that_multiplies_at_half_the_rate_has_a_lower_floor_where_steps_multiply() -> None:
-    cost, slow = model_cost(SHAPES["qwen3-8b"]), Ceilings(NOMINAL.product / 2, NOMINAL.copy)
+def test_half_the_gemm_rate_lowers_the_roofline_of_compute_bound_loads() -> None:
+    cost, slow = model_cost(SHAPES["qwen3-8b"]), Ceilings(NOMINAL.gemm / 2, NOMINAL.copy)
     of_one, of_many = (
         most_tokens_per_second(cost, streams, 128, 128, slow) / most_tokens_per_second(cost, streams, 128, 128, NOMINAL)
         for streams in (1, 256)

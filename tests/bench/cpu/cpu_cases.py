@@ -53,7 +53,7 @@ def sonnet(num_prompts: int) -> CpuCase:
 
 
 def _case(load: LoadSettings, pace: PaceSettings, kind: Kind, repeats: int, answer_seconds: float) -> CpuCase:
-    """A server that stands still costs `answer_seconds` for each answer, and no more."""
+    """A server that hangs costs at most `answer_seconds` for each answer."""
     settings = BenchSettings(load=load, pace=pace, measure=MeasureSettings(timeout=answer_seconds))
     (made,) = cases(settings)
     return CpuCase(made.name, settings, kind, repeats)

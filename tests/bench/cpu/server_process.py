@@ -1,4 +1,4 @@
-"""A server under measurement: started, stood still while others have the machine, watched, ended."""
+"""A server under measurement: started, paused while others are measured, watched, ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine's GPU gives: the rate of a large bfloat16 product and of a copy, with which all goals scale.
+"""What this machine's GPU sustains: the rate of a large bfloat16 GEMM and of a copy. All goals scale with them.
 
 python tests/bench/gpu/ceilings.py --out FILE
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 M, N, K = 8192, 24_576, 4096
-PRODUCT_SECONDS, COPY_SECONDS = 10.0, 2.0
+GEMM_SECONDS, COPY_SECONDS = 10.0, 2.0
 COPY_BYTES = 4 << 30
 
 
@@ -39,10 +39,10 @@ def main() -> None:
     b = torch.randn(N, K, dtype=torch.bfloat16, device="cuda")
     source = torch.empty(COPY_BYTES // 4, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)
-    product = 2 * M * N * K / mean_seconds(lambda: a @ b.T, PRODUCT_SECONDS) / 1e12
+    gemm = 2 * M * N * K / mean_seconds(lambda: a @ b.T, GEMM_SECONDS) / 1e12
     copy = 2 * COPY_BYTES / mean_seconds(lambda: target.copy_(source), COPY_SECONDS) / 1e12
     rows = [
-        {"case": f"bf16 {M}x{N}x{K}", "metric": "rate", "unit": "TFLOP/s", "value": round(product, 1)},
+        {"case": f"bf16 {M}x{N}x{K}", "metric": "rate", "unit": "TFLOP/s", "value": round(gemm, 1)},
         {"case": f"copy of {COPY_BYTES >> 30} GiB", "metric": "rate", "unit": "TB/s", "value": round(copy, 3)},
     ]
     print(rows, flush=True)

@@ -1,9 +1,9 @@
-"""For each matrix of a model and each number of rows, the fastest of torch's product and our own for few rows.
+"""For each matrix of a model and each number of rows, the fastest of torch's GEMM and our skinny GEMM.
 
     python tests/bench/gpu/gemm_tuning.py --out FILE
 
-Times are a call's share of a captured chain over weights that no cache holds. Writes the table that products are chosen
-by, too: our tiles that are right and faster than torch by more than the noise.
+Times are a call's share of a captured chain over weights that no cache holds. Also writes the tuning
+table: our tiles that are right and faster than torch by more than the noise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tiles(num_outputs: int, num_inputs: int) -> Iterator[Tile]:
 
 
 def compile_ahead(job: Job) -> Job | None:
-    """Into Triton's cache, by a product of one tile's outputs; None where the tile is larger than a processor."""
+    """Into Triton's cache, by a GEMM of one tile's outputs; None if the tile does not fit a multiprocessor."""
     num_rows, num_inputs, tile = job
     x_NI, weight_OI = (
         torch.zeros(n, num_inputs, dtype=torch.bfloat16, device="cuda") for n in (num_rows, tile.outputs)
@@ -98,7 +98,7 @@ def error(given_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One product with so many rows, by torch and by the best of our tiles."""
+    """One GEMM by torch and by the best of our tiles."""
 
     matrix: str
     shape: tuple[int, int]

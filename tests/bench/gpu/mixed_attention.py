@@ -2,9 +2,9 @@
 
     python tests/bench/gpu/mixed_attention.py --heads 32/8 --seconds 80 --out FILE
 
-And decode rows of which one is far deeper than the others. Each way is the backend's own step: first held against
-float64 on a small step, then captured over pages that no cache holds and replayed. Steps that a server captures have
-a graph's rows here too, most of them empty, and a graph's bounds; larger ones have the host's own lengths.
+Also decode rows of which one has a far longer KV than the others. Each way is the backend's own step. It is compared
+with float64 on a small step, then captured over pages that are in no cache, and replayed. Steps that a server captures
+have the rows and bounds of a graph here too, most rows empty. Larger ones have the host's own lengths.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PAGE_SIZE, HEAD_DIM = 64, 128
 DECODE_ROWS, MEAN_KV_LENGTHS = (1, 4, 16, 64, 256), (128, 1024, 8192)
 PROMPTS, CONTEXTS = ((64,), (256,), (1024,), (4096,), (1024, 1024)), (0, 4096)
 SKEWED = ((15, 512, 100_000), (63, 512, 100_000), (255, 512, 100_000), (63, 512, 4096), (63, 1024, 16_384))
-"""Rows beside the deep one, their depth and its."""
+"""Rows beside the long one, their KV length and its."""
 EVEN = ((1, 512), (1, 8192), (4, 2048), (16, 1024), (32, 1024), (64, 192), (64, 1024), (128, 1024), (256, 192))
-"""Rows of equal depth."""
+"""Rows of equal KV length."""
 DRAWN = ((64, 64), (40, 64), (40, 256), (20, 32))
-"""Rows whose depths are drawn, and how many the graph has room for."""
-LOG_DEPTH, SPREAD = 6.94, 0.678
-"""Of the normal distribution of depths' logarithms: a mean of 1,300 and one in a hundred beyond 5,000."""
+"""Rows of random KV lengths, and the rows that the graph has."""
+LOG_LENGTH, SPREAD = 6.94, 0.678
+"""Of the normal distribution of the logarithms of KV lengths: a mean of 1,300 and one in a hundred beyond 5,000."""
 MAX_TOKENS, TABLE_WIDTH = 8192, 2048
 MAX_POSITIONS = TABLE_WIDTH * PAGE_SIZE
 """Of a request: the bound that a graph knows."""
@@ -90,7 +90,7 @@ class Lengths:
 
 
 def mixed(num_decode: int, mean_kv_length: int, prompts: Sequence[int], context: int) -> Lengths:
-    """Depths go from half the mean to one and a half."""
+    """KV lengths go from half the mean to one and a half."""
     step = mean_kv_length / max(num_decode - 1, 1)
     kv_lengths = (
         [int(mean_kv_length / 2 + row * step) for row in range(num_decode)] if num_decode > 1 else [mean_kv_length]
@@ -107,16 +107,16 @@ def grid() -> Iterator[Lengths]:
 
 
 def skewed() -> Iterator[Lengths]:
-    """One deep row among short ones, and as many rows with the mean of their depths; other even ones; drawn ones."""
-    for num, kv_length, deep in SKEWED:
-        mean = (num * kv_length + deep) // (num + 1)
-        yield decoding(f"{num} at {kv_length} and one at {deep}", [kv_length] * num + [deep])
+    """One long row among short ones, and as many rows with their mean KV length; other even ones; random ones."""
+    for num, kv_length, longest in SKEWED:
+        mean = (num * kv_length + longest) // (num + 1)
+        yield decoding(f"{num} at {kv_length} and one at {longest}", [kv_length] * num + [longest])
         yield decoding(f"{num + 1} at {mean}", [mean] * (num + 1))
     for num, kv_length in EVEN:
         yield decoding(f"{num} at {kv_length}", [kv_length] * num)
     for num, room in DRAWN:
         drawn = random.Random(num)
-        kv_lengths = [int(drawn.lognormvariate(LOG_DEPTH, SPREAD)) + 1 for _ in range(num)]
+        kv_lengths = [int(drawn.lognormvariate(LOG_LENGTH, SPREAD)) + 1 for _ in range(num)]
         yield decoding(f"{num} drawn, room for {room}", kv_lengths + [1] * (room - num))
 
 
@@ -184,7 +184,7 @@ class OwnKernels(TritonMha):
 
 
 class DividedAlike(TritonMha):
-    """Ours without a look at depths."""
+    """Ours without a look at KV lengths."""
 
     def decode_rows(self, table_DW: Tensor, lengths_D: Tensor) -> DecodeRows:
         return DecodeRows(table_DW, lengths_D)
@@ -274,7 +274,7 @@ class Bench:
     """The pages and queries, and what was measured over them."""
 
     def __init__(self, shape: MhaShape, found: list[dict[str, object]]) -> None:
-        """Room for the deepest step of the grid; rows of the results are added to ``found``."""
+        """Pages for the longest step of the grid; rows of the results are added to ``found``."""
         self.shape = shape
         most = max(sum(-(-seen // PAGE_SIZE) for seen in lengths.seen) for lengths in (*grid(), *skewed()))
         self.num_pages = most + 1

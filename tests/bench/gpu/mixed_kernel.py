@@ -1,4 +1,4 @@
-"""The table of steps that go whole, made of the figures of `mixed_attention.py`.
+"""The table of steps that one mixed kernel takes, made of the figures of `mixed_attention.py`.
 
     python tests/bench/gpu/mixed_kernel.py
 
@@ -25,7 +25,7 @@ _CASE = re.compile(r"heads \S+ (\d+) decode rows at (\d+), prompts (\d+)\S* behi
 
 
 def kinds(rows: Iterable[Mapping[str, object]], whole: str, split: str) -> list[Kind]:
-    """Decode rows, longest row and mean depth of the steps that are faster whole."""
+    """Decode rows, longest prompt and mean KV length of the steps that one call does faster."""
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if isinstance(row["value"], float):

@@ -1,7 +1,7 @@
-"""What a model cannot be faster than on a machine: operations over the rate of products, bytes over that of copies.
+"""The roofline of a model on a machine: operations over its GEMM rate, bytes over its copy bandwidth.
 
 Prefill computes; a decode step reads the weights or multiplies by them, whichever takes longer, and reads the cache.
-Both are added, since neither hides the other on one stream. Numbers are bfloat16.
+Both are added, since neither hides the other on one stream. Weights are bfloat16.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _BYTES = 2
 class Ceilings:
     """What a GPU sustains."""
 
-    product: float
-    """FLOP/s of a large product."""
+    gemm: float
+    """FLOP/s of a large GEMM."""
     copy: float
     """Bytes/s read and written."""
 
 
 NOMINAL = Ceilings(765e12, 4.24e12)
-"""With which the goals were set."""
+"""The goals were set with these."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What a token takes; counts are numbers of the weights."""
+    """What a token takes; counts are elements of the weights."""
 
     always: float
     """Read and used for every token; embeddings, of which a row is read, and the head do not count."""
@@ -44,7 +44,7 @@ class ModelCost:
 
     @property
     def used(self) -> float:
-        """Numbers that a prompt's token is multiplied by."""
+        """Elements that a prompt's token is multiplied by."""
         return self.always + self.experts * self.chosen_share
 
     def step_bytes(self, num_rows: int) -> float:
@@ -55,10 +55,10 @@ class ModelCost:
 
 def model_cost(config: dict[str, Any]) -> ModelCost:
     """From a model's configuration."""
-    return _latent_cost(config) if "kv_lora_rank" in config else _dense_cost(config)
+    return _mla_cost(config) if "kv_lora_rank" in config else _mha_cost(config)
 
 
-def _dense_cost(config: dict[str, Any]) -> ModelCost:
+def _mha_cost(config: dict[str, Any]) -> ModelCost:
     hidden, layers, dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     block = hidden * dim * 2 * (heads + kv_heads) + 3 * hidden * config["intermediate_size"]
@@ -72,7 +72,7 @@ def _dense_cost(config: dict[str, Any]) -> ModelCost:
     )
 
 
-def _latent_cost(config: dict[str, Any]) -> ModelCost:
+def _mla_cost(config: dict[str, Any]) -> ModelCost:
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     latent, rope, value = config["kv_lora_rank"], config["qk_rope_head_dim"], config["v_head_dim"]
     nope, first_dense = config["qk_nope_head_dim"], config["first_k_dense_replace"]
@@ -95,7 +95,7 @@ def most_tokens_per_second(
 ) -> float:
     """Output tokens a second of a closed loop, at most."""
     prefill_flops = input_len * 2 * cost.used + input_len**2 / 2 * cost.pair_flops
-    products = 2 * (cost.used + cost.head) * num_streams / ceilings.product
+    gemm_seconds = 2 * (cost.used + cost.head) * num_streams / ceilings.gemm
     cached = num_streams * (input_len + output_len / 2) * cost.cached_bytes / ceilings.copy
-    step = max(cost.step_bytes(num_streams) / ceilings.copy, products) + cached
-    return num_streams * output_len / (num_streams * prefill_flops / ceilings.product + output_len * step)
+    step = max(cost.step_bytes(num_streams) / ceilings.copy, gemm_seconds) + cached
+    return num_streams * output_len / (num_streams * prefill_flops / ceilings.gemm + output_len * step)

@@ -132,11 +132,11 @@ class Bench:
         return () if has_files else ("--load-format", "dummy")
 
     def share(self, case: LoadCase) -> float:
-        """This machine's floor over the nominal one's, as rates; of an open loop, which prompts bound, the products."""
+        """This machine's roofline over the nominal one's; for an open loop, which prompts bound, the GEMM rates."""
         if self.ceilings is None:
             return 1.0
         here, nominal = self.floor(case, self.ceilings), self.floor(case, NOMINAL)
-        return here / nominal if here and nominal else self.ceilings.product / NOMINAL.product
+        return here / nominal if here and nominal else self.ceilings.gemm / NOMINAL.gemm
 
     def floor(self, case: LoadCase, ceilings: Ceilings) -> float | None:
         """Tokens a second that a closed loop of fixed lengths cannot pass."""
@@ -158,7 +158,7 @@ def _read(case: LoadCase, result: dict[str, Any]) -> Ran:
 
 
 def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
-    """The figures of a load with its goals, its share of the floor, and the verdict on its streams."""
+    """The figures of a load with its goals, its share of the floor, and what its rescored streams say."""
     case, share = ran.case, bench.share(ran.case)
     goals = {goal.metric: goal for goal in case.goals}
     made: list[dict[str, object]] = []
@@ -185,7 +185,7 @@ def rows(bench: Bench, ran: Ran) -> list[dict[str, object]]:
     ]
 
 
-def verdict(ran: Ran) -> dict[str, object]:
+def validity(ran: Ran) -> dict[str, object]:
     """Whether the figures count, and why not."""
     reasons = list(ran.reasons)
     if ran.case.is_drawn:
@@ -218,14 +218,14 @@ def write(bench: Bench, out: Path, words: Sequence[str]) -> None:
             *(row for ran in bench.runs for row in rows(bench, ran)),
             *(row for start in bench.starts for row in start.rows()),
         ],
-        "verdicts": [verdict(ran) for ran in bench.runs],
+        "validity": [validity(ran) for ran in bench.runs],
     }
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _ceiling_rows(ceilings: Ceilings) -> list[dict[str, object]]:
     given = (
-        ("bf16 product", "TFLOP/s", ceilings.product / 1e12, NOMINAL.product / 1e12),
+        ("bf16 GEMM", "TFLOP/s", ceilings.gemm / 1e12, NOMINAL.gemm / 1e12),
         ("copy", "TB/s", ceilings.copy / 1e12, NOMINAL.copy / 1e12),
     )
     return [
@@ -242,14 +242,14 @@ def measure_ceilings(folder: Path) -> Ceilings | None:
     subprocess.run(
         [sys.executable, str(Path(__file__).with_name("ceilings.py")), "--out", str(out)], check=True, timeout=120
     )
-    product, copy = (row["value"] * 1e12 for row in json.loads(out.read_text())["rows"])
-    return Ceilings(product, copy)
+    gemm, copy = (row["value"] * 1e12 for row in json.loads(out.read_text())["rows"])
+    return Ceilings(gemm, copy)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=LOADED, required=True)
-    parser.add_argument("--only", default="", help="loads in whose names this regular expression is found")
+    parser.add_argument("--only", default="", help="regular expression: loads whose names match")
     parser.add_argument(
         "--share", type=float, default=1.0, help="of each load's requests; for whether streams are right"
     )
@@ -280,7 +280,7 @@ def main() -> None:
             write(bench, options.out, sys.argv[1:])
         for ran in bench.score():
             write(bench, options.out, sys.argv[1:])
-            print(verdict(ran), *([ran.gaps.median, max(ran.gaps.values)] if ran.gaps else []), flush=True)
+            print(validity(ran), *([ran.gaps.median, max(ran.gaps.values)] if ran.gaps else []), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Steps of one rank without server or wire: what the host needs to launch one, how long the device takes.
 
-    python tests/bench/gpu/step_times.py FOLDER --rows 1,64,256 --depth 192 --out FILE
+    python tests/bench/gpu/step_times.py FOLDER --rows 1,64,256 --kv-length 192 --out FILE
 
 Random weights of the folder's configuration. Steps are launched one ahead, as in the loop.
 """
@@ -97,14 +97,14 @@ def open_rank(
     return start.allocate(loaded, welcome)
 
 
-def measure(rank: Rank, num_rows: int, depth: int) -> dict[str, float]:
-    """Decode steps of so many rows at a depth; milliseconds."""
+def measure(rank: Rank, num_rows: int, kv_length: int) -> dict[str, float]:
+    """Decode steps of so many rows with this KV length; milliseconds."""
     ahead = Ahead(rank)
     stepper = Stepper(rank.step, PAGE_SIZE, rank.cache.num_pages)
-    slots = [stepper.admit(torch.randint(0, 50_000, (depth,)).tolist()) for _ in range(num_rows)]
-    per_step = max(1, 8192 // depth)
+    slots = [stepper.admit(torch.randint(0, 50_000, (kv_length,)).tolist()) for _ in range(num_rows)]
+    per_step = max(1, 8192 // kv_length)
     for first in range(0, num_rows, per_step):
-        stepper.step(prefill={slot: depth for slot in slots[first : first + per_step]})
+        stepper.step(prefill={slot: kv_length for slot in slots[first : first + per_step]})
     for _ in range(5):
         stepper.step(decode=slots)
     stepper._compute = ahead.compute
@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", default="1,64,256")
-    parser.add_argument("--depth", type=int, default=192)
+    parser.add_argument("--kv-length", type=int, default=192)
     parser.add_argument("--attention", default="trtllm_mha")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
@@ -157,16 +157,16 @@ def main() -> None:
     if options.no_pdl:
         pdl._supports_pdl = lambda _device: False  # type: ignore[assignment]
     counts = [int(count) for count in options.rows.split(",")]
-    num_pages = max(counts) * (options.depth // PAGE_SIZE + 4) + 64
+    num_pages = max(counts) * (options.kv_length // PAGE_SIZE + 4) + 64
     rank = open_rank(
         options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs, options.kv_cache_dtype
     )
     rows: list[dict[str, object]] = []
     for count in counts:
-        figures = measure(rank, count, options.depth)
+        figures = measure(rank, count, options.kv_length)
         kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_cache_dtype == "fp8")]
         kinds += ["no kernel starts early"] * options.no_pdl
-        case = f"decode {count} rows at {options.depth}, {', '.join(kinds)}"
+        case = f"decode {count} rows at {options.kv_length}, {', '.join(kinds)}"
         print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
         rows += [
             {"case": case, "metric": name, "unit": "us" if name.startswith("us ") else "ms", "value": round(value, 3)}

@@ -138,7 +138,7 @@ def _parts(events: Any) -> dict[str, float]:
 
 
 def _gaps(events: Any) -> dict[str, float]:
-    """Where the device stands still: between steps, and inside them."""
+    """Idle time of the device: between steps, and inside them."""
     works = sorted((event.time_range.start, event.time_range.end, event.name) for event in events if _is_device(event))
     ends = [index for index, (_, _, name) in enumerate(works[:-1]) if "DtoH" in name]
     between = [max(0.0, works[index + 1][0] - works[index][1]) for index in ends]

@@ -1,10 +1,10 @@
-"""One layer of latent attention in a decode step, and its parts, against what the cache's bytes and sums allow.
+"""One MLA layer in a decode step, and its parts, beside what the bytes and sums of the cache allow.
 
     python tests/bench/gpu/mla/decode_layers.py --out FILE
 
-Random weights of DeepSeek-V2-Lite (16 heads, hidden 2048) and V3 (128 heads, hidden 7168, queries by a latent), over
-latents in bfloat16 and, at one depth, in float8; each part is captured by itself and replayed, so no launch is counted
-twice and none is hidden.
+Random weights of DeepSeek-V2-Lite (16 heads, hidden 2048) and V3 (128 heads, hidden 7168, compressed queries), over
+a cache in bfloat16 and, at one KV length, in float8. Each part is captured by itself and replayed, so no launch is
+counted twice and none is hidden.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def config(num_heads: int) -> ModelConfig:
 
 
 def rows_of(num_rows: int, kv_length: int, num_pages: int) -> Rows:
-    """Decode rows at the same depth over scattered pages."""
+    """Decode rows of one KV length over scattered pages."""
     width = -(-kv_length // PAGE_SIZE)
     table = torch.randperm(num_pages, device=GPU)[: num_rows * width].view(num_rows, width).to(torch.int32)
     return Rows(
@@ -101,7 +101,7 @@ def parts(
     queries, cached = layer.inputs.rest(layer.inputs.first(x))
     q_THE = queries.unflatten(1, (heads, -1))
     q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
-    latents, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
+    attended, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
     cache = CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
     entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, cache)
     quantised = {"queries to float8": microseconds(lambda: stored(q_THC, FP8, 1.0))} if pages.dtype == FP8 else {}
@@ -110,7 +110,7 @@ def parts(
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
         "projections in": microseconds(lambda: layer.inputs.rest(layer.inputs.first(x))),
         "absorb, rope, cache write": microseconds(lambda: absorb_and_cache(*entered)),
-        "values": microseconds(lambda: layer._values(latents, values)),
+        "values": microseconds(lambda: layer._values(attended, values)),
         "projection out": microseconds(lambda: layer.output(values.flatten(1))),
     }
 
@@ -122,7 +122,7 @@ def measure(num_heads: int, kind: torch.dtype, kv_lengths: Sequence[int], out: l
     layer = MlaAttention(model, model.mla, DummyWeights(torch.bfloat16, GPU), Parallel())
     num_pages = max(ROWS) * max(kv_lengths) // PAGE_SIZE
     pages = torch.randn(num_pages + 1, PAGE_SIZE, 576, dtype=torch.bfloat16, device=GPU).to(kind)
-    shape = latent_shape(num_heads, kind)
+    shape = mla_shape(num_heads, kind)
     for name in names(MlaShape.kind, (9, 0)):
         backend = try_backend(name, BackendRequirements(shape, PAGE_SIZE, 4096, 8192, GPU))
         if isinstance(backend, str):
@@ -135,7 +135,7 @@ def measure(num_heads: int, kind: torch.dtype, kv_lengths: Sequence[int], out: l
                 note(out, case, figures, shape, num_rows * kv_length)
 
 
-def latent_shape(num_heads: int, kind: torch.dtype) -> MlaShape:
+def mla_shape(num_heads: int, kind: torch.dtype) -> MlaShape:
     return MlaShape(num_heads, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, kind)
 
 

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def tiles(given: tuple[torch.Tensor, ...]) -> dict[str, float]:
-    """The listed way with every tile, first of the one product and then of the other."""
+    """The grouped GEMM with every tile, first for gate and up, then for down."""
     num_pairs, num_experts = given[4].numel(), given[1].shape[0]
     choose, figures = grouped_gemm_triton.tiles_for, {}
     usual = choose(num_pairs / num_experts)
