@@ -191,9 +191,9 @@ def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"latent_dim": 256, "cached_dim": 320}, "it takes latents of 512 numbers with a shared key of 64, not of 256"),
-        ({"value_dim": 64}, "its prefill takes bfloat16 queries of 192 and values of 128 numbers, not bfloat16 of 192"),
-        ({"num_heads": 12}, "do not divide 128; take flashmla, or another --tp"),
+        ({"latent_dim": 256, "cached_dim": 320}, "it takes a kv_lora_rank of 512 with 64 rope dims, not 256 with 64"),
+        ({"value_dim": 64}, "its prefill takes bfloat16 with 192 query dims and 128 value dims, not bfloat16 with 192"),
+        ({"num_heads": 12}, "do not divide 128; use flashmla or another --tp"),
     ],
     ids=["latents", "values", "heads"],
 )

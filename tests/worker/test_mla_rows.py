@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plait_worker.attention.mla.cached_context import context_chunks, even_chunks, filled
-from plait_worker.attention.mla.short_extend import best_captured_size, is_short
+from plait_worker.attention.mla.cached_context import context_chunks, even_chunks, padded_lengths
+from plait_worker.attention.mla.short_extend import are_short_extends, best_captured_size
 from plait_worker.graph_sizes import Size
 
 PAGE_SIZE, WIDTH = 4, 100
@@ -54,7 +54,7 @@ def test_a_piece_begins_and_ends_with_a_row_that_it_holds_something_of() -> None
     ],
 )
 def test_short_appends_are_absorbed(starts: list[int], lengths: list[int], short: bool) -> None:
-    assert is_short(starts, lengths) == short
+    assert are_short_extends(starts, lengths) == short
 
 
 ABSORBING, PLANNED = Size(1000, 17, 24), Size(1000, 17, 24, 8192)
@@ -103,7 +103,7 @@ def test_pieces_of_a_captured_step_hold_what_other_pieces_do(contexts: list[int]
 @settings(deadline=None, max_examples=50)
 @given(lengths=st.lists(st.integers(1, 300), max_size=16), rest=st.integers(0, 300))
 def test_rows_that_a_captured_step_lacks_share_the_tokens_that_fill_it_up(lengths: list[int], rest: int) -> None:
-    length_R = filled(sum(lengths) + rest, 17, lengths).tolist()
+    length_R = padded_lengths(sum(lengths) + rest, 17, lengths).tolist()
     assert length_R[: len(lengths)] == lengths
     assert sum(length_R) == sum(lengths) + rest
     share = rest / (17 - len(lengths))

@@ -16,14 +16,14 @@ from plait_worker.errors import WorkerError
 RULES = [
     ("trtllm_mla", latent(), 16, "pages of 32 or 64 tokens, not 16; set --page-size 64"),
     ("trtllm_mla", latent(96), 64, "up to 64 heads on a rank, or 128, not 96"),
-    ("trtllm_mla", latent(latent_dim=384), 64, "latents of 512 or 256 numbers with a shared key of 64, not 384"),
-    ("trtllm_mla", latent(query_dim=160), 64, "192 numbers in a query and 128 in a value"),
+    ("trtllm_mla", latent(latent_dim=384), 64, "kv_lora_rank of 512 or 256 with 64 rope dims, not 384"),
+    ("trtllm_mla", latent(query_dim=160), 64, "192 query dims with 128 value dims"),
     ("trtllm_mla", latent(dtype=torch.float16), 64, "set --dtype bfloat16"),
     ("trtllm_mla", latent(dtype=torch.float32), 64, "not float32"),
     ("trtllm_mla", heads(), 64, "attention to keys and values"),
     ("cutlass_mla", latent(64), 128, "takes 128 heads on a rank, not 64; use trtllm_mla"),
     ("cutlass_mla", latent(128), 16, "pages of 32, 64 or 128 tokens, not 16; set --page-size 128"),
-    ("cutlass_mla", latent(128, cached_dtype=FP8), 128, "bfloat16 over a cache of bfloat16"),
+    ("cutlass_mla", latent(128, cached_dtype=FP8), 128, "bfloat16 with a cache of bfloat16"),
     ("trtllm_mha", heads(), 128, "pages of 16, 32 or 64 tokens, not 128"),
     ("trtllm_mha", heads(head_dim=96), 64, "head_dim of 64, 128 or 256, not 96"),
     ("trtllm_mha", latent(), 64, "latent attention"),
@@ -63,5 +63,5 @@ def test_kernels_that_leave_what_is_no_number_are_refused(launcher: Launcher, mo
 def test_heads_whose_short_prompts_fa3_may_answer_wrongly_are_refused(flashinfer_there: None) -> None:
     from plait_worker.attention.mla.flashinfer_mla import FlashinferMla
 
-    with pytest.raises(ValueError, match=r"heads of a rank \(12\) do not divide 128; take flashmla"):
+    with pytest.raises(ValueError, match=r"heads of a rank \(12\) do not divide 128; use flashmla"):
         FlashinferMla(BackendRequirements(latent(12, scale=192**-0.5), 64, 256, 256, CPU))

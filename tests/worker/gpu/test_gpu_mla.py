@@ -116,7 +116,7 @@ def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> 
 
 @pytest.mark.parametrize(
     ("changes", "rule"),
-    [({"latent_dim": 256, "cached_dim": 320}, "latents of 512 numbers"), ({"value_dim": 64}, "values of 128 numbers")],
+    [({"latent_dim": 256, "cached_dim": 320}, "kv_lora_rank of 512"), ({"value_dim": 64}, "128 value dims")],
 )
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_shape_that_a_kernel_lacks_is_refused_with_its_rule(name: str, changes: dict[str, Any], rule: str) -> None:

@@ -43,7 +43,7 @@ def _latent_scale(fp8: PageScales) -> float:
     """A latent is key and value at once, so it has one scale."""
     if fp8.v not in (1.0, fp8.k):
         raise ValueError(
-            f"--v-scale {fp8.v:g}: latents (DeepSeek's attention) are keys and values at once and have one scale, "
-            f"--k-scale; leave --v-scale out"
+            f"--v-scale {fp8.v:g}: in MLA (DeepSeek) the cached latent is key and value at once, with one scale; set "
+            f"--k-scale and leave out --v-scale"
         )
     return fp8.k

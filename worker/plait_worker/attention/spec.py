@@ -110,7 +110,7 @@ class MlaShape:
     scale: float
     """Factor of the scores before the softmax."""
     dtype: torch.dtype
-    """Of queries and of the step's own latents."""
+    """Of queries and of the step's new tokens."""
     cached_dtype: torch.dtype
     """Of the pages: ``dtype``, or float8_e4m3fn."""
     cached_scale: float = 1.0

@@ -1,6 +1,7 @@
-"""Cached context of a step's prefill rows in pieces of bounded size, each over neighbouring rows.
+"""Cached context of a step's prefill rows, in chunks of bounded size over consecutive rows.
 
-Shapes: R rows of the step, I cached tokens of a piece, W pages in the widest row's table.
+Shapes: R rows of the step, I cached tokens of a chunk, W pages in the widest row's table; N pages of P tokens, C
+elements cached of a token.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from plait_worker.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class ContextChunk:
-    """Some of the cached tokens of rows ``first .. first + len(lengths)``, row after row."""
+    """Cached tokens of rows ``first .. first + len(lengths)``, one row after the other."""
 
     first: int
     """The first row."""
     begins: Ints
-    """Position of each row's first cached token in the piece."""
+    """Position of each row's first cached token in the chunk."""
     lengths: Ints
-    """Cached tokens of each row, none for a row that caches nothing; their sum is I."""
+    """Cached tokens of each row, possibly 0; their sum is I."""
 
     @property
     def rows(self) -> slice:
-        """The piece's rows."""
+        """The chunk's rows."""
         return slice(self.first, self.first + len(self.lengths))
 
     def slot_mapping(self, table_RW: Tensor, page_size: int, tile: int = 1) -> Tensor:
-        """int64 ``[I]``, on the table's device: where in the flat cache ``[pages * page_size, C]`` the tokens lie.
+        """int64 ``[I]`` on the table's device: indices of the tokens in the flat cache ``[pages * page_size, C]``.
 
-        The first of them fills up what I lacks of a multiple of ``tile``.
+        Padded to a multiple of ``tile`` with the first.
         """
         row_I = np.repeat(np.arange(len(self.lengths)), self.lengths)
         before = self.lengths.cumsum() - self.lengths
@@ -49,7 +50,7 @@ class ContextChunk:
 
 
 def context_chunks(contexts: Sequence[int], limit: int) -> Iterator[ContextChunk]:
-    """All cached tokens of rows with ``contexts`` tokens each, in order, at most ``limit`` a piece."""
+    """All cached tokens of rows with these context lengths, in order, at most ``limit`` a chunk."""
     ends = np.cumsum(contexts)
     total = int(ends[-1]) if len(ends) else 0
     for begin in range(0, total, limit):
@@ -61,30 +62,30 @@ def context_chunks(contexts: Sequence[int], limit: int) -> Iterator[ContextChunk
         yield ContextChunk(first, begins, np.minimum(ends[first:last], end) - starts - begins)
 
 
-def even_chunks(contexts_R: Ints, room: int, limit: int) -> Iterator[Ints]:
-    """How much of each row's context each piece of a captured step holds: all of the rows, ``limit`` tokens a piece.
+def even_chunks(contexts_R: Ints, capacity: int, limit: int) -> Iterator[Ints]:
+    """For a captured step: how many cached tokens of each row each chunk holds. All chunks cover all rows.
 
-    There are as many pieces as ``room`` tokens need; the last may hold nothing of anybody.
+    There are as many chunks of ``limit`` tokens as ``capacity`` needs; the last may be empty.
     """
     ends_R = contexts_R.cumsum()
-    for begin in range(0, room, limit):
-        end = min(begin + limit, room)
+    for begin in range(0, capacity, limit):
+        end = min(begin + limit, capacity)
         yield np.clip(ends_R, begin, end) - np.clip(ends_R - contexts_R, begin, end)
 
 
-def filled(num_tokens: int, num_rows: int, lengths: Sequence[int]) -> Ints:
-    """New tokens of each row of a captured step: what fills it up is divided among the rows that it lacks."""
+def padded_lengths(num_tokens: int, num_rows: int, lengths: Sequence[int]) -> Ints:
+    """New tokens of each row of a captured step; unused rows share the padding tokens."""
     num, rest = len(lengths), num_tokens - sum(lengths)
     ends_of_rest = np.linspace(0, rest, num_rows - num + 1).astype(np.int64)
     return np.concatenate((np.array(lengths, dtype=np.int64), np.diff(ends_of_rest)))
 
 
 def load_latents(pages: Tensor, slot_mapping_I: Tensor, shape: MlaShape) -> Tensor:
-    """What lies at these tokens (int64) of ``pages`` ``[N, P, C]``, ``[I, C]`` in the model's dtype."""
+    """The tokens at these indices (int64) of ``pages`` ``[N, P, C]``: ``[I, C]`` in the model's dtype."""
     read_IC = as_bytes(pages).view(-1, shape.cached_dim).index_select(0, slot_mapping_I)
     return as_model(read_IC.view(pages.dtype), shape)
 
 
 def as_model(cached: Tensor, shape: MlaShape) -> Tensor:
-    """Numbers of the pages in the model's dtype."""
+    """Cached elements in the model's dtype."""
     return (cached.float() * shape.cached_scale).to(shape.dtype) if shape.cached_dtype == FP8 else cached

@@ -1,8 +1,7 @@
-"""Prefill rows of latent attention in captured steps: absorbed, or by the ragged kernel with a plan for each replay.
+"""MLA prefill rows in captured steps: absorbed, or decompressed by the ragged kernel with a plan for each replay.
 
-The ragged kernel takes its work from lists in the device's memory, at addresses that a captured step keeps; before each
-replay they are written anew, for the replay's lengths. Rows that a step lacks share the tokens that fill it up, so that
-every token's output is written.
+The ragged kernel reads its work lists from device memory, at addresses that a captured step keeps; each replay is
+preceded by new lists for its lengths. Unused rows share the padding tokens, so that every token's output is written.
 
 Shapes: C prompt tokens of a captured step in P rows, I tokens that they have cached.
 """
@@ -18,7 +17,7 @@ from plait_kernels.kv_cache import slot_mapping
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.mla.cached_context import even_chunks, filled
+from plait_worker.attention.mla.cached_context import even_chunks, padded_lengths
 from plait_worker.attention.mla.ragged_prefill import Chunk, RaggedStep, plan_ragged
 from plait_worker.attention.mla.short_extend import best_captured_size
 from plait_worker.attention.plan_ring import PlanRing
@@ -27,14 +26,14 @@ from plait_worker.graph_sizes import PLANNED_TILES, PROMPT_ROWS, TILE, Size
 from plait_worker.rows import DeviceContext, Rows
 
 _CHUNK, _SHORT_CONTEXT = 4096, 1024
-"""Cached tokens that get keys and values at a time, as many as there is room for even where there are fewer."""
+"""Cached tokens of a kv_b_proj up-projection, and of the smallest graph's. A graph always runs its full capacity."""
 _MAX_CHUNKS = 2
 _PLAN_BYTES = 1 << 20
-"""Of one piece's lists: 28 for each head and tile of each row, at most 40 tiles, so that 936 heads have room."""
+"""Of one chunk's lists: 28 bytes a head and tile of a row, at most 40 tiles: enough for 936 heads."""
 
 
 class MlaCapturedPrefill:
-    """``CapturedPrefill`` of latent attention on Hopper."""
+    """``CapturedPrefill`` of MLA on Hopper."""
 
     def __init__(self, requirements: BackendRequirements[MlaShape], workspace: Tensor) -> None:
         """Allocates the lists, on the workspace's device."""
@@ -43,19 +42,19 @@ class MlaCapturedPrefill:
         self.contexts = sorted(
             {0, min(_SHORT_CONTEXT, self.chunk), *(self.chunk * n for n in range(1, _MAX_CHUNKS + 1))}
         )
-        lists = [_Lists(workspace) for _ in range(1 + _MAX_CHUNKS)]
+        lists = [_PlanBuffers(workspace) for _ in range(1 + _MAX_CHUNKS)]
         self._ring = PlanRing(lambda: [each.wrapper(self.shape) for each in lists], workspace.device)
         self._planned: Sequence[BatchPrefillWithRaggedKVCacheWrapper] = ()
 
-    def choose(self, roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
-        """Absorbed where that takes less of the device's time, or where only launches would be the price of it."""
-        return best_captured_size(roomy, starts, lengths)
+    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+        """Absorbed if that is faster, or if no planned graph fits and launching would cost more."""
+        return best_captured_size(fitting, starts, lengths)
 
     def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write the lists of new tokens and of each piece of context; nothing for a step that absorbs."""
+        """Write the lists of the new tokens and of each context chunk; none if the step absorbs."""
         if size.context_tokens is None:
             return
-        lengths_P = filled(size.prompt_tokens, size.prompt_rows, lengths)
+        lengths_P = padded_lengths(size.prompt_tokens, size.prompt_rows, lengths)
         context_P = np.zeros(size.prompt_rows, dtype=np.int64)
         context_P[: len(starts)] = starts
         with self._ring.take() as wrappers:
@@ -78,8 +77,8 @@ class MlaCapturedPrefill:
         return RaggedStep(self.shape, self._planned[0], chunks)
 
 
-class _Lists:
-    """Where the device finds the lists of one piece; every wrapper over them has pinned memory of its own."""
+class _PlanBuffers:
+    """Device lists of one chunk; each wrapper over them has its own pinned memory."""
 
     def __init__(self, workspace: Tensor) -> None:
         self._workspace = workspace
@@ -87,7 +86,7 @@ class _Lists:
         self._ends = [torch.zeros(PROMPT_ROWS + 1, dtype=torch.int32, device=workspace.device) for _ in range(2)]
 
     def wrapper(self, shape: MlaShape) -> BatchPrefillWithRaggedKVCacheWrapper:
-        """Planned for as many tokens as a step may have: it takes no more than in its first plan."""
+        """Planned for the largest step: the first plan sets the limit."""
         ends_q, ends_kv = self._ends
         wrapper = BatchPrefillWithRaggedKVCacheWrapper(
             self._workspace,
@@ -98,5 +97,5 @@ class _Lists:
             backend="fa3",
         )
         wrapper.reset_workspace_buffer(self._workspace, self._lists)
-        most_P = filled(PLANNED_TILES[-1] * TILE, PROMPT_ROWS, [])
+        most_P = padded_lengths(PLANNED_TILES[-1] * TILE, PROMPT_ROWS, [])
         return plan_ragged(wrapper, shape, most_P, most_P, is_causal=True)

@@ -1,9 +1,9 @@
-"""Decode rows of latent attention by CUTLASS's kernel for Blackwell, as flashinfer packs it; prefill as in trtllm_mla.
+"""MLA decode rows by CUTLASS's Blackwell kernel, as flashinfer packs it; prefill as in trtllm_mla.
 
-The kernel takes one query a row and 128 heads, returns no log-sum-exp, and has the softmax scale of DeepSeek-V3
-without YaRN built in. It was not run on our hardware: the call is proven against a stand-in of the same contract.
+The kernel takes one query a row and 128 heads, and returns no LSE. DeepSeek-V3's softmax scale without YaRN is built
+in. It was not run on our hardware: the tests check the call against a stand-in with the same contract.
 
-Shapes: A decode rows, H heads, C numbers cached of a token.
+Shapes: A decode rows, H heads, C elements cached of a token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plait_worker.errors import ensure
 NUM_HEADS = 128
 LATENT = (512, 64)
 SCALE = 192**-0.5
-# The kernel takes what divides 128; tables have a multiple of four pages, and must cover a multiple of 128 tokens.
+# The kernel takes divisors of 128. Tables have a multiple of four pages and must cover a multiple of 128 tokens.
 PAGE_SIZES = (32, 64, 128)
 
 
@@ -33,11 +33,11 @@ class CutlassMla(TrtllmMla):
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         super().__init__(requirements)
-        # It keeps no plan, which would be of the host's lengths: each call gives the device's.
+        # No plan, which would need host lengths: each call passes the device's.
         self._kernel = BatchMLAPagedAttentionWrapper(torch.zeros_like(self.scratch.workspace), backend="cutlass")
 
     def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
-        """Absorbed attention over the pages; ``out_AHL`` is written."""
+        """Absorbed attention over the pages, written to ``out_AHL``."""
         ensure(rows.queries == 1, "cutlass_mla takes one query token a decode row")
         scaled_AHC = q_AHC if self.shape.scale == SCALE else q_AHC * (self.shape.scale / SCALE)
         self._kernel.run(
@@ -57,7 +57,7 @@ class CutlassMla(TrtllmMla):
         if shape.num_heads != NUM_HEADS:
             raise ValueError(f"its kernel takes 128 heads on a rank, not {shape.num_heads}; use trtllm_mla")
         if (shape.latent_dim, shape.cached_dim - shape.latent_dim) != LATENT:
-            raise ValueError("its kernel takes latents of 512 numbers with a shared key of 64")
+            raise ValueError("its kernel takes a kv_lora_rank of 512 with 64 rope dims; use torch")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype is not torch.bfloat16:
-            raise ValueError("it takes bfloat16 over a cache of bfloat16; set --dtype bfloat16")
+            raise ValueError("it takes bfloat16 with a cache of bfloat16; set --dtype bfloat16, --kv-cache-dtype auto")
         TrtllmMla.validate_kv_b_proj(shape)

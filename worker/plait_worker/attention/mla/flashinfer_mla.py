@@ -1,9 +1,9 @@
-"""flashinfer's paged kernel for latents on Hopper (fa3): rows of any length, planned on the host.
+"""flashinfer's paged MLA kernel for Hopper (fa3): rows of any length, planned on the host.
 
-The kernel's own plan is called instead of its wrapper's, whose Python takes longer than the kernel; it writes pinned
-memory that a copy then reads, so every step in flight has a pair of buffers.
+The kernel's plan is called directly: the wrapper's Python takes longer than the kernel. The plan writes pinned memory
+that is copied later, so each step in flight has its own buffers.
 
-Shapes: A absorbed tokens in R rows, J pages of them all, H heads, C cached of a token, L of it the latent.
+Shapes: A absorbed tokens in R rows, J pages of them all, H heads, C elements cached of a token, L of them the latent.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from plait_worker.attention.spec import MlaShape
 from plait_worker.rows import DeviceLengths, Rows
 
 _WORKSPACE_BYTES = 128 << 20
-# Query rows, times heads, that fa3 computes together.
+# Queries times heads of one fa3 tile.
 _TILE_QUERIES = 128
 _PLAN_BYTES = 8 << 20
 
 KernelPlan = object
-"""What the kernel's plan returned, for its run."""
+"""The result of the kernel's plan, which its run takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlanBuffers:
-    """The kernel's list of work, as the host writes it and as the device reads it."""
+    """The kernel's work list: pinned, and on the device."""
 
     on_host: Tensor
     on_device: Tensor
@@ -45,7 +45,7 @@ class FlashinferMlaRows:
     """The absorbed rows of a step."""
 
     pages_J: Tensor
-    """int32: the rows' pages, row after row."""
+    """int32: the rows' pages, one row after the other."""
     buffers: _PlanBuffers
     plan: KernelPlan
 
@@ -74,12 +74,12 @@ class FlashinferMla(HopperMla[FlashinferMlaRows]):
         shape = requirements.spec
         if _TILE_QUERIES % shape.num_heads:
             raise ValueError(
-                f"its kernel may drop a key that a short prompt sees where the heads of a rank ({shape.num_heads}) "
-                f"do not divide {_TILE_QUERIES}; take flashmla, or another --tp"
+                f"its kernel may drop a visible key if the heads of a rank ({shape.num_heads}) do not divide "
+                f"{_TILE_QUERIES}; use flashmla or another --tp"
             )
 
     def plan(self, rows: Rows, _lengths: DeviceLengths | None, first: int) -> FlashinferMlaRows:
-        """The kernel's list of work for rows of these lengths."""
+        """The kernel's work list for the absorbed rows."""
         part = slice(first, rows.num_rows)
         lengths_R = np.array(rows.lengths[part])
         seen_R = np.array(rows.starts[part]) + lengths_R

@@ -1,13 +1,13 @@
-"""FlashMLA's dense kernel (wheel sgl-flash-mla): it reads lengths and tables on the device, and plans nothing there.
+"""FlashMLA's dense kernel (wheel sgl-flash-mla): it reads lengths and tables on the device; nothing is planned.
 
-One query token a row: the tokens of a short append are rows of their own, each with its request's table. Over pages
-of float8 the kernel wants queries in it too, and rounds the softmax's weights to it.
+Each query token is a row: the tokens of a short extend share their request's table. Over float8 pages the kernel takes
+float8 queries and rounds the softmax's weights to float8.
 
-The kernel over bfloat16 is launched so that it may start when the programs of the one in front are done, and never
-waits for what those wrote to be seen (its SASS has no ACQBULK). Which rows it loops over it takes from the schedule:
-were that made right in front, as the library does by itself, a program could follow what lay there before, without end.
+The bfloat16 kernel is launched with PDL but never waits for the preceding kernel's writes (its SASS has no ACQBULK).
+It takes its loop bounds from the schedule. If the schedule were made directly before it, as the library does by
+default, a block could read old bounds and loop without end.
 
-Shapes: A absorbed tokens, W pages in the widest table, H heads, C cached of a token, L of it the latent.
+Shapes: A absorbed tokens, W pages in the widest table, H heads, C elements cached of a token, L of them the latent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plait_worker.rows import DeviceLengths, Rows
 _PAGE_SIZE = 64
 
 Schedule = object
-"""FlashMLA's division of the work among the multiprocessors, made on the device."""
+"""FlashMLA's split of the work over multiprocessors, made on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FlashMlaRows:
     table_AW: Tensor
     """int32, contiguous."""
     lengths_A: Tensor
-    """int32: positions that each token sees."""
+    """int32: KV length of each token."""
     schedule: Schedule
 
 
@@ -60,7 +60,7 @@ class FlashMla(HopperMla[FlashMlaRows]):
 
     @cached_property
     def captured_prefill(self) -> MlaCapturedPrefill:
-        """Made when steps are to be captured."""
+        """Made on first use, when steps are captured."""
         return MlaCapturedPrefill(self._requirements, self.ragged.workspace)
 
     @staticmethod
@@ -68,11 +68,11 @@ class FlashMla(HopperMla[FlashMlaRows]):
         """See ``HopperMla``."""
         page_size = requirements.page_size
         if page_size != _PAGE_SIZE:
-            raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; add --page-size {_PAGE_SIZE}")
+            raise ValueError(f"it takes pages of {_PAGE_SIZE} tokens, not {page_size}; set --page-size {_PAGE_SIZE}")
         HopperMla.validate(requirements)
 
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> FlashMlaRows:
-        """Table and length of each absorbed token."""
+        """Table and KV length of each absorbed token."""
         first_token = sum(rows.lengths[:first])
         lengths_A = (rows.positions_T[first_token:] + 1).to(torch.int32)
         if lengths is None or first == rows.num_prefill:
@@ -82,7 +82,7 @@ class FlashMla(HopperMla[FlashMlaRows]):
         return FlashMlaRows(table_AW, lengths_A, self._schedule(lengths_A))
 
     def _schedule(self, lengths_A: Tensor) -> Schedule:
-        """Made before the step's first layer, so that other kernels lie between it and the first attention."""
+        """Made before the step's first layer: other kernels must run between it and attention."""
         schedule = get_mla_metadata()[0]
         schedule.tile_scheduler_metadata, schedule.num_splits = get_mla_decoding_metadata(
             lengths_A, self.shape.num_heads, 1, is_fp8_kvcache=self._is_fp8, use_legacy=True

@@ -1,10 +1,10 @@
-"""Latent attention on Hopper: what the backends share, whose kernels differ in the absorbed half.
+"""What the MLA backends on Hopper share; their kernels for absorbed rows differ.
 
-Where a step's prefill rows are short appends, every token of the step attends to the cached latents as decode rows do.
-Otherwise its long prefill rows get keys and values of every head (``ragged_latent``), and decode rows and single short
-appends are absorbed. A captured step does one or the other with all of its prefill rows.
+If all prefill rows of a step are short extends, every token is absorbed. Otherwise long prefill rows are decompressed
+(``ragged_prefill``), and decode rows and single short extends are absorbed. A captured step does the same with all of
+its prefill rows: absorb or decompress.
 
-Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C cached of a token, L of it the latent.
+Shapes: T tokens of the step, A of them absorbed, R rows, H heads, C elements cached of a token, L of them the latent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.lengths import device_lengths, slot_mapping
 from plait_worker.attention.mla.captured_prefill import MlaCapturedPrefill
 from plait_worker.attention.mla.ragged_prefill import RaggedPrefill, RaggedStep
-from plait_worker.attention.mla.short_extend import OrderedRows, is_short, is_short_beside_others, short_last
+from plait_worker.attention.mla.short_extend import (
+    OrderedRows,
+    are_short_extends,
+    is_short_extend,
+    short_extends_last,
+)
 from plait_worker.attention.spec import MlaShape
 from plait_worker.nvtx import nvtx_range
 from plait_worker.rows import DeviceLengths, Rows
 
 LATENT_DIMS = (512, 576)
-"""Numbers of a latent, and of it with the shared key, that the kernels were built for."""
-_MOST_ABSORBED = 4095
-"""Tokens of a step: FlashMLA's schedule over float8 takes no more rows."""
+"""kv_lora_rank of the kernels, without and with the rope dims."""
+_MAX_ABSORBED = 4095
+"""Of a step: the limit of FlashMLA's float8 schedule."""
 PlannedT = TypeVar("PlannedT")
 
 
@@ -63,7 +68,7 @@ class HopperMlaStep(Generic[PlannedT]):
 
 
 class HopperMla(ABC, Generic[PlannedT]):
-    """``AttentionBackend`` for compute capability 9.0, but for its absorbed half."""
+    """``AttentionBackend`` for compute capability 9.0; subclasses attend with absorbed rows."""
 
     name: str
     is_capturable: bool
@@ -81,54 +86,54 @@ class HopperMla(ABC, Generic[PlannedT]):
 
     @staticmethod
     def validate(requirements: BackendRequirements[MlaShape]) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
         shape = requirements.spec
         dims = (shape.latent_dim, shape.cached_dim)
         if dims != LATENT_DIMS:
             latent, shared = LATENT_DIMS[0], LATENT_DIMS[1] - LATENT_DIMS[0]
             raise ValueError(
-                f"it takes latents of {latent} numbers with a shared key of {shared}, not of {dims[0]} with one of "
-                f"{dims[1] - dims[0]}"
+                f"it takes a kv_lora_rank of {latent} with {shared} rope dims, not {dims[0]} with {dims[1] - dims[0]}; "
+                "use torch"
             )
         RaggedPrefill.validate(shape)
 
     @abstractmethod
     def plan(self, rows: Rows, lengths: DeviceLengths | None, first: int) -> PlannedT:
-        """What the absorbed half needs of a step: of row ``first`` and all behind it.
+        """Metadata of the absorbed rows: row ``first`` and all after it.
 
-        ``lengths`` is None where all rows decode.
+        ``lengths`` is None if all rows decode.
         """
 
     @abstractmethod
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: PlannedT) -> Tensor:
-        """Absorbed queries over the cached tokens: ``[A, H, L]``."""
+        """Attention of absorbed queries: ``[A, H, L]``."""
 
     def prepare(self, rows: Rows) -> HopperMlaStep[PlannedT]:
-        """The step's way, lengths and tables."""
+        """Order of the rows, lengths and tables."""
         ordered = self._order(rows)
-        rows, first = ordered.rows, ordered.num_long
+        rows, first = ordered.rows, ordered.num_decompressed
         lengths = device_lengths(rows)
         return HopperMlaStep(
             backend=self,
-            num_prefill_tokens=ordered.num_long_tokens,
+            num_prefill_tokens=ordered.num_decompressed_tokens,
             slot_mapping_T=slot_mapping(rows, lengths, self.page_size),
             order_T=ordered.order_T,
             ragged=self._ragged_step(rows, first) if first else None,
             absorbed=self.plan(rows, lengths, first) if first < rows.num_rows else None,
         )
 
-    def _ragged_step(self, rows: Rows, num_long: int) -> RaggedStep:
-        """The first rows', planned now, or before the step is replayed."""
+    def _ragged_step(self, rows: Rows, num_decompressed: int) -> RaggedStep:
+        """Of the first rows: planned now, or before each replay."""
         context = None if rows.device_lengths is None else rows.device_lengths.context
         if context is None or (prompts := self.captured_prefill) is None:
-            return self.ragged.plan(rows, num_long)
+            return self.ragged.plan(rows, num_decompressed)
         return prompts.step(rows, context)
 
     def _order(self, rows: Rows) -> OrderedRows:
-        all_long = OrderedRows(rows, rows.num_prefill, None)
+        all_decompressed = OrderedRows(rows, rows.num_prefill, None)
         if rows.device_lengths is not None:
-            return OrderedRows(rows, 0, None) if rows.device_lengths.context is None else all_long
+            return OrderedRows(rows, 0, None) if rows.device_lengths.context is None else all_decompressed
         num = rows.num_prefill
-        is_absorbed = is_short(rows.starts[:num], rows.lengths[:num])
-        ordered = OrderedRows(rows, 0, None) if is_absorbed else short_last(rows, is_short_beside_others)
-        return ordered if rows.num_tokens - ordered.num_long_tokens <= _MOST_ABSORBED else all_long
+        is_absorbed = are_short_extends(rows.starts[:num], rows.lengths[:num])
+        ordered = OrderedRows(rows, 0, None) if is_absorbed else short_extends_last(rows, is_short_extend)
+        return ordered if rows.num_tokens - ordered.num_decompressed_tokens <= _MAX_ABSORBED else all_decompressed

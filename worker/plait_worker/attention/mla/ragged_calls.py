@@ -1,6 +1,6 @@
-"""The order of work of un-absorbed prefill: which rows attend in one call, and which cached tokens go together.
+"""How decompressed prefill rows are grouped into calls: their new tokens, and chunks of their cached context.
 
-A row is a prefill row of the step, counted from the first of them; R rows of one call.
+A row is a prefill row, counted from the step's first; R rows of one call.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ class Run:
 
     rows: range
     tokens: slice
-    """Their new tokens among those of all prefill rows."""
+    """Their new tokens, among those of all prefill rows."""
     q_lengths: list[int]
     """``[R]``: new tokens."""
     seen: ContextChunk | None
-    """The cached tokens that they see; None for their own new ones."""
+    """The cached tokens that they see; None if they see their new tokens."""
 
     @property
     def kv_lengths(self) -> list[int]:
-        """``[R]``: how many tokens each sees; 0 is none."""
+        """``[R]``: tokens that each sees, possibly 0."""
         return self.q_lengths if self.seen is None else self.seen.lengths.tolist()
 
 
 def runs_of_new_tokens(lengths: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[Run]:
-    """The rows in order, each seeing its own new tokens, in calls as large as ``fits(rows, longest)`` allows.
+    """The rows in order over their new tokens, in calls as large as ``fits(num_rows, longest)`` allows.
 
-    One row always goes alone.
+    A call has at least one row, even if that does not fit.
     """
     first, longest = 0, 0
     for row, length in enumerate(lengths):
@@ -45,9 +45,9 @@ def runs_of_new_tokens(lengths: Sequence[int], fits: Callable[[int, int], bool])
 
 
 def runs_of_context(run: Run, starts: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[Run]:
-    """What the rows of ``run`` cached before this step, at most ``limit`` tokens a call.
+    """The rows of ``run`` over their cached context, at most ``limit`` tokens a call.
 
-    ``starts`` and ``lengths`` are of all prefill rows. A row between others that see something may see nothing.
+    ``starts`` and ``lengths`` are of all prefill rows. A row of a call may have no context.
     """
     for chunk in context_chunks(starts[run.rows.start : run.rows.stop], limit):
         seen = replace(chunk, first=run.rows.start + chunk.first)

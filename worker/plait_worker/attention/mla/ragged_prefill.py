@@ -1,11 +1,11 @@
-"""Prefill rows of latent attention by flashinfer's ragged kernel for Hopper (fa3): keys and values of every head.
+"""Decompressed MLA prefill by flashinfer's ragged kernel for Hopper (fa3): keys and values of every head.
 
-New tokens see themselves; what is cached gets keys and values piece by piece, and the results are joined by their
-log-sum-exp. The kernel is planned on the host from the host's lengths, once a step for all layers, into pinned memory
-that a copy then reads: every step in flight has wrappers of its own, one a piece.
+New tokens attend to each other. Cached context is up-projected by kv_b_proj in chunks, and the partial results are
+merged by LSE. The kernel is planned once a step for all layers, from host lengths, into pinned memory that is copied
+later; so each step in flight has its own wrappers, one a chunk.
 
-Shapes: P tokens of the prefill rows, N of them in a piece, I cached tokens of a piece, H heads, E numbers in a query
-and key, V in a value, C cached of a token.
+Shapes: P tokens of the prefill rows, N of them that see a chunk, I cached tokens of a chunk, H heads, E elements of a
+query and key, V in a value, C elements cached of a token.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from plait_worker.rows import Rows
 
 _WORKSPACE_BYTES = 128 << 20
 _DIMS = (192, 128)
-"""Numbers of a query and key, and of a value, that the kernel was built for."""
+"""Dims of queries and keys, and of values, that the kernel was built for."""
 _TILE = 128
-"""Cached tokens get keys and values in whole tiles: a product takes as long for a part of one, and few sizes of it
-come up, whose kernels were all used before."""
+"""Cached tokens are padded to whole GEMM tiles: a partial tile takes as long, and few GEMM sizes occur, all of which
+were warmed up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Cached tokens that some of the prefill tokens see."""
+    """A chunk of cached tokens, and the prefill tokens that see it."""
 
     tokens: slice
-    """Where in P those that see them lie."""
+    """In P: those that see the chunk."""
     index_I: Tensor
-    """int64: where in the flat cache ``[pages * page size, C]`` the cached tokens lie, and what fills the last tile."""
+    """int64: indices of the cached tokens in the flat cache ``[pages * page_size, C]``, padded to a whole tile."""
     wrapper: BatchPrefillWithRaggedKVCacheWrapper
 
 
@@ -60,19 +60,19 @@ class RaggedStep:
             self.new.run(q_PHE, k_PHE, v_PHV, out=out_PHV)
             return
         _, lse_PH = self.new.run(q_PHE, k_PHE, v_PHV, out=out_PHV, return_lse=True)
-        # Rounded once, however many pieces there are: more than one are joined in float32.
-        joined_PHV = out_PHV if len(self.chunks) == 1 else out_PHV.float()
+        # Rounded once: several chunks are merged in float32.
+        merged_PHV = out_PHV if len(self.chunks) == 1 else out_PHV.float()
         for chunk in self.chunks:
             seen = chunk.tokens
             k_IHE, v_IHV = kv_b_proj(load_latents(pages, chunk.index_I, self.shape))
             part_NHV, part_NH = chunk.wrapper.run(q_PHE[seen], k_IHE, v_IHV, return_lse=True)
-            merge_into(joined_PHV[seen], lse_PH[seen], part_NHV, part_NH)
-        if joined_PHV is not out_PHV:
-            out_PHV.copy_(joined_PHV)
+            merge_into(merged_PHV[seen], lse_PH[seen], part_NHV, part_NH)
+        if merged_PHV is not out_PHV:
+            out_PHV.copy_(merged_PHV)
 
 
 class RaggedPrefill:
-    """Plans the prefill rows of one step after the other."""
+    """Plans the decompressed rows of each step."""
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         """Raises ``ValueError`` if the kernel lacks the shape."""
@@ -84,11 +84,11 @@ class RaggedPrefill:
 
     @staticmethod
     def validate(shape: MlaShape) -> None:
-        """Raise ``ValueError`` with the rule that the kernel would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
         if (shape.query_dim, shape.value_dim) != _DIMS or shape.dtype != torch.bfloat16:
             raise ValueError(
-                f"its prefill takes bfloat16 queries of {_DIMS[0]} and values of {_DIMS[1]} numbers, not "
-                f"{str(shape.dtype).removeprefix('torch.')} of {shape.query_dim} and {shape.value_dim}"
+                f"its prefill takes bfloat16 with {_DIMS[0]} query dims and {_DIMS[1]} value dims, not "
+                f"{str(shape.dtype).removeprefix('torch.')} with {shape.query_dim} and {shape.value_dim}; use torch"
             )
 
     def plan(self, rows: Rows, num: int) -> RaggedStep:
@@ -114,7 +114,7 @@ class RaggedPrefill:
     def _wrapper(
         self, wrappers: list[BatchPrefillWithRaggedKVCacheWrapper], number: int
     ) -> BatchPrefillWithRaggedKVCacheWrapper:
-        """The slot's wrapper of this number, made when first asked for."""
+        """The ring slot's wrapper of this number, made on first use."""
         if number == len(wrappers):
             wrappers.append(BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend="fa3"))
         return wrappers[number]
@@ -128,7 +128,7 @@ def plan_ragged(
     *,
     is_causal: bool,
 ) -> BatchPrefillWithRaggedKVCacheWrapper:
-    """The wrapper, planned for rows with so many queries and keys each."""
+    """The wrapper, planned for rows of these lengths."""
     wrapper.plan(
         indptr(lengths_q),
         indptr(lengths_kv),

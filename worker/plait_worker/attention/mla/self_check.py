@@ -20,15 +20,15 @@ from plait_worker.rows import Rows
 
 
 class MlaSelfCheck(SelfCheck):
-    """Of latent attention, between its projections."""
+    """Random queries and latents, projections included."""
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         super().__init__(requirements, TorchMla(requirements))
         self.shape = shape = requirements.spec
         self.pages = self.random(NUM_PAGES + 1, requirements.page_size, shape.cached_dim).to(shape.cached_dtype)
-        self.still_dim = shape.query_dim - (shape.cached_dim - shape.latent_dim)
+        self.nope_dim = shape.query_dim - (shape.cached_dim - shape.latent_dim)
         size = shape.latent_dim**-0.5
-        self.key_HOL = self.random(shape.num_heads, self.still_dim, shape.latent_dim) * size
+        self.key_HOL = self.random(shape.num_heads, self.nope_dim, shape.latent_dim) * size
         self.value_HVL = self.random(shape.num_heads, shape.value_dim, shape.latent_dim) * size
 
     def _attend(self, backend: AttentionBackend[Any], rows: Rows) -> Callable[[], Tensor]:
@@ -54,7 +54,7 @@ class MlaSelfCheck(SelfCheck):
         return out_THV
 
     def _kv_b_proj(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """Parts of one tensor, as the models' one product gives them."""
+        """Views of one tensor, as the models' kv_b_proj returns them."""
         latent_NL, key_NR = latent_NC.split([self.shape.latent_dim, latent_NC.shape[1] - self.shape.latent_dim], dim=1)
         key_NHO = torch.einsum("nl,hol->nho", latent_NL, self.key_HOL)
         shared_NHR = key_NR[:, None].expand(-1, key_NHO.shape[1], -1)
@@ -62,5 +62,5 @@ class MlaSelfCheck(SelfCheck):
         return both[..., : self.shape.query_dim], both[..., self.shape.query_dim :]
 
     def _absorb(self, q_BHE: Tensor) -> Tensor:
-        still_BHO, turned_BHR = q_BHE.split([self.still_dim, q_BHE.shape[2] - self.still_dim], dim=2)
-        return torch.cat((torch.einsum("bho,hol->bhl", still_BHO, self.key_HOL), turned_BHR), dim=2)
+        nope_BHO, rope_BHR = q_BHE.split([self.nope_dim, q_BHE.shape[2] - self.nope_dim], dim=2)
+        return torch.cat((torch.einsum("bho,hol->bhl", nope_BHO, self.key_HOL), rope_BHR), dim=2)

@@ -1,7 +1,7 @@
-"""Which prefill rows of latent attention are better absorbed, as decode rows are.
+"""Which MLA prefill rows are short extends, which are absorbed as decode rows are.
 
 Absorbed, a pair of a new token and one that it sees costs some 0.27 ns a layer on an H200 with up to 64 heads, hardly
-less in other rows' company. Otherwise it costs a twelfth; but every cached token gets keys and values first.
+less beside other rows. Decompressed it costs a twelfth, but first every cached token is up-projected.
 """
 
 from __future__ import annotations
@@ -17,63 +17,62 @@ from plait_worker.rows import Rows
 from plait_worker.transfer import upload
 
 _FREE_PAIRS = 1 << 16
-"""What the launches of the other way cost beside their work."""
+"""Cost of the decompressed way's launches, in absorbed pairs."""
 _PAIRS_PER_CACHED_TOKEN = 32
-"""What keys and values for one cached token cost."""
+"""Cost of up-projecting a cached token."""
 _CAPTURED_PAIRS = 1 << 20
-"""What the host's launches of a whole step cost, which a captured step saves: 0.3 ms a layer."""
+"""Cost of launching a step kernel by kernel, which a graph saves: 0.3 ms a layer."""
 
 
-def is_short(starts: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether prefill rows take less of the device's time absorbed."""
+def are_short_extends(starts: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether these prefill rows are faster absorbed."""
     return _pairs(starts, lengths) <= _FREE_PAIRS + _PAIRS_PER_CACHED_TOKEN * sum(starts)
 
 
-def is_short_beside_others(start: int, length: int) -> bool:
-    """Whether that goes for one of several rows, where the other way is launched anyhow."""
+def is_short_extend(start: int, length: int) -> bool:
+    """Whether one of several rows is, if the others are decompressed anyway."""
     return _pairs([start], [length]) <= _PAIRS_PER_CACHED_TOKEN * start
 
 
-def best_captured_size(roomy: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
-    """Of captured steps with room, smallest first, the best for these prefill rows; None where none of them is good.
+def best_captured_size(fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    """The best graph for these prefill rows, of those that fit, smallest first; None if launching is faster.
 
-    Those whose prompts are not planned absorb them: where no other has room, still better than to launch a step
-    operation by operation.
+    Graphs without a plan absorb all rows. If no planned one fits, that can still beat launching kernel by kernel.
     """
-    absorbed = next((size for size in roomy if size.context_tokens is None), None)
-    planned = next((size for size in roomy if size.context_tokens is not None), None)
+    absorbed = next((size for size in fitting if size.context_tokens is None), None)
+    planned = next((size for size in fitting if size.context_tokens is not None), None)
     if planned is None:
         return absorbed if _pairs(starts, lengths) <= _CAPTURED_PAIRS else None
-    return absorbed if absorbed is not None and is_short(starts, lengths) else planned
+    return absorbed if absorbed is not None and are_short_extends(starts, lengths) else planned
 
 
 def _pairs(starts: Sequence[int], lengths: Sequence[int]) -> int:
-    """Of new tokens with those that they see."""
+    """Pairs of a new token and one that it sees."""
     return sum(n * start + n * (n + 1) // 2 for start, n in zip(starts, lengths, strict=True))
 
 
-IsShort = Callable[[int, int], bool]
-"""Whether a row with this start and so many new tokens is absorbed."""
+IsShortExtend = Callable[[int, int], bool]
+"""By start and number of new tokens: whether the row is absorbed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OrderedRows:
-    """A step whose first ``num_long`` rows are not absorbed, and all others are."""
+    """A step whose first ``num_decompressed`` rows are decompressed; all others are absorbed."""
 
     rows: Rows
-    """Fit for attention alone: tokens and samples are the plan's."""
-    num_long: int
+    """For attention only: tokens and samples keep the plan's order."""
+    num_decompressed: int
     order_T: Tensor | None
-    """int64: which token of the plan's step stands at each place; None where each stands at its own."""
+    """int64: the plan's token at each index; None if the order is the plan's."""
 
     @property
-    def num_long_tokens(self) -> int:
-        """Tokens of the first rows."""
-        return sum(self.rows.lengths[: self.num_long])
+    def num_decompressed_tokens(self) -> int:
+        """Tokens of the decompressed rows."""
+        return sum(self.rows.lengths[: self.num_decompressed])
 
 
-def short_last(rows: Rows, is_short: IsShort) -> OrderedRows:
-    """The step's prefill rows, the long ones first, then its decode rows."""
+def short_extends_last(rows: Rows, is_short: IsShortExtend) -> OrderedRows:
+    """The step's rows: decompressed prefill rows, then short extends, then decode rows."""
     prefill = range(rows.num_prefill)
     long = [row for row in prefill if not is_short(rows.starts[row], rows.lengths[row])]
     if long == list(range(len(long))):

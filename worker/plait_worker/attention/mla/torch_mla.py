@@ -1,14 +1,12 @@
-"""Latent attention with plain torch operations: the oracle of every other backend, and a CPU's where
-none is compiled.
+"""MLA with plain torch operations: the reference of every other backend, and the CPU's if no kernel is built.
 
-On a GPU the plain formula is taken, in float32.
-
-A decode row's queries are absorbed: they attend to the cached latents as they are, which are key and value of
-one head that all query heads share. A prefill row's new tokens get keys and values of every head (un-absorbed:
-a third of the work); its cached context does so in chunks, whose results are merged by their log-sum-exp.
+Decode rows are absorbed: the cached latents are key and value of one head that all query heads share. Prefill rows are
+decompressed, which takes a third of the work. Their cached context follows in chunks, merged by LSE. On a GPU all of it
+is computed in float32.
 
 Shapes: T tokens of the step, P those of its prefill rows, B decode rows, N new tokens of one prefill row, I cached
-tokens of one chunk, H heads, E numbers in a query and key, V in a value, C cached of a token, L positions of a table.
+tokens of one chunk, H heads, E elements of a query and key, V in a value, C elements cached of a token, L positions of
+a table.
 """
 
 from __future__ import annotations
@@ -35,18 +33,18 @@ class _PrefillRow:
     """A chunk of a prompt."""
 
     tokens: slice
-    """Where in P its new tokens lie."""
+    """Its new tokens in P."""
     context_index: Tensor
-    """Where in the flat cache ``[pages * page size, C]`` what it cached before lies, in order."""
+    """Indices of its cached context in the flat cache ``[pages * page_size, C]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeBatch:
-    """Decode rows of similar length, one token each."""
+    """Decode rows of similar KV length."""
 
     rows: slice | Tensor
     page_index: Tensor
-    """Their pages, row after row."""
+    """Their pages, one row after the other."""
     mask_B11L: Tensor
 
 
@@ -58,11 +56,11 @@ class TorchMlaStep:
     mla_context_chunk_size: int
     num_prefill_tokens: int
     slot_mapping_T: Tensor
-    """Where in the flat cache the step's tokens go."""
+    """See ``MlaStep``."""
     prefill_rows: list[_PrefillRow]
     decode_batches: list[_DecodeBatch]
-    room: Tensor
-    """Where the pages of one decode batch are copied to; fresh memory would be mapped anew for each layer."""
+    gather_buffer: Tensor
+    """For the pages of one decode batch; new memory would be mapped again in each layer."""
 
     @property
     def cached_scale(self) -> float:
@@ -71,11 +69,11 @@ class TorchMlaStep:
 
     @property
     def order_T(self) -> Tensor | None:
-        """The plan's."""
+        """None: the plan's order."""
         return None
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
-        """The prefill rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
+        """See ``MlaStep``."""
         k_PHE, v_PHV = kv_b_proj(latent_PC)
         for row in self.prefill_rows:
             new = row.tokens
@@ -86,11 +84,11 @@ class TorchMlaStep:
             out_PHV[new] = out_NHV
 
     def decode(self, q_BHC: Tensor, pages: Tensor) -> Tensor:
-        """Absorbed queries attend to the cached tokens as they are: ``[B, H, latent_dim]``."""
+        """See ``MlaStep``."""
         out_BHC = torch.empty_like(q_BHC)
         with math_sdpa(q_BHC.device):
             for batch in self.decode_batches:
-                # The heads stand where a sequence would. The shared key's share of the values is cut off below.
+                # The heads take the sequence dimension. The rope dims of the values are cut off below.
                 cached_B1LC = self._gather(batch, pages)
                 out_BHC[batch.rows] = F.scaled_dot_product_attention(
                     q_BHC[batch.rows][:, None],
@@ -103,18 +101,18 @@ class TorchMlaStep:
 
     def _gather(self, batch: _DecodeBatch, pages: Tensor) -> Tensor:
         """The batch's cached tokens, ``[B, 1, L, C]``; the next batch overwrites them."""
-        gathered = self.room[: len(batch.page_index)]
+        gathered = self.gather_buffer[: len(batch.page_index)]
         torch.index_select(as_bytes(pages), 0, batch.page_index, out=as_bytes(gathered))
         return as_model(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
 
     def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
-        """What the row cached before this step, ``mla_context_chunk_size`` tokens at a time: ``[I, C]``."""
+        """The row's cached context, ``mla_context_chunk_size`` tokens at a time: ``[I, C]``."""
         for begin in range(0, len(row.context_index), self.mla_context_chunk_size):
             yield load_latents(pages, row.context_index[begin : begin + self.mla_context_chunk_size], self.shape)
 
 
 def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of each head, ``[N, H, V]``, and its log-sum-exp, float32 base 2 ``[N, H]``.
+    """Attention of each head, ``[N, H, V]``, and its LSE, float32 base 2 ``[N, H]``.
 
     ``is_causal`` needs as many keys as queries. Scores, softmax and sums are float32; on a CPU bfloat16 weights
     are rounded once, as in ``plait_worker.attention.mha.torch_mha``.
@@ -131,7 +129,7 @@ def attend(q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_caus
 def _attend_plainly(
     q_NHE: Tensor, k_IHE: Tensor, v_IHV: Tensor, scale: float, *, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The formula in float32, some queries at a time, which bounds the scores."""
+    """In float32, a block of queries at a time, which bounds the scores."""
     k_HEI, v_HIV = k_IHE.float().permute(1, 2, 0), v_IHV.float().transpose(0, 1)
     positions_I = torch.arange(len(k_IHE), device=q_NHE.device)
     outs, lses = [], []
@@ -157,10 +155,12 @@ class TorchMla:
         self.shape = shape = requirements.spec
         self.page_size = page_size = requirements.page_size
         self.mla_context_chunk_size = requirements.mla_context_chunk_size
-        self._room = torch.empty(0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=requirements.device)
+        self._gather_buffer = torch.empty(
+            0, page_size, shape.cached_dim, dtype=shape.cached_dtype, device=requirements.device
+        )
 
     def prepare(self, rows: Rows) -> TorchMlaStep:
-        """The page indices and the order of work of one step."""
+        """Page indices and masks of one step."""
         batches = self._decode_batches(rows)
         return TorchMlaStep(
             shape=self.shape,
@@ -169,7 +169,7 @@ class TorchMla:
             slot_mapping_T=pages_of_tokens(rows, self.page_size) * self.page_size + rows.positions_T % self.page_size,
             prefill_rows=list(self._prefill_rows(rows)),
             decode_batches=batches,
-            room=self._room_for(max((len(batch.page_index) for batch in batches), default=0)),
+            gather_buffer=self._gather_buffer_for(max((len(batch.page_index) for batch in batches), default=0)),
         )
 
     def _decode_batches(self, rows: Rows) -> list[_DecodeBatch]:
@@ -179,11 +179,11 @@ class TorchMla:
             for batch in decode_batches(rows, self.page_size, page_elements, self.shape.dtype)
         ]
 
-    def _room_for(self, num_pages: int) -> Tensor:
-        """The room of the last step, or a larger one."""
-        if num_pages > len(self._room):
-            self._room = self._room.new_empty(num_pages, *self._room.shape[1:])
-        return self._room
+    def _gather_buffer_for(self, num_pages: int) -> Tensor:
+        """The last step's buffer, or a larger one."""
+        if num_pages > len(self._gather_buffer):
+            self._gather_buffer = self._gather_buffer.new_empty(num_pages, *self._gather_buffer.shape[1:])
+        return self._gather_buffer
 
     def _prefill_rows(self, rows: Rows) -> Iterator[_PrefillRow]:
         first = 0

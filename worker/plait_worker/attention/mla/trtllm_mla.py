@@ -1,12 +1,11 @@
-"""Latent attention by TensorRT-LLM's kernels for Blackwell (trtllm-gen), as flashinfer packs them.
+"""MLA by TensorRT-LLM's Blackwell kernels (trtllm-gen), as flashinfer packs them.
 
-Absorbed rows read lengths and tables on the device. Un-absorbed ones attend to their new tokens, then to what is
-cached in chunks that get keys and values of every head; the parts are merged by their log-sum-exp.
-The kernels were not run on our hardware: the calls are proven against a stand-in of the same contract
-(tests/plait_testing/trtllm_gen.py).
+Absorbed rows read lengths and tables on the device. Decompressed rows attend to their new tokens, then to chunks of
+their cached context, up-projected by kv_b_proj; the partial results are merged by LSE. The kernels were not run on our
+hardware: the tests check the calls against a stand-in with the same contract (tests/plait_testing/trtllm_gen).
 
-Shapes: P un-absorbed tokens, I cached tokens of a chunk, A absorbed tokens in B rows, H heads, E numbers in a query
-and key, V in a value, C cached of a token.
+Shapes: P decompressed tokens, I cached tokens of a chunk, A absorbed tokens in B rows, H heads, E elements of a query
+and key, V in a value, C elements cached of a token.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from plait_worker.attention.backend import BackendRequirements, KvBProj
 from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.mla.cached_context import load_latents
 from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
-from plait_worker.attention.mla.short_extend import short_last
+from plait_worker.attention.mla.short_extend import short_extends_last
 from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
 from plait_worker.attention.spec import MlaShape
 from plait_worker.attention.trtllm_workspace import Scratch
@@ -35,20 +34,20 @@ from plait_worker.transfer import upload
 
 PAGE_SIZES = (32, 64)
 LATENTS = ((512, 64), (256, 64))
-"""Latent, and the key that all heads share."""
+"""kv_lora_rank and rope dims."""
 HEADS = ((192, 128), (128, 128), (256, 256))
-"""Numbers in a query and key, and in a value, of the un-absorbed kernels."""
+"""Dims of queries and keys, and of values, of the decompressed kernel."""
 SHORT_EXTEND = 64
 """New tokens up to which a row is absorbed.
 
-Computed, not measured: absorbed scores and sums cost 3.4 times the work, and nothing is expanded; with 512 numbers
-in a latent both come to the same at 170 new tokens over a long context.
+Computed, not measured: absorbed scores and sums cost 3.4 times the work, but there is no up-projection. With a
+kv_lora_rank of 512 both ways cost the same at 170 new tokens over a long context.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedCall:
-    """One call of the un-absorbed kernel, with its lengths on the device."""
+    """One call of the decompressed kernel, with its lengths on the device."""
 
     run: Run
     ends_q: Tensor
@@ -58,12 +57,12 @@ class RaggedCall:
     kv_lengths: Tensor
     """int32 ``[R]``."""
     slot_mapping_I: Tensor | None
-    """int64: where in the pages the tokens lie that are seen; None for the rows' own new tokens."""
+    """int64: indices of the cached tokens that are seen; None for the rows' new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Un-absorbed rows that attend together: to their new tokens, then to each chunk of their contexts."""
+    """Decompressed rows that attend together: to their new tokens, then to each chunk of their contexts."""
 
     new: RaggedCall
     chunks: list[RaggedCall]
@@ -86,7 +85,7 @@ class TrtllmMlaStep:
         return self.backend.shape.cached_scale
 
     def prefill(self, q_PHE: Tensor, latent_PC: Tensor, pages: Tensor, kv_b_proj: KvBProj, out_PHV: Tensor) -> None:
-        """The un-absorbed rows' tokens attend to themselves and, chunk by chunk, to what is cached."""
+        """See ``MlaStep``."""
         k_PHE, v_PHV = kv_b_proj(latent_PC)
         for group in self.groups:
             own = group.new.run.tokens
@@ -109,7 +108,7 @@ class TrtllmMlaStep:
         return out
 
     def decode(self, q_AHC: Tensor, pages: Tensor) -> Tensor:
-        """Absorbed queries attend to the cached tokens as they are: ``[A, H, latent_dim]``."""
+        """See ``MlaStep``."""
         out_AHL = torch.empty(*q_AHC.shape[:2], self.backend.shape.latent_dim, dtype=q_AHC.dtype, device=q_AHC.device)
         first = 0
         for rows in self.absorbed:
@@ -136,22 +135,22 @@ class TrtllmMla:
         self.scratch = Scratch.of(shape.num_heads, shape.latent_dim, requirements.max_tokens, requirements.device)
 
     def prepare(self, rows: Rows) -> TrtllmMlaStep:
-        """Lengths, tables and the order of work."""
-        ordered = short_last(rows, lambda _start, length: length <= self.short_extend)
-        rows, num_long, num_long_tokens = ordered.rows, ordered.num_long, ordered.num_long_tokens
-        extends = query_rows(rows, range(num_long, rows.num_prefill), num_long_tokens)
+        """Order of the rows, lengths and tables."""
+        ordered = short_extends_last(rows, lambda _start, length: length <= self.short_extend)
+        rows, first, num_tokens = ordered.rows, ordered.num_decompressed, ordered.num_decompressed_tokens
+        extends = query_rows(rows, range(first, rows.num_prefill), num_tokens)
         decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
         return TrtllmMlaStep(
             backend=self,
-            num_prefill_tokens=num_long_tokens,
+            num_prefill_tokens=num_tokens,
             slot_mapping_T=token_slot_mapping(rows, self.page_size),
             order_T=ordered.order_T,
-            groups=list(self._groups(rows, num_long)),
+            groups=list(self._groups(rows, first)),
             absorbed=[part for part in (extends, decoded) if part is not None],
         )
 
-    def _groups(self, rows: Rows, num_long: int) -> Iterator[Group]:
-        starts, lengths = rows.starts[:num_long], rows.lengths[:num_long]
+    def _groups(self, rows: Rows, num_decompressed: int) -> Iterator[Group]:
+        starts, lengths = rows.starts[:num_decompressed], rows.lengths[:num_decompressed]
         for run in runs_of_new_tokens(lengths, self._fits):
             chunks = runs_of_context(run, starts, lengths, self.mla_context_chunk_size)
             yield Group(self._call(run, rows), [self._call(chunk, rows) for chunk in chunks])
@@ -171,12 +170,12 @@ class TrtllmMla:
         return RaggedCall(run, on_q, on_kv, lengths, slot_mapping_I)
 
     def ragged(self, call: RaggedCall, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Un-absorbed attention: ``[tokens, H, V]`` and its log-sum-exp, float32 base 2 ``[tokens, H]``.
+        """Decompressed attention: ``[tokens, H, V]`` and its LSE, float32 base 2 ``[tokens, H]``.
 
         A row that sees nothing gets 0 and -inf.
         """
         run = call.run
-        # The kernel leaves stale values where a row sees nothing: flashinfer takes such rows out by the host's lengths.
+        # The kernel leaves stale output for rows that see nothing; flashinfer removes them if it has the host lengths.
         kv_lengths = run.kv_lengths
         has_empty = 0 in kv_lengths
         out, lse = trtllm_ragged_attention_deepseek(
@@ -203,9 +202,9 @@ class TrtllmMla:
         return out, lse
 
     def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
-        """Absorbed attention over the pages; ``out_AHL`` is written."""
+        """Absorbed attention over the pages, written to ``out_AHL``."""
         shape, queries = self.shape, rows.queries
-        # Queries are of the pages' type. Softmax scale and that of the keys are one factor, that of the values another.
+        # Queries have the pages' type. bmm1_scale is softmax scale times key scale, bmm2_scale the value scale.
         q_AHC = stored(q_AHC, shape.cached_dtype, 1.0)
         if isinstance(queries, int):
             by_row = (rows.num_rows, queries)
@@ -231,20 +230,20 @@ class TrtllmMla:
 
     @staticmethod
     def validate(requirements: BackendRequirements[MlaShape]) -> None:
-        """Raise ``ValueError`` with the rule that the kernels would break."""
+        """Raises ``ValueError`` with the rule that is broken."""
         shape, page_size = requirements.spec, requirements.page_size
         latent = (shape.latent_dim, shape.cached_dim - shape.latent_dim)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"its kernels take pages of 32 or 64 tokens, not {page_size}; set --page-size 64")
         if latent not in LATENTS:
             raise ValueError(
-                "its kernels take latents of 512 or 256 numbers with a shared key of 64, "
-                f"not {latent[0]} with {latent[1]}"
+                "its kernels take a kv_lora_rank of 512 or 256 with 64 rope dims, "
+                f"not {latent[0]} with {latent[1]}; use torch"
             )
         if shape.num_heads > 64 and shape.num_heads != 128:
             raise ValueError(f"its kernels take up to 64 heads on a rank, or 128, not {shape.num_heads}; change --tp")
         if shape.dtype is not torch.bfloat16 or shape.cached_dtype not in (torch.bfloat16, FP8):
-            raise ValueError("its kernels take bfloat16 over a cache of bfloat16 or float8; set --dtype bfloat16")
+            raise ValueError("its kernels take bfloat16 with a cache of bfloat16 or float8; set --dtype bfloat16")
         TrtllmMla.validate_kv_b_proj(shape)
 
     @staticmethod
@@ -252,6 +251,6 @@ class TrtllmMla:
         """Raise ``ValueError`` with the rule that the un-absorbed kernel would break."""
         if (shape.query_dim, shape.value_dim) not in HEADS:
             raise ValueError(
-                "its kernels take heads of 192 numbers in a query and 128 in a value, or 128 and 128, or 256 and 256, "
-                f"not {shape.query_dim} and {shape.value_dim}"
+                "its kernels take 192 query dims with 128 value dims, 128 with 128, or 256 with 256, "
+                f"not {shape.query_dim} with {shape.value_dim}; use torch"
             )
