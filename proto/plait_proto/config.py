@@ -8,7 +8,7 @@ import msgspec
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a rank computes on."""
 
-    kind: str
+    device: str
     """``auto``, ``cpu`` or ``cuda``."""
     cuda_graphs: bool
     """Whether decode steps are captured."""
@@ -19,7 +19,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which attention the layers use."""
 
-    backend: str
+    attention_backend: str
     """``auto``, or a backend that ``plait_worker.attention.registry`` lists, or ``torch``."""
     mla_context_chunk_size: int
     """Cached tokens that an MLA prefill row attends to at a time."""
@@ -28,7 +28,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How keys and values are stored."""
 
-    dtype: str
+    kv_cache_dtype: str
     """``auto`` for the model's own, or ``fp8``: float8_e4m3fn."""
     k_scale: float
     """FP8 scale of keys, above 0: value = stored * scale."""

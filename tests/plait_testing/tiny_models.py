@@ -35,9 +35,9 @@ def save_tiny_llama(folder: Path) -> LlamaForCausalLM:
 def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig:
     """What the engine's side writes for one rank of this model; ``changes`` may name fields of the nested structs."""
     nested: dict[str, dict[str, object]] = {
-        "device": {"kind": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8},
-        "attention": {"backend": "auto", "mla_context_chunk_size": 64},
-        "kv_cache": {"dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
+        "device": {"device": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8},
+        "attention": {"attention_backend": "auto", "mla_context_chunk_size": 64},
+        "kv_cache": {"kv_cache_dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
         "pages": {"page_size": 16, "num_pages": None, "memory_fraction": None},
     }
     for fields in nested.values():

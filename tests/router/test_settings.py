@@ -11,6 +11,7 @@ from plait import cli
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.kernels import KernelsSettings
+from plait.launch.worker_config import worker_config
 from plait.nvidia import has_nvidia_gpu
 from plait.settings import (
     CoordinatorKeys,
@@ -148,6 +149,14 @@ def test_an_error_names_the_main_flag_where_an_alias_was_typed(alias: str) -> No
     (main,) = (main for main, names in ALIASES.items() if alias in names)
     with pytest.raises(SettingsError, match=f"^{main} is '0'"):
         parse(alias, "0")
+
+
+def test_the_worker_gets_its_settings_under_the_same_names() -> None:
+    words = ("--device", "cpu", "--attention-backend", "torch", "--kv-cache-dtype", "fp8", "--k-scale", "0.5")
+    config = worker_config(parse(*words, "--page-size", "16", "--no-cuda-graphs"), Path("/m"), Path("/r"), 99)
+    assert (config.device.device, config.device.cuda_graphs, config.pages.page_size) == ("cpu", False, 16)
+    assert (config.attention.attention_backend, config.kv_cache.kv_cache_dtype) == ("torch", "fp8")
+    assert (config.kv_cache.k_scale, config.max_model_len, config.max_batch_tokens) == (0.5, 99, 160)
 
 
 def test_the_number_of_ranks_reaches_the_engine() -> None:

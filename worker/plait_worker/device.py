@@ -26,7 +26,7 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
     torch.set_num_threads(num_threads)
     _start_kernel_threads(num_threads)
     torch.set_num_interop_threads(1)
-    if config.device.kind == "cpu" or (config.device.kind == "auto" and not torch.cuda.is_available()):
+    if config.device.device == "cpu" or (config.device.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), f"cpu, {num_threads} threads"
     return _open_gpu(config.world)
 

@@ -81,7 +81,7 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
     with _phase("attention"):
-        attention = choose_attention(config.attention.backend, requirements, parallel)
+        attention = choose_attention(config.attention.attention_backend, requirements, parallel)
     if device.type == "cpu":
         leave_cores_to_kernels(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
@@ -151,7 +151,7 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
 def _fp8(config: WorkerConfig) -> PageScales | None:
     """The scales of a cache in float8; None for one in the model's own type, which has none."""
     scales = PageScales(config.kv_cache.k_scale, config.kv_cache.v_scale)
-    if config.kv_cache.dtype == "fp8":
+    if config.kv_cache.kv_cache_dtype == "fp8":
         return scales
     if scales != PageScales():
         raise ValueError(

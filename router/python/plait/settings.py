@@ -95,20 +95,6 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["auto", "cpu", "cuda"], Setting("what computes; auto takes a GPU where there is one")] = (
         "auto"
     )
-    attention_backend: Annotated[
-        Literal[
-            "auto",
-            "torch",
-            "triton",
-            "flashinfer",
-            "trtllm_mha",
-            "trtllm_mla",
-            "cutlass_mla",
-            "flashmla",
-            "flashinfer_mla",
-        ],
-        Setting("attention kernels; auto takes the fastest that are right on this device"),
-    ] = "auto"
     cuda_graphs: Annotated[
         bool,
         Setting(
@@ -211,11 +197,30 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
 class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attention."""
 
+    attention_backend: Annotated[
+        Literal[
+            "auto",
+            "torch",
+            "triton",
+            "flashinfer",
+            "trtllm_mha",
+            "trtllm_mla",
+            "cutlass_mla",
+            "flashmla",
+            "flashinfer_mla",
+        ],
+        Setting("attention kernels; auto takes the fastest that are right on this device"),
+    ] = "auto"
     mla_context_chunk_size: Annotated[
         TokenLimit,
         Setting("tokens of cached context that an MLA prefill (DeepSeek) attends to at a time", ("--context-chunk",)),
     ] = 4096
     """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
+
+
+class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """KV cache."""
+
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Setting(
@@ -263,6 +268,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
     attention: AttentionSettings = AttentionSettings()
+    kv_cache: KvCacheSettings = KvCacheSettings()
     process: ProcessSettings = ProcessSettings()
 
 

@@ -29,6 +29,7 @@ def _computes(path: Path, settings: ServeSettings) -> str:
         settings.model.dtype,
         settings.model.load_format,
         settings.attention,
+        settings.kv_cache,
         settings.device.device,
         sorted(_files(path)),
     )

@@ -12,16 +12,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from plait_proto import (
-    AttentionConfig,
-    DeviceConfig,
-    ExitCode,
-    KvCacheConfig,
-    PageConfig,
-    WorkerConfig,
-    config_fingerprint,
-    encode_config,
-)
+from plait_proto import ExitCode, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.errors import DONE, StartError
@@ -36,9 +27,10 @@ from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
+from plait.launch.worker_config import worker_config
 from plait.model_files import LocalModel, find_model
 from plait.output import say
-from plait.settings import DRAFT_TOKENS, GroupMembership, ServeSettings, batch_tokens, engine_settings
+from plait.settings import GroupMembership, ServeSettings, engine_settings
 
 POLL_SECONDS = 0.1
 
@@ -87,40 +79,7 @@ def _write_config(
     engine: Engine, local: LocalModel, settings: ServeSettings, description: Description, run_dir: Path
 ) -> Path:
     """Write the worker's configuration and tell the engine its fingerprint; the file."""
-    raw = encode_config(
-        WorkerConfig(
-            model=str(local.path),
-            run_dir=str(run_dir),
-            world=settings.process.tp,
-            device=DeviceConfig(
-                kind=settings.device.device,
-                cuda_graphs=settings.device.cuda_graphs,
-                cuda_graph_max_bs=settings.device.cuda_graph_max_bs,
-            ),
-            attention=AttentionConfig(
-                backend=settings.device.attention_backend,
-                mla_context_chunk_size=settings.attention.mla_context_chunk_size,
-            ),
-            load_format=settings.model.load_format,
-            dtype=settings.model.dtype,
-            kv_cache=KvCacheConfig(
-                dtype=settings.attention.kv_cache_dtype,
-                k_scale=settings.attention.k_scale,
-                v_scale=settings.attention.v_scale,
-            ),
-            pages=PageConfig(
-                page_size=settings.pages.page_size,
-                num_pages=settings.pages.num_pages,
-                memory_fraction=settings.pages.memory_fraction,
-            ),
-            max_model_len=description.max_model_len,
-            max_batch_tokens=batch_tokens(settings),
-            max_seqs=settings.scheduler.max_seqs,
-            draft_tokens=DRAFT_TOKENS,
-            threads=settings.process.threads,
-            log_level=settings.process.log_level,
-        )
-    )
+    raw = encode_config(worker_config(settings, local.path, run_dir, description.max_model_len))
     engine.set_config_fingerprint(config_fingerprint(raw))
     path = run_dir / "worker.json"
     path.write_bytes(raw)

@@ -1,0 +1,39 @@
+"""The configuration file of a worker, from the settings of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from plait_proto import AttentionConfig, DeviceConfig, KvCacheConfig, PageConfig, WorkerConfig
+
+from plait.settings import DRAFT_TOKENS, ServeSettings, batch_tokens
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model_len: int) -> WorkerConfig:
+    """What every rank is given. `max_model_len` is the model's context, or what the user limits it to."""
+    return WorkerConfig(
+        model=str(model),
+        run_dir=str(run_dir),
+        world=settings.process.tp,
+        load_format=settings.model.load_format,
+        dtype=settings.model.dtype,
+        device=_fields_of(settings.device, DeviceConfig),
+        attention=_fields_of(settings.attention, AttentionConfig),
+        kv_cache=_fields_of(settings.kv_cache, KvCacheConfig),
+        pages=_fields_of(settings.pages, PageConfig),
+        max_model_len=max_model_len,
+        max_batch_tokens=batch_tokens(settings),
+        max_seqs=settings.scheduler.max_seqs,
+        draft_tokens=DRAFT_TOKENS,
+        threads=settings.process.threads,
+        log_level=settings.process.log_level,
+    )
+
+
+def _fields_of(component: msgspec.Struct, config: type[Config]) -> Config:
+    """The fields of `config`, which have the names of the settings in `component`."""
+    return msgspec.convert(component, config, from_attributes=True)
