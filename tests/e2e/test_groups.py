@@ -57,7 +57,7 @@ def steps(running: Server) -> dict[str, float]:
 
 
 def settled(servers: list[Server]) -> list[dict[str, float]]:
-    """The same once nobody steps any more."""
+    """The same, once no engine steps any more."""
     deadline = time.monotonic() + 30
     before: list[dict[str, float]] = []
     while (now := [steps(one) for one in servers]) != before and time.monotonic() < deadline:

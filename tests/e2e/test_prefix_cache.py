@@ -64,7 +64,7 @@ def test_questions_that_share_their_table_are_answered_right(
 
 
 def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: float, at_best: float) -> None:
-    """Right answers prove little where nothing was hit, or where nothing had to go.
+    """Right answers prove little if no page was hit, or none was evicted.
 
     `at_best`: the share of the questions that are not their table's first.
     """

@@ -47,7 +47,7 @@ def orphans(pids: list[int]) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """A process that nobody has reaped yet runs no more."""
+    """A process that was not reaped yet counts as ended."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""A server whose log nobody reads any more: who did is gone, or lets its pipe fill up."""
+"""A server whose log is not read any more: the reader is gone, or its pipe is full."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def keep(part: Part, folder: Path) -> None:
 
 
 def load(folder: Path, suite: str) -> list[Part]:
-    """The parts of a suite in a folder. Raises `UsageError` where a file is none."""
+    """The parts of a suite in a folder. Raises `UsageError` if a file is not a part."""
     try:
         parts = [msgspec.json.decode(path.read_bytes(), type=Part) for path in sorted(folder.glob("*.json"))]
     except msgspec.DecodeError as error:
@@ -57,7 +57,7 @@ def load(folder: Path, suite: str) -> list[Part]:
 
 
 def require_each_case_once(cases: Sequence[str], parts: Iterable[Part], commit: str) -> None:
-    """Raise `UsageError` where the parts are not the whole suite at this commit, each case run once."""
+    """Raise `UsageError` if the parts are not the whole suite at this commit, each case run once."""
     found = Counter(case for part in parts for case in part.outcomes)
     wrong = {
         f"of another commit than {commit}": {part.commit for part in parts} - {commit},

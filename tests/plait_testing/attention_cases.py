@@ -144,7 +144,7 @@ class MlaCase:
             )
             for width in (still, shape.value_dim)
         )
-        # As one product gives them: the latent lies behind a token's queries.
+        # As one GEMM writes them: after a token's queries, its compressed KV.
         width = shape.num_heads * shape.query_dim
         product = torch.randn(sum(self.tables.lengths), width + shape.cached_dim, device=device).to(shape.dtype)
         self.q = product[:, :width].unflatten(1, (shape.num_heads, shape.query_dim))
@@ -195,5 +195,5 @@ class MlaCase:
 
 
 def difference(given: Tensor, right: Tensor) -> float:
-    """NaN where one is given."""
+    """NaN if a value is NaN."""
     return float((given.double() - right).abs().max() / right.abs().max())

@@ -56,7 +56,7 @@ class Measures:
 
 
 def percentile_90(sizes: Sequence[int]) -> int:
-    """The size that nine of ten stay at or below; 0 where there is none."""
+    """The 90th percentile; 0 if there are no sizes."""
     ordered = sorted(sizes)
     return ordered[(9 * len(ordered) - 1) // 10] if ordered else 0
 
@@ -114,7 +114,7 @@ def measure_python(name: str, text: str, measures: Measures) -> None:
 
 
 def docstring_lines(node: ast.AST) -> range:
-    """The lines of a node's docstring; none where it has none."""
+    """The lines of a node's docstring, if any."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return range(0)
     match node.body:

@@ -44,7 +44,7 @@ class Unplanned:
 
 @dataclass(frozen=True)
 class Seen:
-    """The rows, kept for nobody."""
+    """Does nothing with the rows."""
 
     rows: Rows
 

@@ -49,7 +49,7 @@ class EngineSide:
         self._router.bind(self.endpoint)
 
     def start(self, config: WorkerConfig, *more: str, rank: int = 0) -> subprocess.Popen[str]:
-        """A worker process on this configuration, with ``more`` words behind its own."""
+        """A worker process on this configuration, with ``more`` arguments after its own."""
         path = self.folder / f"config-{rank}.json"
         path.write_bytes(encode_config(config))
         words = ["--connect", self.endpoint, "--rank", str(rank), "--config", str(path), *more]

@@ -1,4 +1,4 @@
-"""The engine's side of the front door, in memory: tests say what it sends and see what it was told."""
+"""The engine's side of the front door, in memory: tests say what it sends and see what it got."""
 
 from __future__ import annotations
 

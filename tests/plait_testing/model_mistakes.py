@@ -1,4 +1,4 @@
-"""Whose mistake a wrong answer is: the check model's own, where transformers gives it too, or the engine's."""
+"""Whose mistake a wrong answer is: the model's, if transformers gives it too; else the engine's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait_testing.recall import Problem, Wrong
 def mistakes_of_the_engine(model: Path, asked: list[Problem], wrong: list[Wrong]) -> list[Wrong]:
     """Those wrong answers that transformers, in float32 and greedily, does not give to the same problem.
 
-    The model is loaded only where an answer is wrong.
+    The model is loaded only if an answer is wrong.
     """
     if not wrong:
         return []

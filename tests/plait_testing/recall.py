@@ -92,7 +92,7 @@ def writers(url: str, num_writers: int, num_tokens: int, model: str = "recall-gq
 
 
 def ask(client: httpx.Client, problem: Problem, model: str = "recall-gqa") -> str:
-    """The model's answer; the server's error, in words, where there is none."""
+    """The model's answer, or the server's error."""
     body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 400}
     response = client.post("/v1/chat/completions", json=body)
     if response.status_code != 200:

@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def require_full_suite(config: pytest.Config, recorded: list[str]) -> None:
-    """Raise `UsageError` where a recorded run is not of one suite, at its full size, by one of the three ways."""
+    """Raise `UsageError` unless a recorded run is of one suite, at full size, in one of the three ways."""
     if len(recorded) > 1:
         raise pytest.UsageError(f"{' and '.join(recorded)} do not go together")
     if not (config.getoption("--suite") and config.getoption("--full")):
@@ -94,7 +94,7 @@ def require_full_suite(config: pytest.Config, recorded: list[str]) -> None:
 
 
 def require_whole_run(config: pytest.Config, recorded: str) -> None:
-    """Raise `UsageError` where cases of the suite are left out."""
+    """Raise `UsageError` if cases of the suite are left out."""
     given = [flag for name, flag in PARTS.items() if config.getoption(name, None)]
     given += ["paths"] if config.args_source is pytest.Config.ArgsSource.ARGS else []
     if given:
@@ -205,7 +205,7 @@ def command() -> str:
 
 
 def commit() -> str:
-    """The commit of the tree, marked where tracked files differ from it, other than results."""
+    """The commit of the tree, marked if tracked files other than results differ from it."""
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude){RESULTS.name}")
     return git("rev-parse", "HEAD") + (DIRTY if changed else "")
 

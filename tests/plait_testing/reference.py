@@ -18,7 +18,7 @@ class Judgement:
     num_tokens: int
     num_different: int
     worst_gap: float
-    """How much better (in logits) the reference finds its own best token, at the worst position; 0 where all agree."""
+    """By how many logits the reference prefers its own best token, at the worst position; 0 if all agree."""
 
 
 class Reference:

@@ -25,7 +25,7 @@ StartServer = Callable[..., "Server"]
 
 @dataclass
 class Server:
-    """A server that was started; `url` is empty where it ended before it was ready."""
+    """A server that was started; `url` is empty if it ended before it was ready."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -98,7 +98,7 @@ def spawn_server(log: Path, *words: str) -> Server:
 def wait_until_ready(server: Server) -> None:
     """Returns when it is ready or has ended.
 
-    Raises `TimeoutError`, after killing the server, where neither comes in time.
+    Raises `TimeoutError`, after killing the server, if neither comes in time.
     """
     pipe = server.process.stdout
     assert pipe is not None

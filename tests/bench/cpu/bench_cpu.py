@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _choose(names: list[str] | None, things: list[Named]) -> list[Named]:
-    """The named ones; raises `SystemExit` where there is none of a name."""
+    """The named ones; raises `SystemExit` if a name is unknown."""
     known = [thing.name for thing in things]
     if wrong := [name for name in names or () if name not in known]:
         raise SystemExit(f"bench-cpu: there is no {wrong[0]!r}; there are: {', '.join(map(repr, known))}")

@@ -1,4 +1,4 @@
-"""Who is measured: Plait and its peers, how each is started, and what is missing where one cannot be."""
+"""Plait and its peers: how each is started, or what is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Contestant:
 
     name: str
     computes: str = ""
-    """What with; empty where the server says so itself."""
+    """The number formats; empty if the server prints them itself."""
     command: list[str] = field(default_factory=list)
     """`{port}` stands for the port."""
     version: str = ""
@@ -41,7 +41,7 @@ class Contestant:
     takes: tuple[Kind, ...] = KINDS
     """The kinds of cases that it takes."""
     missing: str | None = None
-    """What to do to have it; None where it is there."""
+    """What to do to have it; None if it is there."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def say(line: str) -> None:
 
 
 def run_all(contestants: list[Contestant], todo: list[CpuCase], logs: Path) -> Field:
-    """Every case on every server; no process is left behind, however it ends."""
+    """Every case on every server; no process is left running, however it ends."""
     field = Field()
     try:
         for contestant in contestants:

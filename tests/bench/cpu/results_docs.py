@@ -52,7 +52,7 @@ class Result(msgspec.Struct, frozen=True):
     rows: list[Row]
 
     def value(self, case: str, server: str, metric: str) -> float | None:
-        """A median over the runs; None where there is none."""
+        """The median over the runs, if there is one."""
         return next((row.value for row in self.rows if (row.case, row.metric) == (f"{case} | {server}", metric)), None)
 
     def spread(self, case: str, server: str, metric: str) -> tuple[float, float]:

@@ -48,7 +48,7 @@ class ServerProcess:
         return self.tree
 
     def wait_until_ready(self, path: str) -> None:
-        """Returns when `path` answers 200; raises `ServerFailed` where it ends first or takes too long."""
+        """Returns when `path` answers 200; raises `ServerFailed` if it ends first or takes too long."""
         deadline = time.monotonic() + START_SECONDS
         while not self._answers(path):
             self.look()
@@ -59,7 +59,7 @@ class ServerProcess:
             time.sleep(LOOK_SECONDS)
 
     def require_alive(self) -> None:
-        """Raises `ServerFailed` where it has ended."""
+        """Raises `ServerFailed` if it has ended."""
         if self.process.poll() is not None:
             raise ServerFailed(f"ended with {self.process.returncode}: {self.last_line}")
 

@@ -72,7 +72,7 @@ CASES = (
 
 @dataclass
 class Clock:
-    """Seconds by part; one repetition's are kept where it is the quickest so far."""
+    """Seconds by part, of the quickest repetition so far."""
 
     now: Now
     parts: dict[str, float] = field(default_factory=dict)

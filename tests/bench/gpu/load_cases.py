@@ -46,7 +46,7 @@ class LoadCase:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether its tokens are drawn, so that they need not be the best."""
+        """Whether its tokens are sampled at random, so that they need not be the best."""
         return "--temperature" in self.bench_flags
 
     @property
@@ -69,7 +69,7 @@ class LoadCase:
         return dataclasses.replace(self, num_prompts=num_prompts, goals=())
 
     def bench_words(self) -> list[str]:
-        """What `plait bench serve` is told of it."""
+        """Its flags for `plait bench serve`."""
         pace = ["--rate", f"{self.rate}"] if self.rate is not None else ["--concurrency", f"{self.streams}"]
         match self.lengths:
             case str(profile):
@@ -88,7 +88,7 @@ TARGET = ("--itl-target-ms", "30")
 
 
 def drawn(case: LoadCase) -> LoadCase:
-    """The same load with tokens that are drawn; what is asked of it is a share of the greedy rate."""
+    """The same load with random sampling; its goal is a share of the greedy rate."""
     return dataclasses.replace(case, bench_flags=("--temperature", "0.7", "--top-p", "0.9"), goals=())
 
 

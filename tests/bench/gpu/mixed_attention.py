@@ -52,7 +52,7 @@ MAX_TOKENS, TABLE_WIDTH = 8192, 2048
 MAX_POSITIONS = TABLE_WIDTH * PAGE_SIZE
 """Of a request: the bound that a graph knows."""
 NUM_VIEWS, VIEW_STEP = 8, 8
-"""Calls of one graph, and how many pages each lies behind the one before: what one has read, the next does not need."""
+"""Calls of one graph, and the pages between them: no call reads what the one before has read."""
 MANY_BYTES = 256 << 20
 """No cache holds a part worth mentioning of so many."""
 REPLAYS = 20
@@ -125,7 +125,7 @@ def decoding(name: str, kv_lengths: list[int]) -> Lengths:
 
 
 def scattered_table(lengths: Lengths, num_pages: int) -> Tensor:
-    """int32 ``[R, W]``: pages of their own for each row, in no order; page 0 behind a row's end."""
+    """int32 ``[R, W]``: each row's own pages, in random order; page 0 after a row's end."""
     counts_R = torch.tensor([-(-seen // PAGE_SIZE) for seen in lengths.seen], device=GPU)
     table_RW = torch.zeros(len(counts_R), TABLE_WIDTH, dtype=torch.int32, device=GPU)
     is_used = torch.arange(TABLE_WIDTH, device=GPU) < counts_R[:, None]
@@ -151,7 +151,7 @@ def host_rows(lengths: Lengths, table_RW: Tensor) -> Rows:
 
 
 def graph_rows(lengths: Lengths, rows: Rows, whole: bool) -> Rows:
-    """The same step as a graph has it: empty rows behind the prompts, lengths on the device, bounds on the host."""
+    """The same step as a graph has it: empty rows after the prompts, lengths on the device, bounds on the host."""
     num, empty = lengths.num_prompts, PROMPT_ROWS - lengths.num_prompts
     new = [*lengths.new[:num], *[0] * empty, *lengths.new[num:]]
     seen = [*lengths.seen[:num], *[0] * empty, *lengths.seen[num:]]
@@ -287,7 +287,7 @@ class Bench:
         self.found = found
 
     def check(self, way: Way, lengths: Lengths) -> None:
-        """End the run where this way's result is wrong; it is left alone where it does not run."""
+        """End the run if this way's result is wrong; do nothing if it does not run."""
         table_RW = scattered_table(lengths, self.num_pages)
         num = sum(lengths.new)
         given = way.attend(way.rows(lengths, table_RW))(self.q_THE[:num], self.pages).double()
@@ -303,7 +303,7 @@ class Bench:
         self._note(lengths, way, "error over the largest value", "share", error)
 
     def measure(self, way: Way, lengths: Lengths) -> float:
-        """Microseconds of one call, median of the replays; beside it the host's for its plan, where there is one."""
+        """Microseconds of one call, median of the replays; and the host's for its plan, if there is one."""
         rows = way.rows(lengths, scattered_table(lengths, self.num_pages))
         attend = way.attend(rows)
         bytes_read = sum(lengths.seen) * 4 * self.shape.num_kv_heads * HEAD_DIM
@@ -384,7 +384,7 @@ def run(bench: Bench, cases: Sequence[Lengths], deadline: float, keep: Callable[
 
 
 def attempt(bench: Bench, way: Way, lengths: Lengths, work: Callable[[Way, Lengths], float | None]) -> float | bool:
-    """What the work gives, or true; false where it failed, which is printed and recorded."""
+    """The work's result, or true; false if it failed, which is printed and recorded."""
     try:
         given = work(way, lengths)
     except FAILURES as failure:

@@ -52,7 +52,7 @@ METRICS = {
 }
 """Of what `plait bench` tells, what is kept."""
 SHARE_OF_GREEDY = 0.97
-"""That a load keeps whose tokens are drawn."""
+"""The least share of the greedy rate for loads with random sampling."""
 LIBRARIES = ("plait", "torch", "triton", "flashinfer-python")
 
 
@@ -145,7 +145,7 @@ class Bench:
         return most_tokens_per_second(self.cost, case.streams, *case.lengths, ceilings)
 
     def greedy_rate(self, case: LoadCase) -> float | None:
-        """Of the load whose tokens are drawn here and were the best there, tokens a second."""
+        """Tokens a second of the same load, greedy."""
         greedy = dataclasses.replace(case, bench_flags=())
         return next((ran.figures.get(RATE) for ran in self.runs if ran.case.name == greedy.name), None)
 
@@ -235,7 +235,7 @@ def _ceiling_rows(ceilings: Ceilings) -> list[dict[str, object]]:
 
 
 def measure_ceilings(folder: Path) -> Ceilings | None:
-    """This machine's, by `ceilings.py` in a process of its own; None where there is no GPU."""
+    """This machine's, from `ceilings.py` in its own process; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     out = folder / "ceilings.json"

@@ -21,7 +21,7 @@ class Start:
     log: str
 
     def rows(self) -> list[dict[str, object]]:
-        """The whole, each phase, and the memory that is left where the log tells it."""
+        """The whole, each phase, and the memory left, if the log has it."""
         return [
             self._row("ready", "seconds", round(self.seconds, 2), READY_SECONDS),
             *(self._row(f"ready, {phase}", "seconds", float(each)) for phase, each in _PHASE.findall(self.log)),

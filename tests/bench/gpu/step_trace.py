@@ -55,7 +55,7 @@ class Kind:
 
 
 class Steps:
-    """A rank with rows that decode, and new prompts for each step where the kind has them."""
+    """A rank with rows that decode, and new prompts for each step if the kind has them."""
 
     def __init__(self, rank: Rank, kind: Kind) -> None:
         self.kind = kind
@@ -118,7 +118,7 @@ def _launch_ms(steps: Steps) -> dict[str, float]:
 def _calls(events: Any) -> dict[str, float]:
     """A step's calls of CUDA's runtime and driver: those that wait or allocate, and all launches.
 
-    What comes behind the last step is the measurement's own end.
+    What follows the last step is the end of the measurement.
     """
     (steady,) = (event.time_range for event in events if _is_host(event) and event.name == STEADY)
     within = [

@@ -79,7 +79,7 @@ BEGUN = time.monotonic()
 
 
 def row(case: str, metric: str, unit: str, value: float) -> Row:
-    """A figure, told as it comes."""
+    """A figure, printed as it comes."""
     said = f"{value * 1e6:,.2f} us" if unit == "seconds" else f"{value:,.0f} {unit}"
     print(f"[{time.monotonic() - BEGUN:4.0f} s] {case}, {metric}: {said}", file=sys.stderr, flush=True)
     return Row(case, metric, unit, value, GOALS.get((case, metric)))
@@ -215,7 +215,7 @@ def measured(trace: Path) -> Iterator[Row]:
 
 
 def check_goals(rows: Iterable[Row]) -> None:
-    """Ends the program where a goal was asked of a figure that is not there."""
+    """Ends the program if a goal names a figure that is not there."""
     missing = GOALS.keys() - {(one.case, one.metric) for one in rows}
     if missing:
         raise SystemExit(f"plan_cost: not measured, though there is a goal for it: {sorted(missing)}")

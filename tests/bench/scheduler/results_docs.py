@@ -23,7 +23,7 @@ PLANNING = re.compile(r"plan \+ advance, (\d+) decoders, context (\d+), cache (e
 AT_LEAST = ("plans_per_second",)
 """Metrics of which more is better."""
 SPREAD = {"p50": "p99"}
-"""What stands in brackets behind a metric."""
+"""The metric that stands in brackets after another."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ def table(head: list[str], lines: list[list[str]]) -> list[str]:
 
 
 def bracketed(values: list[str]) -> str:
-    """The first, and the others behind it."""
+    """The first, and the others after it in brackets."""
     return " ".join([*values[:1], *(f"({value})" for value in values[1:])])
 
 

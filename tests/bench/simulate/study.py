@@ -52,7 +52,7 @@ def simulated(typed: argparse.Namespace, scheduler: SchedulerSettings, rate_scal
 
 
 def saturation_scale(typed: argparse.Namespace) -> float:
-    """How many times as fast the trace is played where one replica can just answer it."""
+    """The speed at which one replica can just answer the trace."""
     mixed = POLICIES["mixed"]
     whole = simulated(typed, mixed, ALL_AT_ONCE)
     recorded = simulated(typed, mixed, 1e-3).duration_seconds * 1e-3
