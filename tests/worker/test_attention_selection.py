@@ -34,7 +34,7 @@ def _on_hopper_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_mha, "has_fmha_v2", lambda _shape: False)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["heads", "latents"])
+@pytest.mark.parametrize("shape", [SHAPE, LATENTS], ids=["mha", "mla"])
 def test_a_cpu_attends_by_compiled_kernels_unless_torch_is_asked_for(shape: MhaShape | MlaShape) -> None:
     requirements = dataclasses.replace(NEED, spec=shape, mla_context_chunk_size=64)
     assert choose_backend("auto", requirements).name == "cpu"
@@ -195,7 +195,7 @@ def test_flashinfers_planned_kernels_refuse_float8_pages() -> None:
         ({"value_dim": 64}, "its prefill takes bfloat16 with 192 query dims and 128 value dims, not bfloat16 with 192"),
         ({"num_heads": 12}, "do not divide 128; use flashmla or another --tp"),
     ],
-    ids=["latents", "values", "heads"],
+    ids=["rank", "values", "heads"],
 )
 def test_a_rule_that_is_broken_is_told_before_its_modules_are_looked_for(changes: dict[str, Any], rule: str) -> None:
     shape = MlaShape(16, 512, 576, 192, 128, 192**-0.5, torch.bfloat16, torch.bfloat16)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Long rows with and without context, then short ones that are absorbed.
 PREFILL = [(0, 100), (300, 70), (0, 65), (200, 66), (5, 3), (0, 1), (90, 40)]
 DECODE = [(start, 1) for start in (0, 1, 31, 32, 33, 500)]
-# bfloat16 rounds to 2**-8, the queries and latents of float8 to 2**-4.
+# bfloat16 rounds to 2**-8, float8 to 2**-4.
 TOLERANCE, FLOAT8_TOLERANCE = 0.02, 0.06
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
 NUM_PAGES, NUM_SLOTS, MAX_MODEL_LEN, VOCAB = 900, 40, 16_384, 2048
 LONGEST = 9000
-# Of the largest logit: products of other sizes round in another order, absorbed queries at another place, and float8
+# Of the largest logit: GEMMs of other sizes round in another order, absorbed queries at another place, and float8
 # rounds what a prompt's new tokens see of each other where they are absorbed alone.
 TOLERANCE, TOLERANCE_FP8 = 0.05, 0.2
 

@@ -137,7 +137,7 @@ def test_a_captured_step_follows_the_depths_of_its_replay(name: str) -> None:
             reference.decode_paged(q.double(), pages, replayed.page_table_RW, lengths, shape.scale, right, shape.scales)
             assert float((out - right).abs().max() / right.abs().max()) <= TOLERANCE
         first.append(outs.clone())
-    # Who joins a row's parts differs, what it makes of them does not; a part of the other layer or depths would show.
+    # The block that merges a row's splits differs, the result does not; a split of another layer or step would show.
     for _ in range(50):
         for starts, right in zip(kv_lengths, first, strict=True):
             replayed.positions_T.copy_(torch.tensor(starts))

@@ -16,13 +16,13 @@ from plait_worker.attention.spec import MlaShape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu-mla")]
 BACKENDS = names(MlaShape.kind, (9, 0))
-# Queries, latents, keys and weights of the softmax are bfloat16 in every backend; over float8 FlashMLA rounds queries
-# and weights to it too, and a prompt's new tokens see each other as they are.
+# Queries, keys and softmax weights are bfloat16 in every backend. Over float8 FlashMLA rounds queries and weights to it
+# too, and a prompt's new tokens attend to each other unrounded.
 TOLERANCE, TOLERANCE_FP8 = 0.02, 0.1
 MAX_TOKENS = 8192
 DECODE = [(start, 1) for start in (0, 1, 62, 63, 64, 65, 127, 128, 129, 1000)]
 SHORT = [(start, length) for start in (0, 1, 63, 64, 500) for length in (1, 2, 40, 65)]
-# Between rows with a long past stand ones with none, ones that fill pieces of context exactly, and short appends.
+# Rows with a long context between rows with none, rows that fill context chunks exactly, and short extends.
 LONG = [(0, 300), (256, 500), (0, 1), (1000, 3), (1000, 700), (512, 1), (0, 65)]
 
 

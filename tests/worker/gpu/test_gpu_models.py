@@ -90,7 +90,7 @@ def assert_backends_round_no_worse(path: Path, label: str, limits: dict[str, flo
 @pytest.mark.acceptance("gpu")
 @pytest.mark.parametrize("backend", names(MhaShape.kind, (9, 0)))
 def test_a_row_alone_gets_what_it_gets_beside_others(backend: str, tmp_path: Path) -> None:
-    """Alone its norms and gate are part of its products; both ways round the same values."""
+    """Alone, its norms and gate are fused into GEMVs; both ways round the same values."""
     save_qwen3(tmp_path, 4)
     ids = torch.randint(2048, (400,), generator=torch.Generator().manual_seed(1)).tolist()
     model = load_model(tmp_path, "bfloat16", GPU, Parallel())

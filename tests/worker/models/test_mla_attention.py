@@ -1,4 +1,4 @@
-"""Latents on a CPU against float64: by the torch backend, the oracle of the others, and by the compiled kernels."""
+"""MLA on a CPU against float64: the torch backend, reference of the others, and the compiled kernels."""
 
 from __future__ import annotations
 

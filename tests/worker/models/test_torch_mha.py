@@ -1,4 +1,4 @@
-"""The torch backend is the oracle of all others, so it is held against float64."""
+"""The torch backend is the reference of all others, so it is compared with float64."""
 
 import plait_worker.attention.mha.torch_mha as backend
 import pytest

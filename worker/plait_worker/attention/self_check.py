@@ -1,4 +1,4 @@
-"""The self-check at start: a small problem on which a backend is compared with torch, and timed."""
+"""The self-check at start: a backend is compared with torch on random rows, and timed."""
 
 from __future__ import annotations
 

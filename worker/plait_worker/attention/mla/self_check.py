@@ -20,7 +20,7 @@ from plait_worker.rows import Rows
 
 
 class MlaSelfCheck(SelfCheck):
-    """Random queries and latents, projections included."""
+    """Random inputs, projections included."""
 
     def __init__(self, requirements: BackendRequirements[MlaShape]) -> None:
         super().__init__(requirements, TorchMla(requirements))

@@ -37,7 +37,7 @@ def is_short_extend(start: int, length: int) -> bool:
 def best_captured_size(fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
     """The best graph for these prefill rows, of those that fit, smallest first; None if launching is faster.
 
-    Graphs without a plan absorb all rows. If no planned one fits, that can still beat launching kernel by kernel.
+    Graphs without a plan absorb all rows. If no planned one fits, that can still be faster than launching.
     """
     absorbed = next((size for size in fitting if size.context_tokens is None), None)
     planned = next((size for size in fitting if size.context_tokens is not None), None)

@@ -1,6 +1,6 @@
 """MLA with plain torch operations: the reference of every other backend, and the CPU's if no kernel is built.
 
-Decode rows are absorbed: the cached latents are key and value of one head that all query heads share. Prefill rows are
+Decode rows are absorbed: what is cached is key and value of one head that all query heads share. Prefill rows are
 decompressed, which takes a third of the work. Their cached context follows in chunks, merged by LSE. On a GPU all of it
 is computed in float32.
 
