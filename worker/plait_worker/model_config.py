@@ -8,6 +8,8 @@ from typing import Literal
 from plait_kernels.moe import GroupLimit
 from plait_proto import LayerKind, family_of
 
+_FULL = LayerKind(attention="mha", cache="full")
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
@@ -151,13 +153,18 @@ class ModelConfig:  # budget: the sum of what the families' files state
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     """None where every head caches keys and values of its own."""
+    sliding_window: int | None = None
+    """Positions that a token sees, itself included, in layers with a sliding window; None for all."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers in the files, after the last (arXiv 2412.19437, section 2.2); not loaded."""
 
     @property
     def layer_kinds(self) -> list[LayerKind]:
-        """How each layer attends and what it caches, as its family says."""
+        """How each layer attends and what it caches, as its family and the files say."""
         family = family_of(self.architecture)
         if family is None:
             raise AssertionError(f"{self.architecture} is of no family")
-        return family.kinds(self.num_layers)
+        kinds = family.kinds(self.num_layers)
+        if self.sliding_window is not None:
+            return kinds
+        return [_FULL if kind.cache == "sliding_window" else kind for kind in kinds]

@@ -47,6 +47,7 @@ FAMILIES = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 13, "head_dim": 8}),
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
         {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},

@@ -73,6 +73,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2 with yarn": ("minimax_m2", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
     "minimax_m2 with all experts": ("minimax_m2", {"num_experts_per_tok": 8}),
     "minimax_m2 with an odd eps": ("minimax_m2", {"rms_norm_eps": 0.01}),
+    "mistral": ("mistral", {}),
+    "mistral with a window of one token": ("mistral", {"sliding_window": 1}),
+    "mistral with a window as long as a block of queries": ("mistral", {"sliding_window": 128}),
+    "mistral with a window that nothing outgrows": ("mistral", {"sliding_window": 512}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "mistral without a window in one call": ("mistral", {**ONE_CALL, "sliding_window": None}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2 without q lora": ("deepseek_v2", {"q_lora_rank": None}),
     "deepseek_v2 with groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
@@ -145,6 +151,7 @@ SAVED: dict[str, dict[str, Any]] = {
     "qwen2": ONE_CALL,
     "qwen3": ONE_CALL,
     "qwen3_moe": COMPILED_EXPERTS,
+    "mistral": ONE_CALL,
     "minimax_m2": ONE_CALL,
     "deepseek_v2": {},
     "deepseek_v3": COMPILED_EXPERTS,
@@ -192,6 +199,18 @@ def test_any_chunks_of_any_requests_in_mixed_steps_change_nothing(
     for name, prompt in prompts.items():
         expected = saved.logprobs(prompt + random_ids(num_decoded, 100 + int(name)))
         assert_close(torch.cat(got[name]), expected)
+
+
+def test_a_window_hides_what_lies_before_it(save_tiny: Callable[..., Any], drive: Callable[..., Any]) -> None:
+    """13 positions in each of 3 layers reach back 36: what lies further back changes no answer."""
+    driver = drive(save_tiny("mistral").path)
+    ids = random_ids(80, 3)
+    far, near = ids.copy(), ids.copy()
+    far[79 - 37], near[79 - 36] = (far[79 - 37] + 1) % 61, (near[79 - 36] + 1) % 61
+    prompts = {"as it is": ids, "far": far, "near": near}
+    last, last_far, last_near = (driver.step({name: prompt})[name][-1] for name, prompt in prompts.items())
+    assert torch.equal(last, last_far)
+    assert not torch.equal(last, last_near)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])

@@ -32,6 +32,13 @@ def wrong_scale(patch: pytest.MonkeyPatch, _path: Path) -> None:
     patch.setattr("plait_worker.models.loader.attention_specs", specs)
 
 
+def window_one_too_wide(patch: pytest.MonkeyPatch, _path: Path) -> None:
+    def specs(*given: Any) -> list[AttentionSpec]:
+        return [replace(spec, window=14) for spec in attention_specs(*given) if isinstance(spec, MhaShape)]
+
+    patch.setattr("plait_worker.models.loader.attention_specs", specs)
+
+
 def no_bias(ending: str) -> Fault:
     def drop(_patch: pytest.MonkeyPatch, path: Path) -> None:
         tensors = safetensors.torch.load_file(path / "model.safetensors")
@@ -76,6 +83,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "qwen2: no bias of the queries": ("qwen2", no_bias("self_attn.q_proj.bias")),
     "qwen2: no bias of the keys": ("qwen2", no_bias("self_attn.k_proj.bias")),
     "qwen2: no bias of the values": ("qwen2", no_bias("self_attn.v_proj.bias")),
+    "mistral: a window one too wide": ("mistral", window_one_too_wide),
     "minimax_m2: scores scaled wrongly": ("minimax_m2", wrong_scale),
     "minimax_m2: no bias in the choice of experts": ("minimax_m2", no_bias("block_sparse_moe.e_score_correction_bias")),
     "minimax_m2: that bias in the experts' weights": ("minimax_m2", bias_that_weighs),

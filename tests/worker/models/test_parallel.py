@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen3 of three groups": ("qwen3", {"num_key_value_heads": 3}),
     "qwen3_moe": ("qwen3_moe", {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 1}),
+    "mistral": ("mistral", EVEN | {"sliding_window": 5}),
     "minimax_m2": ("minimax_m2", EVEN),
     "minimax_m2 of three groups": ("minimax_m2", {"num_key_value_heads": 3}),
     "minimax_m2 with one kv head": ("minimax_m2", {"num_attention_heads": 4, "num_key_value_heads": 1}),

@@ -13,6 +13,8 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plait_proto import ExitCode
+from plait_worker.attention.model_specs import attention_specs
+from plait_worker.attention.spec import MhaShape
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import LinearRope, Llama3Rope, YarnRope
 from plait_worker.models.loader import choose_dtype, load_model, open_checkpoint
@@ -400,6 +402,22 @@ def test_the_turned_part_of_a_head_is_read_in_each_spelling() -> None:
 def test_a_minimax_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelFilesError, match=reason):
         minimax_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("stated", "window"), [({}, 4096), ({"sliding_window": 9}, 9), ({"sliding_window": None}, None)]
+)
+def test_a_mistral_has_the_window_that_its_files_state(stated: dict[str, Any], window: int | None) -> None:
+    config = config_of(architectures=["MistralForCausalLM"], **stated)
+    assert config.sliding_window == window
+    assert {kind.cache for kind in config.layer_kinds} == {"full" if window is None else "sliding_window"}
+    specs = attention_specs(config, 0, 1, torch.float32)
+    assert {spec.window for spec in specs if isinstance(spec, MhaShape)} == {window}
+
+
+def test_a_mistral_whose_layers_differ_is_refused() -> None:
+    with pytest.raises(ModelFilesError, match="layer_types full_attention is not supported; only sliding_attention is"):
+        config_of(architectures=["MistralForCausalLM"], layer_types=["sliding_attention", "full_attention"])
 
 
 @pytest.mark.parametrize("unread", ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from plait_kernels.kv_cache import FP8, PageScales
 
@@ -20,8 +22,9 @@ def attention_specs(
     heads, kv_heads = shard_heads(config.num_heads, config.num_kv_heads, rank, world)
     if config.mla is not None:
         return [mla_shape(config.mla, len(heads), dtype, fp8)] * config.num_layers
-    shape = MhaShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, dtype, fp8)
-    return [shape] * config.num_layers
+    full = MhaShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, dtype, fp8)
+    window = replace(full, window=config.sliding_window)
+    return [window if kind.cache == "sliding_window" else full for kind in config.layer_kinds]
 
 
 def mla_shape(mla: MlaConfig, num_heads: int, dtype: torch.dtype, fp8: PageScales | None) -> MlaShape:

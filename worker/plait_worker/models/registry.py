@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import ModelConfig
-from plait_worker.models import deepseek, llama, minimax_m2, qwen2, qwen3, qwen3_moe
+from plait_worker.models import deepseek, llama, minimax_m2, mistral, qwen2, qwen3, qwen3_moe
 from plait_worker.models.family import FamilySpec
 from plait_worker.weights import gguf_config, json_config
 from plait_worker.weights.fields import Fields
@@ -20,6 +20,7 @@ FAMILIES = (
     deepseek.V2,
     deepseek.V3,
     minimax_m2.FAMILY,
+    mistral.FAMILY,
 )
 """In the order that error messages list them."""
 _BY_ARCHITECTURE = {name: spec for spec in FAMILIES for name in spec.family.architectures}

@@ -29,6 +29,8 @@ class ConfigSpec:
     """Whether ``mlp_bias`` is read."""
     has_partial_rope: bool = False
     """Whether rope may rotate a part of each head."""
+    default_window: int | None = None
+    """What an absent ``sliding_window`` means, null being none; None for a family without a window."""
     has_mtp_layers: bool = False
     """Whether ``num_nextn_predict_layers`` is read."""
     read_moe: Callable[[Fields, int], MoeConfig | None] = _dense
@@ -42,7 +44,7 @@ def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelCon
 
     Raises ``ModelFilesError`` for an activation, rope type, quantisation or attention pattern that is not supported.
     """
-    _check_supported(fields)
+    _check_supported(fields, spec)
     num_heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     hidden_size = fields.integer("hidden_size", high=MAX_WIDTH)
     num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -67,6 +69,7 @@ def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelCon
             mlp_bias=fields.flag("mlp_bias", False) if spec.has_mlp_bias else False,
             moe=spec.read_moe(fields, num_layers),
             mla=mla,
+            sliding_window=_read_window(fields, spec),
             num_mtp_layers=fields.integer("num_nextn_predict_layers", 0, 0, MAX_LAYERS) if spec.has_mtp_layers else 0,
         ),
         fields.where,
@@ -96,7 +99,12 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
     return config
 
 
-def _check_supported(fields: Fields) -> None:
+def _read_window(fields: Fields, spec: ConfigSpec) -> int | None:
+    is_null = "sliding_window" in fields.values and not fields.has("sliding_window")
+    return None if spec.default_window is None or is_null else fields.integer("sliding_window", spec.default_window)
+
+
+def _check_supported(fields: Fields, spec: ConfigSpec) -> None:
     """Raise for what would be computed wrongly if it were passed over."""
     read_fp8_blocks(fields)
     activation = fields.text("hidden_act", "silu")
@@ -105,8 +113,9 @@ def _check_supported(fields: Fields) -> None:
     # As transformers takes it: a window that is not stated has a default width, and one that is null is none.
     if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 0) is not None:
         raise ModelFilesError(f"{fields.where}: sliding-window attention (use_sliding_window) is not supported")
-    patterns = sorted(set(fields.texts("layer_types")) - {"full_attention"})
+    supported = "full_attention" if spec.default_window is None else "sliding_attention"
+    patterns = sorted(set(fields.texts("layer_types")) - {supported})
     if patterns:
         raise ModelFilesError(
-            f"{fields.where}: layer_types {', '.join(patterns)} is not supported; only full_attention is"
+            f"{fields.where}: layer_types {', '.join(patterns)} is not supported; only {supported} is"
         )

@@ -106,6 +106,7 @@ fn folders_of_every_family_are_known_by_their_class() {
     for (class, own) in [
         ("Qwen2ForCausalLM", "qwen2"),
         ("MiniMaxM2ForCausalLM", "minimax_m2"),
+        ("MistralForCausalLM", "mistral"),
     ] {
         folder.write_config(&json!({"architectures": [class]}));
         assert_eq!(described(&folder.load())["architecture"], own);
