@@ -16,6 +16,13 @@ mod fake_worker;
     reason = "a measurement needs little of what the tests share"
 )]
 mod harness;
+#[path = "../tests/driver/manual_clock.rs"]
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "the tests' rig; this needs little of it"
+)]
+mod manual_clock;
 #[path = "../tests/driver/model.rs"]
 mod model;
 

@@ -136,6 +136,7 @@ impl EventLoop {
             self.set_watchdog_deadline(timeout);
             let group = self.driver.group.as_ref();
             let others = group.map_or_else(Vec::new, Grouped::poll_items);
+            let timeout = self.shared().clock.limit_on_blocking(timeout);
             self.driver
                 .link
                 .wait(self.shared().mailbox.wakeup(), others, timeout);

@@ -11,6 +11,7 @@ use plait_openai::ApiError;
 use plait_proto::Fingerprint;
 use plait_text::{ModelFilesError, ModelText};
 
+use crate::clock::{Clock, SystemClock};
 use crate::driver::{Driver, Grouped, ReplicaConfig};
 use crate::group::{Exchange, GroupProblem, GroupTimeouts};
 use crate::link::{Link, LinkError};
@@ -75,11 +76,19 @@ pub struct Engine {
 impl Engine {
     /// Reads the model's text side, binds the link and starts the threads; `settings` is JSON.
     pub fn start(settings: &[u8]) -> Result<Self, StartError> {
-        Self::start_with(settings, Timeouts::default())
+        Self::start_with(
+            settings,
+            Timeouts::default(),
+            Arc::new(SystemClock::start()),
+        )
     }
 
-    /// The same, with other limits on waiting.
-    pub fn start_with(settings: &[u8], timeouts: Timeouts) -> Result<Self, StartError> {
+    /// The same, with other limits on waiting, measured by `clock`.
+    pub fn start_with(
+        settings: &[u8],
+        timeouts: Timeouts,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StartError> {
         let settings = EngineSettings::parse(settings)?;
         logging::start(settings.log_level);
         let model = Arc::new(ModelText::load(
@@ -104,10 +113,18 @@ impl Engine {
             vocab_size: model.vocab_size(),
             timeouts,
         };
-        Ok(Self::spawn(link, group, model, replica, records)?)
+        Ok(Self::spawn(
+            Shared::new(clock)?,
+            link,
+            group,
+            model,
+            replica,
+            records,
+        )?)
     }
 
     fn spawn(
+        shared: Shared,
         link: Link,
         group: Option<Grouped>,
         model: Arc<ModelText>,
@@ -115,7 +132,7 @@ impl Engine {
         records: Option<(StepRecorder, StepFile)>,
     ) -> io::Result<Self> {
         let (recorder, step_file) = records.unzip();
-        let shared = Arc::new(Shared::new()?);
+        let shared = Arc::new(shared);
         let endpoint = link.endpoint().to_owned();
         let max_model_len = replica.max_model_len;
         let (queue, jobs, num_queued_bytes) = TextQueue::new(replica.settings.scheduler.max_queue);
@@ -201,6 +218,11 @@ impl Engine {
                 self.shared.intake.leave(stream);
                 (Rejection::QueueFull, error)
             })
+    }
+
+    /// The driver reads the clock again. A clock that jumps needs this after each jump.
+    pub fn wake(&self) {
+        self.shared.mailbox.wakeup().signal();
     }
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.

@@ -31,6 +31,7 @@ mod text_pool;
 mod timeouts;
 mod wakeup;
 
+pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, StartError};
 pub use outbox::{ERROR, LAST, StreamId};
 pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, SettingsProblem};

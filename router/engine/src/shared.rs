@@ -27,12 +27,12 @@ pub struct Shared {
     /// What a Hello must carry.
     pub config_fingerprint: OnceLock<Fingerprint>,
     /// The engine's time.
-    pub clock: Clock,
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Shared {
-    /// All empty, the clock at zero.
-    pub fn new() -> std::io::Result<Self> {
+    /// All empty.
+    pub fn new(clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let outbox = Arc::new(Outbox::new()?);
         Ok(Self {
             mailbox: Mailbox::new()?,
@@ -41,7 +41,7 @@ impl Shared {
             metrics: Metrics::new(),
             intake: Intake::default(),
             config_fingerprint: OnceLock::new(),
-            clock: Clock::start(),
+            clock,
         })
     }
 

@@ -8,12 +8,13 @@ mod fake_worker;
 #[path = "driver/harness.rs"]
 #[allow(dead_code, reason = "one test needs little of what the others share")]
 mod harness;
+#[path = "driver/manual_clock.rs"]
+#[allow(dead_code, reason = "one test needs little of what the others share")]
+mod manual_clock;
 #[path = "driver/model.rs"]
 mod model;
 
 use std::fs;
-use std::thread;
-use std::time::Duration;
 
 use serde_json::json;
 
@@ -52,7 +53,11 @@ fn an_idle_engine_makes_no_step_and_burns_no_processor_time() {
     assert_eq!(harness.answer(1).text(), "defgh");
     harness.wait_until("it is idle", |harness| harness.status()["idle"] == true);
     let (step, before) = (harness.status()["step"].clone(), cost_of("plait-driver"));
-    thread::sleep(Duration::from_secs(2));
+    let mut event = [zmq::PollItem::from_fd(
+        harness.engine.event_fd(),
+        zmq::POLLIN,
+    )];
+    assert_eq!(zmq::poll(&mut event, 2000), Ok(0), "something happened");
     let after = cost_of("plait-driver");
     assert_eq!(harness.status()["step"], step);
     assert!(

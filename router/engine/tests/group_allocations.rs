@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::os::unix::fs::PermissionsExt;
-use std::thread;
-use std::time::Duration;
 
 use plait_core::{Micros, StepId, Vote};
 use plait_engine::group::{Exchange, GroupSettings, GroupTimeouts, Role};
@@ -93,7 +91,6 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     };
     let mut first = Exchange::new(settings, Micros(0)).unwrap();
     let _others = others(&endpoint);
-    thread::sleep(Duration::from_millis(300));
     let num_bytes = num_bytes_allocated(|| {
         first.cast(&[vote(0)], Micros(0)).unwrap();
         let decision = loop {

@@ -1,13 +1,10 @@
 //! Ranks that die, lie or fall silent, and strangers.
 
-use std::io::{BufRead, BufReader, Write, stdout};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plait_engine::Timeouts;
 use plait_proto::{Bye, ExitCode, Fail};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::fake_worker::{Fault, dial};
@@ -25,13 +22,27 @@ fn two_streams_and(fault: Fault) -> Harness {
     harness
 }
 
-/// A harness whose rank never answers the step of stream 1.
+/// A step is overdue after this long.
+const STEP: Duration = Duration::from_millis(50);
+
+fn short_steps() -> Timeouts {
+    Timeouts {
+        step: STEP,
+        step_token: Duration::ZERO,
+        ..Timeouts::default()
+    }
+}
+
+/// A harness, on a clock of its own, whose rank has the step of stream 1 and never answers it.
 fn waiting_for_a_silent_rank(timeouts: Timeouts) -> Harness {
-    let mut harness = Harness::alone(&json!({}), timeouts);
-    harness.dial(|_| {});
+    let mut harness = Harness::on_clock(&json!({}), timeouts, &Arc::default());
+    harness.dial(|rank| rank.heartbeats = false);
     harness.wait_for_phase("ready");
     harness.inject(Fault::Silence);
     harness.submit(1, "abc", &json!({"max_tokens": 5}));
+    harness.wait_until("the rank has the step", |harness| {
+        harness.workers[0].log().plans.len() >= 2
+    });
     harness
 }
 
@@ -252,12 +263,9 @@ fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
 
 #[test]
 fn an_overdue_step_is_stuck_until_its_result_comes() {
-    let timeouts = Timeouts {
-        step: Duration::from_millis(50),
-        step_token: Duration::ZERO,
-        ..Timeouts::default()
-    };
-    let mut harness = waiting_for_a_silent_rank(timeouts);
+    let mut harness = waiting_for_a_silent_rank(short_steps());
+    assert_eq!(harness.status()["stuck"], false);
+    harness.advance(STEP);
     harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
     harness.clear_fault();
     assert_eq!(harness.answer(1).text(), "defgh");
@@ -267,62 +275,68 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
 #[test]
 fn a_step_that_never_ends_ends_the_engine() {
     let timeouts = Timeouts {
-        step: Duration::from_millis(50),
-        step_token: Duration::ZERO,
         stuck_grace: Duration::from_millis(100),
-        ..Timeouts::default()
+        ..short_steps()
     };
-    let harness = waiting_for_a_silent_rank(timeouts);
+    let mut harness = waiting_for_a_silent_rank(timeouts);
     harness.submit(2, "abc", &json!({"max_tokens": 5}));
+    harness.wait_until("both are with the scheduler", |harness| {
+        let counts = ["plait_requests_running", "plait_requests_waiting"];
+        counts.iter().map(|name| harness.metric(name)).sum::<f64>() == 2.0
+    });
+    harness.advance(STEP);
+    harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
+    assert_eq!(harness.status()["phase"], "ready");
+    harness.advance(timeouts.stuck_grace);
     all_ends(harness, 5, "no result in time");
 }
 
+/// What stops this process (a signal, a paused machine) stops its ranks too: time jumps.
 #[test]
 fn an_engine_that_was_stopped_gives_its_ranks_their_time_anew() {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "failures::the_stopped_engine"])
-        .args(["--ignored", "--nocapture"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let said = BufReader::new(child.stdout.take().unwrap());
-    let mut lines = said.lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.contains(UNDER_WAY)));
-    let pid = Pid::from_child(&child);
-    kill_process(pid, Signal::STOP).unwrap();
-    sleep(Duration::from_secs(2));
-    kill_process(pid, Signal::CONT).unwrap();
-    lines.for_each(drop);
-    assert!(child.wait().unwrap().success());
-}
-
-const UNDER_WAY: &str = "a step is overdue";
-
-#[test]
-#[ignore = "the test above runs it, in a process that it stops"]
-fn the_stopped_engine() {
     let timeouts = Timeouts {
-        step: Duration::from_millis(50),
-        step_token: Duration::ZERO,
         stuck_grace: Duration::from_secs(1),
         heartbeat: Duration::from_millis(300),
-        ..Timeouts::default()
+        ..short_steps()
     };
     let mut harness = waiting_for_a_silent_rank(timeouts);
+    harness.advance(STEP);
     harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
-    writeln!(stdout(), "{UNDER_WAY}").unwrap();
-    sleep(Duration::from_millis(100));
+    assert_eq!(harness.status()["late"], false);
+    harness.advance(Duration::from_secs(10));
+    harness.wait_until("it has seen the time", |harness| {
+        harness.status()["late"] == true
+    });
+    harness.advance(timeouts.stuck_grace - Duration::from_millis(1));
     harness.clear_fault();
     assert_eq!(harness.answer(1).text(), "defgh");
 }
 
 #[test]
-fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
+fn an_engine_that_was_stopped_gives_up_when_the_new_time_is_over() {
     let timeouts = Timeouts {
+        stuck_grace: Duration::from_millis(200),
+        heartbeat: Duration::from_millis(300),
+        ..short_steps()
+    };
+    let mut harness = waiting_for_a_silent_rank(timeouts);
+    harness.advance(Duration::from_secs(10));
+    harness.wait_until("it has seen the time", |harness| {
+        harness.status()["late"] == true
+    });
+    assert_eq!(harness.status()["phase"], "ready");
+    harness.advance(timeouts.stuck_grace);
+    harness.wait_for_phase("failed");
+}
+
+#[test]
+fn a_full_outbox_hangs_the_driver_until_somebody_takes_tokens() {
+    let timeouts = Timeouts {
+        step: Duration::from_secs(3600),
         watchdog: Duration::from_millis(200),
         ..Timeouts::default()
     };
-    let mut harness = Harness::alone(&json!({}), timeouts);
+    let mut harness = Harness::on_clock(&json!({}), timeouts, &Arc::default());
     harness.dial(|_| {});
     harness.wait_for_phase("ready");
     harness.submit(0, "abc", &json!({"max_tokens": 500, "ignore_eos": true}));
@@ -333,11 +347,13 @@ fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
         harness.submit(stream, "abc", &request);
     }
     let deadline = Instant::now() + Duration::from_secs(60);
-    let hangs = || {
-        sleep(Duration::from_millis(50));
-        harness.status()["hung"] == true
-    };
-    while !(0..5).all(|_| hangs()) {
+    let is_hung = |harness: &Harness| harness.status()["hung"] == true;
+    loop {
+        // A driver that works sets its watchdog anew, at once.
+        harness.advance(timeouts.watchdog + Duration::from_micros(1));
+        if harness.holds_for(Duration::from_millis(250), is_hung) {
+            break;
+        }
         assert!(
             Instant::now() < deadline,
             "it goes on: {}",
@@ -347,20 +363,17 @@ fn nobody_takes_tokens_and_the_driver_hangs_until_somebody_does() {
     for stream in 1..=32 {
         assert_eq!(harness.answer(stream).text(), whole);
     }
-    harness.wait_until("it turns again", |harness| {
-        harness.status()["hung"] == false
-    });
+    harness.wait_until("it works again", |harness| !is_hung(harness));
 }
 
 #[test]
 fn a_rank_without_heartbeats_is_late_but_not_lost() {
-    let timeouts = Timeouts {
-        heartbeat: Duration::from_millis(100),
-        ..Timeouts::default()
-    };
-    let mut harness = Harness::alone(&json!({}), timeouts);
+    let timeouts = Timeouts::default();
+    let mut harness = Harness::on_clock(&json!({}), timeouts, &Arc::default());
     harness.dial(|rank| rank.heartbeats = false);
     harness.wait_for_phase("ready");
+    assert_eq!(harness.status()["late"], false);
+    harness.advance(timeouts.heartbeat);
     harness.wait_until("it is late", |harness| harness.status()["late"] == true);
     harness.submit(1, "abc", &json!({"max_tokens": 5}));
     assert_eq!(harness.answer(1).text(), "defgh");

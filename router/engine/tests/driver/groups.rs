@@ -1,6 +1,7 @@
 //! Engines that step together, each with a rank of its own.
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use plait_engine::group::GroupTimeouts;
@@ -36,15 +37,12 @@ fn engine(change: &Value, timeouts: Timeouts) -> Harness {
 }
 
 fn group(num_engines: u32) -> (TempDir, Vec<Harness>) {
-    group_with(num_engines, Timeouts::default())
+    group_of(num_engines, |change| engine(change, Timeouts::default()))
 }
 
-fn group_with(num_engines: u32, timeouts: Timeouts) -> (TempDir, Vec<Harness>) {
+fn group_of(num_engines: u32, engine: impl Fn(&Value) -> Harness) -> (TempDir, Vec<Harness>) {
     let (directory, endpoint) = socket_directory();
-    let engines = (0..num_engines).map(|number| {
-        let change = place(number, num_engines, &endpoint);
-        engine(&change, timeouts)
-    });
+    let engines = (0..num_engines).map(|number| engine(&place(number, num_engines, &endpoint)));
     let mut engines: Vec<Harness> = engines.collect();
     for harness in &mut engines {
         harness.wait_for_phase("ready");
@@ -169,9 +167,24 @@ fn a_rank_that_hangs_ends_every_engine_where_no_vote_is_missing() {
         step_token: Duration::ZERO,
         ..Timeouts::default()
     };
-    let (_directory, mut engines) = group_with(2, timeouts);
+    let clock = Arc::default();
+    let (_directory, mut engines) = group_of(2, |change| {
+        let mut harness = Harness::on_clock(change, timeouts, &clock);
+        harness.dial(|_| {});
+        harness
+    });
     engines[1].inject(Fault::Silence);
     engines[0].submit(1, "abc", &json!({"max_tokens": 400}));
+    engines[1].wait_until("its rank has two steps", |harness| {
+        plans(harness).len() == 2
+    });
+    engines[0].wait_until("its own steps are done", |harness| {
+        let steps = plans(harness);
+        steps.len() == 2 && harness.status()["step"] == steps[1].step
+    });
+    // Both engines are on this clock.
+    engines[0].advance(timeouts.step);
+    engines[1].engine.wake();
     assert_eq!(engines[0].answer(1).error, Some((503, 0)));
     engines[0].wait_for_phase("failed");
     let status = engines[0].status();
@@ -241,7 +254,7 @@ fn groups_that_cannot_be_are_refused_at_the_start() {
         let fields = group["group"].as_object_mut().unwrap();
         fields.extend(change.as_object().unwrap().clone());
         let settings = settings(&folder, &group).to_string();
-        let error = Engine::start_with(settings.as_bytes(), Timeouts::default()).err();
+        let error = Engine::start(settings.as_bytes()).err();
         let told = error.expect("such a group cannot be").to_string();
         assert!(told.contains(words), "{told}");
     }
@@ -309,7 +322,13 @@ fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
     first.say(&peer, idle(0, 2)); // somebody calls
     first.receive(); // it votes that it is idle
     member.submit(1, "abc", &json!({}));
-    std::thread::sleep(Duration::from_millis(300));
+    // The text threads take requests in order: when these are refused, that one is with the driver.
+    for invalid in 2..6 {
+        member.submit(invalid, "abc", &json!({"max_tokens": -1}));
+    }
+    for invalid in 2..6 {
+        assert!(member.answer(invalid).error.is_some());
+    }
     first.say(
         &peer,
         Decision {
@@ -338,13 +357,18 @@ fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
         },
         ..Timeouts::default()
     };
-    let mut first = engine(&place(0, 2, &endpoint), timeouts);
+    let clock = Arc::default();
+    let mut first = Harness::on_clock(&place(0, 2, &endpoint), timeouts, &clock);
+    first.dial(|_| {});
     let member = played(zmq::DEALER);
     member.0.connect(&endpoint).unwrap();
     member.say(&[], join());
     member.say(&[], idle(1, 1));
     first.wait_for_phase("ready");
     first.submit(1, "abc", &json!({}));
+    let called = |frames: Vec<Vec<u8>>| matches!(plait_proto::decode(&frames), Ok(Message::Vote(call)) if call.step == 2);
+    while !called(member.receive()) {}
+    first.advance(timeouts.group.vote);
     assert_eq!(first.answer(1).error, Some((503, 0)));
     let status = first.status();
     let reason = status["reason"].as_str().unwrap();

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use plait_core::{PageSettings, Policy, SchedulerSettings};
-use plait_engine::{ERROR, Engine, LAST, Timeouts};
+use plait_engine::{Clock, ERROR, Engine, LAST, SystemClock, Timeouts};
 use plait_proto::Fingerprint;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::fake_worker::{Behavior, Fault, Worker};
+use crate::manual_clock::ManualClock;
 use crate::model;
 
 /// What the harness's workers carry.
@@ -71,6 +71,7 @@ pub struct Harness {
     pub workers: Vec<Worker>,
     answers: HashMap<u64, Answer>,
     fault: Arc<Mutex<Option<Fault>>>,
+    clock: Arc<ManualClock>,
     _folder: TempDir,
 }
 
@@ -98,21 +99,37 @@ pub fn settings(folder: &TempDir, change: &Value) -> Value {
 }
 
 impl Harness {
-    /// An engine without ranks.
+    /// An engine without ranks, on the system's clock.
     pub fn alone(change: &Value, timeouts: Timeouts) -> Self {
+        let (unused, clock) = (Arc::default(), Arc::new(SystemClock::start()));
+        Self::start(change, timeouts, unused, clock)
+    }
+
+    /// The same on a clock that [`Harness::advance`] moves.
+    pub fn on_clock(change: &Value, timeouts: Timeouts, clock: &Arc<ManualClock>) -> Self {
+        Self::start(change, timeouts, clock.clone(), clock.clone())
+    }
+
+    fn start(
+        change: &Value,
+        timeouts: Timeouts,
+        manual: Arc<ManualClock>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("plait")
             .tempdir_in("/tmp")
             .unwrap();
         model::write(folder.path());
         let settings = settings(&folder, change).to_string();
-        let engine = Engine::start_with(settings.as_bytes(), timeouts).unwrap();
+        let engine = Engine::start_with(settings.as_bytes(), timeouts, clock).unwrap();
         engine.set_config_fingerprint(CONFIG);
         Self {
             engine,
             workers: Vec::new(),
             answers: HashMap::new(),
             fault: Arc::default(),
+            clock: manual,
             _folder: folder,
         }
     }
@@ -123,6 +140,12 @@ impl Harness {
         harness.dial(behavior);
         harness.wait_for_phase("ready");
         harness
+    }
+
+    /// Time passes for the engine.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+        self.engine.wake();
     }
 
     /// One more rank dials.
@@ -144,7 +167,7 @@ impl Harness {
             self.dial(|_| {});
             let retry_at = Instant::now() + Duration::from_secs(2);
             while self.status()["phase"] != "ready" && Instant::now() < retry_at {
-                sleep(Duration::from_millis(5));
+                self.await_event();
             }
         }
     }
@@ -204,10 +227,28 @@ impl Harness {
                 "waited in vain until {what}: {}",
                 self.status()
             );
-            let event = zmq::PollItem::from_fd(self.engine.event_fd(), zmq::POLLIN);
-            zmq::poll(&mut [event], 5).unwrap();
-            self.take();
+            self.await_event();
         }
+    }
+
+    /// Whether something is so for all of `period`.
+    pub fn holds_for(&mut self, period: Duration, is_so: impl Fn(&Self) -> bool) -> bool {
+        let deadline = Instant::now() + period;
+        while is_so(self) {
+            if Instant::now() >= deadline {
+                return true;
+            }
+            // Takes nothing: a test may want the engine's outbox to stay full.
+            std::thread::yield_now();
+        }
+        false
+    }
+
+    /// Takes what comes with the next event, or within a moment.
+    fn await_event(&mut self) {
+        let event = zmq::PollItem::from_fd(self.engine.event_fd(), zmq::POLLIN);
+        zmq::poll(&mut [event], 5).unwrap();
+        self.take();
     }
 
     pub fn status(&self) -> Value {

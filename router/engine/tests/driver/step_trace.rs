@@ -36,7 +36,7 @@ fn every_step_is_recorded_with_its_work_and_its_time() {
 fn refusal(folder: &TempDir, change: &Value) -> String {
     model::write(folder.path());
     let settings = settings(folder, change).to_string();
-    let error = Engine::start_with(settings.as_bytes(), Timeouts::default()).err();
+    let error = Engine::start(settings.as_bytes()).err();
     error.expect("it cannot start").to_string()
 }
 

@@ -1,6 +1,5 @@
 //! Claims about groups in which nothing goes wrong.
 
-use std::thread;
 use std::time::Duration;
 
 use plait_core::{Decision, Mode, RuntimeSettings};
@@ -50,10 +49,10 @@ fn an_idle_group_neither_sends_nor_wakes() {
     group.engines[1].submit(0, Spec::new(5, 4));
     group.engines[1].wait_until("it has worked", |log| log.num_tokens == 5 + 3);
     group.wait_until_idle();
-    thread::sleep(Duration::from_millis(200));
+    while group.wakes_within(Duration::from_millis(200)) {}
     let wakes = || -> Vec<usize> { group.engines.iter().map(|it| it.log().num_wakes).collect() };
     let before = wakes();
-    thread::sleep(Duration::from_millis(500));
+    assert!(!group.wakes_within(Duration::from_millis(500)));
     assert_eq!(wakes(), before);
     group.engines[2].submit(0, Spec::new(5, 4));
     group.engines[2].wait_until("the group woke", |log| log.num_tokens == 5 + 3);
@@ -64,13 +63,10 @@ fn an_idle_group_neither_sends_nor_wakes() {
 #[test]
 fn requests_that_arrive_as_the_group_falls_idle_are_served() {
     let group = Group::start(&[1, 1, 1], |_| Devices::default());
-    for round in 0..60u64 {
-        for (engine, delay) in group
-            .engines
-            .iter()
-            .zip([0, round * 7 % 50, round * 13 % 90])
+    for round in 0..60 {
+        for (engine, num_decisions) in group.engines.iter().zip([0, round * 7 % 5, round * 13 % 9])
         {
-            thread::sleep(Duration::from_micros(delay * 10));
+            engine.pause(num_decisions, Duration::from_millis(1));
             engine.submit(0, Spec::new(3, 2));
         }
     }
@@ -152,9 +148,11 @@ fn engines_may_start_in_any_order() {
     };
     let second = start(2);
     second.submit(0, Spec::new(5, 4));
-    thread::sleep(Duration::from_millis(100));
+    second.wait_until("it has voted", |log| log.has_voted);
     let first = start(0);
-    thread::sleep(Duration::from_millis(100));
+    first.wait_until("it was woken and has voted", |log| {
+        log.has_voted && log.num_wakes > 0
+    });
     assert!(first.log().decisions.is_empty(), "one is missing still");
     let third = start(1);
     second.wait_until("its request is served", |log| log.num_tokens == 5 + 3);
@@ -189,12 +187,13 @@ struct Work {
     replica: usize,
     prompt: Vec<u32>,
     max_tokens: u32,
-    pause: u64,
+    /// Decisions to wait for before the next request.
+    pause: usize,
 }
 
 fn any_work() -> impl Strategy<Value = Work> {
     let prompt = vec(0..61u32, 1..16);
-    let pause = prop_oneof![6 => Just(0u64), 2 => 1..300u64, 1 => Just(3000)];
+    let pause = prop_oneof![6 => Just(0usize), 2 => 1..6usize, 1 => Just(40)];
     (any::<(usize, usize)>(), prompt, 1..16u32, pause).prop_map(
         |((engine, replica), prompt, max_tokens, pause)| Work {
             engine,
@@ -222,7 +221,7 @@ proptest! {
             let engine = engine % num_replicas.len();
             let replica = replica % num_replicas[engine] as usize;
             group.engines[engine].submit(replica, Spec { prompt, ..Spec::new(1, max_tokens) });
-            thread::sleep(Duration::from_micros(pause));
+            group.engines[engine].pause(pause, Duration::from_millis(3));
         }
         group.engines[drainer % num_replicas.len()].tell(Order::Drain);
         let logs = group.finish();

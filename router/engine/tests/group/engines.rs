@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -126,13 +126,50 @@ pub struct Log {
     pub end: Option<GroupFailure>,
     pub is_idle: bool,
     pub is_stalled: bool,
+    /// It has voted at least once.
+    pub has_voted: bool,
+    /// Its thread has ended.
+    pub is_over: bool,
+}
+
+/// A log that tests wait on.
+#[derive(Default)]
+pub struct SharedLog {
+    log: Mutex<Log>,
+    changed: Condvar,
+}
+
+impl SharedLog {
+    fn update(&self, change: impl FnOnce(&mut Log)) {
+        change(&mut self.log.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `is_so`; false if it was not within `limit`.
+    fn wait(&self, limit: Duration, is_so: impl Fn(&Log) -> bool) -> bool {
+        let log = self.log.lock().unwrap();
+        let (_log, timeout) = self
+            .changed
+            .wait_timeout_while(log, limit, |log| !is_so(log))
+            .unwrap();
+        !timeout.timed_out()
+    }
+}
+
+/// Notes that the engine's thread has ended, by a panic too.
+struct Ended(Arc<SharedLog>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.update(|log| log.is_over = true);
+    }
 }
 
 /// An engine's thread.
 pub struct Engine {
     orders: Sender<Order>,
     bell: UnixStream,
-    pub log: Arc<Mutex<Log>>,
+    log: Arc<SharedLog>,
     thread: Option<JoinHandle<()>>,
     pub endpoint: Option<String>,
 }
@@ -161,7 +198,7 @@ impl Engine {
         let (orders, received) = bounded(4096);
         let (bell, ring) = UnixStream::pair().unwrap();
         ring.set_nonblocking(true).unwrap();
-        let log = Arc::new(Mutex::new(Log::default()));
+        let log = Arc::<SharedLog>::default();
         let clock = Instant::now();
         let engine = settings.engine();
         let replicas = settings.owners().replicas_of(engine);
@@ -170,6 +207,7 @@ impl Engine {
         let turn = {
             let log = log.clone();
             move || {
+                let _ended = Ended(log.clone());
                 let harnesses = replicas.clone();
                 let event_loop = EventLoop {
                     harnesses: harnesses
@@ -210,32 +248,34 @@ impl Engine {
     }
 
     pub fn log(&self) -> Log {
-        self.log.lock().unwrap().clone()
+        self.log.log.lock().unwrap().clone()
     }
 
     /// Waits until the log says so.
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&Log) -> bool) {
-        let deadline = Instant::now() + FOREVER;
-        while !is_so(&self.log.lock().unwrap()) {
-            assert!(Instant::now() < deadline, "waited in vain until {what}");
-            let is_over = self.thread.as_ref().unwrap().is_finished();
-            assert!(
-                !is_over || is_so(&self.log()),
-                "ended before {what}: {:?}",
-                self.log().end
-            );
-            thread::sleep(Duration::from_millis(1));
-        }
+        let has_come = self.log.wait(FOREVER, |log| is_so(log) || log.is_over);
+        assert!(has_come, "waited in vain until {what}");
+        let log = self.log();
+        assert!(is_so(&log), "ended before {what}: {:?}", log.end);
+    }
+
+    /// Waits for so many more decisions, but for `limit` at most: the group may be idle.
+    pub fn pause(&self, num_decisions: usize, limit: Duration) {
+        let enough = self.log().decisions.len() + num_decisions;
+        self.log.wait(limit, |log| log.decisions.len() >= enough);
+    }
+
+    /// Whether something wakes the engine within `limit`.
+    pub fn wakes_within(&self, limit: Duration) -> bool {
+        let before = self.log().num_wakes;
+        self.log.wait(limit, |log| log.num_wakes > before)
     }
 
     /// Waits for the thread; its panic is the test's.
     pub fn finish(mut self) -> Log {
         let thread = self.thread.take().unwrap();
-        let deadline = Instant::now() + FOREVER;
-        while !thread.is_finished() {
-            assert!(Instant::now() < deadline, "an engine hangs");
-            thread::sleep(Duration::from_millis(1));
-        }
+        let is_over = self.log.wait(FOREVER, |log| log.is_over);
+        assert!(is_over, "an engine hangs");
         if let Err(panic) = thread.join() {
             std::panic::resume_unwind(panic);
         }
@@ -256,7 +296,7 @@ struct EventLoop {
     exchange: Exchange,
     orders: Receiver<Order>,
     ring: UnixStream,
-    log: Arc<Mutex<Log>>,
+    log: Arc<SharedLog>,
     clock: Instant,
     devices: Devices,
     is_draining: bool,
@@ -276,7 +316,7 @@ impl EventLoop {
                 Ok(true) => self.wait(),
                 Ok(false) => return self.harnesses.iter().for_each(Harness::check_the_end),
                 Err(end) => {
-                    self.log.lock().unwrap().end = Some(end);
+                    self.log.update(|log| log.end = Some(end));
                     return;
                 }
             }
@@ -284,12 +324,13 @@ impl EventLoop {
     }
 
     fn tell_log(&self) {
-        let mut log = self.log.lock().unwrap();
-        log.drop_counts = self.exchange.drop_counts();
-        log.is_idle = self
-            .harnesses
-            .iter()
-            .all(|harness| harness.scheduler.is_idle());
+        let mut harnesses = self.harnesses.iter();
+        let is_idle = harnesses.all(|harness| harness.scheduler.is_idle());
+        self.log.update(|log| {
+            log.drop_counts = self.exchange.drop_counts();
+            log.is_idle = is_idle;
+            log.has_voted |= self.exchange.awaits_decision();
+        });
     }
 
     fn now(&self) -> Micros {
@@ -312,7 +353,7 @@ impl EventLoop {
         zmq::poll(&mut items, millis).unwrap();
         drop(items);
         while (&self.ring).read(&mut [0; 256]).is_ok_and(|num| num > 0) {}
-        self.log.lock().unwrap().num_wakes += 1;
+        self.log.update(|log| log.num_wakes += 1);
     }
 
     /// False where the engine goes.
@@ -321,7 +362,7 @@ impl EventLoop {
             Order::Submit(replica, spec) => self.waiting.push_back((replica, spec)),
             Order::Drain => self.is_draining = true,
             Order::Stall => {
-                self.log.lock().unwrap().is_stalled = true;
+                self.log.update(|log| log.is_stalled = true);
                 while !matches!(self.orders.recv(), Ok(Order::Vanish) | Err(_)) {}
                 return false;
             }
@@ -339,7 +380,8 @@ impl EventLoop {
             && let Some((replica, spec)) = self.waiting.pop_front()
         {
             let refused = self.harnesses[replica].submit(spec).is_err();
-            self.log.lock().unwrap().num_refused += usize::from(refused);
+            self.log
+                .update(|log| log.num_refused += usize::from(refused));
         }
     }
 
@@ -351,7 +393,7 @@ impl EventLoop {
             if let Some(decision) = decision {
                 self.follow(&decision);
                 if decision.stop {
-                    self.log.lock().unwrap().num_refused += self.waiting.len();
+                    self.log.update(|log| log.num_refused += self.waiting.len());
                     return Ok(false);
                 }
             }
@@ -389,11 +431,12 @@ impl EventLoop {
             );
             harness.send(&decided.plan);
             self.due[index].push_back(Instant::now() + self.devices.step);
-            let mut log = self.log.lock().unwrap();
-            log.num_tokens += u64::from(decided.plan.num_tokens());
-            log.num_dummies += usize::from(is_dummy);
+            self.log.update(|log| {
+                log.num_tokens += u64::from(decided.plan.num_tokens());
+                log.num_dummies += usize::from(is_dummy);
+            });
         }
-        self.log.lock().unwrap().decisions.push(decision.clone());
+        self.log.update(|log| log.decisions.push(decision.clone()));
     }
 
     fn complete_due(&mut self) -> bool {
@@ -477,6 +520,11 @@ impl Group {
         for engine in &self.engines {
             engine.wait_until("it is idle", |log| !log.decisions.is_empty() && log.is_idle);
         }
+    }
+
+    /// Whether something wakes one of the engines within `limit` of looking at it.
+    pub fn wakes_within(&self, limit: Duration) -> bool {
+        self.engines.iter().any(|engine| engine.wakes_within(limit))
     }
 
     /// Drains, and gives what each engine did.

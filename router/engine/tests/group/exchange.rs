@@ -2,8 +2,9 @@
 
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crossbeam_channel::bounded;
 use plait_core::{Micros, Mode, StepId, Vote};
 use plait_engine::group::{Exchange, GroupFailure};
 use plait_proto::{Decision, Drain, ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
@@ -11,9 +12,6 @@ use plait_proto::{Decision, Drain, ExitCode, Fail, Join, Message, PROTOCOL, sche
 use crate::engines::{
     CONFIG, Devices, Engine, FOREVER, MAX_TOKENS, group_settings, socket_directory,
 };
-
-/// Long enough for what was sent to be there.
-const SOON: Duration = Duration::from_millis(300);
 
 fn idle(replica: u32) -> Vote {
     Vote {
@@ -45,6 +43,20 @@ fn dial(endpoint: &str) -> zmq::Socket {
 fn say(socket: &zmq::Socket, message: impl Into<Message>) {
     let frames = plait_proto::encode(&message.into());
     socket.send_multipart(frames, 0).unwrap();
+}
+
+fn wire_vote(vote: &Vote) -> plait_proto::Vote {
+    plait_proto::Vote {
+        replica: vote.replica,
+        step: vote.step.0,
+        num_prefill_tokens: vote.num_prefill_tokens,
+        num_decode_rows: vote.num_decode_rows,
+        num_tokens: vote.num_tokens,
+        wants_mixed: vote.wants_mixed,
+        can_graph: vote.can_graph,
+        idle: vote.idle,
+        draining: vote.draining,
+    }
 }
 
 /// Engine 1 of two.
@@ -128,13 +140,27 @@ fn decision(mode: plait_proto::Mode) -> Decision {
     }
 }
 
+/// Waits until a message is there and so is what happened to the link.
+fn wait_until_all_are_readable(exchange: &Exchange) {
+    let mut items = exchange.poll_items();
+    let deadline = Instant::now() + FOREVER;
+    loop {
+        zmq::poll(&mut items, 60_000).unwrap();
+        if items.iter().all(zmq::PollItem::is_readable) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "something never comes");
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn a_link_that_broke_behind_a_decision_is_looked_at_again_at_once() {
     let played = played(&idle(1));
     played.answer(decision(plait_proto::Mode::Idle));
     let mut member = played.member;
     drop(played.first);
-    thread::sleep(SOON);
+    wait_until_all_are_readable(&member);
     assert!(member.receive(Micros(1)).unwrap().is_some());
     assert_eq!(member.next_deadline(), Some(Micros(0)));
     let lost = member.receive(Micros(1)).unwrap_err();
@@ -201,8 +227,18 @@ fn strangers_that_hang_up_hurry_no_search() {
         first.receive(now()).unwrap();
     }
     let most = 2 + began.elapsed().as_millis() / 5;
-    thread::sleep(SOON);
-    let calls = std::iter::from_fn(|| member.recv_multipart(zmq::DONTWAIT).ok()).count();
+    // The decision comes after all calls.
+    say(&member, wire_vote(&idle(1)));
+    first.cast(&[idle(0)], now()).unwrap();
+    while first.receive(now()).unwrap().is_none() {
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+    }
+    let next = || plait_proto::decode(&member.recv_multipart(0).unwrap()).unwrap();
+    let calls = std::iter::from_fn(|| match next() {
+        Message::Heartbeat(_) => Some(()),
+        _ => None,
+    });
+    let calls = calls.count();
     assert!(
         (1..=most).contains(&(calls as u128)),
         "{calls} calls, {most} allowed"
@@ -215,16 +251,21 @@ fn an_engine_that_says_much_is_heard_a_little_at_a_time() {
     let mut first = first_of_two(&endpoint);
     let member = dial(&endpoint);
     say(&member, join());
-    (0..1000).for_each(|_| say(&member, Drain {}));
-    thread::sleep(SOON);
-    first.receive(Micros(0)).unwrap();
-    let heard = first.drop_counts().num_unexpected;
-    assert!(heard < 300, "{heard} messages at once");
     let deadline = Instant::now() + FOREVER;
-    while first.drop_counts().num_unexpected < 1000 {
-        assert!(Instant::now() < deadline, "the rest never comes");
+    let (mut num_sent, mut num_heard, mut most_at_once) = (0, 0, 0);
+    // Until so many wait that the limit is what ends a call.
+    while most_at_once < 256 || num_heard < num_sent {
+        assert!(Instant::now() < deadline, "{num_heard} of {num_sent} came");
+        if most_at_once < 256 {
+            (0..1000).for_each(|_| say(&member, Drain {}));
+            num_sent += 1000;
+        }
         zmq::poll(&mut first.poll_items(), 60_000).unwrap();
         first.receive(Micros(0)).unwrap();
+        let heard = first.drop_counts().num_unexpected - num_heard;
+        assert!(heard < 300, "{heard} messages at once");
+        most_at_once = most_at_once.max(heard);
+        num_heard += heard;
     }
 }
 
@@ -249,12 +290,48 @@ fn after_the_end_nothing_wakes_the_engine_and_it_closes() {
     assert!(first.poll_items().is_empty());
     assert_eq!(first.next_deadline(), None);
     assert_eq!(first.receive(Micros(0)), Ok(None));
-    let closing = thread::spawn(move || drop(first));
-    let deadline = Instant::now() + FOREVER;
-    while !closing.is_finished() {
-        assert!(Instant::now() < deadline, "it hangs");
-        thread::sleep(Duration::from_millis(1));
+    let (closed, is_closed) = bounded(1);
+    thread::spawn(move || {
+        drop(first);
+        closed.send(()).unwrap();
+    });
+    assert_eq!(is_closed.recv_timeout(FOREVER), Ok(()), "it hangs");
+}
+
+#[test]
+fn an_unknown_peer_that_hangs_up_ends_nothing() {
+    let (_directory, endpoint) = socket_directory();
+    let mut first = first_of_two(&endpoint);
+    let member = dial(&endpoint);
+    say(&member, join());
+    zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+    first.receive(Micros(0)).unwrap();
+    let stranger = dial(&endpoint);
+    say(&stranger, Drain {});
+    while first.drop_counts().num_unknown_peers == 0 {
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        first.receive(Micros(0)).unwrap();
     }
+    drop(stranger);
+    let joined = first.next_deadline();
+    while first.next_deadline() == joined {
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        first.receive(Micros(0)).unwrap();
+    }
+    // The search for whose connection was closed runs, and finds nobody.
+    for millis in (0..=400).step_by(5) {
+        assert_eq!(first.receive(Micros(millis * 1000)), Ok(None));
+    }
+    assert_eq!(first.next_deadline(), joined, "the search is over");
+    say(&member, wire_vote(&idle(1)));
+    first.cast(&[idle(0)], Micros(400_000)).unwrap();
+    let decision = loop {
+        zmq::poll(&mut first.poll_items(), 60_000).unwrap();
+        if let Some(decision) = first.receive(Micros(400_000)).unwrap() {
+            break decision;
+        }
+    };
+    assert_eq!(decision.mode, Mode::Idle, "the member is served");
 }
 
 #[test]

@@ -84,7 +84,10 @@ fn be_a_process_if_told() {
     let settings = group_settings(engine.parse().unwrap(), endpoint, &[1, 1, 2]);
     let engine = Engine::start(settings, slow());
     (0..100).for_each(|_| engine.submit(0, endless()));
-    std::thread::sleep(Duration::from_secs(600));
+    // Until it is killed.
+    loop {
+        std::thread::park();
+    }
 }
 
 fn works(log: &Log) -> bool {

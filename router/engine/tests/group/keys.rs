@@ -1,7 +1,5 @@
 //! Claims about CURVE between engines.
 
-use std::time::Duration;
-
 use plait_core::Micros;
 use plait_engine::group::{
     ClientKeys, Exchange, GroupFailure, GroupProblem, HandshakeFailure, Role, ServerKeys,
@@ -125,11 +123,17 @@ fn an_engine_that_is_hung_up_on_says_so_and_blames_nothing() {
 fn an_engine_without_keys_gets_nothing_through() {
     let [server, own, _] = pairs();
     let first = first(&server, &own);
-    let bare = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    let context = zmq::Context::new();
+    let bare = context.socket(zmq::DEALER).unwrap();
     bare.set_linger(0).unwrap();
+    let ended = i32::from(zmq::SocketEvent::DISCONNECTED.to_raw())
+        | i32::from(zmq::SocketEvent::HANDSHAKE_FAILED_PROTOCOL.to_raw());
+    bare.monitor("inproc://bare", ended).unwrap();
+    let events = context.socket(zmq::PAIR).unwrap();
+    events.connect("inproc://bare").unwrap();
     bare.connect(first.endpoint.as_ref().unwrap()).unwrap();
     bare.send("a word", 0).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(events.poll(zmq::POLLIN, 60_000), Ok(1), "it hangs up");
     heard_nothing(first);
 }
 
