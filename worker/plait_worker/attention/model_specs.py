@@ -1,15 +1,28 @@
-"""The attention specs of a model's layers, from its configuration."""
+"""The attention specs of a model's layers, from its configuration and the kinds of its layers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from plait_kernels.kv_cache import FP8, PageScales
+from plait_proto import LayerKind
 
 from plait_worker.attention.spec import AttentionSpec, MhaShape, MlaShape
-from plait_worker.model_config import MlaConfig, ModelConfig
+from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import shard_heads
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What the specs of one rank's layers share."""
+
+    config: ModelConfig
+    num_heads: int
+    num_kv_heads: int
+    dtype: torch.dtype
+    fp8: PageScales | None
 
 
 def attention_specs(
@@ -20,26 +33,35 @@ def attention_specs(
     Raises ``ValueError`` if MLA gets two different scales.
     """
     heads, kv_heads = shard_heads(config.num_heads, config.num_kv_heads, rank, world)
-    if config.mla is not None:
-        return [mla_shape(config.mla, len(heads), dtype, fp8)] * config.num_layers
-    full = MhaShape(len(heads), len(kv_heads), config.head_dim, config.head_dim**-0.5, dtype, fp8)
-    window = replace(full, window=config.sliding_window)
-    return [window if kind.cache == "sliding_window" else full for kind in config.layer_kinds]
+    shared = _Rank(config, len(heads), len(kv_heads), dtype, fp8)
+    return [_SPECS[kind.attention](shared, kind) for kind in config.layer_kinds]
 
 
-def mla_shape(mla: MlaConfig, num_heads: int, dtype: torch.dtype, fp8: PageScales | None) -> MlaShape:
-    """Of one layer; see ``attention_specs``."""
+def _mha(rank: _Rank, kind: LayerKind) -> AttentionSpec:
+    head_dim = rank.config.head_dim
+    window = rank.config.sliding_window if kind.cache == "sliding_window" else None
+    return MhaShape(rank.num_heads, rank.num_kv_heads, head_dim, head_dim**-0.5, rank.dtype, rank.fp8, window)
+
+
+def _mla(rank: _Rank, _kind: LayerKind) -> AttentionSpec:
+    mla = rank.config.mla
+    if mla is None:
+        raise AssertionError(f"{rank.config.architecture} without MLA")
     return MlaShape(
-        num_heads=num_heads,
+        num_heads=rank.num_heads,
         latent_dim=mla.latent_dim,
         cached_dim=mla.cached_dim,
         query_dim=mla.query_dim,
         value_dim=mla.value_dim,
         scale=mla.scale,
-        dtype=dtype,
-        cached_dtype=dtype if fp8 is None else FP8,
-        cached_scale=1.0 if fp8 is None else _latent_scale(fp8),
+        dtype=rank.dtype,
+        cached_dtype=rank.dtype if rank.fp8 is None else FP8,
+        cached_scale=1.0 if rank.fp8 is None else _latent_scale(rank.fp8),
     )
+
+
+_SPECS: dict[str, Callable[[_Rank, LayerKind], AttentionSpec]] = {MhaShape.kind: _mha, MlaShape.kind: _mla}
+"""By ``LayerKind.attention``."""
 
 
 def _latent_scale(fp8: PageScales) -> float:
