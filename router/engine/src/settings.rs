@@ -28,6 +28,8 @@ pub struct EngineSettings {
     pub scheduler: SchedulerSettings,
     /// The KV pages.
     pub pages: PageSettings,
+    /// Speculative tokens of a decode row at most; the worker's configuration has the same number.
+    pub draft_tokens: u32,
     /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
     pub seed: Option<u64>,
     /// A file that gets what each step computed and took; None writes none.
@@ -243,8 +245,7 @@ impl EngineSettings {
                 num_pages,
                 max_model_len,
                 max_rows: None,
-                // Drafts need the worker's part of the protocol.
-                draft_width: 0,
+                draft_width: self.draft_tokens,
                 hash_seed: hash_seed(),
             },
         }
@@ -260,6 +261,7 @@ impl EngineSettings {
             "max_model_len": max_model_len,
             "vocab_size": vocab_size,
             "num_ranks": self.num_ranks,
+            "draft_tokens": self.draft_tokens,
             "max_batch_tokens": self.scheduler.max_batch_tokens,
             "max_seqs": self.scheduler.max_seqs,
             "page_size": self.pages.page_size,

@@ -334,6 +334,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerSettings
     """With `max_batch_tokens` filled in."""
     pages: PageSettings
+    draft_tokens: int
+    """Speculative tokens of a decode row at most."""
     seed: int | None
     step_trace: str | None
     log_level: LogLevel
@@ -362,6 +364,7 @@ def engine_settings(
         max_model_len=settings.model.max_model_len,
         scheduler=msgspec.structs.replace(settings.scheduler, max_batch_tokens=batch_tokens(settings)),
         pages=settings.pages,
+        draft_tokens=DRAFT_TOKENS,
         seed=settings.process.seed,
         step_trace=settings.process.step_trace,
         log_level=settings.process.log_level,

@@ -297,19 +297,23 @@ impl Rank {
                 result.prompt_logprobs.extend(records);
             }
             if row.is_last_chunk {
-                sample(slot, &mut result);
+                sample_one(slot, &mut result);
+                result.num_accepted.push(1);
             }
         }
         for row in &plan.decode {
-            sample(self.slots.get_mut(&row.slot).unwrap(), &mut result);
+            let slot = self.slots.get_mut(&row.slot).unwrap();
+            // Drafts are accepted now and then.
+            let num_accepted = 1 + slot.last % row.length;
+            (0..num_accepted).for_each(|_| sample_one(slot, &mut result));
+            result.num_accepted.push(num_accepted);
         }
         result
     }
 }
 
-fn sample(slot: &mut Slot, result: &mut StepResult) {
+fn sample_one(slot: &mut Slot, result: &mut StepResult) {
     slot.last = next_letter(slot.last);
-    result.num_accepted.push(1);
     result.token_ids.push(slot.last);
     result.logprobs.extend(
         slot.logprobs

@@ -26,6 +26,31 @@ fn overlap_keeps_two_plans_in_flight_and_never_three() {
 }
 
 #[test]
+fn drafts_reach_the_rank_and_their_tokens_come_back() {
+    let change = json!({"draft_tokens": 2, "page_size": 1, "max_batch_tokens": 48});
+    let mut harness = Harness::ready(&change, |_| {});
+    for stream in 0..4 {
+        harness.submit(stream, "abc", &json!({"max_tokens": 9}));
+    }
+    for stream in 0..4 {
+        assert_eq!(harness.answer(stream).text(), "defghijkl");
+    }
+    let plans = harness.workers[0].log().plans;
+    let lengths = plans
+        .iter()
+        .flat_map(|plan| &plan.decode)
+        .map(|row| row.length);
+    assert!(lengths.clone().any(|length| length == 3) && lengths.max() == Some(3));
+    assert!(plans.iter().any(|plan| !plan.trimmed_slots.is_empty()));
+    let mut harness = Harness::ready(&json!({}), |_| {});
+    harness.submit(1, "abc", &json!({"max_tokens": 9}));
+    assert_eq!(harness.answer(1).text(), "defghijkl");
+    for plan in harness.workers[0].log().plans {
+        assert!(plan.decode.iter().all(|row| row.length == 1) && plan.trimmed_slots.is_empty());
+    }
+}
+
+#[test]
 fn under_a_target_the_next_step_is_decided_shortly_before_the_last_should_end() {
     for (target, said_micros, num_in_flight) in [
         (json!(1000), 60_000_000, 1), // an end that never comes near: the result is there first
