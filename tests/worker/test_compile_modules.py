@@ -122,7 +122,7 @@ def states() -> list[str]:
 def test_what_is_missing_is_compiled_with_progress_and_once(
     toolkit: Toolkit, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compile_modules, "_SECONDS_BETWEEN_WORDS", 0.001)
+    monkeypatch.setattr(compile_modules, "_SECONDS_BETWEEN_REPORTS", 0.001)
     assert states() == ["prebuilt", "missing", "missing", "missing"]
     assert build(monkeypatch, model) == 0
     assert states() == ["prebuilt", "built", "built", "built"]
@@ -188,7 +188,7 @@ def test_a_full_disk_is_named(
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(100, 100, 0))
     toolkit.refuse("xqa/mha.cu", "Fatal error: can't write 34 bytes")
     build(monkeypatch, model)
-    assert "is full: make room, or name another folder in FLASHINFER_WORKSPACE_BASE" in capsys.readouterr().out
+    assert "is full: free some space, or set FLASHINFER_WORKSPACE_BASE to another folder" in capsys.readouterr().out
 
 
 def test_what_another_toolkit_built_is_compiled_anew_before_a_start_has_to(

@@ -79,7 +79,7 @@ def test_without_flashinfer_it_says_what_to_install(
         (["--arch", "8.0"], ExitCode.SETTINGS, "--arch is '8.0'; allowed: 9.0, 10.0, 10.3"),
         (["--arch", "hopper"], ExitCode.SETTINGS, "--arch is 'hopper'; allowed: 9.0"),
         (["--arch", "9.0", "--tp", "5"], ExitCode.SETTINGS, "--tp 5 does not divide"),
-        (["--arch", "9.0", "--dtype", "float32"], ExitCode.SETTINGS, "float32 is attended by torch"),
+        (["--arch", "9.0", "--dtype", "float32"], ExitCode.SETTINGS, "float32 uses torch attention"),
         (["--arch", "9.0", "--model", "/nowhere"], ExitCode.MODEL_FILES, "/nowhere does not exist"),
     ],
 )

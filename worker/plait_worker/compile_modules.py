@@ -1,4 +1,4 @@
-"""Compiling flashinfer's modules ahead: several at once, with progress; where one fails, the others go on."""
+"""Compiles flashinfer's modules before a start: several at once, with progress. A failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, toolki
 from plait_worker.attention.jit.modules import GpuModule
 from plait_worker.machine import free_memory_bytes, num_usable_cores
 
-_SECONDS_BETWEEN_WORDS = 20.0
-# A compiler was seen to hold up to 3.5 GiB (fa3's prefill for heads of 128, nvcc 13.0); few do so at the same time.
+_SECONDS_BETWEEN_REPORTS = 20.0
+# A compiler was seen to use up to 3.5 GiB (fa3's prefill, head_dim 128, nvcc 13.0); few do at the same time.
 _COMPILER_BYTES = 3 << 30
-# With less than this on a disk, that is why a file could not be written.
-_ROOM_BYTES = 16 << 20
+# With less than this on a disk, writing failed for want of space.
+_FULL_DISK_BYTES = 16 << 20
 _TELLS_WHY = re.compile(r"\b(error|fatal|not found|died|killed)\b", re.IGNORECASE)
 _ADVICE = {
-    "signal 9": "memory ran out: free some, or set MAX_JOBS, by which ninja is told how many files to compile at once",
+    "signal 9": "memory ran out: free some, or set MAX_JOBS, the number of files that ninja compiles at once",
     "FLASHINFER_DISABLE_JIT": "unset FLASHINFER_DISABLE_JIT",
-    "interrupted": "the next build goes on from here",
+    "interrupted": "the next build continues from here",
     ": not found": "install that program (g++ brings c++ and gcc)",
 }
 _IS_COMMAND = re.compile(r"^\[\d+/\d+\]|^FAILED:|\s-c\s.*\s-o\s|\s-shared\s")
 
 
 def how_many_at_once(num_modules: int, num_cores: int, free_bytes: int) -> int:
-    """As many modules as memory allows, each of which ninja compiles with two compilers more than there are cores.
+    """As many modules as memory allows. For each, ninja runs two compilers more than there are cores.
 
-    Some modules have few files, which take minutes: one alone leaves cores idle.
+    Some modules have few files, which take minutes each: one module alone leaves cores idle.
     """
     return max(1, min(num_modules, free_bytes // ((num_cores + 2) * _COMPILER_BYTES)))
 
 
 def compile_modules(modules: Sequence[GpuModule]) -> int:
-    """Compile each, at least one, into flashinfer's cache and print how it goes; how many failed."""
+    """Compile at least one module into flashinfer's cache and print progress; how many failed."""
     at_once = how_many_at_once(len(modules), num_usable_cores(), free_memory_bytes())
     print(f"{len(modules)} modules to compile, {at_once} at once", flush=True)
     jobs = [_Job(f"[{number}/{len(modules)}]", module) for number, module in enumerate(modules, 1)]
@@ -53,10 +53,10 @@ def compile_modules(modules: Sequence[GpuModule]) -> int:
 
 
 def _watch(jobs: Sequence[_Job], pending: set[Future[bool]]) -> int:
-    """Say now and then how far they are; how many failed."""
+    """Print progress now and then; how many failed."""
     began, num_failed = time.perf_counter(), 0
     while pending:
-        done, pending = wait(pending, timeout=_SECONDS_BETWEEN_WORDS, return_when=FIRST_COMPLETED)
+        done, pending = wait(pending, timeout=_SECONDS_BETWEEN_REPORTS, return_when=FIRST_COMPLETED)
         num_failed += sum(not future.result() for future in done)
         if not done:
             files = ", ".join(f"{job.label} {job.files()}" for job in jobs)
@@ -70,7 +70,7 @@ class _Job:
     module: GpuModule
 
     def run(self) -> bool:
-        """Whether it is compiled now."""
+        """Whether it compiled."""
         print(f"{self.label} compiling {self.module.name} for {', '.join(self.module.backends)}", flush=True)
         began = time.perf_counter()
         try:
@@ -89,7 +89,7 @@ class _Job:
 
 
 def _why(error: Exception) -> str:
-    """The line of a compiler, or of ninja, that tells most."""
+    """The most telling line of the compiler's or ninja's output."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if _TELLS_WHY.search(line) and not _IS_COMMAND.search(line)]
     return telling[0] if telling else lines[-1] if lines else type(error).__name__
@@ -97,8 +97,8 @@ def _why(error: Exception) -> str:
 
 def _advice(why: str, folder: Path) -> str:
     for full in (folder, Path(tempfile.gettempdir())):
-        if _free_bytes(full) < _ROOM_BYTES:
-            return f"the disk of {full} is full: make room, or name another folder in {_variable_of(full)}"
+        if _free_bytes(full) < _FULL_DISK_BYTES:
+            return f"the disk of {full} is full: free some space, or set {_variable_of(full)} to another folder"
     for words, advice in _ADVICE.items():
         if words in why:
             return advice
@@ -106,7 +106,7 @@ def _advice(why: str, folder: Path) -> str:
     release = cuda_version(nvcc) if nvcc else None
     if wanted and (release is None or _numbers(release) < _numbers(wanted)):
         return f"{nvcc} is of CUDA {release}: install {toolkit_advice()}"
-    return "FLASHINFER_JIT_VERBOSE=1 shows all that the compilers say"
+    return "FLASHINFER_JIT_VERBOSE=1 shows all compiler output"
 
 
 def _numbers(release: str) -> list[int]:
@@ -114,7 +114,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Of the disk where it lies, or would."""
+    """Of the disk of the folder, or of its nearest existing parent."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
 

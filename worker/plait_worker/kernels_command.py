@@ -1,6 +1,6 @@
-"""``python -m plait_worker.kernels_command {list,build}``: GPU modules that are there, and building them ahead.
+"""``python -m plait_worker.kernels_command {list,build}``: lists and builds a model's GPU modules.
 
-The command line starts it, since it imports torch. Its last line of standard error and its exit code say how it ended.
+`plait kernels` runs it as a process of its own, since it imports torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KNOWN = HOPPER | BLACKWELL
 
 
 def main() -> int:
-    """Run one of the two; the exit code."""
+    """Returns the exit code."""
     arguments = _arguments()
     try:
         _run(arguments)
@@ -41,7 +41,7 @@ def main() -> int:
         kind = failure.code.name.lower().replace("_", " ")
         print(f"plait: {kind} error (exit code {failure.code}): {failure.reason}", file=sys.stderr)
         return failure.code
-    except KeyboardInterrupt:  # of which the command line, whom it reached as well, tells
+    except KeyboardInterrupt:  # the command line got it too, and reports it
         return 1
     return 0
 
@@ -55,8 +55,8 @@ def _run(arguments: argparse.Namespace) -> None:
     if not has_flashinfer():
         raise WorkerError(
             ExitCode.SETTINGS,
-            f"flashinfer is not installed, whose modules the GPU's attention takes: run {INSTALL}; without it "
-            "prompts go by a kernel of ours, slower, and latent attention by torch",
+            f"flashinfer is not installed: run {INSTALL}. Without it MHA prefill uses our slower kernel, and MLA uses "
+            "torch",
         )
     modules = _modules(specs, arguments.page_size, capability)
     print(_machine(capability), flush=True)
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if num_failed:
         raise WorkerError(
             ExitCode.SETTINGS,
-            f"{num_failed} of {len(modules)} modules could not be compiled; why, and what to do, is said above",
+            f"{num_failed} of {len(modules)} modules could not be compiled; the reasons and what to do are above",
         )
 
 
@@ -73,21 +73,21 @@ def _modules(specs: Sequence[AttentionSpec], page_size: int, capability: Capabil
     try:
         return modules_for(specs, page_size, capability)
     except ImportError as error:
-        raise WorkerError(ExitCode.SETTINGS, f"flashinfer is not whole: {error}; run {INSTALL}") from error
+        raise WorkerError(ExitCode.SETTINGS, f"flashinfer is incomplete: {error}; run {INSTALL}") from error
     except OSError as error:
         raise WorkerError(
-            ExitCode.SETTINGS, f"flashinfer cannot keep its cache: {error}; name a folder in FLASHINFER_WORKSPACE_BASE"
+            ExitCode.SETTINGS, f"flashinfer cannot write its cache: {error}; set FLASHINFER_WORKSPACE_BASE to a folder"
         ) from error
 
 
-def _capability(typed: str | None) -> Capability:
-    """That of the machine's first GPU, or the one that was typed."""
-    if typed is not None:
-        major, _, minor = typed.removesuffix("a").partition(".")
+def _capability(arch: str | None) -> Capability:
+    """Of ``--arch``, else of the first GPU."""
+    if arch is not None:
+        major, _, minor = arch.removesuffix("a").partition(".")
         found = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
         if found not in _KNOWN:
             known = ", ".join(f"{major}.{minor}" for major, minor in sorted(_KNOWN))
-            raise WorkerError(ExitCode.SETTINGS, f"--arch is {typed!r}; allowed: {known}")
+            raise WorkerError(ExitCode.SETTINGS, f"--arch is {arch!r}; allowed: {known}")
         return found
     if not torch.cuda.is_available():
         raise WorkerError(
@@ -112,17 +112,17 @@ def _config(model: str, world: int) -> ModelConfig:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Of a GPU's weights: auto is bfloat16, which every GPU has that these modules are for."""
+    """Of a GPU's weights: auto is bfloat16, which all supported GPUs have."""
     dtype = choose_dtype("bfloat16" if name == "auto" else name, torch.device("cpu"))
     if dtype == torch.float32:
-        raise WorkerError(ExitCode.SETTINGS, "--dtype float32 is attended by torch, which needs no modules")
+        raise WorkerError(ExitCode.SETTINGS, "--dtype float32 uses torch attention, which needs no modules")
     return dtype
 
 
 def _machine(capability: Capability) -> str:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU here"
     nvcc = find_nvcc()
-    compiler = f"{nvcc} of CUDA {cuda_version(nvcc)}" if nvcc else "none, so that nothing can be built here"
+    compiler = f"{nvcc} of CUDA {cuda_version(nvcc)}" if nvcc else "none, nothing can be built here"
     return (
         f"for compute capability {capability[0]}.{capability[1]} ({gpu}); torch {torch.__version__}; flashinfer "
         f"{importlib.metadata.version('flashinfer-python')}; nvcc: {compiler}"
@@ -130,21 +130,21 @@ def _machine(capability: Capability) -> str:
 
 
 def _build(modules: list[GpuModule]) -> int:
-    """How many of those that were not there could not be compiled."""
+    """Compile the missing ones; how many failed."""
     wanted = [module for module in modules if not module.is_ready]
     if wanted and (reason := what_is_missing()):
         raise WorkerError(
             ExitCode.SETTINGS,
             f"{len(wanted)} modules are to be compiled, but {reason}. Or compile elsewhere with this flashinfer, and "
-            f"put each NAME.so of its cache at {prebuilt_folder()}/NAME/. Without them plait serve takes backends that "
-            "need none, and says what is slower",
+            f"put each NAME.so of its cache at {prebuilt_folder()}/NAME/. Without them plait serve uses backends that "
+            "need none; its log says what is slower",
         )
     return compile_modules(wanted) if wanted else 0
 
 
 def _print(modules: list[GpuModule]) -> None:
     if not modules:
-        print("none is listed for such a GPU: what flashinfer compiles for it, it does at the first start")
+        print("no modules are listed for this GPU: flashinfer compiles them at the first start")
     for module in modules:
         print(f"{module.state:9}{module.name}  ({', '.join(module.backends)})")
     print(_compiled_by_triton())
@@ -153,11 +153,11 @@ def _print(modules: list[GpuModule]) -> None:
 def _compiled_by_triton() -> str:
     folder = cache_folder()
     if folder is None:
-        return "our Triton kernels: Triton is not installed, which comes with torch for GPUs"
+        return "our Triton kernels: Triton is not installed; it comes with torch for GPUs"
     compiled = compiled_kernels(folder)
     return (
-        f"our Triton kernels: {len(compiled)} compiled, in {compiled.total()} variants, in {folder}; what is missing "
-        "is compiled at the first start"
+        f"our Triton kernels: {len(compiled)} compiled, in {compiled.total()} variants, in {folder}; the first start "
+        "compiles what is missing"
     )
 
 

@@ -45,7 +45,7 @@ def cuda_version(nvcc: Path) -> str | None:
 
 
 def toolkit_advice() -> str:
-    """Which toolkit to install."""
+    """The toolkit to install, in words."""
     release = torch.version.cuda
     return f"NVIDIA's CUDA toolkit {release}, which torch {torch.__version__} is for" if release else "a CUDA toolkit"
 
@@ -53,7 +53,7 @@ def toolkit_advice() -> str:
 def what_is_missing() -> str | None:
     """Why nothing can be compiled here, with what to do; None if nvcc and ninja are there."""
     if find_nvcc() is None:
-        return f"there is no nvcc in {_cuda_home()}/bin: install {toolkit_advice()}, or name its folder in CUDA_HOME"
+        return f"there is no nvcc in {_cuda_home()}/bin: install {toolkit_advice()}, or set CUDA_HOME to its folder"
     if shutil.which("ninja") is None:
         return "there is no ninja: pip install ninja"
     return None
