@@ -6,9 +6,10 @@ import pytest
 import torch
 from plait_kernels.activation import silu_mul
 from plait_kernels.attention import attend, merge
+from plait_kernels.backends import TABLE, Call
 from plait_kernels.moe import GroupLimit, expert_mlps, sigmoid_group_top_k, softmax_group_top_k, softmax_top_k
 from plait_kernels.norm import add_rms_norm, rms_norm
-from plait_kernels.rope import apply_rope, backend_for, reference, rope_tables
+from plait_kernels.rope import apply_rope, rope_tables
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +47,11 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
     assert torch.equal(rotated[0], x[0])
 
 
-@pytest.mark.parametrize(("head_dim", "is_cuda"), [(96, True), (100, True), (128, False)])
-def test_heads_that_no_kernel_of_a_gpu_rotates_are_rotated_by_torch(head_dim: int, is_cuda: bool) -> None:
-    assert backend_for(head_dim, is_cuda=is_cuda) is reference
+@pytest.mark.parametrize(("head_dim", "device"), [(96, "cuda"), (100, "cuda"), (128, "cpu")])
+def test_heads_that_no_kernel_of_a_gpu_rotates_are_rotated_by_torch(head_dim: int, device: str) -> None:
+    call = Call(torch.device(device), torch.bfloat16, head_dim)
+    for op in ("rotate_heads", "rotate_and_store"):
+        assert TABLE["plait_kernels.rope"][op].backend(call).module == "reference"
 
 
 def test_rope_keeps_the_scale_and_the_dtype() -> None:

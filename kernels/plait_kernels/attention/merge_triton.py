@@ -22,9 +22,9 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     return out_THD, lse_TH
 
 
-def merge_into(joined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, part_TH: Tensor) -> None:
+def merge_into(combined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, lse_part_TH: Tensor) -> None:
     """See ``plait_kernels.attention.merge_into``; contiguous."""
-    _launch((joined_THD, lse_TH), (part_THD, part_TH), (joined_THD, lse_TH))
+    _launch((combined_THD, lse_TH), (part_THD, lse_part_TH), (combined_THD, lse_TH))
 
 
 def _launch(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: tuple[Tensor, Tensor]) -> None:

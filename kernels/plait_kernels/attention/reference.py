@@ -1,4 +1,4 @@
-"""Causal attention, written for reading.
+"""Attention in torch, written for reading.
 
 Shapes: T new tokens, L tokens of context and T together, H query heads, G key-value heads, D numbers in
 a head.
@@ -72,6 +72,23 @@ def decode_paged(
         out_BHD[row] = attend(q_BHD[row : row + 1], k_LGD, v_LGD, scale)[0]
 
 
+def decode_split_kv(
+    q_BHD: Tensor,
+    pages: Tensor,
+    table_BW: Tensor,
+    schedule: SplitKvSchedule,
+    scale: float,
+    out_BHD: Tensor,
+    scales: PageScales,
+) -> None:
+    """``decode_paged`` of the schedule's rows; their splits make no difference."""
+    lengths_B = torch.zeros(len(q_BHD), dtype=torch.int32)
+    for row, _, _, length in schedule.splits_J4.tolist():
+        if row >= 0:
+            lengths_B[row] = length
+    decode_paged(q_BHD, pages, table_BW, lengths_B, scale, out_BHD, scales)
+
+
 def prefill_paged(
     q_THD: Tensor, pages: Tensor, rows: PagedPrefill, scale: float, out_THD: Tensor, scales: PageScales
 ) -> None:
@@ -91,3 +108,34 @@ def _context(
     kv = as_bytes(pages)[table_W.long()].view(pages.dtype).to(dtype).transpose(2, 3)
     k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[:length] * factor for part, factor in enumerate(scales))
     return k_LGD, v_LGD
+
+
+def schedule_split_kv(
+    _lengths_B: Tensor, _page_size: int, _num_heads: int, _num_kv_heads: int, _head_dim: int
+) -> SplitKvSchedule | None:
+    """None: ``decode_paged`` computes row by row."""
+    return None
+
+
+def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``plait_kernels.attention.merge``."""
+    top_TH = torch.maximum(lse_a_TH, lse_b_TH)
+    # With two empty parts the difference would be inf - inf.
+    shift_TH = top_TH.masked_fill(top_TH == -torch.inf, 0.0)
+    weight_a_TH, weight_b_TH = (lse_a_TH - shift_TH).exp2(), (lse_b_TH - shift_TH).exp2()
+    total_TH = weight_a_TH + weight_b_TH
+    sum_THD = _weighted(a_THD, weight_a_TH) + _weighted(b_THD, weight_b_TH)
+    return sum_THD / total_TH.masked_fill(total_TH == 0, 1.0)[..., None], shift_TH + total_TH.log2()
+
+
+def merge_into(combined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, lse_part_TH: Tensor) -> None:
+    """See ``plait_kernels.attention.merge_into``."""
+    sum_THD, sum_TH = merge(combined_THD, lse_TH, part_THD, lse_part_TH)
+    combined_THD.copy_(sum_THD)
+    lse_TH.copy_(sum_TH)
+
+
+def _weighted(part_THD: Tensor, weight_TH: Tensor) -> Tensor:
+    """0 where the weight is 0, even times NaN."""
+    weight_TH1 = weight_TH[..., None]
+    return (part_THD.float() * weight_TH1).masked_fill(weight_TH1 == 0, 0.0)

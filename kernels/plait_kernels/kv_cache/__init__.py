@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
-from plait_kernels.kv_cache import reference
+from plait_kernels.backends import Backend, Op, on
 from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales, as_bytes, stored
+
+_REFERENCE = Backend("reference")
+_store = Op(__name__, "store", Backend("triton", (on("cuda"),)), _REFERENCE)
+_slot_mapping = Op(__name__, "slot_mapping", Backend("slot_mapping_triton", (on("cuda"),)), _REFERENCE)
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales = UNSCALED) -> None:
@@ -14,8 +17,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
 
     ``pages`` is ``[N, 2, G, P, D]``, contiguous, in the dtype of the keys or float8_e4m3fn; ``slot_mapping_T`` int64.
     """
-    backend = triton_backend(__name__) if pages.is_cuda else reference
-    backend.store(k_TGD, v_TGD, pages, slot_mapping_T, scales)
+    _store(pages)(k_TGD, v_TGD, pages, slot_mapping_T, scales)
 
 
 def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
@@ -24,8 +26,7 @@ def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, pa
     Position ``positions_T[t]`` (int64) of row ``row_T[t]`` (int64; of row t where that is None), whose pages
     ``table_RW`` (int32) names.
     """
-    backend = triton_backend(__name__, "slot_mapping_triton") if positions_T.is_cuda else reference
-    slot_mapping_T: Tensor = backend.slot_mapping(table_RW, row_T, positions_T, page_size)
+    slot_mapping_T: Tensor = _slot_mapping(positions_T)(table_RW, row_T, positions_T, page_size)
     return slot_mapping_T
 
 

@@ -26,6 +26,11 @@ def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tenso
     return product_1O if out_1O is None else torch.Tensor.copy_(out_1O, product_1O)
 
 
+def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, _tile: object, out_NO: Tensor | None = None) -> Tensor:
+    """See ``plait_kernels.linear.skinny_gemm``."""
+    return gemv(x_NI, weight_OI, out_NO)
+
+
 def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gemv``."""
     normed_1I, sum_1I = norms.add_rms_norm(x_1I, *norm)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
-from plait_kernels.mla import reference
+from plait_kernels.backends import Backend, Op, on
 from plait_kernels.mla.reference import AbsorbedQueries, CacheTarget, MlaNorm, Tables, store_latent
+
+_BACKENDS = Backend("triton", (on("cuda"),)), Backend("reference")
+_rope_and_cache = Op(__name__, "rope_and_cache", *_BACKENDS)
+_absorb = Op(__name__, "absorb", *_BACKENDS)
+_absorb_and_cache = Op(__name__, "absorb_and_cache", *_BACKENDS)
 
 
 def rope_and_cache(
@@ -22,8 +26,7 @@ def rope_and_cache(
     An entry is the normalised latent and the rotated key; it is written into the pages too. On a GPU queries are
     rotated in place. ``cached_TC`` and ``q_PHE`` may be slices of wider rows.
     """
-    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
-    latent_TC, rotated_PHE = backend.rope_and_cache(cached_TC, q_PHE, norm, tables, cache)
+    latent_TC, rotated_PHE = _rope_and_cache(cached_TC)(cached_TC, q_PHE, norm, tables, cache)
     return latent_TC, rotated_PHE
 
 
@@ -32,8 +35,7 @@ def absorb(q_BHE: Tensor, key_HOL: Tensor, tables: Tables) -> Tensor:
 
     ``key_HOL`` is the keys' half of ``kv_b_proj``.
     """
-    backend = triton_backend(__name__) if q_BHE.is_cuda else reference
-    q_BHC: Tensor = backend.absorb(q_BHE, key_HOL, tables)
+    q_BHC: Tensor = _absorb(q_BHE)(q_BHE, key_HOL, tables)
     return q_BHC
 
 
@@ -41,8 +43,7 @@ def absorb_and_cache(
     queries: AbsorbedQueries, cached_TC: Tensor, norm: MlaNorm, tables: Tables, cache: CacheTarget
 ) -> Tensor:
     """``absorb(*queries, tables)`` for a step of decode rows only, which also writes each token's cache entry."""
-    backend = triton_backend(__name__) if cached_TC.is_cuda else reference
-    q_THC: Tensor = backend.absorb_and_cache(queries, cached_TC, norm, tables, cache)
+    q_THC: Tensor = _absorb_and_cache(cached_TC)(queries, cached_TC, norm, tables, cache)
     return q_THC
 
 

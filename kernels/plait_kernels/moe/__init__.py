@@ -8,19 +8,26 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
-from plait_kernels.moe import grouped_gemm_torch, reference
-from plait_kernels.moe import routing as routing_reference
+from plait_kernels.backends import Backend, Op, above, of, on, up_to
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 
-MAX_INDEXED_TOKENS = 2
-"""Up to here each pair of token and expert reads its matrices by itself: listing them would take longer."""
-MAX_TRITON_TOKENS = 2048
-"""Above here torch's grouped GEMM is the faster one; it takes bfloat16 alone."""
-_TRITON_DTYPES = (torch.bfloat16, torch.float16)
-
+_MAX_INDEXED = 2
+"""Up to so many tokens each (token, expert) pair reads its matrices by itself: listing pairs would take longer."""
+_MAX_LISTED = 2048
+"""Above so many tokens torch's grouped GEMM is faster; it takes bfloat16 alone."""
+_GPU = on("cuda"), of(torch.bfloat16, torch.float16)
+_expert_mlps = Op(
+    __name__,
+    "expert_mlps",
+    Backend("indexed_gemv_triton", (*_GPU, up_to(_MAX_INDEXED, "tokens"))),
+    Backend("grouped_gemm_torch", (on("cuda"), of(torch.bfloat16), above(_MAX_LISTED, "tokens"))),
+    Backend("grouped_gemm_triton", _GPU),
+    Backend("reference"),
+)
+"""The size of a call is its number of tokens."""
+_route = Op(__name__, "route", Backend("routing_triton", (on("cuda"),)), Backend("routing"))
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``x_TH``, the chosen experts' weights ``[T, K]`` and their ids ``[T, K]`` -> their weighted sum ``[T, H]``."""
@@ -45,12 +52,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     A token's experts differ from each other. On a GPU 16 bits go through Triton, which waits for nothing and can be
     captured, and many tokens in bfloat16 through grouped GEMMs; all else goes expert by expert.
     """
-    if not x_TH.is_cuda or x_TH.dtype not in _TRITON_DTYPES:
-        return reference.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
-    if x_TH.shape[0] > MAX_TRITON_TOKENS and x_TH.dtype == torch.bfloat16:
-        return grouped_gemm_torch.expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
-    module = "indexed_gemv_triton" if x_TH.shape[0] <= MAX_INDEXED_TOKENS else "grouped_gemm_triton"
-    out_TH: Tensor = triton_backend(__name__, module).expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    out_TH: Tensor = _expert_mlps(x_TH, x_TH.shape[0])(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
     return out_TH
 
 
@@ -59,8 +61,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 
     ``logits_TE`` float32; ``bias_E`` float32, only with sigmoid scores.
     """
-    backend = triton_backend(__name__, "routing_triton") if logits_TE.is_cuda else routing_reference
-    weights_TK, experts_TK = backend.route(logits_TE, bias_E, routing)
+    weights_TK, experts_TK = _route(logits_TE)(logits_TE, bias_E, routing)
     return weights_TK, experts_TK
 
 

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plait_kernels.activation import silu_mul
-from plait_kernels.backends import triton_backend
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; bfloat16 alone, with H and I multiples of 8."""
+    from plait_kernels.moe.grouped_gemm_triton import combine  # Triton is there only with a GPU
+
     top_k, num_experts = experts_TK.shape[1], len(gate_up_EJH)
     # A byte is sorted in one pass, an int64 in eight.
     kind = torch.uint8 if num_experts <= 256 else torch.int16
@@ -28,5 +29,5 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
     index_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
     out_TH = torch.empty_like(x_TH)
-    triton_backend("plait_kernels.moe", "grouped_gemm_triton").combine(sorted_NH, weights_TK, out_TH, index_N)
+    combine(sorted_NH, weights_TK, out_TH, index_N)
     return out_TH

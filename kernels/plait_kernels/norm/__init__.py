@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
-from plait_kernels.norm import reference
+from plait_kernels.backends import Backend, Op, on
 from plait_kernels.norm.reference import rms_norm
+
+_add_rms_norm = Op(__name__, "add_rms_norm", Backend("triton", (on("cuda"),)), Backend("reference"))
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``(rms_norm(x + residual), x + residual)``: a layer's output joins the residual stream on its way on."""
-    backend = triton_backend(__name__) if x_ND.is_cuda else reference
-    normed_ND, sum_ND = backend.add_rms_norm(x_ND, residual_ND, weight_D, eps)
+    normed_ND, sum_ND = _add_rms_norm(x_ND)(x_ND, residual_ND, weight_D, eps)
     return normed_ND, sum_ND
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
+from plait_kernels.backends import Backend, Call, Op, on
 from plait_kernels.kv_cache import UNSCALED, PageScales
-from plait_kernels.rope import reference
 from plait_kernels.rope.reference import HeadNorm, apply_rope
+
+
+def _is_whole(call: Call) -> str | None:
+    """The kernel takes halves of heads that are a power of two wide."""
+    half = call.size // 2
+    return None if half.bit_count() == 1 else f"takes heads whose half is a power of two wide, not {half}"
+
+
+_REFERENCE = Backend("reference")
+_HEADS = Backend("triton", (on("cuda"), _is_whole))
+_rope_tables = Op(__name__, "rope_tables", Backend("tables_triton", (on("cuda"),)), _REFERENCE)
+_rotate_heads = Op(__name__, "rotate_heads", _HEADS, _REFERENCE)
+_rotate_and_store = Op(__name__, "rotate_and_store", _HEADS, _REFERENCE)
+"""The size of a call is the heads' width."""
 
 
 def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
@@ -17,8 +28,7 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
 
     Both are multiplied by ``scale``, one number or one a frequency.
     """
-    backend = triton_backend(__name__, "tables_triton") if positions_T.is_cuda else reference
-    cos_T1D, sin_T1D = backend.rope_tables(positions_T, frequencies_F, scale)
+    cos_T1D, sin_T1D = _rope_tables(positions_T)(positions_T, frequencies_F, scale)
     return cos_T1D, sin_T1D
 
 
@@ -29,8 +39,7 @@ def rotate_heads(
 
     ``cos`` and ``sin`` are those of ``rope_tables``; both results are in the dtype of ``qk``.
     """
-    backend = backend_for(qk_THD.shape[2], is_cuda=qk_THD.is_cuda)
-    q_THD, k_TGD = backend.rotate_heads(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
+    q_THD, k_TGD = _rotate_heads(qk_THD, qk_THD.shape[2])(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
     return _together(q_THD), _together(k_TGD)
 
 
@@ -48,8 +57,7 @@ def rotate_and_store(
 
     ``pages`` and ``slot_mapping_T`` are those of ``plait_kernels.kv_cache.store``.
     """
-    backend = backend_for(qkv_THD.shape[2], is_cuda=qkv_THD.is_cuda)
-    q_THD: Tensor = backend.rotate_and_store(
+    q_THD: Tensor = _rotate_and_store(qkv_THD, qkv_THD.shape[2])(
         qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, slot_mapping_T, scales
     )
     return _together(q_THD)
@@ -60,9 +68,4 @@ def _together(heads_THD: Tensor) -> Tensor:
     return heads_THD.contiguous() if heads_THD.is_cuda else heads_THD
 
 
-def backend_for(head_dim: int, *, is_cuda: bool) -> ModuleType:
-    """A GPU's kernel takes halves of heads that are a power of two wide; torch rotates all others."""
-    return triton_backend(__name__) if is_cuda and (head_dim // 2).bit_count() == 1 else reference
-
-
-__all__ = ["HeadNorm", "apply_rope", "backend_for", "rope_tables", "rotate_and_store", "rotate_heads"]
+__all__ = ["HeadNorm", "apply_rope", "rope_tables", "rotate_and_store", "rotate_heads"]

@@ -3,28 +3,64 @@
 The filters apply in the order temperature, top-k, top-p, min-p, as in Hugging Face's generate. (vLLM applies
 min-p before top-k and top-p, which gives a smaller nucleus where all three are set.) Everything that depends on
 order, greedy choice and ranks too, breaks ties by the lower token id, so that a row gives the same token in any batch.
+
+On a CPU a row without a softmax (``reference.is_distribution``) gives ``NO_TOKEN``; on a GPU it gives some token.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from plait_kernels.backends import triton_backend
-from plait_kernels.sampling import sample
+from plait_kernels.backends import Backend, Call, Op, of, on
+from plait_kernels.cpu import library
+from plait_kernels.nvrtc import can_compile
+from plait_kernels.sampling import cuda
 from plait_kernels.sampling.logprobs import TokenScores, score_tokens
 from plait_kernels.sampling.philox import philox4x32
 from plait_kernels.sampling.reference import NO_TOKEN, Filters
-from plait_kernels.sampling.sample import sample_filtered, sample_random, uniform
+
+
+def _is_compiled(_call: Call) -> str | None:
+    return None if library.open_library() is not None else "is not compiled: install plait-kernels again"
+
+
+def _has_nvrtc(_call: Call) -> str | None:
+    return None if can_compile() else "needs the package cuda-bindings"
+
+
+_NATIVE = Backend("native", (on("cpu"), of(torch.float32), _is_compiled))
+_CUDA = Backend("cuda", (on("cuda"), of(torch.bfloat16, torch.float16), cuda.refuses))
+_REFERENCE = Backend("checked_reference")
+_sample_greedy = Op(__name__, "sample_greedy", Backend("triton", (on("cuda"),)), _NATIVE, _REFERENCE)
+_sample_random = Op(__name__, "sample_random", _NATIVE, _CUDA, _REFERENCE)
+_sample_filtered = Op(__name__, "sample_filtered", _NATIVE, _CUDA, _REFERENCE)
+"""The size of a call is the stride between a row's logits."""
+_uniform = Op(__name__, "uniform", Backend("cuda", (on("cuda"), _has_nvrtc)), Backend("philox"))
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
-    """The id of each row's largest logit (on a CPU float32), the lowest where several are: int64 ``[S]``.
-
-    As all picks it gives ``NO_TOKEN`` on a CPU where a row is no distribution.
-    """
-    backend = triton_backend(__name__) if logits_SV.is_cuda else sample
-    ids_S: Tensor = backend.sample_greedy(logits_SV)
+    """The id of each row's largest logit (float32 on a CPU), the lowest of equals: int64 ``[S]``."""
+    ids_S: Tensor = _sample_greedy(logits_SV)(logits_SV)
     return ids_S
+
+
+def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
+    """One token a row from softmax(logits / temperature) after min-p: int64 ``[S]``."""
+    ids_S: Tensor = _sample_random(logits_SV, logits_SV.stride(1))(logits_SV, temperature_S, min_p_S, uniform_S)
+    return ids_S
+
+
+def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
+    """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
+    ids_S: Tensor = _sample_filtered(logits_SV, logits_SV.stride(1))(logits_SV, temperature_S, filters, uniform_S)
+    return ids_S
+
+
+def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
+    """One number in [0, 1), float64 ``[N]``, for output token ``index_N`` of a request seeded with ``seed_N``."""
+    uniform_N: Tensor = _uniform(seed_N)(seed_N, index_N)
+    return uniform_N
 
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Sampling tokens on a GPU from logits of 16 bits by the kernels of ``sampling.cu``, compiled at their first use.
+"""Sampling on a GPU from 16-bit logits by the kernels of ``sampling.cu``, compiled at their first use.
 
-Shapes: S rows, V vocabulary, N numbers.
+Shapes: S rows, V vocabulary, N random numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from plait_kernels.backends import Call
 from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels, max_shared_bytes
 from plait_kernels.sampling.reference import Filters
 
@@ -19,12 +20,13 @@ _THREADS = 1024
 _UNIFORM_THREADS = 128
 _COUNTS_BYTES = 1024 * 47 * 4
 _CHUNK = 512
-_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def takes(logits_SV: Tensor) -> bool:
-    """Whether the kernels pick from these logits: a value of 16 bits, on a GPU with room for the counts."""
-    return logits_SV.is_cuda and logits_SV.dtype in _DTYPES and logits_SV.stride(1) == 1 and _has_room(logits_SV.device)
+def refuses(call: Call) -> str | None:
+    """Why the kernels do not sample from such logits; ``call.size`` is the stride between a row's logits."""
+    if call.size != 1:
+        return f"takes rows of adjacent logits, not a stride of {call.size}"
+    return None if _has_room(call.device) else "needs the package cuda-bindings, and shared memory for its counts"
 
 
 def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uniform_S: Tensor) -> Tensor:
