@@ -69,7 +69,7 @@ def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_i
     monkeypatch.setattr("sys.stdin", io.StringIO("a\udcffb\n"))
     assert chat(server) == 0
     assert b'"a?b"' in OneModel.asked
-    assert "[the answer failed: the server's answer is not one of an OpenAI server" in capsys.readouterr().out
+    assert "[the answer failed: the response is not that of an OpenAI server" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
@@ -91,7 +91,7 @@ def test_an_address_or_a_proxy_that_makes_no_sense_is_told_in_one_line(
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
     assert run(["chat", "--url", url]) == ExitCode.SETTINGS
-    assert f"no server to talk to at {url}: " in capsys.readouterr().err
+    assert f"no server at {url}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "2.1"])

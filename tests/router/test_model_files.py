@@ -77,5 +77,5 @@ def test_an_unreachable_hub_names_the_model_and_what_to_do(tmp_path: Path) -> No
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert "ModelNotFoundError: 'no-such-owner/no-such-model' is no local folder and could not be fetched" in last
+    assert "ModelNotFoundError: 'no-such-owner/no-such-model' is not a local folder and could not be fetched" in last
     assert "give a local folder" in last

@@ -14,8 +14,8 @@ from plait.errors import DONE, StartError
 
 Message = dict[str, str]
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
-"""An answer may wait its turn in the server's queue."""
-_NOT_OPENAI = "the server's answer is not one of an OpenAI server; check --url"
+"""A request may wait in the server's queue."""
+_NOT_OPENAI = "the response is not that of an OpenAI server; check --url"
 
 
 class _Delta(msgspec.Struct):
@@ -46,22 +46,22 @@ class _Models(msgspec.Struct):
 
 
 class AnswerError(Exception):
-    """The server refused, or broke off; the message is its own."""
+    """The server rejected the request or broke off; the message is its own."""
 
 
 class Server:
-    """A running server as a chat needs it."""
+    """Client of a running server."""
 
     def __init__(self, url: str, key: str | None, temperature: float | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self._temperature = temperature
         base_url = url.rstrip("/").removesuffix("/v1")
-        # The proxy that this machine is told to use does not reach the machine's own servers.
+        # A configured proxy does not reach servers on this machine.
         trust_env = not _is_on_this_machine(base_url)
         self._client = httpx.Client(base_url=base_url, headers=headers, timeout=TIMEOUT, trust_env=trust_env)
 
     def model(self) -> str:
-        """The id of the model that it serves; raises `AnswerError` or `httpx.HTTPError`."""
+        """Id of the first model; raises `AnswerError` or `httpx.HTTPError`."""
         response = self._client.get("/v1/models")
         if response.status_code != 200:
             raise AnswerError(_message(response.content))
@@ -71,7 +71,7 @@ class Server:
             raise AnswerError(_NOT_OPENAI) from None
 
     def answer(self, model: str, messages: list[Message]) -> Iterator[str]:
-        """The pieces of the next answer, as they come; raises `AnswerError` or `httpx.HTTPError`."""
+        """Stream the text of the next answer; raises `AnswerError` or `httpx.HTTPError`."""
         body = {"model": model, "messages": messages, "temperature": self._temperature, "stream": True}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
@@ -109,18 +109,18 @@ def _message(body: bytes) -> str:
 
 
 def chat(url: str, key: str | None, temperature: float | None) -> int:
-    """Talk until Ctrl-D; the exit code. None leaves the temperature to the server.
+    """Chat until Ctrl-D; the exit code. With None the server chooses the temperature.
 
-    Raises `StartError` where no server answers.
+    Raises `StartError` if no server answers.
     """
     try:
         server = Server(url, key, temperature)
         model = server.model()
-    # A proxy that httpx cannot use is a ValueError or an ImportError.
+    # httpx raises ValueError or ImportError for a proxy that it cannot use.
     except (httpx.HTTPError, httpx.InvalidURL, AnswerError, ValueError, ImportError) as error:
         advice = "start one with `plait serve`, or name another with --url"
-        raise StartError(f"no server to talk to at {url}: {error}; {advice}", ExitCode.SETTINGS) from error
-    print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")
+        raise StartError(f"no server at {url}: {error}; {advice}", ExitCode.SETTINGS) from error
+    print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D quits.")
     _converse(server, model)
     return DONE
 
@@ -138,7 +138,7 @@ def _ask() -> str | None:
     """The next line, an empty one after Ctrl-C, None after Ctrl-D."""
     try:
         said = input("> ").strip()
-        return said.encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
+        return said.encode(errors="replace").decode()  # input() turns invalid UTF-8 into lone surrogates
     except KeyboardInterrupt:
         print()
         return ""
@@ -148,7 +148,7 @@ def _ask() -> str | None:
 
 
 def _reply(server: Server, model: str, messages: list[Message]) -> None:
-    """Print the answer and remember what was said of it; a question without an answer is forgotten."""
+    """Print the answer and add it to `messages`. A question without an answer is removed."""
     said = ""
     try:
         for piece in server.answer(model, messages):

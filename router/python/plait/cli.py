@@ -17,18 +17,17 @@ from plait.output import discard_output, say
 from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
 
-# How long a CPU worker's threads spin for their next piece of a step before they sleep. libgomp's own
-# choice is 30 times longer: no faster alone, and beside one busy process a prefill takes five times as
-# long, because threads that hold a core wait for one that has none.
+# How long a CPU worker's threads spin before they sleep. libgomp's default is 30 times longer. It is no faster
+# alone, and beside one busy process a prefill takes five times as long: threads on a core wait for one without.
 _OPENMP_SPINS = "10000"
-# The ranks of a machine talk to each other only; gloo's own choice is the address of the host's name.
+# Ranks of a machine talk only to each other; gloo's default is the address of the host name.
 _GLOO_INTERFACE = "lo"
-# By which flashinfer is told what GPU to compile for where none is there; the `a` allows that GPU's own instructions.
+# Tells flashinfer which GPU to compile for; the suffix `a` allows that architecture's own instructions.
 _ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 
 
 def main() -> NoReturn:
-    """Run the command line of this process; exits with `ExitCode`."""
+    """Run this process's command line; exits with `ExitCode`."""
     os.environ.setdefault("GOMP_SPINCOUNT", _OPENMP_SPINS)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _GLOO_INTERFACE)
     for variable, folders in compiler_folders().items():
@@ -43,13 +42,13 @@ def _append_folders(variable: str, folders: list[Path]) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run one command; the exit code. The last line on standard error says what was wrong and what to do."""
+    """Run one command; the exit code. The last line on standard error says what is wrong and what to do."""
     try:
         return _run(argv)
     except StartError as error:
         say(_last_line(error), sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # before the server watches for signals itself
+    except KeyboardInterrupt:  # before the server handles signals itself
         say("Stopped", sys.stderr)
         return DONE
     except BrokenPipeError:
@@ -92,9 +91,9 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
     add_flags(simulate, SimulateSettings)
     kernels = commands.add_parser(
-        "kernels", help="list a model's GPU modules, or build them ahead of its first start", allow_abbrev=False
+        "kernels", help="list a model's GPU modules, or build them before its first start", allow_abbrev=False
     )
-    kernels.add_argument("action", choices=ACTIONS, help="show what is there, or compile what is missing")
+    kernels.add_argument("action", choices=ACTIONS, help="list the modules, or compile those that are missing")
     kernels.add_argument("model", metavar="MODEL", nargs="?", help="as for serve (default: the demo model)")
     add_flags(kernels, KernelsSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
@@ -114,7 +113,7 @@ def _serve(args: argparse.Namespace) -> int:
     if settings.pages.page_size.bit_count() != 1:
         raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
     if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
-        raise SettingsError("--itl-target-ms needs mixed steps; leave it or --no-mixed out")
+        raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
     from plait.launch.serve import serve
 
     return serve(args.model, settings)

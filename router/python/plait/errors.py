@@ -1,11 +1,11 @@
-"""What ends the command line early: one sentence for the user and the exit code that scripts read."""
+"""Errors that end a command: one sentence for the user, and the exit code for scripts."""
 
 from __future__ import annotations
 
 from plait_proto import ExitCode
 
 DONE = 0
-"""Exit code of a server that drained, and of every command that did what it was asked."""
+"""Exit code of a server that drained, and of every command that succeeded."""
 
 MEANINGS = {
     ExitCode.BUG: "A bug in Plait.",
@@ -19,11 +19,11 @@ ADVICE = {
     ExitCode.BUG: "this is a bug in Plait: please report it with the lines above",
     ExitCode.RANK_LOST: "start the server again; the worker's own lines are above",
 }
-"""What to do, for the kinds of failure whose message cannot know it."""
+"""What to do, for failures whose message does not say it."""
 
 
 class StartError(Exception):
-    """Plait cannot start or go on; the message says what was given, what is allowed and what to do."""
+    """Plait cannot start or continue. The message says what was given, what is allowed and what to do."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class SettingsError(StartError):
 
 
 class ModelNotFoundError(StartError):
-    """The model's files are not there (exit code 4)."""
+    """The model's files do not exist (exit code 4)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.MODEL_FILES)

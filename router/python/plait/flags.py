@@ -1,4 +1,4 @@
-"""The command line of a settings struct: its flags, their help, and the way back from typed words to values."""
+"""Command-line flags generated from settings structs: names, help, and parsing into the structs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One setting as the command line sees it."""
+    """One setting on the command line."""
 
     field: str
     target: object
-    """As msgspec converts to it: with its range, and with None where it may be unset."""
+    """Type with range and None, as msgspec converts to it."""
     choices: tuple[str, ...]
-    """The words that it takes, where it takes only some."""
+    """Allowed values of a Literal; empty for other types."""
     scalar: type
-    """Class of its values."""
+    """Type of its values."""
     bounds: Meta
     default: object
     setting: Setting
@@ -39,7 +39,7 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def help(self) -> str:
-        """One line with the default."""
+        """The meaning and the default, escaped for argparse."""
         if self.scalar is bool:
             default = self.name if self.default else f"--no-{self.name[2:]}"
         else:
@@ -48,7 +48,7 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> str:
-        """The values that it takes, in words."""
+        """The allowed values as text."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.scalar in (str, bool):
@@ -60,20 +60,20 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in the help."""
+        """The value's placeholder in the help."""
         return "{" + ",".join(self.choices) + "}" if self.choices else self.field.upper()
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that takes no abbreviations and raises `SettingsError` where it would print its usage."""
+    """argparse that raises `SettingsError` instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong."""
+        """Raise argparse's message as `SettingsError`."""
         raise SettingsError(f"{message}; see `{self.prog} --help`")
 
 
 def flags(component: type[msgspec.Struct], defaults: msgspec.Struct | None = None) -> Iterator[Flag]:
-    """The flags of one component's settings, in the order of its fields; `defaults` may differ from the class's."""
+    """The flags of one component, in the order of its fields. `defaults` overrides the class's defaults."""
     for field in msgspec.structs.fields(component):
         (setting,) = (part for part in get_args(field.type) if isinstance(part, Setting))
         bare, bounds = _unwrap(field.type)
@@ -84,7 +84,7 @@ def flags(component: type[msgspec.Struct], defaults: msgspec.Struct | None = Non
 
 
 def _unwrap(annotated: Any) -> tuple[Any, Meta]:
-    """The class or Literal inside annotations and `| None`, and its range."""
+    """The class or Literal inside annotations and `| None`, and its bounds."""
     bounds = Meta()
     while get_origin(annotated) in (Annotated, Union, types.UnionType):
         bounds = next((part for part in get_args(annotated) if isinstance(part, Meta)), bounds)
@@ -93,7 +93,7 @@ def _unwrap(annotated: Any) -> tuple[Any, Meta]:
 
 
 def add_flags(parser: argparse.ArgumentParser, components: type[msgspec.Struct]) -> None:
-    """Give `parser` a group of flags for each component of the settings struct `components`."""
+    """Add a group of flags for each component of the settings struct `components`."""
     for field in msgspec.structs.fields(components):
         group = parser.add_argument_group((field.type.__doc__ or field.name).rstrip("."))
         for flag in flags(field.type, field.default):
@@ -119,7 +119,7 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def read_settings(args: argparse.Namespace, components: type[S]) -> S:
-    """The settings that the typed words mean; raises `SettingsError` naming the flag that cannot be used."""
+    """The settings from parsed arguments; raises `SettingsError` that names the invalid flag."""
     given = vars(args)
     values = {field.name: _read_component(given, field.default) for field in msgspec.structs.fields(components)}
     return components(**values)
@@ -139,7 +139,7 @@ def _convert(flag: Flag, raw: object) -> object:
 
 
 def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
-    """Raise `SettingsError` for words that no flag took, with the nearest name that exists."""
+    """Raise `SettingsError` for unknown arguments, with the nearest flag that exists."""
     if not unknown:
         return
     word = unknown[0].split("=")[0]

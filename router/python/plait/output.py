@@ -1,4 +1,4 @@
-"""Standard output and standard error whose reader is gone, or reads no more."""
+"""Output that does not fail or block when its reader is gone or slow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TextIO
 
 
 def discard_output(stream: TextIO | None = None) -> None:
-    """Nobody reads any more (`| head`): what is still printed, and what is flushed at the exit, goes nowhere.
+    """Send ``stream`` (default: standard output) to /dev/null once its reader is gone, as after ``| head``.
 
-    ``stream`` is standard output by default.
+    What is flushed at exit is discarded too.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, (stream or sys.stdout).fileno())
@@ -20,7 +20,7 @@ def discard_output(stream: TextIO | None = None) -> None:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Write a line at once, to standard output by default. All goes on when whoever read it is gone."""
+    """Write and flush a line, to standard output by default. Does not fail if the reader is gone."""
     try:
         print(line, file=stream, flush=True)
     except BrokenPipeError:
@@ -28,11 +28,11 @@ def say(line: str, stream: TextIO | None = None) -> None:
 
 
 def forward_to_stderr(text: bytes) -> None:
-    """Write to standard error what its reader takes at once, and drop the rest: a server waits for nobody's log."""
+    """Write to standard error what its reader takes at once, and drop the rest: a log must not block the server."""
     stderr = sys.stderr.fileno()
     writable = select.poll()
     writable.register(stderr, select.POLLOUT)
-    # A pipe that poll calls writable takes that much without waiting.
+    # A pipe that poll reports writable takes PIPE_BUF bytes without blocking.
     pieces = (text[begin : begin + select.PIPE_BUF] for begin in range(0, len(text), select.PIPE_BUF))
     with contextlib.suppress(OSError):
         for piece in pieces:

@@ -1,6 +1,6 @@
-"""Settings of `plait serve`: each component's in one struct, the default beside its meaning.
+"""Settings of `plait serve`: one struct for each component, each default beside its meaning.
 
-The command line is generated from these structs (`plait.flags`); nothing repeats a default.
+The command line (`plait.flags`) and docs/settings.md are generated from these structs. Nothing repeats a default.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from plait.nvidia import has_nvidia_gpu
 
 GPU_BATCH_TOKENS = 2048
 CPU_BATCH_TOKENS = 160
+"""Decode rows wait for the whole step: on two cores 160 tokens take a model of 135M parameters 0.1 s. Larger steps
+bring no more throughput."""
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
-"""Whoever is being answered waits for a step: on two cores these take a model of 135M parameters a tenth of a second.
-Larger steps bring no more tokens."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Setting(NamedTuple):
-    """What the command line says of a setting beside its type, range and default."""
+    """What the command line says of a setting besides its type, range and default."""
 
     meaning: str
     aliases: tuple[str, ...] = ()
@@ -34,8 +34,8 @@ class Setting(NamedTuple):
 
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
+KvScale = Annotated[float, Meta(gt=0, le=1e6)]
 # The log-probabilities of a step's prompt tokens, up to 168 bytes each, must fit a frame of 16 MiB.
-PageScale = Annotated[float, Meta(gt=0, le=1e6)]
 TokenLimit = Annotated[int, Meta(ge=1, le=65_536)]
 ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
 SlotCount = Annotated[int, Meta(ge=1, le=4096)]
@@ -46,10 +46,10 @@ Policy = Literal["fcfs", "priority", "fair"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 RankCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
-# Over a minute a target bounds nothing.
+# A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
 # OpenAI's limit, and the server's.
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -59,14 +59,12 @@ Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP server."""
 
-    host: Annotated[str, Setting("address to listen on; one that is not loopback needs --api-key-file")] = "127.0.0.1"
-    port: Annotated[Port, Setting("TCP port; 0 takes a free one and the ready line prints it")] = 8000
+    host: Annotated[str, Setting("address to listen on; any but loopback needs --api-key-file")] = "127.0.0.1"
+    port: Annotated[Port, Setting("TCP port; 0 takes a free one, which the ready line prints")] = 8000
     api_key_file: Annotated[
-        str | None, Setting("file with one key a line, readable by its owner only", unset="no key is asked for")
+        str | None, Setting("file with one API key a line, readable by its owner only", unset="no key is needed")
     ] = None
-    served_model_name: Annotated[
-        str | None, Setting("model id that clients send", unset="the folder's or file's name")
-    ] = None
+    served_model_name: Annotated[str | None, Setting("model id in the API", unset="the folder's or file's name")] = None
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,30 +73,30 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Setting(
-            "number format of weights and KV; auto takes float32, or bfloat16 where the processor has it and then "
-            "leaves a GGUF's weights quantised on a CPU"
+            "number format of weights and KV; auto takes bfloat16 if the processor has it, else float32. With "
+            "bfloat16 a CPU keeps a GGUF's weights quantised"
         ),
     ] = "auto"
     load_format: Annotated[
         Literal["auto", "dummy"],
-        Setting("where weights come from; dummy draws random ones for a configuration that has none"),
+        Setting("auto reads the model's weights; dummy makes random ones from the configuration alone"),
     ] = "auto"
     max_model_len: Annotated[
         ContextLength | None,
-        Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
+        Setting("longest prompt plus output, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Device."""
 
-    device: Annotated[Literal["auto", "cpu", "cuda"], Setting("what computes; auto takes a GPU where there is one")] = (
-        "auto"
-    )
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Setting("device that computes; auto takes a GPU if there is one")
+    ] = "auto"
     cuda_graphs: Annotated[
         bool,
         Setting(
-            "capture decode steps of a GPU, where the attention kernels allow it",
+            "capture decode steps as CUDA graphs, if the attention backend allows it",
             off=("--enforce-eager", "--disable-cuda-graph"),
         ),
     ] = True
@@ -114,18 +112,19 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: Annotated[
         TokenLimit | None,
         Setting(
-            "tokens that one step computes at most",
+            "most tokens of one step",
             ("--max-num-batched-tokens", "--chunked-prefill-size"),
             unset=f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on a CPU",
         ),
     ] = None
     max_seqs: Annotated[
-        SlotCount, Setting("requests that run at a time; more wait", ("--max-num-seqs", "--max-running-requests"))
+        SlotCount,
+        Setting("most requests that run at a time; others wait", ("--max-num-seqs", "--max-running-requests")),
     ] = 64
-    """Beyond 64 rows a CPU makes hardly more tokens in all, while each request waits longer for its own."""
+    """Over 64 rows a CPU hardly gains throughput, while each request's ITL grows."""
     long_prefill_token_threshold: Annotated[
         TokenLimit | None,
-        Setting("tokens of one prompt in one step at most", ("--long-prefill",), unset="--max-batch-tokens"),
+        Setting("most tokens of one prompt in one step", ("--long-prefill",), unset="--max-batch-tokens"),
     ] = None
     mixed: Annotated[
         bool,
@@ -133,35 +132,31 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     itl_target_ms: Annotated[
         ItlTarget | None,
-        Setting(
-            "milliseconds that a step which decodes should take; prefill joins as far as it fits", unset="no target"
-        ),
+        Setting("target time in ms of a step that decodes; prefill joins as far as it fits", unset="no target"),
     ] = None
     overlap: Annotated[
         bool,
-        Setting(
-            "plan a step while the one before it runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)
-        ),
+        Setting("plan the next step while one runs", ("--async-scheduling",), off=("--disable-overlap-schedule",)),
     ] = True
     policy: Annotated[
         Policy,
         Setting(
-            "who goes first: fcfs by arrival, priority by the requests' `priority` (smaller first), fair by the tokens "
-            "that a tenant (API key, else `user`) was served",
+            "order of requests: fcfs by arrival, priority by their `priority` (smaller first), fair by the tokens "
+            "that each tenant (API key, else `user`) has received",
             ("--scheduling-policy", "--schedule-policy"),
         ),
     ] = "fcfs"
     prefill_starvation_steps: Annotated[
         StepCount,
-        Setting("steps without a row after which the oldest prompt under way comes first", ("--starvation-steps",)),
+        Setting("steps without progress after which the oldest prefill goes first", ("--starvation-steps",)),
     ] = 8
     max_queue: Annotated[
         QueueLength,
         Setting(
-            "requests that may wait; more get 429, but an empty queue takes any one call", ("--max-queued-requests",)
+            "most requests that wait; others get 429, but an empty queue takes any one call", ("--max-queued-requests",)
         ),
     ] = 1024
-    max_queue_tokens: Annotated[QueueTokens, Setting("prompt tokens that may wait; more get 429")] = 1 << 22
+    max_queue_tokens: Annotated[QueueTokens, Setting("most prompt tokens that wait; others get 429")] = 1 << 22
 
 
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,24 +165,24 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = 64
     num_pages: Annotated[
         PageCount | None,
-        Setting("pages in the pool", ("--num-gpu-blocks-override",), unset="what the device has room for"),
+        Setting("KV pages in the pool", ("--num-gpu-blocks-override",), unset="as many as fit the memory"),
     ] = None
     prefix_cache: Annotated[
         bool,
         Setting(
-            "keep computed pages; prompts begin behind what they share with earlier ones",
+            "keep computed pages, so that prompts reuse the prefix they share with earlier ones",
             ("--enable-prefix-caching",),
             off=("--disable-radix-cache",),
         ),
     ] = True
     watermark: Annotated[
         Watermark | None,
-        Setting("pages kept free at admission for the next tokens of running requests", unset="1% of the pool"),
+        Setting("pages kept free at admission, for the next tokens of running requests", unset="1% of the pool"),
     ] = None
     memory_fraction: Annotated[
-        Share | None,
+        Fraction | None,
         Setting(
-            "share of the free memory for weights and pages",
+            "share of the free memory for weights and KV pages",
             ("--gpu-memory-utilization", "--mem-fraction-static"),
             unset="0.9 on a GPU; on a CPU min(4 GiB, a quarter of free memory) for pages",
         ),
@@ -209,13 +204,13 @@ class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True):
             "flashmla",
             "flashinfer_mla",
         ],
-        Setting("attention kernels; auto takes the fastest that are right on this device"),
+        Setting("attention backend; auto takes the fastest that passes its self-check on this device"),
     ] = "auto"
     mla_context_chunk_size: Annotated[
         TokenLimit,
-        Setting("tokens of cached context that an MLA prefill (DeepSeek) attends to at a time", ("--context-chunk",)),
+        Setting("cached tokens that an MLA prefill (DeepSeek) attends to at a time", ("--context-chunk",)),
     ] = 4096
-    """128 heads of DeepSeek-V3 take 0.4 GB for so many keys and values in bfloat16."""
+    """Keys and values of 4,096 tokens take 0.4 GB in bfloat16 with DeepSeek-V3's 128 heads."""
 
 
 class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,12 +219,12 @@ class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Setting(
-            "type of cached keys and values: the model's own, or float8 (e4m3), which holds twice as many tokens",
+            "type of the KV cache: auto is the model's own; fp8 (e4m3) holds twice as many tokens",
             ("--kv-dtype",),
         ),
     ] = "auto"
-    k_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for keys (value = stored * scale)")] = 1.0
-    v_scale: Annotated[PageScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
+    k_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for keys (value = stored * scale)")] = 1.0
+    v_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,11 +232,11 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     tp: Annotated[
         RankCount,
-        Setting("workers that divide the model among them", ("--tensor-parallel-size", "--tp-size")),
+        Setting("tensor parallelism: ranks that share the model", ("--tensor-parallel-size", "--tp-size")),
     ] = 1
     threads: Annotated[
         ThreadCount | None,
-        Setting("threads of a CPU worker", unset="the cores that this process may use, divided among the workers"),
+        Setting("threads of a CPU rank", unset="the cores of this process, divided among the ranks"),
     ] = None
     seed: Annotated[
         Seed | None,
@@ -250,17 +245,17 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     step_trace: Annotated[
         str | None,
         Setting(
-            "new file (.jsonl) that gets what each step computed and took, a million steps at most, for `plait "
-            "simulate --hardware`",
+            "new .jsonl file that records the work and time of each step, a million at most, for `plait simulate "
+            "--hardware`",
             ("--step-records",),
-            unset="none is written",
+            unset="none",
         ),
     ] = None
-    log_level: Annotated[LogLevel, Setting("least severe log line that is written to standard error")] = "info"
+    log_level: Annotated[LogLevel, Setting("lowest level of log lines on standard error")] = "info"
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `plait serve` is told."""
+    """Settings of `plait serve`."""
 
     http: HttpSettings = HttpSettings()
     model: ModelSettings = ModelSettings()
@@ -306,28 +301,28 @@ class MemberKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag=
 
 
 class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
-    """This engine's seat among engines that step together, each with one replica."""
+    """This engine's place in a group: engines that step together, each with one replica."""
 
     engine: int
-    """From 0, which listens; the others dial it."""
+    """Index from 0. Engine 0 listens, the others connect."""
     num_engines: int
     endpoint: str
     """Where engine 0 listens: an ``ipc://`` path in a directory of mode 0700, or with keys any ZeroMQ address."""
     keys: CoordinatorKeys | MemberKeys | None = None
     graph_buckets: tuple[int, ...] = ()
-    """Decode rows of the graphs that every rank of the group captures; without any, all steps are eager."""
+    """Decode rows of the graphs that every rank of the group captures. If empty, all steps are eager."""
     computes: str = ""
-    """What the ranks compute with, in words that are the same where it is; the launch fills it in."""
+    """Fingerprint of what the ranks compute with. It must be equal in all engines; the launch fills it in."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is given as JSON; mirrored by serde in `engine::settings` and `plait_core::settings`."""
+    """Settings of the engine, as JSON; serde mirrors are `engine::settings` and `plait_core::settings`."""
 
     model: str
     """Folder or GGUF file; an absolute path."""
     served_model_name: str | None
     run_dir: str
-    """Where the ipc socket is bound; mode 0700."""
+    """Folder of the ipc socket; mode 0700."""
     num_ranks: int
     max_model_len: int | None
     """None: the model's context."""
@@ -340,11 +335,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     step_trace: str | None
     log_level: LogLevel
     group: GroupMembership | None
-    """None: the engine steps freely."""
+    """None: the engine steps on its own."""
 
 
 def batch_tokens(settings: ServeSettings) -> int:
-    """Tokens that one step computes at most, on the device that the settings mean."""
+    """Most tokens of one step; the default depends on the device."""
     if settings.scheduler.max_batch_tokens is not None:
         return settings.scheduler.max_batch_tokens
     kind = settings.device.device
@@ -355,7 +350,7 @@ def batch_tokens(settings: ServeSettings) -> int:
 def engine_settings(
     settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupMembership | None = None
 ) -> EngineSettings:
-    """What the engine needs of `settings`."""
+    """The engine's settings; `name` is the model id unless the user gives one."""
     return EngineSettings(
         model=model,
         served_model_name=settings.http.served_model_name or name,

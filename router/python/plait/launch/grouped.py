@@ -1,4 +1,4 @@
-"""What an engine of a group must say of itself before the others step with it."""
+"""Launching an engine of a group: the checks, and a fingerprint that all engines of the group must share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.model_files import LocalModel
 from plait.settings import GroupMembership, ServeSettings
 
 _TEXTS = ("config.json", "model.safetensors.index.json")
-"""Files of a model folder whose contents are compared; of the others names and sizes are."""
+"""Files of a model folder that are compared by content. Others are compared by name and size."""
 
 
 def with_fingerprint(place: GroupMembership, local: LocalModel, settings: ServeSettings) -> GroupMembership:
@@ -37,7 +37,7 @@ def _computes(path: Path, settings: ServeSettings) -> str:
 
 
 def _files(path: Path) -> list[tuple[str, int, str]]:
-    """Name, size and, where it is short and decides, digest of each file; a GGUF file counts whatever its name."""
+    """Name, size and, for `_TEXTS`, digest of each file. A GGUF file counts under any name."""
     if path.is_file():
         return [("", path.stat().st_size, "")]
     files = [file for file in path.iterdir() if file.is_file() and file.suffix in (".json", ".safetensors")]

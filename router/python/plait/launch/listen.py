@@ -1,4 +1,4 @@
-"""The listening socket, taken before anything heavy is loaded."""
+"""The listening socket. It is opened before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BACKLOG = 2048
 def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     """A socket that listens on `host` and `port` (0: a free one).
 
-    Raises `SettingsError` where the port is taken, the host is unknown, or, without keys, where the address is not
-    loopback: everybody in the network could then use the server.
+    Raises `SettingsError` if the port is taken or the host unknown. Without keys only loopback is allowed: anyone in
+    the network could use the server.
     """
     family, address = _resolve(host, port)
     if not has_keys and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
         raise SettingsError(
             f"--host is {host!r}, which other machines can reach, and there is no --api-key-file; "
-            "give one, or listen on 127.0.0.1"
+            "give a key file, or listen on 127.0.0.1"
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -36,7 +36,7 @@ def listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """The address that clients on this machine use."""
+    """The URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The directory where engine and workers meet: private, short, and gone at exit, or at the next start."""
+"""The run directory of a server: private, with a short path. It is removed at exit, or at the next start."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import IO
 
 MAX_DIR_BYTES = 80
-"""An ipc socket's name ends at 107 bytes; the rest is for the file names within."""
+"""The path of an ipc socket has at most 107 bytes; the rest is for file names."""
 PREFIX = "plait-"
 LOCK = "server.lock"
-"""Locked in a directory whose server lives, so that what a killed one left can be told from it."""
+"""Locked while the server runs, so that directories of killed servers can be recognised."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Written into the lock: one that another machine holds, or held, cannot be told from one that nobody holds."""
+"""Written into the lock file: locks of other machines cannot be tested from here."""
 
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """A fresh directory of mode 0700, removed with all that is in it; those of killed servers are removed before."""
+    """A new directory of mode 0700, removed at the end. Directories of killed servers are removed first."""
     parent = tempfile.gettempdir()
     if len(parent.encode()) > MAX_DIR_BYTES - len(f"/{PREFIX}12345678"):
         parent = "/tmp"
@@ -36,10 +36,10 @@ def run_directory() -> Iterator[Path]:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """Its lock, held until it is closed or the process ends; it never lies there unheld while the server lives."""
+    """The held lock file. It appears under its name only once locked, and is held until the process ends."""
     new = path / f"{LOCK}.new"
     file = new.open("wb", buffering=0)
-    # Not every file system has locks: without one, nobody but the server itself removes the directory.
+    # Some file systems have no locks: then only the server itself removes the directory.
     with suppress(OSError):
         file.write(BOOT_ID.read_bytes())
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ def _locked(path: Path) -> IO[bytes]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the directories of this user's servers that were killed; what cannot be looked at stays."""
+    """Remove the directories of this user's killed servers. Unreadable ones stay."""
     for path in parent.glob(f"{PREFIX}????????"):
         with suppress(OSError):
             about = path.lstat()
@@ -58,7 +58,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _is_abandoned(lock: Path) -> bool:
-    """Whether its server was killed on this machine; raises `OSError` where it cannot be read."""
+    """Whether its server was killed on this machine; raises `OSError` if the lock cannot be read."""
     if not lock.is_file() or lock.read_bytes() != BOOT_ID.read_bytes():
         return False
     with lock.open("rb") as file:

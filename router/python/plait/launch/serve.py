@@ -1,4 +1,4 @@
-"""`plait serve`: one engine, its workers and the HTTP server, from the first line to the exit code."""
+"""`plait serve`: one engine, its workers and the HTTP server, from start to exit code."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ POLL_SECONDS = 0.1
 
 
 def serve(model: str | None, settings: ServeSettings, group: GroupMembership | None = None) -> int:
-    """Serve `model` until a signal or a failure ends it; the process's exit code.
+    """Serve `model` until a signal or a failure; the exit code. Raises `StartError`.
 
-    In a group the engine is ready when all engines of the group are there, and ends with them. What is cheap to find
-    wrong is found first: keys, address, files. Raises `StartError`.
+    Cheap checks come first: keys, address, files. In a group the engine is ready when all engines of the group are
+    there, and ends with them.
     """
     key_file = settings.http.api_key_file
     keys = ApiKeys(read_keys(Path(key_file))) if key_file is not None else None
@@ -69,7 +69,7 @@ def _engine(
         raise StartError(str(error), ExitCode.SETTINGS) from error
     except OSError as error:
         raise StartError(
-            f"the engine cannot start: {error}; free memory, or what else the system ran out of", ExitCode.HARDWARE
+            f"the engine cannot start: {error}; free memory, or the resource that ran out", ExitCode.HARDWARE
         ) from error
     with contextlib.closing(engine):
         yield engine
@@ -78,7 +78,7 @@ def _engine(
 def _write_config(
     engine: Engine, local: LocalModel, settings: ServeSettings, description: Description, run_dir: Path
 ) -> Path:
-    """Write the worker's configuration and tell the engine its fingerprint; the file."""
+    """Write the worker's configuration file and give the engine its fingerprint."""
     raw = encode_config(worker_config(settings, local.path, run_dir, description.max_model_len))
     engine.set_config_fingerprint(config_fingerprint(raw))
     path = run_dir / "worker.json"
@@ -87,7 +87,7 @@ def _write_config(
 
 
 def _allow_connections() -> None:
-    """Raise the soft limit on open files to what our own limit on connections needs."""
+    """Raise the soft limit on open files to what `MAX_CONNECTIONS` needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + 256
     if soft < wanted:
@@ -117,7 +117,7 @@ class _Service:
         self._grace_seconds = TERM_SECONDS
 
     async def run(self, config: Path) -> int:
-        """Until the engine has stopped or failed; the exit code."""
+        """Run until the engine has stopped or failed; the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -144,7 +144,7 @@ class _Service:
         return status
 
     async def _end(self, workers: Sequence[Worker], http: asyncio.Task[None]) -> None:
-        """Write what the engine still has for clients, then close the door and the workers."""
+        """Write what the engine still has for clients, then stop the HTTP server and the workers."""
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
@@ -154,14 +154,14 @@ class _Service:
     def _on_signal(self) -> None:
         self._num_signals += 1
         phase = read_status(self._engine).phase
-        # A group may drain before its engine is told to; that is no second wish.
+        # A group may already drain when the first signal arrives.
         if self._num_signals == 1 and phase in ("ready", "draining"):
-            say(f"Draining: {len(self._streams)} requests are under way (Ctrl-C again stops at once)")
+            say(f"Draining: {len(self._streams)} requests in flight (Ctrl-C again stops at once)")
             self._engine.drain()
         else:
             say("Stopping")
             if phase == "loading":
-                self._grace_seconds = 0.0  # a worker that loads does not hear the engine
+                self._grace_seconds = 0.0  # a loading worker does not read the engine's messages
             self._engine.close()
 
     def _on_worker_exit(self, worker: Worker) -> None:
@@ -172,7 +172,7 @@ class _Service:
 def _exit_code(status: Status, workers: Sequence[Worker]) -> int:
     """The exit code; raises `StartError` for a failure.
 
-    A worker's own exit code says more than that it is lost.
+    A worker's own exit code goes before the engine's, which only knows that the rank was lost.
     """
     if status.phase == "stopped":
         say("Stopped")

@@ -1,4 +1,4 @@
-"""What the server says on standard output while it starts."""
+"""The lines on standard output when the server is ready."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from plait.output import say
 from plait.settings import ServeSettings
 
 READY = "Plait is ready: "
-"""Scripts read the URL after it."""
+"""Scripts read the URL after these words."""
 
 
 def print_startup_summary(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
-    """Model, memory, URL, and a command that works."""
+    """Print model, memory, context, settings without effect, URL, and a command to try."""
     say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
     say(f"  memory   {_memory(status, settings.pages.page_size)}")
     say(f"  context  {description.max_model_len:,} tokens, {settings.scheduler.max_seqs} requests at a time")
@@ -41,7 +41,7 @@ def _bytes(count: int) -> str:
 
 
 def curl_line(url: str, model: str, key_file: str | None) -> str:
-    """A shell command that streams a first answer."""
+    """A shell command that streams a first response."""
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "stream": True}
     words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])

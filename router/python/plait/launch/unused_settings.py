@@ -1,4 +1,4 @@
-"""Settings that were given and that nothing reads where this server runs."""
+"""Settings that were given but have no effect in this server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
 
 
 def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
-    """Each with the reason, in one line; empty where all are read.
+    """Each such setting with the reason, in one line; empty if there are none.
 
-    ``architecture`` is the family's name, ``device`` what the worker computes on. A setting that is given as its
-    default is does not show.
+    ``architecture`` is the family's name, ``device`` what the worker computes on. Settings equal to their defaults
+    are not listed.
     """
-    return "; ".join((*_of_graphs(settings.device, device), *_of_latents(settings.attention, architecture)))
+    return "; ".join((*_of_graphs(settings.device, device), *_of_mla(settings.attention, architecture)))
 
 
 def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
         yield f"{size} ({off} captures no steps)"
 
 
-def _of_latents(settings: AttentionSettings, architecture: str) -> Iterator[str]:
+def _of_mla(settings: AttentionSettings, architecture: str) -> Iterator[str]:
     given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
     if given and not family(architecture).uses_mla:
         yield "--mla-context-chunk-size (the model has no MLA)"

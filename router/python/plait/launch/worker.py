@@ -20,7 +20,7 @@ OnExit = Callable[["Worker"], None]
 
 
 class Worker:
-    """A rank's process, in a session of its own so that Ctrl-C reaches only the engine."""
+    """A rank's process, in its own session so that Ctrl-C reaches only the engine."""
 
     def __init__(self, rank: int, endpoint: str, config: Path) -> None:
         self.rank = rank
@@ -38,25 +38,25 @@ class Worker:
 
     @property
     def exit_code(self) -> int | None:
-        """As `subprocess` counts: negative for a signal, None while it runs."""
+        """As in `subprocess`: negative for a signal, None while it runs."""
         return self._process.returncode
 
     @property
     def reason(self) -> str:
-        """How it ended, with the last line it wrote where it ended by itself: a signal's cause is not in it."""
+        """How it ended, with its last line unless a signal killed it."""
         if self._process.returncode < 0:
             return f"worker {self.rank} {_ending(self._process.returncode)}"
         last = self._last_line.decode(errors="replace").strip()
         return f"worker {self.rank} {_ending(self._process.returncode)}" + (f": {last}" if last else "")
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
-        """Pass its lines on to our standard error, and call `on_exit` once when it is gone."""
+        """Forward its lines to standard error, and call `on_exit` once when it has exited."""
         os.set_blocking(self._stderr, False)
         loop.add_reader(self._stderr, self._forward, loop)
         loop.add_reader(self._pidfd, self._reap, loop, on_exit)
 
     async def stop(self) -> None:
-        """End it: SIGTERM, then SIGKILL. Returns when it is gone."""
+        """Send SIGTERM, then SIGKILL; returns when it has exited."""
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
         try:
@@ -66,7 +66,7 @@ class Worker:
             await self._exited.wait()
 
     async def shutdown(self, grace_seconds: float) -> None:
-        """Give it time to end by itself, then end it."""
+        """Wait for it to exit by itself, then stop it."""
         try:
             await asyncio.wait_for(self._exited.wait(), grace_seconds)
         except TimeoutError:
@@ -87,7 +87,7 @@ class Worker:
             loop.remove_reader(self._stderr)
 
     def _copy_lines(self) -> bool:
-        """Pass on what the pipe holds; false at its end."""
+        """Forward what the pipe holds; False at its end."""
         try:
             text = os.read(self._stderr, 65_536)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What `plait simulate` does."""
+"""`plait simulate`: run, print and write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.simulate.table import table
 
 
 def simulate(settings: SimulateSettings) -> int:
-    """Simulate, print the figures, and write them where asked; the exit code. Raises `SettingsError`."""
+    """Simulate, print the results and write them to --out; the exit code. Raises `SettingsError`."""
     folder = _output_folder(settings)
     name = _mode(settings)
     runs: Runs = {name: run(settings, name)}
@@ -26,7 +26,7 @@ def simulate(settings: SimulateSettings) -> int:
         runs[_mode(other)] = run(other, _mode(other))
         (folder / "summary.json").write_bytes(summary_json(settings, runs[name]))
         draw(runs, folder)
-        print(f"plait: figures and plots are in {folder}")
+        print(f"plait: results and plots are in {folder}")
     return DONE
 
 
@@ -42,7 +42,7 @@ def run(settings: SimulateSettings, name: str) -> Report:
 
 
 def _output_folder(settings: SimulateSettings) -> Path | None:
-    """The folder for the files, made where it is not there."""
+    """The folder for the files, created if missing."""
     if settings.output.out is None:
         return None
     require_matplotlib()
@@ -59,7 +59,7 @@ def _mode(settings: SimulateSettings) -> str:
 
 
 def _other_mode(settings: SimulateSettings) -> SimulateSettings:
-    """The same with mixing turned round; a target of a step's time only goes with mixing."""
+    """The same settings with the opposite of --mixed, and without a step-time target, which needs mixing."""
     scheduler = settings.scheduler
     other = msgspec.structs.replace(scheduler, mixed=not scheduler.mixed, itl_target_ms=None)
     return msgspec.structs.replace(settings, scheduler=other)

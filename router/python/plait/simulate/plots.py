@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 _COLOURS = {"prefill": "#4477aa", "decode": "#ccbb44", "mixed": "#228833"}
 Runs = dict[str, Report]
-"""Runs by what the legend calls them; the asked one comes first."""
+"""Runs by their name in the legend; the requested one comes first."""
 
 
 def require_matplotlib() -> None:
-    """Raise `SettingsError` where plots could not be drawn, before anything is simulated."""
+    """Raise `SettingsError` if matplotlib is missing, before anything is simulated."""
     if importlib.util.find_spec("matplotlib") is None:
         advice = "install it (`pip install 'plait[bench]'`) or leave --out away"
         raise SettingsError(f"--out draws plots with matplotlib, which is not installed; {advice}")
 
 
 def draw(runs: Runs, folder: Path) -> None:
-    """Write `composition.png`, `itl_tail.png`, and `mixed.png`, which sets the runs' figures side by side."""
+    """Write `composition.png`, `itl_tail.png`, and `mixed.png`, which compares the runs."""
     _save(_composition(runs), folder / "composition.png")
     _save(_itl_tail(runs), folder / "itl_tail.png")
     _save(_side_by_side(runs), folder / "mixed.png")
@@ -45,7 +45,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _composition(runs: Runs) -> Figure:
-    """Step composition over time: a column a run, time in steps above, tokens below."""
+    """Step composition over time: one column for each run, step time above, tokens below."""
     figure, axes = _figure(len(runs), 2)
     for (name, report), above, below in zip(runs.items(), axes[: len(runs)], axes[len(runs) :], strict=True):
         _draw_shares(above, report)
@@ -91,7 +91,7 @@ def _bin_starts(report: Report) -> list[float]:
 
 
 def _itl_tail(runs: Runs) -> Figure:
-    """Which share of the gaps between tokens is longer than a time; both scales logarithmic."""
+    """Share of gaps between tokens that are longer than a time; both scales logarithmic."""
     figure, (axes,) = _figure(1)
     for name, report in runs.items():
         shares, seconds = zip(*report.itl_tail, strict=True) if report.itl_tail else ((), ())
@@ -103,7 +103,7 @@ def _itl_tail(runs: Runs) -> Figure:
 
 
 def _side_by_side(runs: Runs) -> Figure:
-    """Percentiles of TTFT and ITL, and output tokens a second, of each run."""
+    """Percentiles of TTFT and ITL, and output tokens a second, for each run."""
     figure, axes = _figure(3)
     for index, (name, report) in enumerate(runs.items()):
         summary = report.summary

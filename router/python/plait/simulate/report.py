@@ -1,4 +1,4 @@
-"""What the simulator found, and `summary.json`."""
+"""The simulator's report, and `summary.json`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.simulate.settings import POISSON, LoadSettings, SimulateSettings
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Nearest ranks, in seconds."""
+    """Percentiles by nearest rank, in seconds."""
 
     p50: float
     p90: float
@@ -17,7 +17,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run, all replicas together."""
+    """The results of one run, all replicas together."""
 
     ttft_seconds: Percentiles
     """From arrival to first token."""
@@ -29,13 +29,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     mixed_share: float
     """Share of the steps that both prefill and decode."""
     prefix_hit_ratio: float
-    """Share of the prompts' tokens that the prefix cache held."""
+    """Share of the prompt tokens that the prefix cache held."""
     num_preemptions: int
     num_starvation_grants: int
     num_requests: int
     num_refused: int
     num_too_long: int
-    """Those of the refused that are longer than context or pool; the others found a full queue."""
+    """Refused requests that are longer than the context or the pool. The others found a full queue."""
     num_output_tokens: int
     num_steps: int
     duration_seconds: float
@@ -43,7 +43,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """Settings that were left open, as they were used."""
+    """Settings that were left open, with the values used."""
 
     num_pages: int
     max_model_len: int
@@ -52,7 +52,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps by time, one number for each span; shares are of the replicas' time."""
+    """Steps over time, one value for each bin; shares are of the replicas' time."""
 
     bin_seconds: float
     prefill_tokens_per_second: list[float]
@@ -63,17 +63,17 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything that the simulator tells of a run."""
+    """The simulator's report of a run."""
 
     summary: Summary
     resolved: Resolved
     itl_tail: list[tuple[float, float]]
-    """Share of gaps between tokens that were longer, and their length in seconds."""
+    """Share of gaps between tokens that are longer, and their length in seconds."""
     composition: Composition
 
 
 def summary_json(settings: SimulateSettings, report: Report) -> bytes:
-    """`summary.json`: the figures with the settings beside them, those that were left open as they were used."""
+    """`summary.json`: the results and the settings, with the values used for those that were left open."""
     settings_json = {**_load_json(settings.load), **msgspec.to_builtins(settings.cluster)}
     settings_json |= {**msgspec.to_builtins(settings.scheduler), **msgspec.to_builtins(report.resolved)}
     figures = {"settings": settings_json, **msgspec.to_builtins(report.summary)}
@@ -81,6 +81,6 @@ def summary_json(settings: SimulateSettings, report: Report) -> bytes:
 
 
 def _load_json(load: LoadSettings) -> dict[str, object]:
-    """Without what only shapes synthetic arrivals, where a file was played."""
+    """The load settings; for a trace, without those of Poisson arrivals."""
     fields: dict[str, object] = msgspec.to_builtins(load)
     return fields if load.trace == POISSON else {name: fields[name] for name in ("trace", "rate_scale")}

@@ -1,4 +1,4 @@
-"""Settings of `plait simulate`: each component's in one struct, the default beside its meaning."""
+"""Settings of `plait simulate`; scheduler and pages are those of `plait serve`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Routing = Literal["in-turn", "least-loaded"]
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Load."""
 
-    trace: Annotated[str, Setting("Azure's .csv or Mooncake's .jsonl, or `poisson`: requests of one size")] = POISSON
-    rate_scale: Annotated[Scale, Setting("how many times as fast requests arrive")] = 1.0
-    rate: Annotated[Rate, Setting("requests a second of poisson")] = 10.0
-    num_prompts: Annotated[RequestCount, Setting("requests of poisson")] = 1000
-    input_len: Annotated[Length, Setting("prompt tokens of poisson's requests")] = 1024
-    output_len: Annotated[Length, Setting("answer tokens of poisson's requests")] = 128
-    seed: Annotated[Seed, Setting("seeds poisson's arrivals")] = 0
+    trace: Annotated[str, Setting("Azure's .csv, Mooncake's .jsonl, or `poisson`: requests of one size")] = POISSON
+    rate_scale: Annotated[Scale, Setting("factor on the arrival rate")] = 1.0
+    rate: Annotated[Rate, Setting("poisson: requests a second")] = 10.0
+    num_prompts: Annotated[RequestCount, Setting("poisson: number of requests")] = 1000
+    input_len: Annotated[Length, Setting("poisson: prompt tokens of each request")] = 1024
+    output_len: Annotated[Length, Setting("poisson: output tokens of each request")] = 128
+    seed: Annotated[Seed, Setting("poisson: seed of the arrivals")] = 0
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster."""
 
-    replicas: Annotated[ReplicaCount, Setting("replicas that requests are shared among")] = 1
-    routing: Annotated[Routing, Setting("whose turn a request is, or the replica with the fewest unanswered")] = (
-        "in-turn"
-    )
+    replicas: Annotated[ReplicaCount, Setting("number of replicas")] = 1
+    routing: Annotated[
+        Routing, Setting("in-turn is round-robin; least-loaded takes the replica with the fewest open requests")
+    ] = "in-turn"
     hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step trace (.jsonl)")] = "h200"
     model: Annotated[
         str, Setting("qwen3-8b, llama-3.1-70b, deepseek-v2-lite, deepseek-v3, or a model's config.json")
@@ -58,21 +58,21 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     max_model_len: Annotated[
         ContextLength | None,
-        Setting("longest prompt plus answer, in tokens", ("--context-length",), unset="the model's context"),
+        Setting("longest prompt plus output, in tokens", ("--context-length",), unset="the model's context"),
     ] = None
-    threads: Annotated[ThreadCount | None, Setting("threads that simulate", unset="the machine's cores")] = None
+    threads: Annotated[ThreadCount | None, Setting("threads of the simulator", unset="the machine's cores")] = None
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Output."""
 
     out: Annotated[
-        str | None, Setting("folder for summary.json and plots; then the other mode runs too", unset="none are written")
+        str | None, Setting("folder for summary.json and plots; also runs the opposite of --mixed", unset="print only")
     ] = None
 
 
 class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `plait simulate` is told."""
+    """Settings of `plait simulate`."""
 
     load: LoadSettings = LoadSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -82,7 +82,7 @@ class SimulateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poisson(msgspec.Struct, frozen=True, kw_only=True):
-    """Synthetic arrivals, as the simulator is told of them."""
+    """Synthetic arrivals, in the simulator's JSON."""
 
     rate: float
     num_prompts: int
@@ -92,14 +92,14 @@ class Poisson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatorLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrives, as the simulator is told of it."""
+    """The load, in the simulator's JSON."""
 
     source: dict[Literal["trace", "poisson"], str | Poisson]
     rate_scale: float
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator is given as JSON; mirrored by serde in `plait_sim::Settings`."""
+    """Settings of the simulator, as JSON; the serde mirror is `plait_sim::Settings`."""
 
     load: SimulatorLoad
     cluster: ClusterSettings
@@ -108,7 +108,6 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulator_settings(settings: SimulateSettings) -> SimulatorSettings:
-    """What the simulator needs of `settings`."""
     return SimulatorSettings(
         load=_simulator_load(settings.load),
         cluster=settings.cluster,

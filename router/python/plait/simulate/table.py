@@ -1,4 +1,4 @@
-"""The figures as lines of text."""
+"""The results as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _HEAD = f"{'':<18}{'p50':>12}{'p90':>12}{'p99':>12}{'max':>12}"
 
 
 def table(summary: Summary) -> str:
-    """One run's figures; times in milliseconds."""
+    """One run's results; times in milliseconds."""
     lines = [
         _HEAD,
         _times("TTFT, ms", summary.ttft_seconds),
