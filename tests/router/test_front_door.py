@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from plait.http import limits
+from plait.http import connection_limits as limits
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys
 from plait.http.engine import read_description
@@ -231,9 +231,9 @@ def test_probes_may_ask_for_the_head_alone(door: Door) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_refused_body_keeps_the_connection(door: Door) -> None:
+def test_a_rejected_body_keeps_the_connection(door: Door) -> None:
     with httpx.Client(base_url=door.url, timeout=60) as client:
-        refused = client.post(CHAT, json=BODY | {"temperature": 9})
+        refused = client.post(CHAT, json=BODY | {"temperature": "hot"})
         assert refused.status_code == 400
         assert error_of(refused)["param"] == "temperature"
         assert client.get("/health").status_code == 200

@@ -73,7 +73,7 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=3).max_tokens == 3
 
 
-def test_errors_are_told_under_the_name_that_the_client_used() -> None:
+def test_errors_name_the_field_that_the_client_used() -> None:
     assert chat(max_tokens=5).max_tokens_field == "max_tokens"
     assert chat(max_completion_tokens=3).max_tokens_field == "max_completion_tokens"
 
@@ -123,7 +123,7 @@ def test_a_prompt_has_openais_four_forms(prompt: Any, meant: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, "a"], [1.5], None, {"a": 1}, [-1], [2**32], [[-1]], [[True]]])
-def test_other_prompts_are_refused(prompt: Any) -> None:
+def test_other_prompts_are_rejected(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
         completion(prompt=prompt)
     assert caught.value.status == 400
@@ -208,14 +208,14 @@ def test_a_broken_message_is_a_400_that_says_where(message: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_CHAT))
-def test_a_field_that_we_lack_is_refused_by_name(name: str) -> None:
+def test_an_unsupported_field_is_rejected_by_name(name: str) -> None:
     error = rejection(**{name: {"some": "thing"}})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_value")
     assert f"`{name}`" in error.message
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_CHAT))
-def test_a_field_that_we_lack_is_taken_at_its_neutral_values(name: str) -> None:
+def test_an_unsupported_field_is_accepted_at_its_neutral_values(name: str) -> None:
     for value in (None, *UNSUPPORTED_CHAT[name]):
         chat(**{name: value})
 
@@ -232,11 +232,11 @@ def test_the_same_holds_for_completions(name: str) -> None:
     ("name", "value"),
     [("n", 2), ("n", True), ("best_of", 0), ("presence_penalty", 0.1), ("response_format", {"type": "json_object"})],
 )
-def test_nearly_neutral_values_are_refused(name: str, value: Any) -> None:
+def test_nearly_neutral_values_are_rejected(name: str, value: Any) -> None:
     assert rejection(**{name: value}).param == name
 
 
-def test_a_number_too_large_for_a_field_that_we_lack_is_refused_by_name() -> None:
+def test_a_number_too_large_for_an_unsupported_field_is_rejected_by_name() -> None:
     assert rejection(n=10**400).param == "n"
 
 

@@ -1,4 +1,4 @@
-//! What can be wrong with requests, and how a client is told.
+//! What can be wrong with requests, and the errors that clients read.
 
 use std::borrow::Cow;
 

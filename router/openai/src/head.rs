@@ -82,7 +82,7 @@ impl Usage {
 pub(crate) struct ChunkFrame {
     /// `data: {...,"choices":[`
     start: Vec<u8>,
-    /// The rest of the chunk, where it has no field of its own.
+    /// Closes the chunk; a chunk's own fields come before it.
     end: &'static [u8],
 }
 

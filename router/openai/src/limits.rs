@@ -1,4 +1,7 @@
-//! The limits of a request, each in this one place. Python checks types only.
+//! The limits of a request. Each is checked here and nowhere else.
+//!
+//! Python checks types, and what the engine never sees: the key, the body's size and depth, `user` and
+//! `cache_salt`. Sampling ranges are in `plait-text`, as a generation_config.json has them too.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

@@ -27,7 +27,7 @@ pub(crate) struct ScoredToken {
     pub(crate) scores: TokenLogprobs,
 }
 
-/// A token's bytes as text, U+FFFD where they are not UTF-8.
+/// A token's bytes as text, U+FFFD for what is not UTF-8.
 fn spelling(vocabulary: &Vocabulary, token: TokenId) -> Cow<'_, str> {
     String::from_utf8_lossy(vocabulary.piece(token).bytes)
 }

@@ -135,7 +135,7 @@ fn chat_prompt(
     let text = model
         .render(chat, max_bytes)
         .map_err(|error| render_error(error, max_bytes, max_model_len))?;
-    // The template has written the beginning-of-text token itself where there is one.
+    // The template writes the beginning-of-text token itself.
     Ok(tokenise(model, "messages", &text, false)?.into())
 }
 
@@ -220,7 +220,7 @@ fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> Req
         }
         RenderError::TooLong => limits::too_many_bytes("messages", max_bytes, max_model_len),
         RenderError::Failed(sentence) => {
-            let problem = format!("the chat template refuses these messages: {sentence}");
+            let problem = format!("the chat template rejects these messages: {sentence}");
             RequestError::new("messages", "chat_template_error", problem)
         }
     }

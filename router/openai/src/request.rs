@@ -5,7 +5,7 @@ use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// One call of the API: the mirror of `plait.http.api.GenerateRequest`, whose docstrings hold.
+/// One call of the API: the mirror of `plait.http.api.GenerateRequest`.
 ///
 /// `None` means "not given": the model's generation defaults decide, then OpenAI's.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -32,7 +32,7 @@ pub struct GenerateRequest {
     /// When the answer ends.
     #[serde(flatten)]
     pub end: EndFields,
-    /// What is told beside the text.
+    /// What the answer has besides text.
     #[serde(flatten)]
     pub report: ReportFields,
     /// Who asks.
@@ -108,11 +108,11 @@ impl MaxTokensField {
     }
 }
 
-/// What is told beside the text.
+/// What the answer has besides text.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct ReportFields {
-    /// How many of the best to list beside each output token (0: the token's own only).
+    /// Best tokens to list with each output token. 0: the token's own log-probability only.
     pub logprobs: Option<u32>,
     /// The same for each prompt token but the first.
     pub prompt_logprobs: Option<u32>,

@@ -1,21 +1,21 @@
-//! Text out of tokens, as they come.
+//! Tokens to text, one token at a time.
 
 use plait_core::TokenId;
 
 use crate::vocabulary::{Joining, LeadingStrip, PieceKind, Vocabulary};
 
-/// Turns one output's tokens into text: what it has given so far, and gives at the end, is what
-/// decoding all tokens at once gives, and no piece of it ends within a character.
+/// Turns one output's tokens into text.
 ///
-/// The cost of a token is its own length, however long the output is.
+/// All its text together is what decoding all tokens at once gives. No part of it ends within a
+/// character. A token costs its own length, however long the output is.
 #[derive(Clone, Debug)]
 pub(crate) struct Detokeniser {
-    /// Bytes whose meaning the next tokens decide.
+    /// Bytes of a character that is not complete.
     pending: Vec<u8>,
     strip: LeadingStrip,
 }
 
-/// Whether an output begins a text of its own or goes on with the prompt's.
+/// Whether an output is a text of its own or continues the prompt's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextStart {
     /// A text of its own, such as a chat's answer.
@@ -60,7 +60,7 @@ impl Detokeniser {
         }
     }
 
-    /// No token follows: what is pending comes out as it is, U+FFFD where it is not UTF-8.
+    /// No token follows: appends what is pending, U+FFFD for what is not UTF-8.
     pub(crate) fn finish(&mut self, vocabulary: &Vocabulary, text: &mut String) {
         match vocabulary.joining {
             Joining::ByteLevel if self.pending.is_empty() => {}
@@ -72,7 +72,7 @@ impl Detokeniser {
         }
     }
 
-    /// Moves whole characters, and U+FFFD for each sequence that can no longer become one.
+    /// Moves complete characters, and U+FFFD for each sequence that cannot become one.
     fn take_characters(&mut self, text: &mut String) {
         let mut rest = &self.pending[..];
         while !rest.is_empty() {

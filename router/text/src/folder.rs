@@ -127,7 +127,7 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
     })
 }
 
-/// The generation config's end tokens, else the config's; the tokenizer's own in any case.
+/// The generation config's end tokens, else the config's; always the tokenizer's own too.
 fn end_tokens(
     config: &Config,
     generation: &GenerationConfig,
@@ -151,7 +151,7 @@ fn read_tokenizer(folder: &Path, settings: &TokenizerConfig) -> Result<Tokenizer
         .ok_or_else(|| problem("is missing; the folder needs one".to_owned()))?;
     let mut tokenizer = Tokenizer::from_bytes(bytes)
         .map_err(|error| problem(format!("is not a tokenizer: {error}")))?;
-    // A prompt is never cut or filled up here: its length is judged as a whole.
+    // Prompts are neither truncated nor padded: their length is checked as a whole.
     tokenizer.with_padding(None);
     tokenizer
         .with_truncation(None)
@@ -169,7 +169,7 @@ fn read_tokenizer(folder: &Path, settings: &TokenizerConfig) -> Result<Tokenizer
 }
 
 impl Config {
-    /// Positions that the model was made for; `YaRN` stretches them where the configuration says so.
+    /// Positions that the model was made for; `YaRN` stretches them if the configuration says so.
     fn context_length(&self) -> u32 {
         let stretched = [&self.rope_parameters, &self.rope_scaling]
             .into_iter()
@@ -178,7 +178,7 @@ impl Config {
     }
 }
 
-/// Original length times factor, where these parameters are `YaRN`'s.
+/// Original length times factor, if these parameters are `YaRN`'s.
 fn yarn_context_length(rope: &Value) -> Option<u32> {
     let kind = rope["rope_type"].as_str().or(rope["type"].as_str())?;
     let original = rope["original_max_position_embeddings"].as_f64()?;
@@ -193,7 +193,7 @@ fn yarn_context_length(rope: &Value) -> Option<u32> {
 }
 
 impl GenerationConfig {
-    /// The defaults, held to the limits of the API: the error says which is out of range.
+    /// The defaults. The API's ranges hold for them too; the error names the field.
     fn defaults(&self) -> Result<SamplingFields, String> {
         let mut sampling = self.sampling;
         if self.do_sample == Some(false) {
@@ -236,7 +236,7 @@ impl AddedText {
 }
 
 impl Templates {
-    /// The template that is meant where none is named.
+    /// The template to use if the request names none.
     fn default(self) -> Option<String> {
         match self {
             Self::One(template) => Some(template),
@@ -280,7 +280,7 @@ fn read_optional_text(folder: &Path, name: &str) -> Result<Option<String>, Model
         .map_err(|error| ModelFilesError::new(&path, format!("is not UTF-8: {error}")))
 }
 
-/// The file's bytes, or `None` where there is no such file.
+/// The file's bytes, or `None` if there is no such file.
 fn read_capped(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, ModelFilesError> {
     let problem = |error: std::io::Error| ModelFilesError::new(path, error.to_string());
     let file = match File::open(path) {

@@ -1,5 +1,6 @@
-//! The head of a GGUF file: its metadata and its table of tensors. The file is hostile input: every
-//! count and length is checked against a cap and against what the file still holds.
+//! The head of a GGUF file: its metadata and its table of tensors.
+//!
+//! The file is untrusted. Every count and length is checked against a cap and against the bytes left.
 //!
 //! The format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3,
 //! little-endian.
@@ -22,7 +23,7 @@ const MAX_DIMENSIONS: u32 = 8;
 const MAX_HEAD_BYTES: u64 = 512 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// A value of the metadata; arrays of kinds that nobody asks for are passed over.
+/// A value of the metadata; arrays of kinds that are not needed are skipped.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Integer(i64),
@@ -91,7 +92,7 @@ impl Kind {
         })
     }
 
-    /// Bytes that a value has at least.
+    /// The least bytes of a value.
     fn least_bytes(self) -> u64 {
         match self {
             Self::Unsigned(width) | Self::Signed(width) | Self::Float(width) => width.into(),
@@ -102,7 +103,7 @@ impl Kind {
     }
 }
 
-/// Reads forward, and never past the end or the cap.
+/// Reads forward, never past the end or the cap.
 struct HeadReader {
     bytes: BufReader<File>,
     num_read: u64,

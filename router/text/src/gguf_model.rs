@@ -106,7 +106,7 @@ impl Gguf {
         match self.metadata.remove(key) {
             Some(Value::Text(text)) => Ok(text),
             Some(_) => Err(format!("is broken: `{key}` is not a string")),
-            None => Err(format!("lacks the key `{key}`; take a complete GGUF")),
+            None => Err(format!("has no key `{key}`; take a complete GGUF")),
         }
     }
 
@@ -114,7 +114,7 @@ impl Gguf {
         match self.metadata.remove(key) {
             Some(Value::Texts(texts)) => Ok(texts),
             Some(_) => Err(format!("is broken: `{key}` is not a list of strings")),
-            None => Err(format!("lacks the key `{key}`; take a complete GGUF")),
+            None => Err(format!("has no key `{key}`; take a complete GGUF")),
         }
     }
 
@@ -124,7 +124,7 @@ impl Gguf {
                 u32::try_from(number).map_err(|_| format!("is broken: `{key}` is {number}"))
             }
             Some(_) => Err(format!("is broken: `{key}` is not a whole number")),
-            None => Err(format!("lacks the key `{key}`; take a complete GGUF")),
+            None => Err(format!("has no key `{key}`; take a complete GGUF")),
         }
     }
 

@@ -1,6 +1,6 @@
-//! A tokenizer out of a GGUF's tokens, merges, pre-tokenizer and token types.
+//! A tokenizer from a GGUF's tokens, merges, pre-tokenizer and token types.
 //!
-//! The oracle is transformers' own reading of the same file (`gguf_file=`): the ids are the same.
+//! The ids are those that transformers gives for the same file (`gguf_file=`).
 
 use std::collections::HashSet;
 
@@ -30,11 +30,11 @@ const QWEN2_SPLIT: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// How a pre-tokenizer cuts text before the merges.
+/// How a pre-tokenizer splits text before the merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// GPT-2's own expression. For `smollm` llama.cpp also cuts between digits, transformers does
-    /// not; they differ only in runs of spaces before a digit.
+    /// GPT-2's expression. For `smollm`, llama.cpp also splits between digits and transformers does not.
+    /// The two differ only in runs of spaces before a digit.
     Gpt2,
     Llama3,
     Qwen2,
@@ -71,11 +71,11 @@ pub(crate) struct TokenTable {
     pub(crate) model: String,
     pub(crate) pre_tokenizer: String,
     pub(crate) tokens: Vec<String>,
-    /// Pairs, parted by a space, in the order of their rank.
+    /// Pairs, separated by a space, in the order of their rank.
     pub(crate) merges: Vec<String>,
     /// One type for each token, or none at all.
     pub(crate) kinds: Vec<i64>,
-    /// Tokens with a role, which are special whatever their type.
+    /// Tokens with a role, such as end of text. They are special whatever their type.
     pub(crate) special_ids: Vec<TokenId>,
     /// Put before a text.
     pub(crate) bos: Option<TokenId>,
@@ -88,8 +88,8 @@ impl TokenTable {
         self.tokens[id as usize].clone()
     }
 
-    /// Whether a text begins with the beginning-of-text token where the file does not say: Llama
-    /// 3's files lack the flag, and its models never saw a text without it.
+    /// Whether a text begins with the beginning-of-text token if the file does not say. Llama 3's files
+    /// have no such flag, and its models never saw a text without the token.
     pub(crate) fn begins_with_bos(&self) -> bool {
         matches!(self.cut(), Ok(Cut::Llama3))
     }

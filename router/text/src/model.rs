@@ -66,7 +66,7 @@ impl ModelText {
         &self.model_id
     }
 
-    /// The family: `llama`, `qwen3` or `qwen3_moe`.
+    /// The family's name, such as `llama`.
     pub fn architecture(&self) -> &'static str {
         &self.facts.family.name
     }
@@ -107,7 +107,7 @@ impl ModelText {
         template.render(chat, max_bytes)
     }
 
-    /// Bytes that no text exceeds whose tokens fit into the context.
+    /// The most bytes of a text whose tokens may fit into the context.
     pub fn max_prompt_bytes(&self, max_model_len: u32) -> usize {
         let shrinks = match self.tokenizer.get_normalizer() {
             Some(_) => NORMALISER_SHRINKS,
@@ -118,13 +118,13 @@ impl ModelText {
             .saturating_mul(shrinks)
     }
 
-    /// Where an output's tokens become text, by the model's own parser.
+    /// Turns one output's tokens into text. A model's tool-call and reasoning parser is chosen here.
     pub fn output_text(&self, start: TextStart) -> OutputText {
         OutputText::new(&self.vocabulary, start, Box::new(PassThrough))
     }
 
-    /// A text's tokens, with the tokenizer's own ones around them where asked; the error says why
-    /// there are none.
+    /// A text's tokens. `add_special_tokens` puts the tokenizer's own tokens around them. The error is a
+    /// sentence.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
         match catch_panic(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
             Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),

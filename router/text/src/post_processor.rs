@@ -1,4 +1,4 @@
-//! The tokens that a tokenizer puts around a text of its own accord.
+//! The special tokens that a tokenizer puts around a text.
 
 use plait_core::TokenId;
 use tokenizers::Tokenizer;

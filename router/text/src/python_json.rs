@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it: chat templates print objects with it, and models were
+//! JSON as Python's `json.dumps` writes it. Chat templates print objects with it, and models were
 //! trained on its spaces.
 
 use std::fmt::Write as _;

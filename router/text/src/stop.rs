@@ -40,7 +40,7 @@ impl StopScan {
     }
 }
 
-/// The stop string whose first match ends first, and where it begins; of those the longest.
+/// The stop string whose first match ends first, and the start of the match; the longest of several.
 fn first_match(stops: &[String], text: &str) -> Option<(usize, usize)> {
     let matches = stops.iter().enumerate().filter_map(|(index, stop)| {
         let start = text.find(stop.as_str())?;

@@ -15,10 +15,10 @@ use crate::catch_panic::catch_panic;
 use crate::python_json::{Style, dumps};
 
 const NAME: &str = "chat_template";
-/// Instructions that a template may run, and more for each message: a few hundred milliseconds.
+/// Instructions that a template may run, plus some for each message. They take a few hundred milliseconds.
 const FUEL: u64 = 2_000_000;
 const FUEL_PER_MESSAGE: u64 = 10_000;
-/// Names under which callers give a model's earlier reasoning, the usual one first.
+/// Names under which clients send earlier reasoning, the usual one first.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A message of a chat.
@@ -56,9 +56,9 @@ pub struct Chat<'a> {
 pub enum RenderError {
     /// The model has no chat template.
     NoTemplate,
-    /// The text has more bytes than were allowed.
+    /// The text has more bytes than allowed.
     TooLong,
-    /// The template refused the chat, or failed.
+    /// The template rejected the chat, or failed.
     Failed(String),
 }
 
@@ -130,8 +130,7 @@ impl ChatTemplate {
     }
 }
 
-/// The message with its reasoning under each of the names that templates read, as transformers
-/// passes it on.
+/// The message with its reasoning under each name that templates read, as transformers does it.
 fn with_reasoning(message: &Message) -> Cow<'_, Message> {
     let mut fields = REASONING_FIELDS
         .iter()
@@ -155,7 +154,7 @@ fn syntax() -> SyntaxConfig {
         .expect("the default delimiters differ")
 }
 
-/// Takes text up to a size.
+/// Text of at most `max_bytes`.
 struct BoundedText {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -213,7 +212,7 @@ fn to_json(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<
     Ok(dumps(&json, &style))
 }
 
-/// Python's methods; minijinja's own `title` takes only white space for the end of a word.
+/// Python's methods. `title` is ours: minijinja's ends words at white space only.
 fn python_method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -253,7 +252,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     Ok(Local::now().format_with_items(items.iter()).to_string())
 }
 
-/// `{% generation %}` marks the model's own words for training; here it is a block without effect.
+/// `{% generation %}` marks the assistant's text for training. Here it has no effect.
 fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -275,7 +274,7 @@ fn without_generation_tags(source: &str) -> String {
     plain
 }
 
-/// What went wrong, in the template's own words where it has some.
+/// What went wrong, in the template's own words if it has some.
 fn sentence(error: &Error) -> String {
     match (error.kind(), error.detail(), error.line()) {
         (ErrorKind::OutOfFuel, _, _) => "it runs too long".to_owned(),

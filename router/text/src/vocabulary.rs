@@ -1,16 +1,16 @@
-//! Every token's own bytes, looked up rather than decoded again.
+//! Every token's bytes in one table: detokenising is a lookup.
 
 use plait_core::TokenId;
 use serde_json::Value;
 use tokenizers::{Model, Tokenizer};
 
-/// Most rows of an output head that are believed.
+/// The most rows of an output head. More means a broken file.
 const MAX_TOKENS: u32 = 1 << 22;
 
-/// A decoder or a token table that we cannot invert; the text says which.
+/// A decoder or a token table without a known inverse; the text says which.
 pub(crate) type Unsupported = String;
 
-/// What each token adds to a text, and how the pieces join.
+/// What each token adds to a text, and how tokens join.
 #[derive(Debug)]
 pub struct Vocabulary {
     pub(crate) joining: Joining,
@@ -24,9 +24,9 @@ pub struct Vocabulary {
 /// How pieces become text, as the tokenizer's decoder says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Joining {
-    /// All pieces are bytes of one UTF-8 stream (byte-level BPE).
+    /// All tokens are bytes of one UTF-8 stream (byte-level BPE).
     ByteLevel,
-    /// Pieces are text; runs of byte pieces are UTF-8 together or not at all (SentencePiece).
+    /// Tokens are text. A run of byte tokens is UTF-8 as a whole or not at all (SentencePiece).
     ByteFallback { strip: LeadingStrip },
 }
 
@@ -48,7 +48,7 @@ pub enum PieceKind {
     Hidden,
 }
 
-/// A token's part of a text.
+/// What one token adds to a text.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// Whether and how it is shown.
@@ -87,7 +87,7 @@ impl Vocabulary {
         self.longest = self.longest.max(piece.len());
     }
 
-    /// A token's piece; an unknown id's is hidden and empty.
+    /// What a token adds; an unknown id is hidden and empty.
     pub fn piece(&self, id: TokenId) -> Piece<'_> {
         let index = id as usize;
         let Some(&kind) = self.kinds.get(index) else {
@@ -109,7 +109,7 @@ impl Vocabulary {
     }
 }
 
-/// The decoders that we invert: byte-level BPE, and SentencePiece's chain.
+/// The supported decoders: byte-level BPE, and SentencePiece's chain.
 enum Decoder {
     ByteLevel { byte_of: Box<[Option<u8>; 0x144]> },
     Chain(Chain),
@@ -184,7 +184,7 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Takes the next step, or `None` where it is unknown or out of order.
+    /// Takes the next step; `None` if it is unknown or out of order.
     fn add(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str()? {
             "Replace" if !self.byte_fallback && !self.fuse => {

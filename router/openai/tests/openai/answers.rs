@@ -62,7 +62,7 @@ fn a_streamed_completion_is_texts_and_a_reason() {
 }
 
 #[test]
-fn usage_comes_last_and_only_where_it_was_asked_for() {
+fn usage_comes_last_and_only_if_it_was_asked_for() {
     let told = events(&answer(
         &model(),
         &chat(&json!({"include_usage": true})),
@@ -156,7 +156,7 @@ fn tokens_after_the_one_that_completes_a_stop_string_are_not_counted() {
 }
 
 #[test]
-fn what_might_have_become_a_stop_string_is_told_at_the_end() {
+fn what_might_have_become_a_stop_string_is_shown_at_the_end() {
     let told = answer(&model(), &chat(&json!({"stop": ["END"]})), &ids("a EN"));
     assert_eq!(streamed_text(&told), "a EN");
 }
@@ -242,7 +242,7 @@ fn text_offsets_go_on_from_chunk_to_chunk() {
 }
 
 #[test]
-fn logprobs_of_hidden_tokens_are_told_at_once() {
+fn logprobs_of_hidden_tokens_are_sent_at_once() {
     let mut stream = prepare(&model(), &chat(&json!({"logprobs": 0})))
         .unwrap()
         .stream;
@@ -280,7 +280,7 @@ fn prompt_logprobs_have_vllms_form_whatever_their_order_and_repetition() {
 }
 
 #[test]
-fn token_ids_of_prompt_and_answer_are_told_where_asked() {
+fn token_ids_of_prompt_and_answer_are_sent_if_asked() {
     let asked = json!({"return_token_ids": true, "prompts": [[5, 6]]});
     let told = events(&answer(&model(), &completion(&asked), &[70, 71]));
     assert_eq!(told[0]["choices"][0]["prompt_token_ids"], json!([5, 6]));

@@ -120,7 +120,7 @@ fn special_tokens_in_a_prompt_are_found() {
 }
 
 #[test]
-fn a_token_id_outside_the_vocabulary_is_refused() {
+fn a_token_id_outside_the_vocabulary_is_rejected() {
     let (param, message) = rejection(&completion(&json!({"prompts": [[5, 300]]})));
     assert_eq!(param, "prompt");
     assert_eq!(
@@ -162,7 +162,7 @@ fn prompt_and_max_tokens_must_fit_into_the_context() {
 }
 
 #[test]
-fn text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+fn text_that_cannot_fit_is_rejected_before_it_is_tokenised() {
     let long = "a".repeat(1 << 20);
     let (param, message) = rejection(&completion(&json!({"prompts": [long]})));
     assert_eq!(param, "prompt");
@@ -202,7 +202,7 @@ fn prompt_log_probabilities_of_all_prompts_together_are_bounded() {
 }
 
 #[test]
-fn a_template_can_refuse_a_chat_in_its_own_words() {
+fn a_template_can_reject_a_chat_in_its_own_words() {
     let folder = Folder::new(&byte_level());
     folder.write(
         "chat_template.jinja",
@@ -212,7 +212,7 @@ fn a_template_can_refuse_a_chat_in_its_own_words() {
     assert_eq!(error.param, "messages");
     assert_eq!(
         error.message,
-        "the chat template refuses these messages: roles must alternate"
+        "the chat template rejects these messages: roles must alternate"
     );
 }
 
@@ -266,7 +266,7 @@ fn a_model_without_a_template_takes_completions_only() {
 }
 
 #[test]
-fn text_with_tokens_that_the_model_has_no_row_for_is_refused() {
+fn text_with_tokens_that_the_model_has_no_row_for_is_rejected() {
     let folder = Folder::new(&byte_level());
     folder.write_config(&json!({"vocab_size": 260}));
     let error = prepare(&folder.load(), &completion(&json!({"prompts": [" t"]}))).unwrap_err();

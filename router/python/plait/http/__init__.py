@@ -1,1 +1,1 @@
-"""The front door: HTTP in OpenAI's words."""
+"""The HTTP server: OpenAI's API."""

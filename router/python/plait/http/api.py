@@ -1,4 +1,8 @@
-"""What the front door hands to the engine: a request that has been checked, one field a meaning."""
+"""What the HTTP server hands to the engine: a request with OpenAI's alternatives resolved.
+
+Requests reach it through raw ASGI routes (`generate`), not through FastAPI: the engine's bytes go to the client as
+they are. FastAPI serves the other paths. The OpenAPI document of the two routes is written by hand (`openapi`).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many of the best to list beside each output token (0: the token's own only)."""
+    """Best tokens to list with each output token; 0: the token's own log-probability only."""
     prompt_logprobs: int | None = None
     priority: int = 0
     """Smaller goes first; only servers with `--policy priority` or `fair` take one."""

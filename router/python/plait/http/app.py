@@ -37,7 +37,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_app(engine: EngineHandle, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
-    """The app in front of `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
+    """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
     authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
     app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
     name = description.model_id

@@ -1,4 +1,4 @@
-"""Authentication: `Authorization: Bearer KEY` on every path but the two that probes ask."""
+"""Authentication: `Authorization: Bearer KEY` on every path but the two for probes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MAX_KEY_FILE_BYTES = 65_536
 
 
 class ApiKeys:
-    """The keys that are let in, kept as SHA-256 digests."""
+    """The accepted keys, kept as SHA-256 digests."""
 
     def __init__(self, keys: list[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def admit(self, key: bytes) -> bool:
-        """Whether `key` is one of ours, in a time that does not tell which or how much of it fits."""
+        """Whether `key` is one of ours; the time taken depends on no key."""
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys in a file, one a line; raises `SettingsError` where it cannot be used.
+    """The keys in a file, one a line; raises `SettingsError` if it cannot be used.
 
     A file that all users of the machine may read is rejected.
     """
@@ -57,7 +57,7 @@ def _keys(path: Path, raw: bytes) -> list[str]:
 
 
 class RequireKey:
-    """ASGI middleware that lets a request through when its key fits; by default nothing is open.
+    """ASGI middleware that passes on requests with an accepted key; every other path is closed by default.
 
     It looks at the path's raw bytes, as they were sent: another spelling of an open path needs the key.
     """
@@ -67,7 +67,6 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or go on."""
         if scope["type"] == "http" and scope.get("raw_path") not in OPEN_PATHS:
             key = self._fitting_key(scope)
             if key is None:

@@ -42,7 +42,7 @@ class EndingFields(SamplingFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream holds beside the answer."""
+    """What a stream has besides the answer."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -63,7 +63,7 @@ class AnswerFields(EndingFields, kw_only=True):
     return_token_ids: bool | None = None
     """vLLM's."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
-    """Whose share the request counts against where no API key says so."""
+    """Whose share the request counts against; an API key takes precedence."""
     priority: I32 | None = None
     """vLLM's; smaller goes first."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
@@ -71,7 +71,7 @@ class AnswerFields(EndingFields, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A piece of a message; only text is served."""
+    """A part of a message's content; only text is supported."""
 
     type: str
     text: str | None = None

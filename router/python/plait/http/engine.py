@@ -1,4 +1,4 @@
-"""The engine as the front door sees it: `plait._router.Engine`, or what a test puts in its place."""
+"""The engine as the HTTP server sees it: `plait._router.Engine`, or a test's stand-in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EngineHandle(Protocol):
         """Queue a request."""
 
     def abort(self, stream: int) -> None:
-        """Nobody reads this stream any more."""
+        """Stop the work for a stream that no client reads."""
 
     def take(self) -> bytes:
         """Everything that streams have to write."""
@@ -42,14 +42,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """A sentence when `failed`."""
     exit_code: int
-    """What fits the reason when `failed`."""
+    """Set when `failed`."""
     step: int
     stuck: bool
     """A step is overdue."""
     late: bool
-    """A rank's heartbeat is."""
+    """A rank's heartbeat is overdue."""
     hung: bool
-    """The driver thread is a minute past the time by which it meant to go on."""
+    """The driver thread is a minute past its watchdog deadline."""
     num_pages: int = 0
     page_bytes: int = 0
     weight_bytes: int = 0

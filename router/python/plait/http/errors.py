@@ -73,7 +73,7 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 _MAX_SHOWN_CHARACTERS = 256
-"""Of a path: enough to know it again."""
+"""Of a path in an error message."""
 
 
 def path_error(status: int, method: str, path: str, allowed: str) -> ApiError:

@@ -9,9 +9,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from plait.http.api import GenerateRequest
+from plait.http.connection_limits import ClientGoneError, read_json_body
 from plait.http.errors import ApiError, Headers, send_error, send_json
 from plait.http.identity import ClientIdentity
-from plait.http.limits import ClientGoneError, read_json_body
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
 
 Reader = Callable[[bytes, str, ClientIdentity], GenerateRequest]
@@ -32,7 +32,6 @@ class GenerateRoute:
         self._served_model = served_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             request = self._reader(await read_json_body(scope, receive), self._served_model, ClientIdentity.of(scope))
         except ApiError as error:

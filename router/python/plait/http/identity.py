@@ -8,10 +8,10 @@ import os
 from starlette.types import Scope
 
 KEY = "plait.api_key"
-"""Where in the scope `RequireKey` leaves the key that it let in."""
+"""The scope's entry in which `RequireKey` leaves the accepted key."""
 
 _SECRET = os.urandom(32)
-"""Of this process: no client can aim at another's number."""
+"""Random for each process, so that no client can guess another's number."""
 
 
 class ClientIdentity:

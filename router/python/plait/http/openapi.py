@@ -1,4 +1,8 @@
-"""The two raw ASGI routes in the app's OpenAPI document, their schemas taken from the bodies that are decoded."""
+"""OpenAPI of the two generating routes, written by hand: FastAPI knows nothing of raw ASGI routes.
+
+The schemas come from the structs of `bodies`, which decode the requests. They state types; the limits of values are
+the engine's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ _ANSWERS = {
 
 
 def add_generate_routes(app: FastAPI) -> None:
-    """Let `app.openapi()` tell of the generating routes too."""
+    """Add the generating routes to the document that `app.openapi()` returns."""
     rest = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""uvicorn, set up for this app: our limits, our signals, no logs of its own."""
+"""uvicorn with our connection limits and signals, and without its logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from fastapi import FastAPI
 
-from plait.http.limits import KEEP_ALIVE_SECONDS, BoundedHttp
+from plait.http.connection_limits import KEEP_ALIVE_SECONDS, BoundedHttp
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIApplication
@@ -19,16 +19,15 @@ CLOSE_SECONDS = 5
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, which leaves the signals to whoever runs it."""
+    """uvicorn that leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
         yield
 
 
 def http_server(app: FastAPI) -> HttpServer:
-    """The server of `app`; give `serve` a socket that listens, and set `should_exit` to end it."""
+    """The server of `app`. Give `serve` a listening socket; set `should_exit` to end it."""
     return HttpServer(
         uvicorn.Config(
             cast("ASGIApplication", app),

@@ -16,7 +16,7 @@ from plait.http.engine import EngineHandle
 from plait.http.errors import error_body
 
 MAX_BACKLOG_BYTES = 1 << 20
-"""What a stream may hold for a client that reads slowly; then it is cut off."""
+"""Bytes that a stream holds for a slow client; past them the stream is cut off."""
 
 _RECORD = struct.Struct("<QBI")
 _FAILURE = struct.Struct("<HH")
@@ -73,7 +73,7 @@ _TOO_SLOW = Failure(503, 0, error_body(503, "the answer was cut off: it was read
 
 
 class Stream:
-    """One request's way back to its client: written by the engine's records, read by one task."""
+    """One request's answer: the engine's records fill it, one task reads it."""
 
     __slots__ = ("_backlog_bytes", "_chunks", "_end", "_last", "_streams", "_waiter", "id")
 
@@ -87,7 +87,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> Data | Failure | Gone:
-        """What came since the last call, joined; waits where nothing did. Bytes come before the end."""
+        """All bytes since the last call; waits if there are none. Bytes come before the end."""
         while not self._chunks and self._end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -99,7 +99,7 @@ class Stream:
         return Data(payload, self._last)
 
     def push(self, part: Data | Failure) -> bool:
-        """Take one record; false when the stream is over for the engine's side."""
+        """Take one record; false if it is the engine's last."""
         if isinstance(part, Failure):
             return self._finish(part)
         if self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -116,7 +116,7 @@ class Stream:
         self._finish(Gone())
 
     def close(self) -> None:
-        """The task is done with it; the engine is told where it is not."""
+        """The task is done with it; aborts the request if the engine is not."""
         self._streams.close(self.id)
 
     def _finish(self, end: Failure | Gone) -> bool:
@@ -143,11 +143,10 @@ class Streams:
         return len(self._open)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let `loop` bring the engine's records."""
+        """Dispatch the engine's records on `loop`."""
         loop.add_reader(self._engine.event_fd, self.dispatch)
 
     def detach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The engine is closing."""
         loop.remove_reader(self._engine.event_fd)
 
     def open(self, request: bytes) -> Stream:
@@ -170,6 +169,6 @@ class Streams:
         self._engine.abort(stream)
 
     def close(self, stream: int) -> None:
-        """Forget a stream; the engine stops where it has not ended it."""
+        """Forget a stream; aborts the request if the engine has not ended it."""
         if self._open.pop(stream, None) is not None:
             self._engine.abort(stream)

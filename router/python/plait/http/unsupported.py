@@ -114,6 +114,6 @@ def _unsupported(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiE
 
 
 def shown(raw: msgspec.Raw) -> str:
-    """A value as the client wrote it, cut where it is long."""
+    """A value as the client wrote it, cut to 64 bytes."""
     text = bytes(raw).decode(errors="replace")
     return text if len(text) <= _MAX_SHOWN_BYTES else text[:_MAX_SHOWN_BYTES] + "..."

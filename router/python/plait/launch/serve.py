@@ -18,8 +18,8 @@ from plait._router import Engine, ModelFilesError
 from plait.errors import DONE, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
+from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Phase, Status, read_description, read_status
-from plait.http.limits import MAX_CONNECTIONS
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.launch.grouped import with_fingerprint

@@ -34,7 +34,7 @@ fn a_folder_describes_itself() {
 }
 
 #[test]
-fn end_tokens_come_from_the_config_where_no_generation_config_has_them() {
+fn end_tokens_come_from_the_config_if_no_generation_config_has_them() {
     let folder = Folder::new(&byte_level());
     folder.write_config(&json!({"eos_token_id": [2, 1]}));
     assert_eq!(folder.load().eos_token_ids()[..], [2, 1]);
@@ -43,7 +43,7 @@ fn end_tokens_come_from_the_config_where_no_generation_config_has_them() {
 }
 
 #[test]
-fn generation_defaults_out_of_the_apis_range_are_refused_on_load() {
+fn generation_defaults_out_of_the_apis_range_are_rejected_on_load() {
     let folder = Folder::new(&byte_level());
     folder.write_config(&json!({}));
     for (field, value) in [
@@ -88,7 +88,7 @@ fn yarn_stretches_the_context() {
 }
 
 #[test]
-fn a_vocabulary_of_an_unbelievable_size_is_refused() {
+fn a_vocabulary_of_an_unbelievable_size_is_rejected() {
     let folder = Folder::new(&byte_level());
     for num in [0_u32, u32::MAX] {
         folder.write_config(&json!({"vocab_size": num}));
@@ -149,7 +149,7 @@ fn broken_and_missing_files_are_named() {
 }
 
 #[test]
-fn a_decoder_that_we_cannot_follow_is_refused_by_name() {
+fn a_decoder_without_a_known_inverse_is_rejected_by_name() {
     let mut tokenizer = byte_level();
     tokenizer["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
     let error = load_error(&Folder::new(&tokenizer));
@@ -170,14 +170,14 @@ fn a_decoder_that_we_cannot_follow_is_refused_by_name() {
 }
 
 #[test]
-fn a_broken_template_is_refused_when_the_model_is_loaded() {
+fn a_broken_template_is_rejected_when_the_model_is_loaded() {
     let folder = Folder::new(&byte_level());
     folder.write("chat_template.jinja", "{% for %}");
     assert!(load_error(&folder).contains("chat template that is broken: syntax error"));
 }
 
 #[test]
-fn templates_are_looked_for_where_models_keep_them() {
+fn templates_are_found_where_models_keep_them() {
     let folder = Folder::new(&byte_level());
     let prompt = |folder: &Folder| {
         let model = folder.load();

@@ -187,7 +187,7 @@ fn a_key_that_is_missing_is_named() {
         metadata.retain(|(name, _)| *name != missing);
         let error = load(&gguf(&metadata)).unwrap_err();
         assert!(
-            error.contains(&format!("lacks the key `{missing}`")),
+            error.contains(&format!("has no key `{missing}`")),
             "{error}"
         );
     }

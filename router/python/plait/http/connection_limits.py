@@ -1,6 +1,7 @@
-"""What a client may make the server hold: connections, headers, body, and for how long.
+"""Limits of a connection: number, header bytes, body bytes, and seconds for each.
 
-uvicorn's httptools protocol bounds none of these: a header block of any size is kept, and a half-sent one for ever.
+uvicorn's httptools protocol has none of these limits: it keeps headers of any size, and half-sent ones for ever. The
+limits of a request's fields are the engine's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_CONNECTIONS = 4096
 MAX_HEADER_BYTES = 65_536
 """Request line and headers together."""
 MAX_BODY_BYTES = 8 << 20
-"""Room for a million token ids or two million words."""
+"""Enough for a million token ids or two million words."""
 HEADER_SECONDS = 10.0
 BODY_SECONDS = 60.0
 WRITE_SECONDS = 30.0
@@ -30,13 +31,13 @@ class BoundedHttp(HttpToolsProtocol):
     _header_bytes = 0
     """Of this request's line and its complete headers."""
     _partial_bytes = 0
-    """Fed since the last complete header: the parser keeps them where we cannot see them."""
+    """Fed since the last complete header; the parser keeps them to itself."""
     _in_headers = False
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or say at once that there are too many."""
+        """Accept the connection, or answer 503 if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             self._reject(503, f"{MAX_CONNECTIONS} connections are open, which is the limit; try again later")
@@ -44,13 +45,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
         self._stop_header_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and bound the headers that are not complete yet, in bytes and in time."""
+        """Parse; limit incomplete headers in bytes and in time."""
         if self._in_headers:
             self._partial_bytes += len(data)
         super().data_received(data)
@@ -62,23 +62,19 @@ class BoundedHttp(HttpToolsProtocol):
             self._rearm_keep_alive()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         self._in_headers = True
         self._header_bytes = self._partial_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request line."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A complete header."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request goes to the app."""
         self._in_headers = False
         self._stop_header_timer()
         super().on_headers_complete()
@@ -91,12 +87,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._reject(400, f"{msg} Send HTTP/1.1.")
 
     def pause_writing(self) -> None:
-        """The client reads slower than we write: it has `WRITE_SECONDS` to catch up."""
+        """The client reads too slowly: it has `WRITE_SECONDS` to catch up."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client caught up."""
         self._stop_write_timer()
         super().resume_writing()
 
@@ -122,7 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._reject(431, f"the headers have over {MAX_HEADER_BYTES} bytes, which is the limit")
 
     def _rearm_keep_alive(self) -> None:
-        """Line ends between two requests stop uvicorn's clock and begin no message: start it again."""
+        """Restart uvicorn's timer: line ends between two requests stop it and begin no message."""
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_SECONDS, self.timeout_keep_alive_handler)
 
@@ -149,7 +144,7 @@ class ClientGoneError(Exception):
 
 
 async def read_json_body(scope: Scope, receive: Receive) -> bytes:
-    """The request's body; raises `ApiError` where it is too large, too slow or said not to be JSON."""
+    """The request's body; raises `ApiError` if it is too large, too slow or not declared as JSON."""
     headers = dict(scope["headers"])
     _check_type(headers.get(b"content-type", b""))
     _check_encoding(headers.get(b"content-encoding", b"identity"))
@@ -176,7 +171,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 def _check_type(content_type: bytes) -> None:
-    """A web page can send any other type to this machine without asking (CORS), so JSON must be said."""
+    """Require JSON's type: a web page may send any other type here without asking (CORS)."""
     kind = content_type.partition(b";")[0].strip().lower()
     if kind != b"application/json":
         given = kind.decode("latin-1") or "missing"
