@@ -81,7 +81,7 @@ def ninja_there() -> None:
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """What a test lacks may be lacking on a developer's machine, never in CI."""
+    """A test may skip for want of something on a developer's machine, never in CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -141,7 +141,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if num := counts["no flashinfer-python"]:
         terminalreporter.write_line(f"{num} tests skipped for want of the flashinfer-python that they call")
     if num := counts["needs NVIDIA GPUs"]:
-        terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine lacks")
+        terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine does not have")
     if num := counts["no Triton"]:
         terminalreporter.write_line(f"{num} groups of tests skipped for want of Triton, which interprets GPU kernels")
     if num := counts["other reasons"]:
