@@ -1,16 +1,62 @@
-"""The table of products that our own kernel takes holds what the kernel can do."""
+"""GEMM tuning tables are found by the GPU's name and hold what the skinny GEMM can do."""
 
 import json
+from pathlib import Path
 
 import pytest
-from plait_kernels.linear import TABLE, Tile
+from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
 
-BY_SHAPE: dict[str, dict[str, list[int]]] = json.loads(TABLE.read_text())
+FOLDER = Path(gemm_tuning.__file__).parent
+ENTRIES = [
+    (path.stem, shape, most_rows, numbers)
+    for path in sorted(FOLDER.glob("gemm_tuning_*.json"))
+    for shape, by_rows in json.loads(path.read_text()).items()
+    for most_rows, numbers in by_rows.items()
+]
 
 
-@pytest.mark.parametrize("shape", BY_SHAPE)
-def test_tiles_take_their_matrices(shape: str) -> None:
+@pytest.mark.parametrize(("table", "shape", "most_rows", "numbers"), ENTRIES)
+def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbers: list[int]) -> None:
     num_outputs, num_inputs = map(int, shape.split("x"))
-    for most_rows, numbers in BY_SHAPE[shape].items():
-        assert most_rows in ("16", "32", "64")
-        assert Tile(*numbers).takes(num_outputs, num_inputs)
+    assert most_rows in ("16", "32", "64")
+    assert Tile(*numbers).takes(num_outputs, num_inputs), table
+
+
+@pytest.mark.parametrize(
+    ("device_name", "file"),
+    [
+        ("NVIDIA H200", "gemm_tuning_h200.json"),
+        ("NVIDIA H100 80GB HBM3", "gemm_tuning_h100.json"),
+        ("NVIDIA A100-SXM4-80GB", "gemm_tuning_a100.json"),
+        ("NVIDIA RTX PRO 6000 Blackwell", "gemm_tuning_rtx_pro_6000.json"),
+        ("Some GPU", "gemm_tuning_some_gpu.json"),
+    ],
+)
+def test_a_table_has_the_name_of_its_gpu(device_name: str, file: str) -> None:
+    assert tuning_file(device_name) == FOLDER / file
+
+
+@pytest.mark.parametrize(
+    "device_name", ["NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA H200 MIG 1g.18gb"]
+)
+def test_hoppers_share_the_table_of_the_h200(device_name: str) -> None:
+    tiles = tiles_for(device_name, 4096, 12_288)
+    assert sorted(tiles) == [*range(2, 17), *range(33, 65)]
+    assert (tiles[2], tiles[16], tiles[64]) == (Tile(64, 128, 4, 4, 4), Tile(64, 128, 4, 4, 4), Tile(64, 128, 2, 4, 4))
+    assert tiles_for(device_name, 6144, 4096) == {}
+
+
+def test_a_gpu_without_a_table_leaves_all_to_cublas() -> None:
+    assert tiles_for("NVIDIA B200", 4096, 12_288) == {}
+
+
+def test_a_table_of_its_own_goes_before_that_of_a_sibling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_tuning, "__file__", str(tmp_path / "gemm_tuning.py"))
+    gemm_tuning._table.cache_clear()
+    try:
+        (tmp_path / "gemm_tuning_h200.json").write_text('{"64x64": {"16": [64, 64, 1, 4, 4]}}')
+        (tmp_path / "gemm_tuning_h100.json").write_text('{"64x64": {"32": [32, 64, 1, 4, 4]}}')
+        assert sorted(tiles_for("NVIDIA H100 NVL", 64, 64)) == list(range(17, 33))
+        assert sorted(tiles_for("NVIDIA H200", 64, 64)) == list(range(2, 17))
+    finally:
+        gemm_tuning._table.cache_clear()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, on
 from plait_kernels.linear.blocks import GgufWeight
-from plait_kernels.linear.gemm_tuning import TABLE, Tile, tiles_of
+from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
 from plait_kernels.linear.native import GgufMatrix, NativeMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.reference import RowNorm
 
@@ -56,7 +56,6 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
 
 
 __all__ = [
-    "TABLE",
     "GgufMatrix",
     "GgufWeight",
     "NativeMatrix",
@@ -69,5 +68,7 @@ __all__ = [
     "rmsnorm_gemv",
     "rmsnorm_router_gemv",
     "skinny_gemm",
+    "tiles_for",
     "tiles_of",
+    "tuning_file",
 ]

@@ -1,26 +1,30 @@
-"""Which products of few rows our own kernel takes: those that it was faster at than cuBLAS, measured on an H200.
+"""Which GEMMs of a few rows the skinny GEMM takes, and with what tile: those for which it was faster than cuBLAS.
 
-The table is what `tests/bench/gpu/gemm_tuning.py` writes; its times are in `tests/bench/results/gpu-few-rows.json`.
+``gemm_tuning_DEVICE.json`` has the measurements of one GPU, written there by ``tests/bench/gpu/gemm_tuning.py``. A GPU
+without a table of its own uses that of a sibling, or cuBLAS for everything.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-TABLE = Path(__file__).with_name("gemm_tuning_h200.json")
 MAX_TILES = 8192
-_MEASURED_ON = (9, 0)
+_SIBLINGS = dict.fromkeys(("h100", "h800", "h20", "gh200"), "h200")
+"""GPUs that use another's table as long as they have none: here, all of compute capability 9.0."""
+_MAX_ROWS = (16, 32, 64)
+"""The numbers of rows that a tile is chosen for: those that it has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program reads at a time, and how many share the inputs of its outputs."""
+    """Sizes of a tile, and the number of programs that split its inputs (split-K)."""
 
     outputs: int
     inputs: int
@@ -35,24 +39,37 @@ class Tile:
 
 
 def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
-    """For each number of rows from 2 on that our kernel takes for this matrix, its tile."""
-    if weight_OI.dtype != torch.bfloat16 or torch.cuda.get_device_capability(weight_OI.device) != _MEASURED_ON:
+    """For each number of rows from 2 on that the skinny GEMM takes for this matrix, its tile."""
+    if weight_OI.dtype != torch.bfloat16 or not weight_OI.is_cuda:
         return {}
-    by_most_rows = _table().get("x".join(map(str, weight_OI.shape)), {})
+    return tiles_for(torch.cuda.get_device_name(weight_OI.device), *weight_OI.shape)
+
+
+def tiles_for(device_name: str, num_outputs: int, num_inputs: int) -> dict[int, Tile]:
+    """The same for a bfloat16 matrix on a GPU of this name."""
+    by_max_rows = _table(device_name).get(f"{num_outputs}x{num_inputs}", {})
     least, found = 2, dict[int, Tile]()
-    for most in _MOST_ROWS:
-        if str(most) in by_most_rows:
-            found |= dict.fromkeys(range(least, most + 1), Tile(*by_most_rows[str(most)]))
+    for most in _MAX_ROWS:
+        if str(most) in by_max_rows:
+            found |= dict.fromkeys(range(least, most + 1), Tile(*by_max_rows[str(most)]))
         least = most + 1
     return found
 
 
-_MOST_ROWS = (16, 32, 64)
-"""What the table tells apart: the rows that a tile has room for."""
+def tuning_file(device_name: str) -> Path:
+    """Where the table of the GPU with this name is, or would be: of "NVIDIA H100 80GB HBM3" gemm_tuning_h100.json."""
+    words = re.split(r"[ -]+", device_name.lower().removeprefix("nvidia "))
+    model = next((index + 1 for index, word in enumerate(words) if re.search(r"\d", word)), len(words))
+    return Path(__file__).with_name(f"gemm_tuning_{'_'.join(words[:model])}.json")
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, list[int]]]:
-    """By outputs and inputs, then by the most rows."""
-    table: dict[str, dict[str, list[int]]] = json.loads(TABLE.read_text())
-    return table
+def _table(device_name: str) -> dict[str, dict[str, list[int]]]:
+    """By outputs and inputs, then by the most rows; empty for a GPU without a table."""
+    own = tuning_file(device_name)
+    sibling = _SIBLINGS.get(own.stem.removeprefix("gemm_tuning_"))
+    for path in (own, own.with_name(f"gemm_tuning_{sibling}.json")):
+        if path.exists():
+            table: dict[str, dict[str, list[int]]] = json.loads(path.read_text())
+            return table
+    return {}

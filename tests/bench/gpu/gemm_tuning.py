@@ -3,7 +3,7 @@
     python tests/bench/gpu/gemm_tuning.py --out FILE
 
 Times are a call's share of a captured chain over weights that no cache holds. Also writes the tuning
-table: our tiles that are right and faster than torch by more than the noise.
+table of this GPU (`gemm_tuning_DEVICE.json`): our tiles that are right and faster than torch by more than the noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from plait.bench.result_file import commit, machine, versions
-from plait_kernels.linear import TABLE, Tile, skinny_gemm
+from plait_kernels.linear import Tile, skinny_gemm, tuning_file
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -186,7 +186,7 @@ def main() -> None:
         "rows": [row for one in found for row in one.rows()],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    TABLE.write_text(json.dumps(table(found), indent=1) + "\n")
+    tuning_file(torch.cuda.get_device_name()).write_text(json.dumps(table(found), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from plait_kernels.activation import silu_mul
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, store
 from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.linear import (
-    TABLE,
     RowNorm,
     Tile,
     gemv,
@@ -18,6 +17,7 @@ from plait_kernels.linear import (
     rmsnorm_router_gemv,
     skinny_gemm,
     tiles_of,
+    tuning_file,
 )
 from plait_kernels.linear import reference as linear_reference
 from plait_kernels.moe import expert_mlps
@@ -205,8 +205,8 @@ def test_few_rows_are_multiplied_in_parts_that_are_added_in_one_order(num_rows: 
     assert all(torch.equal(skinny_gemm(x, weight, tile), given) for _ in range(20))
 
 
-@pytest.mark.parametrize("shape", json.loads(TABLE.read_text()))
-def test_every_product_of_the_table_is_right(shape: str) -> None:
+@pytest.mark.parametrize("shape", json.loads(tuning_file("NVIDIA H200").read_text()))
+def test_every_gemm_of_the_tuning_table_is_right(shape: str) -> None:
     num_outputs, num_inputs = map(int, shape.split("x"))
     weight = normal(num_outputs, num_inputs)
     for num_rows, tile in tiles_of(weight).items():
