@@ -60,7 +60,7 @@ def test_weights_that_the_system_has_no_memory_for_are_no_bug(tmp_path: Path) ->
     with engine_side() as engine:
         fail, code, errors = run_in_little_room(engine, tmp_path)
     assert (fail.code, code) == (ExitCode.HARDWARE, ExitCode.HARDWARE)
-    assert "the weights do not fit the memory" in fail.reason
+    assert "the weights do not fit into memory" in fail.reason
     assert "you tried to allocate 1024000000 bytes" in fail.reason
     assert "Traceback" not in errors
 

@@ -31,7 +31,7 @@ class PromptTargets:
 def build_rows(inputs: StepInputs, slots: Slots, vocab: int) -> Rows:
     """The step's rows, with the tokens of decode rows read from the slots.
 
-    Raises ``WorkerError`` where a token id lies outside the vocabulary.
+    Raises ``WorkerError`` if a token id lies outside the vocabulary.
     """
     check_tokens(inputs, vocab)
     ends_R = np.cumsum(inputs.lengths_R)
@@ -50,7 +50,7 @@ def build_rows(inputs: StepInputs, slots: Slots, vocab: int) -> Rows:
 
 
 def check_tokens(inputs: StepInputs, vocab: int) -> None:
-    """Raise ``WorkerError`` where a token id lies outside the vocabulary."""
+    """Raise ``WorkerError`` if a token id lies outside the vocabulary."""
     ids = inputs.token_ids
     ensure(len(ids) == 0 or int(ids.max()) < vocab, "the plan holds a token id outside the model's vocabulary")
 

@@ -1,4 +1,4 @@
-"""How many pages of key-value cache a rank offers."""
+"""How many pages of KV cache fit on a rank."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ _GPU_FRACTION = 0.9
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Bytes of one rank, after its weights were loaded."""
+    """Bytes on one rank, after its weights were loaded."""
 
     free_bytes: int
-    """What can still be allocated."""
+    """Still free."""
     weight_bytes: int
     activation_bytes: int
-    """What the largest step and the captured graphs take beside weights and pages."""
+    """Of the largest step and the captured graphs."""
 
     @property
     def offered_bytes(self) -> int:
-        """What is left for pages where all of it may be taken."""
+        """For pages, if they may take all free memory."""
         return self.free_bytes - self.activation_bytes
 
     def pool_bytes(self, fraction: float) -> int:
-        """What is left for pages when weights, pages and activations together take this fraction of the memory."""
+        """For pages, if weights, activations and pages may take this fraction of the memory."""
         return int((self.free_bytes + self.weight_bytes) * fraction) - self.weight_bytes - self.activation_bytes
 
 
 def cpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
-    """What the settings leave for pages on a CPU."""
+    """For pages on a CPU, by the settings."""
     if config.pages.memory_fraction is None:
         return min(_CPU_POOL_BYTES, int(budget.free_bytes * _CPU_SHARE), budget.offered_bytes)
     return budget.pool_bytes(config.pages.memory_fraction)
 
 
 def gpu_pool_bytes(config: WorkerConfig, budget: MemoryBudget) -> int:
-    """What the settings leave for pages on a GPU, which nobody else uses."""
+    """For pages on a GPU, by the settings; the GPU is expected to be ours alone."""
     return budget.pool_bytes(_GPU_FRACTION if config.pages.memory_fraction is None else config.pages.memory_fraction)
 
 
 def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, budget: MemoryBudget) -> int:
-    """The number that the settings ask for, or what ``pool_bytes`` hold.
+    """The number in the settings, or what ``pool_bytes`` hold.
 
     Raises ``WorkerError`` of code HARDWARE if the pages asked for do not fit, or if those that fit cannot hold one
     request of ``max_model_len`` tokens.
@@ -68,7 +68,7 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, bud
 
 
 def check_fits(weight_bytes: int, free_bytes: int) -> None:
-    """Raise ``WorkerError`` of code HARDWARE where what the weights take at least exceeds the machine's free memory."""
+    """Raise ``WorkerError`` of code HARDWARE if the weights exceed the free memory."""
     if weight_bytes > free_bytes:
         raise WorkerError(
             ExitCode.HARDWARE,

@@ -1,4 +1,4 @@
-"""How a CPU's cores are divided between the compiled kernels and torch."""
+"""How the compiled kernels and torch share a CPU's cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_cores_to_kernels(model: Model[Any], attention: ModelAttention) -> None:
-    """One thread for torch where the compiled kernels do all that is worth two: its others would spin in their way."""
+    """Limit torch to one thread if the compiled kernels do all the heavy work: idle torch threads spin on the cores."""
     left = left_to_torch(model, attention)
     if not left:
         torch.set_num_threads(1)
@@ -30,9 +30,9 @@ def leave_cores_to_kernels(model: Model[Any], attention: ModelAttention) -> None
 
 
 def left_to_torch(model: Model[Any], attention: ModelAttention) -> list[str]:
-    """What of a step's heavy work the compiled kernels do not take on a CPU."""
+    """The heavy work of a step that the compiled kernels do not take."""
     dtype = str(model.dtype).removeprefix("torch.")
-    left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"products in {dtype}"]
+    left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"GEMMs in {dtype}"]
     if attention.uses_torch:
         left.append("attention")
     if isinstance(model, Decoder) and not all(map(_is_compiled, _sparse_mlps(model))):

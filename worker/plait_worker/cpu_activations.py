@@ -1,7 +1,7 @@
-"""What a CPU's largest step needs beside weights and pages, from the model's sizes: nothing is run for it.
+"""Activation memory of a CPU's largest step, estimated from the model's sizes without a profile run.
 
-Counted are the arrays that live at the same time, each rank's as if it held the whole model; what the C library and
-torch keep besides is within the share that no setting gives to pages.
+It counts the arrays that are alive at the same time, as if each rank held the whole model. What torch and the C library
+need besides fits into the fraction of memory that no setting gives to pages.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from plait_worker.model_config import MlaConfig, ModelConfig
 
 _FLOAT32 = 4
 _LOGIT_ARRAYS = 3
-"""Of all rows that sample: the logits, and what random sampling makes of them."""
+"""Of all rows that sample: the logits, and two arrays that random sampling makes of them."""
 _RECORD_TOKENS = 256
-"""Prompt tokens whose logits exist at a time, where they are asked for (``sample``), twice."""
+"""Prompt tokens whose logits exist at a time, twice, if prompt log-probabilities are requested (``sample``)."""
 
 
 def cpu_activation_bytes(
@@ -23,22 +23,22 @@ def cpu_activation_bytes(
 ) -> int:
     """Bytes of the largest step's activations, logits and temporary keys and values; ``itemsize`` of the model's.
 
-    ``gathered_itemsize`` is that of the pages, where attention copies them (torch's does); None where it does not.
+    ``gathered_itemsize`` is that of the pages if attention copies them, as torch's does; else None.
     """
     num_tokens = config.max_batch_tokens
     num_logits = _LOGIT_ARRAYS * min(config.max_seqs, num_tokens) + 2 * min(_RECORD_TOKENS, num_tokens)
     of_logits = num_logits * model.vocab_size * _FLOAT32
-    of_layers = num_tokens * _token_bytes(model, itemsize) + _expanded_bytes(config, model, itemsize)
+    of_layers = num_tokens * _token_bytes(model, itemsize) + _kv_up_bytes(config, model, itemsize)
     gathered = 0 if gathered_itemsize is None else _gathered_bytes(config, model, itemsize, gathered_itemsize)
     return of_logits + of_layers + gathered
 
 
 def _token_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Of one token in a layer: the residual stream in float32, and what attention and MLP make, in and out."""
+    """Of one token in a layer: the residual stream in float32, inputs and outputs of attention and MLP."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     if model.mla is not None:
         heads = model.num_heads * (model.mla.cached_dim + model.mla.query_dim) + 2 * model.mla.cached_dim
-    # Norms and rotation pass through float32, and a product's inputs may be kept rounded besides.
+    # Norms and rope pass through float32, and a GEMM may keep its inputs rounded as well.
     attention = itemsize * (2 * model.hidden_size + 2 * heads) + 2 * _FLOAT32 * heads
     return (
         2 * _FLOAT32 * model.hidden_size + attention + max(_dense_bytes(model, itemsize), _moe_bytes(model, itemsize))
@@ -46,20 +46,20 @@ def _token_bytes(model: ModelConfig, itemsize: int) -> int:
 
 
 def _dense_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Gates and ups, what becomes of them, and that rounded."""
+    """Gate and up, their product, and the product rounded."""
     return itemsize * 4 * model.intermediate_size
 
 
 def _moe_bytes(model: ModelConfig, itemsize: int) -> int:
-    """The same of every expert that a token goes to, with its input and, in float32, its result."""
+    """The same for each expert of a token, with its input and its float32 output."""
     if model.moe is None:
         return 0
     per_expert = itemsize * (model.hidden_size + 3 * model.moe.intermediate_size) + _FLOAT32 * model.hidden_size
     return model.moe.num_experts_per_token * per_expert + itemsize * 4 * model.moe.shared_size
 
 
-def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
-    """Latents' keys and values of every head, of new tokens and of a chunk of cached ones, and results to be merged."""
+def _kv_up_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
+    """MLA's keys and values of every head, for new tokens and a cached chunk, and partial results to combine."""
     mla: MlaConfig | None = model.mla
     if mla is None:
         return 0
@@ -70,7 +70,7 @@ def _expanded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> 
 
 
 def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gathered_itemsize: int) -> int:
-    """Copied pages of a prefill row or a batch of decode rows, as the model's numbers too, and the masks over them."""
+    """Copied pages of a prefill row or a batch of decode rows, their upcast copy, and the masks."""
     numbers = model.mla.cached_dim if model.mla is not None else 2 * model.num_kv_heads * model.head_dim
     longest = -(-config.max_model_len // config.pages.page_size) * config.pages.page_size
     row = numbers * longest
@@ -81,7 +81,7 @@ def _gathered_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int, gat
 
 
 def _padded_bytes(config: WorkerConfig, model: ModelConfig, itemsize: int) -> int:
-    """Latents' queries, keys and values widened to one width for torch's attention."""
+    """MLA's queries, keys and values padded to one width for torch's attention."""
     mla: MlaConfig | None = model.mla
     if mla is None:
         return 0

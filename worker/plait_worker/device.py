@@ -1,4 +1,4 @@
-"""Where a rank computes."""
+"""The device that a rank computes on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
-    """The rank's device, made ready, and what it is in words.
+    """The rank's device, ready for use, and its description.
 
-    The cores of a machine are shared among its ranks, unless the settings give a number of threads.
+    The ranks of a machine share its cores evenly, unless the settings give a number of threads.
     Raises ``WorkerError`` of code HARDWARE if the settings ask for a GPU that is not there, for several GPUs, or for
     more threads than the system starts.
     """
@@ -58,16 +58,16 @@ def _open_gpu(world: int) -> tuple[torch.device, str]:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:
-    """NVIDIA's version of what a GPU's cores can do; None for a CPU."""
+    """NVIDIA's compute capability; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def num_driver_allocations(device: torch.device) -> int:
-    """How often torch has asked a GPU's driver for memory so far; 0 for a CPU."""
+    """How often torch has asked the GPU driver for memory so far; 0 for a CPU."""
     return int(torch.cuda.memory_stats(device)["num_device_alloc"]) if device.type == "cuda" else 0
 
 
 def free_device_bytes(device: torch.device) -> int:
-    """What is left of a GPU's memory, with what torch holds unused given back."""
+    """Free GPU memory, after torch's unused cache is released."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

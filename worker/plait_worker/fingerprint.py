@@ -11,15 +11,15 @@ import torch
 from plait_worker.errors import ModelFilesError
 from plait_worker.parallel import Parallel
 
-_BLOCK_BYTES = 1 << 16
-_NUM_BLOCKS = 64
+_SAMPLE_BYTES = 1 << 16
+_NUM_SAMPLES = 64
 _ENDINGS = (".json", ".safetensors", ".gguf")
 
 
 def check_same_files(path: Path, parallel: Parallel) -> None:
-    """Raise ``ModelFilesError``, on every rank, where one rank's files at ``path`` are not the first rank's.
+    """Raise ``ModelFilesError`` on every rank if the files at ``path`` of one rank differ from rank 0's.
 
-    Names, sizes and 64 blocks of each file are compared: a whole read would take as long as loading.
+    It compares names, sizes and 64 samples of each file: reading everything would take as long as loading.
     """
     if parallel.world == 1:
         return
@@ -35,12 +35,12 @@ def check_same_files(path: Path, parallel: Parallel) -> None:
 
 
 def fingerprint(path: Path) -> bytes:
-    """32 bytes that differ where the names, sizes or sampled blocks of model files do."""
+    """32 bytes that differ if the names, sizes or samples of model files do."""
     digest = hashlib.sha256()
     for file in _files(path):
         digest.update(f"{file.name if path.is_dir() else ''} {file.stat().st_size}\n".encode())
-        for block in _blocks(file):
-            digest.update(block)
+        for sample in _samples(file):
+            digest.update(sample)
     return digest.digest()
 
 
@@ -50,11 +50,11 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else []
 
 
-def _blocks(file: Path) -> Iterator[bytes]:
-    """The first block, the last, and some between at even distances; all of a small file."""
+def _samples(file: Path) -> Iterator[bytes]:
+    """At even distances from the first bytes to the last; all of a small file."""
     size = file.stat().st_size
-    stride = max(_BLOCK_BYTES, (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
+    stride = max(_SAMPLE_BYTES, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
     with file.open("rb") as opened:
         for begin in range(0, size, stride):
             opened.seek(begin)
-            yield opened.read(_BLOCK_BYTES)
+            yield opened.read(_SAMPLE_BYTES)

@@ -1,7 +1,6 @@
-"""The integers that a captured step reads of the host, in one array; tables and last tokens are the device's own.
+"""The integers that the host writes for a captured step, in one array. Page tables and last tokens are on the device.
 
-Shapes: as in ``plait_worker.graph_sizes``; I tokens that the prefill rows have cached. Small letters are what a step
-has of each.
+Shapes: as in ``plait_worker.graph_sizes``; I cached tokens of the prefill rows. Small letters are a step's own counts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plait_worker.transfer import upload
 
 
 class GraphInputs:
-    """The integers that a replay reads, side by side in one tensor."""
+    """The integers that a replay reads, in one tensor."""
 
     def __init__(self, size: Size, slots: Slots) -> None:
         prompt, rows = size.prompt_tokens, size.num_rows
@@ -66,12 +65,12 @@ class GraphInputs:
 
     @property
     def sampled_slots(self) -> Tensor:
-        """int64 ``[R]``: slots of the rows that sample, in the order of their logits; then the dummy slot."""
+        """int64 ``[R]``: slots of the rows that sample, in the order of their logits, padded with the dummy slot."""
         sampled: Tensor = self.values.split(self.widths)[5]
         return sampled
 
     def rows(self, slots: Slots) -> Rows:
-        """The step over these integers, as the model sees it."""
+        """The model's view of the step."""
         size = self.size
         tokens, position_ids, row_of, of_rows, sampling, _, ends_q, ends_kv, kv, *cached = self.values.split(
             self.widths
@@ -100,12 +99,12 @@ class GraphInputs:
 
 
 def _spread(num_first: int, num_second: int, begin_second: int) -> Ints:
-    """Where the first and the second kind lie when the second begins at a fixed place."""
+    """Indices of both kinds, if the second begins at a fixed index."""
     return np.concatenate((np.arange(num_first), begin_second + np.arange(num_second)))
 
 
 def _cached(contexts_p: Ints, row_I: Ints, position_I: Ints) -> None:
-    """Write row and position of each cached token, row after row; behind them all stays as it is."""
+    """Write row and position of each cached token, row by row; the rest of the arrays keeps its values."""
     total = int(contexts_p.sum())
     row_I[:total] = np.arange(len(contexts_p)).repeat(contexts_p)
     position_I[:total] = np.arange(total) - (contexts_p.cumsum() - contexts_p).repeat(contexts_p)

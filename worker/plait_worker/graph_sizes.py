@@ -1,6 +1,6 @@
-"""How large the steps are that are captured.
+"""Sizes of the captured steps.
 
-Shapes: of a graph, T = C + D tokens: C prompt tokens in P rows, the last of which is never used, then D decode rows;
+Shapes of a graph: T = C + D tokens, C prompt tokens in P rows, of which the last is never used, then D decode rows;
 R = P + D rows.
 """
 
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from plait_worker.step_inputs import StepInputs
 
 DECODE_ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
-"""Rows of steps that only decode: padding costs at most a quarter, and little where a row costs much."""
+"""Rows of decode-only steps. Padding adds at most a quarter, and least where a row costs most."""
 MIXED_DECODE_ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
 TILE, TILES = 128, (*range(1, 9), *range(10, 17, 2))
-"""Tokens of steps with prompts, of both kinds together: a product takes as long for a part of a tile as for all of it.
+"""Tokens of steps with prompts, prompt and decode tokens together: a GEMM takes as long for part of a tile as for all.
 
-Above these the device takes longer than the host needs to launch one operation after the other.
+Larger steps keep the device busy for longer than the host needs to launch them kernel by kernel.
 """
 PLANNED_DECODE_ROWS, PLANNED_TILES = (32, 256, 512), (4, 8, 12, 16, 24)
-"""Of steps whose prompts are planned, tiles of prompt tokens alone: fewer, since there is one of each for every room
-for context.
+"""Of steps whose prompts are planned; the tiles hold prompt tokens alone. There are fewer, since each exists once for
+every context size.
 
-Such a step has more operations than another; on an H200 the device takes as long as their launches at some 3,500 tokens
-(16 heads, 27 layers: 38 ms).
+Such a step has more kernels. On an H200 they take as long as their launches at some 3,500 tokens (16 heads, 27 layers:
+38 ms).
 """
 LEAST_PROMPT = 64
-"""Prompt tokens of a mixed step that are worth a graph of their own."""
+"""Prompt tokens of the smallest mixed step that has a graph."""
 PROMPT_ROWS = 17
 """Prefill rows of a step with prompts, the unused one included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a graph has room for."""
+    """What fits into a graph."""
 
     prompt_tokens: int
     """C."""
@@ -44,8 +44,7 @@ class Size:
     decode_rows: int
     """D."""
     context_tokens: int | None = None
-    """What the prefill rows have cached, all together, where their attention is planned before each replay; else None.
-    """
+    """Cached tokens of all prefill rows, if their attention is planned before each replay; else None."""
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +57,7 @@ class Size:
         return self.prompt_rows + self.decode_rows
 
     def fits(self, needed: Size) -> bool:
-        """Whether a step that needs so much has room in it."""
+        """Whether a step of the size ``needed`` fits."""
         return (
             needed.decode_rows <= self.decode_rows
             and needed.prompt_tokens <= self.prompt_tokens
@@ -69,7 +68,7 @@ class Size:
 
 
 def needed_size(inputs: StepInputs) -> Size:
-    """What a step needs of each."""
+    """The smallest size that holds a step."""
     num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
     return Size(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
 
@@ -77,7 +76,7 @@ def needed_size(inputs: StepInputs) -> Size:
 def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[Size]:
     """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first.
 
-    Those whose prompts are planned have room for one of ``contexts``, in tokens.
+    Those whose prompts are planned hold one of ``contexts`` cached tokens.
     """
     decode = [Size(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
     mixed = [

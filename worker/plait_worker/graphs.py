@@ -1,11 +1,10 @@
-"""Whole steps captured as CUDA graphs: forward and head for so many prompt tokens and so many decode rows.
+"""Steps captured as CUDA graphs: forward and head, for a number of prompt tokens and of decode rows.
 
-A graph's input is one array of integers, and what attention plans before a replay; tables and last tokens it reads from
-the device's own. What fills a step up belongs to the dummy slot. For greedy sampling a second small graph
-takes the argmax and keeps it as the slots' last token. Larger steps are launched operation by operation: the device is
-busy for longer than that takes.
+A graph reads one array of integers, and what attention plans before a replay. Page tables and last tokens are on the
+device. Padding belongs to the dummy slot. For greedy sampling a second graph takes the argmax and keeps it as the
+slots' last token. Larger steps are launched kernel by kernel: the device is busy for longer than the launches take.
 
-Shapes: as in ``plait_worker.graph_sizes``; V vocabulary. Small letters are what a step has of each.
+Shapes: as in ``plait_worker.graph_sizes``; V vocabulary. Small letters are a step's own counts.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from plait_worker.step_inputs import StepInputs
 _log = logging.getLogger(__name__)
 
 Pool = Any
-"""torch's handle of a pool of memory, whose type it keeps to itself."""
+"""torch's handle of a memory pool; its type is private."""
 Compute = Callable[[Rows, Tensor], None]
-"""Forward of a step, and head of the rows that sample, written to ``[R, V]``; may use the device's tensors alone."""
+"""Forward of a step and head of the rows that sample, written to ``[R, V]``. It may read only the device's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,9 @@ class StepGraph:
     """The graph of one size."""
 
     def __init__(self, size: Size, shared: Captured, pool: Pool) -> None:
-        """Capture the computation over rows of the dummy slot, and the sampling of best tokens.
+        """Capture forward and head over rows of the dummy slot, and greedy sampling.
 
-        Each runs once before, which compiles what it needs.
+        Each runs once before its capture, which compiles its kernels.
         """
         slots, compute = shared.slots, shared.compute
         self.size = size
@@ -76,7 +75,7 @@ class StepGraph:
     def replay(self, inputs: StepInputs) -> Tensor:
         """``[s, V]`` of the rows that sample, until the next replay of any graph.
 
-        Raises ``WorkerError`` where a token id lies outside the vocabulary.
+        Raises ``WorkerError`` if a token id lies outside the vocabulary.
         """
         check_tokens(inputs, self._vocab)
         self._inputs.fill(inputs)
@@ -85,7 +84,7 @@ class StepGraph:
         return self._logits_RV[: int(inputs.samples_R.sum())]
 
     def sample(self, num: int) -> Tensor:
-        """int32 ``[s]``: behind ``replay``, the best tokens of its logits, kept as the slots' last ones.
+        """int32 ``[s]``: after ``replay``, the argmax of its logits, kept as the slots' last tokens.
 
         They stay until the next replay of any graph.
         """
@@ -112,7 +111,7 @@ class StepGraphs:
     prompts: CapturedPrefill = field(default_factory=UnplannedPrefill)
 
     def fitting(self, inputs: StepInputs, slots: Slots) -> StepGraph | None:
-        """The best graph for the step; None where it is too large, or wants what graphs do not give."""
+        """The best graph for the step; None if it is too large, or needs prompt log-probabilities or no sample."""
         prompts = inputs.slots_R[: inputs.num_prefill]
         if not inputs.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):
             return None
@@ -124,7 +123,7 @@ class StepGraphs:
         return None if size is None else roomy[size]
 
     def of_decode_rows(self, num_rows: int) -> StepGraph:
-        """The graph that a group's decision names. Raises ``WorkerError`` where this rank has none of that size."""
+        """The graph that a group's decision names. Raises ``WorkerError`` if this rank has none of that size."""
         wanted = Size(0, 0, num_rows)
         graph = next((graph for graph in self.graphs if graph.size == wanted), None)
         if graph is None:
@@ -138,7 +137,7 @@ class StepGraphs:
 
 @torch.inference_mode()
 def capture(wanted: Sequence[Size], shared: Captured) -> StepGraphs:
-    """Graphs of these sizes, which share one pool of memory."""
+    """Graphs of these sizes, in one memory pool."""
     began, device = time.perf_counter(), shared.slots.device
     free_before, _ = torch.cuda.mem_get_info(device)
     pool = torch.cuda.graph_pool_handle()

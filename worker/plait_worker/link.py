@@ -24,7 +24,7 @@ from plait_worker.errors import EngineError, WorkerError
 _log = logging.getLogger(__name__)
 
 FromEngine = Welcome | Plan | Drain
-"""What the loop is given."""
+"""What the loop receives."""
 
 _OUTBOX = "inproc://outbox"
 _CLOSE = b""
@@ -33,9 +33,9 @@ _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
 # Two plans of credit and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 4
-# How long a step's end may go unseen while no plan comes in: a hundredth of a short step.
+# Poll interval for a step's end while no plan comes in: a hundredth of a short step.
 _POLL_SECONDS = 50e-6
-# Without one of these the worker's state and the engine's differ; any other message can be missed.
+# If one of these is lost, the worker's state differs from the engine's; other messages may be lost.
 _ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
 
 
@@ -47,8 +47,8 @@ class Link:
 
         Raises ``zmq.ZMQError`` where the address is none.
         """
-        # Not a SimpleQueue: before CPython 3.13 its ``get`` waits for ever where the timeout ends between taking the
-        # queue's free lock and waiting for it, which among busy processes 50 us sometimes do.
+        # Not a SimpleQueue: before CPython 3.13 its ``get`` can hang if the timeout ends between taking the queue's
+        # lock and waiting for it. With a timeout of 50 us on a busy machine that happens.
         self._inbox: Queue[FromEngine | WorkerError] = Queue()
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PAIR)
@@ -58,13 +58,13 @@ class Link:
         self._thread.start()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Hand a message over; the link's thread sends it at once."""
+        """Queue a message; the link's thread sends it at once."""
         self._outbox.send_multipart(frames)
 
     def welcome(self) -> Welcome | None:
-        """The engine's answer to Hello, None where it is Drain; blocks.
+        """The engine's answer to Hello, None if it is Drain; blocks.
 
-        Raises ``WorkerError`` where it is another, or none will come.
+        Raises ``WorkerError`` if it is another, or none will come.
         """
         answer = self._receive()
         if isinstance(answer, Drain):
@@ -77,7 +77,7 @@ class Link:
         """Plans as they come in, until Drain.
 
         ``is_busy`` is asked before each wait, and again and again during one while it says yes.
-        Raises ``WorkerError`` where the link ends or the protocol is broken.
+        Raises ``WorkerError`` if the link ends or the protocol is broken.
         """
         while not isinstance(message := self._receive(is_busy), Drain):
             if not isinstance(message, Plan):
@@ -89,7 +89,7 @@ class Link:
         self._wire.last_step = step
 
     def close(self) -> None:
-        """Send what was handed over, for two seconds at most, and end the thread."""
+        """Send the queued messages, for two seconds at most, and end the thread."""
         self._outbox.send(_CLOSE)
         self._thread.join()
         self._outbox.close(linger=0)
@@ -181,7 +181,7 @@ class _Wire:
             )
 
     def _refuse(self, frames: list[bytes], reason: str) -> None:
-        """Count and drop what cannot be read; end where the worker cannot do without it."""
+        """Count and drop a message that cannot be read; end the link if it was an essential one."""
         self._num_malformed += 1
         _log.warning("malformed message %d from the engine: %s", self._num_malformed, reason)
         if frames and frames[0] in {bytes([kind]) for kind in _ESSENTIAL}:
@@ -192,17 +192,17 @@ class _Wire:
         if os.getppid() != self._parent:
             self._lose("the engine's process is gone")
         if self._is_greeted:
-            # A heartbeat that finds the queue full is late already.
+            # If the queue is full, a heartbeat is late anyway.
             with contextlib.suppress(zmq.Again):
                 self._dealer.send_multipart(encode(Heartbeat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
 
     def _lose(self, reason: str) -> None:
-        # What came in before the end goes first: it may say why.
+        # Messages that came in before the end go first: they may say why.
         self._take_all()
         self._end(EngineError(ExitCode.RANK_LOST, reason))
 
     def _end(self, failure: WorkerError) -> None:
-        """Hear nothing more; the loop learns the first reason and closes the link."""
+        """Stop receiving; the loop gets the first reason and closes the link."""
         if self._is_over:
             return
         self._is_over = True

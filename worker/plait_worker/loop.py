@@ -1,7 +1,7 @@
 """The loop: take a plan, apply what changed, build rows, forward, sample, answer.
 
-A device that works by itself is given the next plan while it computes this one: ``launch`` hands it a step's
-work, ``InFlight.result`` takes the outcome. On a CPU a step is over when ``launch`` returns.
+A GPU gets the next plan while it computes this one: ``launch`` hands it a step's work, ``InFlight.result`` waits for
+the outcome. On a CPU a step is over when ``launch`` returns.
 
 Shapes: T tokens of the step, D the hidden size, S rows that sample, V vocabulary.
 """
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(link: Link, rank: Rank) -> None:
-    """Compute and answer plans until Drain. Raises ``WorkerError`` where a plan or the link is broken."""
+    """Compute and answer plans until Drain. Raises ``WorkerError`` if a plan or the link is broken."""
     in_flight, device = _StepsInFlight(link, rank), rank.slots.device
     before = num_driver_allocations(device)
     for plan in link.plans(in_flight.complete_finished):
@@ -62,7 +62,7 @@ class _StepsInFlight:
         self._steps.append((plan, self._rank.launch(plan)))
 
     def complete_finished(self) -> bool:
-        """Answer the steps that are over; whether others are still under way."""
+        """Answer the steps that are over; True if others are still in flight."""
         while self._steps and self._steps[0][1].is_over():
             self._complete_oldest()
         return bool(self._steps)
@@ -82,7 +82,7 @@ class _StepsInFlight:
 
 @dataclass(slots=True)
 class Totals:
-    """What a rank has done since it started; the warm-up counts."""
+    """Counters since the rank started, the warm-up included."""
 
     num_steps: int = 0
     num_mixed_steps: int = 0
@@ -107,11 +107,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step whose work the device has been given."""
+    """A step that was launched."""
 
     step: int
     begin: Mark
-    """The steps before it lie before it."""
+    """CUDA event recorded before the step's first kernel."""
     ids: Download
     """int32 ``[S]``."""
     output_records: Sequence[Records]
@@ -149,16 +149,16 @@ class Rank:
     totals: Totals = field(default_factory=Totals)
 
     def answers(self, plan: Plan) -> bool:
-        """Every rank answers the warm-up; of later plans only the first rank's result is needed."""
+        """Every rank answers the warm-up (step 0); after it only rank 0 does."""
         return plan.step == 0 or self.parallel.rank == 0
 
     def step(self, plan: Plan) -> StepResult:
-        """Compute the plan and wait for it. Raises ``WorkerError`` where it does not fit what the rank holds."""
+        """Compute the plan and wait for it. Raises ``WorkerError`` if it contradicts the rank's state."""
         return self.launch(plan).result()
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> InFlight:
-        """Hand the plan's work to the device. Raises ``WorkerError`` where it does not fit what the rank holds."""
+        """Hand the plan's work to the device. Raises ``WorkerError`` if it contradicts the rank's state."""
         with nvtx_range(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
             begin = Mark(self.slots.device)
             with nvtx_range("plan"):
@@ -172,17 +172,17 @@ class Rank:
             return self._eager(plan.step, begin, self._padded(plan.decision, inputs))
 
     def _padded(self, decision: Decision | None, inputs: StepInputs) -> StepInputs:
-        """In a group a step has as many tokens as every replica's."""
+        """In a group every replica's step has the same number of tokens."""
         return inputs if decision is None else padded(inputs, self.slots.dummy_slot, decision.pad_tokens)
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
-        """What replays the step: in a group that is the decision's to say, for all replicas alike."""
+        """The graph that replays the step; in a group the decision names it for all replicas."""
         if decision is None:
             return self.graphs.fitting(inputs, self.slots)
         return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
 
     def _replay(self, graph: StepGraph, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
-        """A step whose forward and head are one graph."""
+        """A step as one graph of forward and head."""
         self.totals.num_graph_steps += 1
         slots_S = inputs.slots_R[inputs.samples_R]
         with nvtx_range("graph"):
@@ -196,11 +196,11 @@ class Rank:
 
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
-        """Compute a step of slots that hold nothing, operation by operation; what it samples is nobody's."""
+        """Compute a step of empty slots without a graph; its samples are dropped."""
         self._eager(0, Mark(self.slots.device), inputs).result()
 
     def _eager(self, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
-        """A step whose every operation is launched by itself."""
+        """A step without a graph."""
         with nvtx_range("rows"):
             rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
         if rows.num_rows == 0:
@@ -228,7 +228,7 @@ class Rank:
             return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
 
     def _check_sampled(self, ids_S: Tensor, slots_S: Ints) -> None:
-        """Raise ``WorkerError`` where a row's logits were no distribution; on a GPU that is not looked for."""
+        """Raise ``WorkerError`` if a row's logits were NaN or infinite; not checked on a GPU."""
         if ids_S.is_cuda or NO_TOKEN not in (ids := ids_S.tolist()):
             return
         slot = int(slots_S[ids.index(NO_TOKEN)])
@@ -236,8 +236,8 @@ class Rank:
         raise WorkerError(
             ExitCode.MODEL_FILES,
             f"the model ({self.model.config.architecture} in {str(self.model.dtype).removeprefix('torch.')}) computed "
-            f"NaN or infinity where logits were due, after {self.slots.num_computed(slot)} tokens of the request in "
-            f"slot {slot}: its files are damaged, or its numbers are too large for the type; download it again"
+            f"NaN or infinity instead of logits, after {self.slots.num_computed(slot)} tokens of the request in "
+            f"slot {slot}: its files are damaged, or its values overflow the type; download it again"
             f"{'' if is_widest else ', or serve it with --dtype float32'}",
         )
 

@@ -1,4 +1,4 @@
-"""What this machine, and the control groups around this process, leave to it."""
+"""Cores and memory that the machine and the control groups leave to this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def die_with_parent(parent: int | None) -> None:
     """Have the kernel end this process when its parent dies (Linux).
 
     ``parent`` is the one that started it: where it is gone already, nobody is left to give the signal, and this
-    raises ``ProcessLookupError``. Raises ``OSError`` where the kernel refuses.
+    raises ``ProcessLookupError``. Raises ``OSError`` if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -30,7 +30,7 @@ def die_with_parent(parent: int | None) -> None:
 
 
 def free_memory_bytes() -> int:
-    """What can be allocated before the kernel swaps or kills: the machine's share, or a control group's if less."""
+    """What can be allocated before the kernel swaps or kills: the machine's, or the control groups' if less."""
     groups = [group.free_bytes(folder) for group in _MEMORY_GROUPS for folder in group.folders()]
     return max(0, int(min([_available_bytes(), *groups])))
 

@@ -71,7 +71,7 @@ class MlaConfig:
     """Multi-head latent attention (arXiv 2405.04434, section 2.1): how wide its parts are."""
 
     q_rank: int | None
-    """Width of the queries' latent; None where queries come from the hidden state at once."""
+    """Width of the queries' latent; None if queries come from the hidden state at once."""
     latent_dim: int
     """Width of the latent that keys and values are made from (``kv_lora_rank``)."""
     nope_dim: int
@@ -152,7 +152,7 @@ class ModelConfig:  # budget: the sum of what the families' files state
     """Whether the dense MLP's projections have biases."""
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
-    """None where every head caches keys and values of its own."""
+    """None if every head caches keys and values of its own."""
     sliding_window: int | None = None
     """Positions that a token sees, itself included, in layers with a sliding window; None for all."""
     num_mtp_layers: int = 0

@@ -1,4 +1,4 @@
-"""The cores beside a GPU: memory that it copies from, and the thread that feeds it, belong on its own node."""
+"""NUMA: pinned memory and the thread that launches kernels belong on the GPU's own node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OWN_THREADS = Path("/proc/self/task")
 
 
 def stay_beside(device: torch.device) -> str | None:
-    """Keep this process, and what it allocates from now on, to the GPU's node; the node in words.
+    """Bind this process and its later allocations to the GPU's node; returns the node's description.
 
-    None where nothing changes: the machine is one node, the device has none, or the process may use none of its cores.
+    None if nothing changes: the machine is one node, the device has none, or the process may use none of its cores.
     ``device`` is in use already.
     """
     address = _address(device)
@@ -24,7 +24,7 @@ def stay_beside(device: torch.device) -> str | None:
 
 
 def _address(device: torch.device) -> str | None:
-    """``domain:bus:device.function`` of its PCI slot; None where the driver does not say."""
+    """``domain:bus:device.function`` of its PCI slot; None if the driver does not say."""
     driver, number, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(32)
     if driver.cuDeviceGet(ctypes.byref(number), device.index) != 0:
         return None

@@ -42,7 +42,7 @@ class Shard:
 class Parallel:
     """One rank of a replica.
 
-    Raises ``ValueError`` where the world has more than one rank and no group to talk through.
+    Raises ``ValueError`` if the world has more than one rank and no group to talk through.
     """
 
     rank: int = 0
@@ -62,7 +62,7 @@ class Parallel:
     def shard(self, num_units: int) -> range:
         """The units (heads, rows, experts' columns) of this rank.
 
-        Raises ``ValueError`` where they cannot be divided evenly.
+        Raises ``ValueError`` if they cannot be divided evenly.
         """
         if num_units % self.world:
             raise ValueError(f"{num_units} heads, rows or columns cannot be divided among {self.world} ranks")
@@ -128,7 +128,7 @@ def num_kv_copies(num_heads: int, num_kv_heads: int, world: int) -> int:
 
 
 def _talk(collective: Callable[[], object]) -> None:
-    """Run a collective; raises ``WorkerError`` of code RANK_LOST where another rank is gone."""
+    """Run a collective; raises ``WorkerError`` of code RANK_LOST if another rank is gone."""
     try:
         collective()
     except RuntimeError as error:
@@ -139,7 +139,7 @@ def _talk(collective: Callable[[], object]) -> None:
 def init_parallel(config: WorkerConfig, rank: int) -> Parallel:
     """Join the other ranks over gloo: TCP on loopback, with addresses in a FileStore in the run directory.
 
-    Raises ``WorkerError`` of code SETTINGS where the rank is none of this world, of RANK_LOST where another is missing.
+    Raises ``WorkerError`` of code SETTINGS if the rank is none of this world, of RANK_LOST where another is missing.
     """
     if not 0 <= rank < config.world:
         raise WorkerError(

@@ -1,7 +1,7 @@
-"""What a GPU needs beside weights and pages, measured by running the largest steps once.
+"""The profile run: what a GPU needs beside weights and pages, measured by running the largest steps once.
 
-That run also compiles and loads what the first real step would otherwise wait for. Run once more when all else is
-allocated, they leave their memory with torch's allocator: a driver that is asked for memory waits for what it computes.
+It also compiles and loads kernels that the first real step would wait for. A second run, after everything is allocated,
+fills torch's caching allocator: a later allocation by the driver would wait for running kernels.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from plait_worker.transfer import upload
 
 _MIXED_START, _MIXED_LENGTH = 64, 1024
 _MIXED_DECODE = (1, 40)
-"""Decode rows beside it: on either side of where kernels take larger tiles."""
+"""Decode rows beside it: kernels take larger tiles between these two."""
 _CONTEXT = 32_768
-"""Tokens behind which a long prompt's chunk is run: kernels that copy or widen context do so for no more at a time."""
+"""Context of a long prompt's last chunk: kernels that copy or upcast context do so for no more tokens at a time."""
 _GRAPH_BYTES = 2 << 30
-"""Set aside for captured graphs: one pool as large as their largest step, and what the driver keeps of each."""
+"""Reserved for CUDA graphs: one pool of the largest step, and the driver's memory for each graph."""
 _PARTS = 8
-"""Steps of so many eighths of the largest are run once, too."""
+"""Steps of one to eight eighths of the largest are run too."""
 _MAX_BEST = 20
-"""Best tokens that a request may want beside each."""
+"""Best tokens that a request may want with each token."""
 _PINNED_BYTES, _PINNED_COUNT = tuple(1 << power for power in range(9, 20)), 16
-"""Blocks of pinned memory, which torch hands out in powers of two, and how many steps in flight may take of each."""
+"""Sizes of pinned memory, which torch allocates in powers of two, and how many of each the steps in flight may use."""
 
 
 @torch.inference_mode()
 def measure_activation_bytes(
     config: WorkerConfig, model: Model[Any], attention: ModelAttention, device: torch.device
 ) -> int:
-    """Bytes that the largest steps and the captured graphs take."""
+    """Peak bytes of the largest steps, and of captured graphs."""
     cache = KVCache(model.cache_specs, 1, config.pages.page_size, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -52,7 +52,7 @@ def measure_activation_bytes(
 
 @torch.inference_mode()
 def fill_allocators(config: WorkerConfig, model: Model[Any], attention: ModelAttention, cache: KVCache) -> None:
-    """Leave torch's allocators with what steps take, of the device's memory and of pinned memory.
+    """Fill torch's allocators of device memory and pinned memory with what steps need.
 
     Other sizes than the largest choose other kernels, and a kernel's first use waits for what the device computes.
     """
@@ -68,7 +68,7 @@ def fill_allocators(config: WorkerConfig, model: Model[Any], attention: ModelAtt
 
 
 def _head_rows(most: int) -> Iterator[int]:
-    """Numbers of rows that sample: each up to 256, then some."""
+    """Numbers of rows that sample: all up to 256, then every 64th."""
     yield from range(1, min(most, 256) + 1)
     yield from range(320, most + 1, 64)
 
@@ -86,7 +86,7 @@ def run_largest_steps(config: WorkerConfig, model: Model[Any], attention: ModelA
 
 
 def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:
-    """Whole prompts; a chunk far behind its prompt's beginning; chunks beside few and more rows that decode.
+    """Whole prompts; the last chunk of a long prompt; chunks with few and with more decode rows.
 
     The last take kernels that no other step does.
     """
@@ -109,18 +109,18 @@ def _prompts(num_tokens: int, longest: int) -> list[int]:
 
 
 def _largest_head(config: WorkerConfig, model: Model[Any], hidden_TD: Tensor) -> Tensor:
-    """Logits of as many rows as can sample in one step."""
+    """Their logits."""
     return model.logits(_sampling_rows(config, hidden_TD))
 
 
 def _sampling_rows(config: WorkerConfig, hidden_TD: Tensor) -> Tensor:
-    """So many hidden states."""
+    """Hidden states of as many rows as can sample in one step."""
     num_rows = min(config.max_seqs, config.max_batch_tokens)
     return hidden_TD[:1].expand(num_rows, -1).contiguous()
 
 
 def _run_samplers(logits_SV: Tensor) -> None:
-    """The kernels of random sampling are compiled at their first use, which takes two seconds."""
+    """Each sampler once: the first use compiles its kernels, which takes two seconds."""
     sample_greedy(logits_SV)
     ones_S = torch.ones(len(logits_SV), device=logits_SV.device)
     zeros_S = torch.zeros(len(logits_SV), dtype=torch.int64, device=logits_SV.device)

@@ -25,17 +25,17 @@ SLICE = 256
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of several tokens, on their way to the host: ``logprob f32, rank u32, K ids, K logprobs f32`` each."""
+    """Records of several tokens, on their mode to the host: ``logprob f32, rank u32, K ids, K logprobs f32`` each."""
 
     words: Download
     """int32 ``[S, W]``."""
     counts: Sequence[int]
     """How many of the best tokens each row wants."""
     num_best: int
-    """K, as many as were found for every row."""
+    """K, the same for every row."""
 
     def frame(self) -> bytes:
-        """The records one after the other; call it as late as ``Download.array``."""
+        """The concatenated records; call it as late as ``Download.array``."""
         words_SW = self.words.array()
         if min(self.counts) == self.num_best:
             return words_SW.tobytes()
@@ -44,20 +44,20 @@ class Records:
 
 
 def sample(logits_SV: Tensor, slots_S: Ints, device_slots_S: Tensor, table: SamplingTable) -> Tensor:
-    """The next token of each row, int64 ``[S]``; ``slots_S`` and ``device_slots_S`` are the same slots twice."""
-    ways_S = table.mode_N[slots_S]
-    present = np.unique(ways_S)
+    """The next token of each row, int64 ``[S]``; ``slots_S`` on the host and ``device_slots_S`` are the same slots."""
+    modes_S = table.mode_N[slots_S]
+    present = np.unique(modes_S)
     if len(present) == 1:
         return _sample_rows(SamplingMode(present[0]), logits_SV, device_slots_S, table)
     ids_S = torch.empty_like(device_slots_S)
-    for way in present:
-        rows = upload(np.flatnonzero(ways_S == way), logits_SV.device)
-        ids_S[rows] = _sample_rows(SamplingMode(way), logits_SV[rows], device_slots_S[rows], table)
+    for mode in present:
+        rows = upload(np.flatnonzero(modes_S == mode), logits_SV.device)
+        ids_S[rows] = _sample_rows(SamplingMode(mode), logits_SV[rows], device_slots_S[rows], table)
     return ids_S
 
 
 def output_records(logits_SV: Tensor, ids_S: Tensor, slots_S: Ints, table: SamplingTable) -> list[Records]:
-    """Frame 4 of a step's result: the records of the rows whose requests want them, in row order."""
+    """Frame 4 of a step's result: records of the rows that want log-probabilities, in row order."""
     wanted = [(row, num) for row, slot in enumerate(slots_S) if (num := table.num_logprobs[slot]) is not None]
     if not wanted:
         return []
@@ -73,12 +73,12 @@ def prompt_records(
     return [records for target in targets for records in _target_records(hidden_TD, logits, target)]
 
 
-def _sample_rows(way: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
-    if way is SamplingMode.GREEDY:
+def _sample_rows(mode: SamplingMode, logits_SV: Tensor, slots_S: Tensor, table: SamplingTable) -> Tensor:
+    if mode is SamplingMode.GREEDY:
         return sample_greedy(logits_SV)
     temperature_S, filters = table.temperature(slots_S), table.filters(slots_S)
     uniform_S = uniform(*table.seeds_and_indices(slots_S))
-    if way is SamplingMode.RANDOM:
+    if mode is SamplingMode.RANDOM:
         return sample_random(logits_SV, temperature_S, filters.min_p_S, uniform_S)
     return sample_filtered(logits_SV, temperature_S, filters, uniform_S)
 

@@ -1,4 +1,4 @@
-"""How each slot's tokens are sampled, on the device by slot, with what the host must know to choose the way.
+"""Sampling parameters of each slot, on the device, and each slot's mode, on the host.
 
 Shapes: N slots, S rows that sample.
 """
@@ -18,29 +18,29 @@ from torch import Tensor
 from plait_worker.step_inputs import Ints
 from plait_worker.transfer import upload
 
-# Below this, softmax(logits / temperature) is the best token's alone, and the division loses its meaning.
+# Below this, softmax(logits / temperature) is 1 for the best token, and the division may overflow.
 _COLDEST = 1e-5
 
 
 class SamplingMode(IntEnum):
-    """What sampling a token takes."""
+    """What sampling a token needs."""
 
     GREEDY = 0
     """An argmax."""
     RANDOM = 1
-    """A random number and the weights in vocabulary order."""
+    """A random number and the probabilities in vocabulary order."""
     FILTERED = 2
-    """The best tokens in order too."""
+    """The best tokens in order as well: top-k or top-p."""
 
 
 class SamplingTable:
     """Sampling parameters of every slot."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        """Every slot greedy until a request takes it; the device has one more, which no request takes."""
+        """Every slot is greedy until a request takes it; the device has one more, the dummy slot."""
         self.mode_N: NDArray[np.int8] = np.full(num_slots, SamplingMode.GREEDY, dtype=np.int8)
         self.num_logprobs: list[int | None] = [None] * num_slots
-        """Best tokens that a slot wants with each output token; None: no log-probabilities at all."""
+        """Best tokens that a slot wants with each output token; None: no log-probabilities."""
         self.num_prompt_logprobs: list[int | None] = [None] * num_slots
         """The same with each prompt token."""
         self._device = device

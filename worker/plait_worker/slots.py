@@ -1,7 +1,7 @@
-"""What the device keeps of every request that runs: its pages, its last token, how its tokens are sampled.
+"""Device state of every running request: its pages, its last token, its sampling parameters.
 
-Shapes: N slots (and one dummy), M pages in the longest table, R rows of a step, S rows that sample. All work is by
-array: a step's cost follows what changed, not the slots or their context.
+Shapes: N slots (and one dummy), M pages in the longest table, R rows of a step, S rows that sample. All updates are
+array operations: a step's cost depends on what changed, not on the number of slots or their context.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Slots:
 
     @property
     def device(self) -> torch.device:
-        """Where the tables live."""
+        """Of the tables."""
         return self._device
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that the longest table has room for."""
+        """Tokens that the longest table holds."""
         return self._max_pages * self._page_size
 
     @property
     def dummy_slot(self) -> int:
-        """A slot that no request takes: its table is all dummy page. Rows that only pad a batch have it."""
+        """A slot that no request takes, with only the dummy page in its table; padding rows use it."""
         return self.num_slots
 
     def apply(self, inputs: StepInputs) -> None:
-        """Free, take and extend slots, in this order. Raises ``WorkerError`` where the plan does not fit the slots."""
+        """Free, take and extend slots, in this order. Raises ``WorkerError`` if the plan does not fit the slots."""
         self._free(inputs.freed_F)
         self._take(inputs.new_slots)
         self._append(inputs.appended_A2)
@@ -86,12 +86,12 @@ class Slots:
         return self._last_token_N[slots_R]
 
     def keep_tokens(self, slots_S: Tensor, ids_S: Tensor) -> None:
-        """Remember what was sampled, as the input of each slot's next row."""
+        """Keep the sampled tokens as inputs of the slots' next rows."""
         self._last_token_N.index_copy_(0, slots_S, ids_S)
         self.sampling.count_output(slots_S)
 
     def num_computed(self, slot: int) -> int:
-        """Tokens of the slot's request that the rank has computed."""
+        """Tokens computed of the slot's request."""
         return int(self._num_computed_N[slot])
 
     def to_device(self, values: Ints) -> Tensor:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a rank has before the engine says how much to allocate."""
+    """A rank's state before the engine's Welcome."""
 
     config: WorkerConfig
     device: torch.device
@@ -55,9 +55,9 @@ class Loaded:
 
 
 def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
-    """Load the model, say Hello, and allocate what Welcome says; None where the engine drains instead.
+    """Load the model, say Hello, and allocate what Welcome says; None if the engine drains instead.
 
-    Raises ``WorkerError`` where one of these cannot be.
+    Raises ``WorkerError`` if one of these fails.
     """
     loaded = load(config, init_parallel(config, rank))
     with _phase("memory"):
@@ -71,7 +71,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
 
 def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
-    """Open the device, load the model and choose its attention. Raises ``WorkerError`` where one of these cannot be."""
+    """Open the device, load the model and choose its attention. Raises ``WorkerError`` if one of these fails."""
     _check_drafts(config)
     device, device_name = open_device(config)
     with _phase("weights"):
@@ -96,7 +96,7 @@ def _check_drafts(config: WorkerConfig) -> None:
 
 
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
-    """The cache, the slots and the graphs."""
+    """Allocate the cache and the slots, capture the graphs, and on a GPU run the warm-up."""
     config, model = loaded.config, loaded.model
     cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.device)
     slots = Slots(welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.device)
@@ -109,7 +109,7 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
             for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(inputs)
         _log.info("memory left: %.1f GB", free_device_bytes(loaded.device) / 1e9)
-    # What lives now lives until the end: the collector need never look at it again.
+    # What is alive now stays alive: the garbage collector need not visit it again.
     gc.collect()
     gc.freeze()
     return ready
@@ -117,14 +117,14 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
 
 @contextmanager
 def _phase(name: str) -> Iterator[None]:
-    """Log how long a part of the start took."""
+    """Log the seconds of a phase of the start."""
     began = time.perf_counter()
     yield
     _log.info("%s: %.1f s", name, time.perf_counter() - began)
 
 
 def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) -> Model[Any]:
-    """The model; every rank reads the same files, and measures memory before any of them fills it."""
+    """The model. Every rank checks its files and measures free memory before any rank loads."""
     path, free_bytes = Path(config.model), _free_bytes(device)
     try:
         check_same_files(path, parallel)
@@ -141,7 +141,7 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
             raise
         raise WorkerError(
             ExitCode.HARDWARE,
-            f"the weights do not fit the memory, of which {free_bytes / 2**30:.2f} GiB were free: "
+            f"the weights do not fit into memory, of which {free_bytes / 2**30:.2f} GiB were free: "
             f"{first_line(error)}; serve a smaller model, or a smaller --dtype",
         ) from error
     parallel.wait_for_all()
@@ -149,19 +149,17 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
 
 
 def _fp8(config: WorkerConfig) -> PageScales | None:
-    """The scales of a cache in float8; None for one in the model's own type, which has none."""
+    """Scales of an FP8 cache; None for a cache in the model's own type."""
     scales = PageScales(config.kv_cache.k_scale, config.kv_cache.v_scale)
     if config.kv_cache.kv_cache_dtype == "fp8":
         return scales
     if scales != PageScales():
-        raise ValueError(
-            "--k-scale and --v-scale are those of a cache in float8; add --kv-cache-dtype fp8, or leave them out"
-        )
+        raise ValueError("--k-scale and --v-scale are for an FP8 cache; add --kv-cache-dtype fp8, or leave them out")
     return None
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Of the memory that the weights go to."""
+    """Of the device's memory."""
     return free_memory_bytes() if device.type == "cpu" else free_device_bytes(device)
 
 
@@ -184,7 +182,7 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
 
 
 def _dtype_in_words(model: Model[Any]) -> str:
-    """The type, and how weights are kept that are not of it."""
+    """The model's type, and the block types of quantised weights."""
     kinds = " and ".join(sorted(model.gguf_types))
     return str(model.dtype).removeprefix("torch.") + (f" with {kinds} weights" if kinds else "")
 
@@ -207,7 +205,7 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
 
 
 def _gathered_itemsize(loaded: Loaded) -> int | None:
-    """Bytes of a number in the pages, where attention copies them."""
+    """Bytes of an element in the pages, if attention copies them."""
     specs = loaded.model.attention_specs
     return max(spec.cached_dtype.itemsize for spec in specs) if loaded.attention.uses_torch else None
 
@@ -217,7 +215,7 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     if loaded.device.type == "cpu" or not settings.cuda_graphs:
         return StepGraphs()
     if not attention.is_capturable:
-        _log.warning("%s attention plans each step on the host, so that no step is captured", attention.name)
+        _log.warning("%s attention plans each step on the host: no CUDA graphs", attention.name)
         return StepGraphs()
 
     def compute(rows: Rows, logits_RV: torch.Tensor) -> None:

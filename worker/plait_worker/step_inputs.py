@@ -52,7 +52,7 @@ class StepInputs:
 def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
     """The step filled up with decode rows of ``dummy_slot``, which sample nothing, to ``num_tokens``.
 
-    Raises ``WorkerError`` where it has more.
+    Raises ``WorkerError`` if it has more.
     """
     num_dummies = num_tokens - inputs.num_tokens
     ensure(num_dummies >= 0, f"the decision pads to {num_tokens} tokens and the plan has {inputs.num_tokens}")

@@ -1,4 +1,4 @@
-"""Small arrays between host and device, in stream order, so that neither waits for the other."""
+"""Asynchronous copies of small arrays between host and device, in stream order."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Download:
 
 
 class Mark:
-    """A place in the device's stream of work, and the time when the device came there."""
+    """A CUDA event with its time; on a CPU the time alone."""
 
     def __init__(self, device: torch.device) -> None:
-        """Everything that was handed to the device so far lies before it."""
+        """Record it after all work launched so far."""
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
         self._made_ns = time.perf_counter_ns()
         if self._event is not None:
             self._event.record()
 
     def is_reached(self) -> bool:
-        """Whether the device has done all that lies before it."""
+        """Whether the device has finished all work before it."""
         return self._event is None or self._event.query()
 
     def wait(self) -> None:
-        """Until it is reached."""
+        """Block until it is reached."""
         if self._event is not None:
             self._event.synchronize()
 

@@ -20,7 +20,7 @@ def compiled_kernels(folder: Path) -> Counter[str]:
 
 
 def cache_folder() -> Path | None:
-    """Where Triton keeps what it compiled; None where it is not installed."""
+    """Where Triton keeps what it compiled; None if it is not installed."""
     try:
         knobs = importlib.import_module("triton.knobs")
     except ImportError:

@@ -1,8 +1,7 @@
-"""Steps as requests make them, each computed once at start over the dummy page.
+"""Warm-up steps: steps of many sizes, each computed once at start over the dummy page.
 
-A GPU loads a kernel at its first use, which waits for all that it still computes: the steps before and behind it then
-land together, and every stream stands still for both. Which kernels a step takes, the libraries decide by its numbers
-of tokens, rows and cached tokens; so these are drawn, and widely.
+A GPU loads a kernel at its first use, and that waits for all running work: every stream would stall. The libraries
+choose kernels by the numbers of tokens, rows and cached tokens, so these sizes are random and widely spread.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LONGEST_CHUNK, _LONGEST_CONTEXT = 4096, 16_384
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the settings allow."""
+    """Bounds from the settings."""
 
     max_tokens: int
     """Of a step."""
@@ -32,7 +31,7 @@ class StepLimits:
 
 
 def warm_up_steps(limits: StepLimits) -> Iterator[StepInputs]:
-    """Chunks of one to three prompts beside some rows that decode, each in a slot that holds nothing; all sample."""
+    """Mixed steps: chunks of one to three prompts and some decode rows, each in an empty slot; all rows sample."""
     generator = np.random.default_rng(0)
     for _ in range(_NUM_STEPS):
         yield _draw(generator, limits)
@@ -51,13 +50,13 @@ def _draw(generator: np.random.Generator, limits: StepLimits) -> StepInputs:
 
 
 def _start(generator: np.random.Generator, limits: StepLimits, length: int) -> int:
-    """Half of the rows are the first of their requests."""
-    deepest = min(_LONGEST_CONTEXT, limits.max_context - length)
-    return _spread(generator, 0, deepest) * int(generator.integers(0, 2))
+    """Half of the rows have no context."""
+    longest = min(_LONGEST_CONTEXT, limits.max_context - length)
+    return _spread(generator, 0, longest) * int(generator.integers(0, 2))
 
 
 def _spread(generator: np.random.Generator, least: int, most: int) -> int:
-    """A number of the two and those between, small ones and large ones alike."""
+    """An integer from ``least`` to ``most``, log-uniform."""
     drawn = np.exp(generator.uniform(np.log(least + 1), np.log(most + 2)))
     return min(int(drawn) - 1, most)
 

@@ -33,7 +33,7 @@ def two_threads() -> Iterator[None]:
         ("llama", WIDE, "float32", False, [ONE_CALL]),
         ("llama", WIDE, "bfloat16", False, [ONE_CALL]),
         ("llama", WIDE, "float32", True, ["left to torch: attention, on 2 threads"]),
-        ("llama", WIDE, "float16", False, ["left to torch: products in float16, attention, on 2 threads"]),
+        ("llama", WIDE, "float16", False, ["left to torch: GEMMs in float16, attention, on 2 threads"]),
         ("qwen3_moe", WIDE, "float32", False, []),
         ("qwen3_moe", {"moe_intermediate_size": 24}, "float32", False, ["left to torch: experts, on 2 threads"]),
         ("deepseek_v3", WIDE, "float32", False, []),

@@ -74,7 +74,7 @@ class FusedStack:
 
 
 def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> FusedStack | None:
-    """The blocks in their fused form; None where one of them is of another kind, or ranks must meet in between."""
+    """The blocks in their fused form; None if one of them is of another kind, or ranks must meet in between."""
     fused = [_fused_block(block) for block in blocks]
     whole = [block for block in fused if block is not None]
     return FusedStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None

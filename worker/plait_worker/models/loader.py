@@ -51,7 +51,7 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The model files at a path: a folder, or one GGUF file.
 
-    Raises ``ModelFilesError`` where they are missing, broken or not supported.
+    Raises ``ModelFilesError`` if they are missing, broken or not supported.
     """
     if path.is_dir():
         config, folder = open_config(path), Folder(path)
@@ -81,7 +81,7 @@ def load_model(
     With auto, a GGUF's matrices stay quantised on a CPU that multiplies bfloat16, where their blocks are of a kind
     that the kernels take; a named type is what all weights are rounded to.
     ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. ``fp8`` are the scales of a
-    cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` where the files are missing, broken or
+    cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` if the files are missing, broken or
     not supported, ``ValueError`` where the ranks cannot divide the model, and ``WorkerError`` of code HARDWARE where
     memory is too small for it.
     """

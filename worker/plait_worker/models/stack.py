@@ -43,7 +43,7 @@ class Stack:
 
 
 def read_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> Stack | None:
-    """The blocks as one kernel takes them; None where one of them is of another kind, or ranks must meet in between."""
+    """The blocks as one kernel takes them; None if one of them is of another kind, or ranks must meet in between."""
     dense = [_dense_block(block) for block in blocks]
     whole = [block for block in dense if block is not None and can_stack(block)]
     return Stack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None

@@ -53,7 +53,7 @@ class Fp8Blocks(Dense):
 
 
 def read_fp8_blocks(fields: Fields) -> Fp8Blocks | None:
-    """What ``quantization_config`` of a ``config.json`` states; None where the weights are not quantised.
+    """What ``quantization_config`` of a ``config.json`` states; None if the weights are not quantised.
 
     Raises ``ModelFilesError`` for any other quantisation, by name.
     """

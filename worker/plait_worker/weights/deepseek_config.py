@@ -25,7 +25,7 @@ def read_v3_mla(fields: Fields, rope: RopeConfig) -> MlaConfig:
 
 
 def _read_mla(fields: Fields, rope: RopeConfig, is_interleaved: bool) -> MlaConfig:
-    """The widths of the attention's parts; raises ``ModelFilesError`` where rope cannot turn pairs."""
+    """The widths of the attention's parts; raises ``ModelFilesError`` if rope cannot turn pairs."""
     rope_dim = fields.integer("qk_rope_head_dim", high=_MAX_WIDTH)
     nope_dim = fields.integer("qk_nope_head_dim", high=_MAX_WIDTH)
     if rope_dim % 2:
@@ -97,7 +97,7 @@ def _only(fields: Fields, name: str, allowed: str) -> None:
 
 
 def _check_groups(fields: Fields, routing: GroupRouting, num_experts: int, top_k: int) -> None:
-    """Raise ``ModelFilesError`` where a router could not choose so many experts from so many groups."""
+    """Raise ``ModelFilesError`` if a router could not choose so many experts from so many groups."""
     limit = routing.limit
     if num_experts % limit.num_groups or limit.num_kept > limit.num_groups:
         raise ModelFilesError(

@@ -56,21 +56,21 @@ class Fields:
         return value
 
     def below(self, name: str) -> Fields:
-        """The fields of an object; none where it is absent."""
+        """The fields of an object; none if it is absent."""
         value = self._value(name, {})
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return Fields(value, f"{self.where}, {name}")
 
     def integers(self, name: str) -> list[int]:
-        """A list of whole numbers, not negative; empty where it is absent."""
+        """A list of whole numbers, not negative; empty if it is absent."""
         value = self._value(name, [])
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < MAX_INTEGER for item in value):
             raise self.wrong(name, "a list of whole numbers")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings; empty where it is absent."""
+        """A list of strings; empty if it is absent."""
         value = self._value(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.wrong(name, "a list of strings")

@@ -68,7 +68,7 @@ class GgufHeader:
 def read_header(data: mmap | bytes, where: str) -> GgufHeader:
     """Read and check a header; ``where`` names the file in messages.
 
-    Raises ``ModelFilesError`` where the file is truncated, malformed, big-endian, over a limit, or holds a
+    Raises ``ModelFilesError`` if the file is truncated, malformed, big-endian, over a limit, or holds a
     tensor twice, out of bounds or overlapping another.
     """
     return _Reader(data, where).header()

@@ -85,7 +85,7 @@ def read_architecture(fields: Fields) -> str:
 
 
 def checked(config: ModelConfig, where: str) -> ModelConfig:
-    """The configuration; raises ``ModelFilesError`` where its numbers do not fit together."""
+    """The configuration; raises ``ModelFilesError`` if its numbers do not fit together."""
     if config.num_heads % config.num_kv_heads:
         raise ModelFilesError(
             f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} key-value heads evenly"

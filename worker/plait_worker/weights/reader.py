@@ -124,7 +124,7 @@ class Weights:
         """A tensor of the given shape (the whole one), or the rows or columns of it that this rank holds.
 
         It comes in ``dtype``, the model's own where none is given.
-        Raises ``ModelFilesError`` where the files lack it or give it another shape.
+        Raises ``ModelFilesError`` if the files lack it or give it another shape.
         """
         full_name = self._checked(name, shape)
         tensor = self._own(self._cut(self.source.read(full_name), rows, columns), dtype or self.dtype)
@@ -162,7 +162,7 @@ class Weights:
         return min([dense, *(num_bytes for num_bytes in stored if num_bytes is not None)])
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> str:
-        """The tensor's full name; raises ``ModelFilesError`` where the files lack it or give it another shape."""
+        """The tensor's full name; raises ``ModelFilesError`` if the files lack it or give it another shape."""
         full_name = self.prefix + name
         if full_name not in self.source.names:
             raise ModelFilesError(f"the model files lack the tensor {full_name}: download them again")

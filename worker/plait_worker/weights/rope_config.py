@@ -34,7 +34,7 @@ def read_rope(fields: Fields, rotary_dim: int | None = None) -> tuple[RopeConfig
 def read_rotary_dim(fields: Fields, head_dim: int) -> int:
     """How many numbers of a head are turned: by ``partial_rotary_factor``, or by ``rotary_dim`` as older files say.
 
-    A factor that does not give a whole number is cut off, as transformers does. Raises ``ModelFilesError`` where they
+    A factor that does not give a whole number is cut off, as transformers does. Raises ``ModelFilesError`` if they
     are not pairs of such a head.
     """
     share = _rotary_factor(fields)
@@ -50,7 +50,7 @@ def read_rotary_dim(fields: Fields, head_dim: int) -> int:
 
 
 def _rotary_factor(fields: Fields) -> float | None:
-    """``partial_rotary_factor``, beside the other settings of rope or among them; None where it is not stated."""
+    """``partial_rotary_factor``, beside the other settings of rope or among them; None if it is not stated."""
     for stated in (_rope(fields), fields):
         if stated.has("partial_rotary_factor"):
             return stated.number("partial_rotary_factor")
