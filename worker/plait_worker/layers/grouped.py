@@ -1,4 +1,4 @@
-"""Grouped-query attention as a kernel for whole blocks sees it."""
+"""Grouped-query attention, as kernels for whole decoder layers read it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plait_worker.layers.norm import RmsNorm
 
 
 class GroupedAttention:
-    """Projections, the norms of single heads, and rope over whole heads: all that such an attention consists of."""
+    """Attention that is only projections, optional norms of each head, and rope over whole heads."""
 
     num_heads: int
     """Query heads of this rank."""

@@ -1,7 +1,7 @@
-"""How keys and values of every head are made from what is cached of a token (arXiv 2405.04434).
+"""MLA's up-projection ``kv_b_proj``: keys and values of every head from the cached latents (arXiv 2405.04434).
 
-Shapes: N tokens, H heads; C numbers cached of a token: L of its latent, then R of the key that all heads share;
-numbers of a head: O of a key that the latent makes, E = O + R of a key, V of a value; X = O + V.
+Shapes: N tokens, H heads; C elements cached of a token: L of its latent, then R of the key that all heads share;
+elements of a head: O of a key made from the latent, E = O + R of a key, V of a value; X = O + V.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from plait_worker.model_config import MlaConfig
 
 
 class KvUpProjection(Protocol):
-    """Makes keys and values, and holds the matrices that make them."""
+    """Makes keys and values; holds the matrix."""
 
     key_HOL: Tensor
     value_HVL: Tensor
     num_more_bytes: int
-    """Held beside the tensor that it was made from, or beyond that where it took the tensor's place."""
+    """Bytes held beyond the tensor in the files."""
 
     def __call__(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """Each head's keys ``[N, H, E]`` and values ``[N, H, V]``; numbers of a head lie side by side."""
+        """Keys ``[N, H, E]`` and values ``[N, H, V]``; a head's elements are contiguous."""
         ...
 
 
 def kv_up_projection(up_HXL: Tensor, mla: MlaConfig) -> KvUpProjection:
-    """The fastest way for the matrices' device."""
+    """The faster one on the matrix's device."""
     return SingleGemmKvUp(up_HXL, mla) if up_HXL.is_cuda else ConcatKvUp(up_HXL, mla)
 
 
 class ConcatKvUp:
-    """The shared key is copied beside each head's own."""
+    """A GEMM for keys and values; then the shared key is copied into each head's key."""
 
     def __init__(self, up_HXL: Tensor, mla: MlaConfig) -> None:
-        """Hold the matrices as they are."""
+        """Hold the matrix as it is."""
         self.mla = mla
         self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
         self.up: Matrix = matrix(up_HXL.flatten(0, 1))
@@ -56,14 +56,14 @@ class ConcatKvUp:
 
 
 class SingleGemmKvUp:
-    """One product makes all of it: rows of the unit matrix bring the shared key to each head, number for number.
+    """One GEMM makes keys and values: identity rows in its matrix copy the shared key into each head.
 
-    For 512 + 64 numbers of a token and heads of 128 + 64 and 128 it multiplies 1.4 times as much, by reckoning what
-    one more pass over the keys would take on an H200; nothing follows it, and attention reads keys where it left them.
+    With 512 + 64 elements cached of a token, keys of 128 + 64 and values of 128, it multiplies 1.4 times as much. By
+    estimate that costs an H200 as much as another pass over the keys, but it needs no second kernel.
     """
 
     def __init__(self, up_HXL: Tensor, mla: MlaConfig) -> None:
-        """Copy the matrices between the unit matrix's rows and zeros, where ``key_HOL`` and ``value_HVL`` read them."""
+        """Copy the matrix between identity rows and zeros; ``key_HOL`` and ``value_HVL`` are views of the copy."""
         self.sizes = [mla.query_dim, mla.value_dim]
         num_heads, whole = up_HXL.shape[0], mla.query_dim + mla.value_dim
         whole_HXC = up_HXL.new_zeros(num_heads, whole, mla.cached_dim)

@@ -1,4 +1,4 @@
-"""Matrix layers divided among the ranks.
+"""Linear layers, sharded among the ranks.
 
 Shapes: N rows (tokens), I inputs, O outputs of this rank.
 """
@@ -18,7 +18,7 @@ from plait_worker.weights.reader import MatrixShard, Weights
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One of the file's matrices, whose outputs are divided among the ranks in whole units."""
+    """One of the files' matrices, whose outputs are sharded in whole units."""
 
     name: str
     num_units: int
@@ -26,9 +26,9 @@ class Projection:
     unit_size: int = 1
     """Outputs of a unit."""
     units: Shard | None = None
-    """This rank's units, where they are not an even shard."""
+    """This rank's units, if they are not an even shard."""
     has_bias: bool = True
-    """Where those beside it have one."""
+    """Whether it has a bias if its neighbours have one."""
 
     @property
     def num_outputs(self) -> int:
@@ -56,46 +56,46 @@ class Projection:
 
 
 class ColumnLinear:
-    """Several matrices over one input, fused; every rank computes its shard of each one's outputs."""
+    """Column-parallel: several matrices over one input, fused; a rank computes its shard of each one's outputs."""
 
     def __init__(
         self,
         weights: Weights,
-        parts: Sequence[Projection],
+        projections: Sequence[Projection],
         num_inputs: int,
         parallel: Parallel,
         bias: bool = False,
         activation_bits: int = A8,
     ) -> None:
-        """Read ``NAME.weight`` (and ``NAME.bias``) of each part; ``activation_bits`` is for quantised weights."""
-        bias_O = _output_biases(weights, parts, parallel) if bias else None
-        shards = [part.outputs(num_inputs, parallel) for part in parts]
+        """Read ``NAME.weight`` (and ``NAME.bias``) of each; ``activation_bits`` is for quantised weights."""
+        bias_O = _output_biases(weights, projections, parallel) if bias else None
+        shards = [each.outputs(num_inputs, parallel) for each in projections]
         self.multiply = read_matrix(weights, shards, bias_O, activation_bits)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """``[N, O]``, the parts side by side."""
+        """``[N, O]``, the matrices' outputs in order."""
         return self.multiply(x_NI)
 
 
-def _output_biases(weights: Weights, parts: Sequence[Projection], parallel: Parallel) -> Tensor:
-    """The parts' biases in one; zeros for a part that has none."""
+def _output_biases(weights: Weights, projections: Sequence[Projection], parallel: Parallel) -> Tensor:
+    """All biases in one; zeros for a projection that has none."""
     return torch.cat(
         [
-            part.take(weights, f"{part.name}.bias", (part.num_outputs,), parallel)
-            if part.has_bias
-            else torch.zeros(len(part.shard(parallel)), dtype=weights.dtype, device=weights.device)
-            for part in parts
+            each.take(weights, f"{each.name}.bias", (each.num_outputs,), parallel)
+            if each.has_bias
+            else torch.zeros(len(each.shard(parallel)), dtype=weights.dtype, device=weights.device)
+            for each in projections
         ]
     )
 
 
 class RowLinear:
-    """A matrix whose inputs are divided among the ranks; its output is their sum, on every rank."""
+    """Row-parallel: the inputs are sharded, and every rank gets the sum."""
 
     def __init__(
         self, weights: Weights, name: str, inputs: Projection, num_outputs: int, parallel: Parallel, bias: bool = False
     ) -> None:
-        """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` tells how the inputs are divided."""
+        """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` is the projection whose outputs it takes."""
         self.parallel = parallel
         bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
         own_bias_O = bias_O if parallel.rank == 0 else None  # added once, not once a rank

@@ -1,4 +1,4 @@
-"""How one rank multiplies by a matrix.
+"""GEMMs with one rank's weights.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -15,19 +15,19 @@ from torch import Tensor
 
 
 class Matrix(Protocol):
-    """A matrix that is held for many products."""
+    """A weight that is held for many GEMMs."""
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``x @ weight^T + bias`` of shape ``[N, O]``, in the dtype of ``x``."""
         ...
 
     def float32(self, x_NI: Tensor) -> Tensor:
-        """The same in float32, with what precision the way of multiplying has."""
+        """The same in float32, as precise as the implementation computes."""
         ...
 
 
 def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
-    """The fastest way for the matrix's device and type; sums are float32 in each."""
+    """The fastest implementation for the weight's device and type; all accumulate in float32."""
     if weight_OI.is_cuda:
         return GpuMatrix(weight_OI, bias_O)
     if can_hold(weight_OI):
@@ -37,7 +37,7 @@ def matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
 
 
 def is_copy(held: Matrix) -> bool:
-    """Whether it holds the weight in another order, beside the tensor that ``matrix`` was given."""
+    """Whether it holds a packed copy beside the tensor that ``matrix`` was given."""
     return not isinstance(held, _Plain)
 
 
@@ -54,10 +54,10 @@ def exact_matrix(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class ExactOnGpu:
-    """Numbers that bfloat16 holds need not be widened: products of two are exact in float32."""
+    """Weights that bfloat16 represents exactly need no upcast: the product of two bfloat16 is exact in float32."""
 
     def __init__(self, weight_OI: Tensor, rounded_OI: Tensor) -> None:
-        """The same numbers in float32 and in bfloat16."""
+        """The same weights in float32 and in bfloat16."""
         self.weight_OI, self.rounded_OI = weight_OI, rounded_OI
 
     def __call__(self, x_NI: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _Plain:
 
 
 class GpuMatrix(_Plain):
-    """cuBLAS, and our own kernels for a single row and for the few with which they are faster."""
+    """cuBLAS, a GEMV kernel for one row, and skinny GEMM kernels for the few rows for which they are faster."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__(weight_OI, bias_O)
@@ -94,7 +94,7 @@ class GpuMatrix(_Plain):
         return super().__call__(x_NI)
 
     def into(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
-        """The product without bias, written to ``out_NO`` of the same dtype."""
+        """The GEMM without bias, written to ``out_NO`` of the same dtype."""
         if x_NI.shape[0] == 1:
             return gemv(x_NI, self.weight_OI, out_NO)
         if tile := self._tiles.get(x_NI.shape[0]):
@@ -103,10 +103,10 @@ class GpuMatrix(_Plain):
 
 
 class _Packed:
-    """A copy in oneDNN's own order.
+    """A copy in oneDNN's packed order.
 
-    ``F.linear`` puts the matrix into that order again at every call: for one row it then takes twice
-    as long, for 512 rows a tenth more (bfloat16, AVX512-BF16).
+    ``F.linear`` packs the matrix anew at every call: that doubles the time for one row and adds a tenth for 512 rows
+    (bfloat16, AVX512-BF16).
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -115,8 +115,8 @@ class _Packed:
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        product: Tensor = self.multiply(x_NI, self.packed, self.bias_O, "none", [], "")
-        return product
+        out_NO: Tensor = self.multiply(x_NI, self.packed, self.bias_O, "none", [], "")
+        return out_NO
 
     def float32(self, x_NI: Tensor) -> Tensor:
         return self(x_NI).float()

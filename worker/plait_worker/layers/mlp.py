@@ -23,7 +23,7 @@ class GatedMlp:
     """``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel, size: int | None = None) -> None:
-        """Read ``gate_proj``, ``up_proj`` and ``down_proj``; ``size`` is the width where it is not the dense MLP's."""
+        """Read ``gate_proj``, ``up_proj`` and ``down_proj``; ``size`` is the width if not ``intermediate_size``."""
         width = Projection("gate_proj", size or config.intermediate_size)
         both = (width, Projection("up_proj", size or config.intermediate_size))
         self.gate_up = ColumnLinear(weights, both, config.hidden_size, parallel, config.mlp_bias)
@@ -34,18 +34,18 @@ class GatedMlp:
         return self.down(silu_mul(self.gate_up(x_TD)))
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
-        """The same for ``norm(x + residual)``, and that sum."""
+        """The same for ``norm(x + residual)``; also returns that sum."""
         x_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(x_TD), residual_TD
 
     def partial(self, x_TD: Tensor) -> Tensor:
-        """This rank's summand of the result."""
+        """This rank's partial result, before the all-reduce."""
         return self.down.multiply(silu_mul(self.gate_up(x_TD)))
 
 
 @dataclass(frozen=True, slots=True)
 class MoeNames:
-    """What a family's files call the parts of a mixture of experts."""
+    """Weight names of a mixture of experts."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -55,9 +55,9 @@ class MoeNames:
 
 
 class SparseMlp:
-    """A router chooses K of E gated MLPs for each token; one more may serve all. A rank has a shard of each.
+    """A router chooses K of E gated MLPs for each token; a shared MLP may serve all tokens. A rank has a shard of each.
 
-    On a GPU the one that serves all is cut into experts that every token is sent to, so that it costs no launches.
+    On a GPU the shared MLP is cut into experts that every token is routed to, which saves kernel launches.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SparseMlp:
         parallel: Parallel,
         names: MoeNames = MoeNames(),
     ) -> None:
-        """Read the router ``gate``, ``experts.N`` and, where there are any, ``shared_experts``."""
+        """Read the router ``gate``, ``experts.N`` and, if the model has them, ``shared_experts``."""
         self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
@@ -86,7 +86,7 @@ class SparseMlp:
         return self._mixed(x_TD, self.router(x_TD))
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
-        """The same for ``norm(x + residual)``, and that sum."""
+        """The same for ``norm(x + residual)``; also returns that sum."""
         chosen, x_TD, residual_TD = self.router.with_norm(x_TD, residual_TD, norm)
         return self._mixed(x_TD, chosen), residual_TD
 
@@ -105,7 +105,7 @@ def _shards(prefix: str, names: MoeNames, wide: tuple[int, int], own: range) -> 
 
 
 def _cut_shared(config: ModelConfig, moe: MoeConfig, parallel: Parallel, num_experts: int) -> list[ExpertShards]:
-    """This rank's shard of the shared MLP as experts of the others' width, whose sum it is."""
+    """This rank's shard of the shared MLP, cut into experts of the usual width: it is their sum."""
     shard, wide = parallel.shard(moe.shared_size), (moe.shared_size, config.hidden_size)
     size = len(shard) // num_experts
     cuts = [shard[first : first + size] for first in range(0, len(shard), size)]

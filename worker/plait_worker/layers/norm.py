@@ -14,7 +14,7 @@ from plait_worker.weights.reader import Weights
 
 
 class RmsNorm:
-    """``x / rms(x) * weight``; held whole by every rank."""
+    """``x / rms(x) * weight``; every rank has the whole weight."""
 
     def __init__(self, weights: Weights, name: str, width: int, eps: float) -> None:
         """Read ``NAME.weight``."""
@@ -26,17 +26,17 @@ class RmsNorm:
         return rms_norm(x_ND, self.weight_D, self.eps)
 
     def add(self, x_ND: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of ``x + residual``, and that sum."""
+        """The norm of ``x + residual``; also returns that sum."""
         return add_rms_norm(x_ND, residual_ND, self.weight_D, self.eps)
 
 
 class ProjectionNorm:
-    """Several projections, each normalised over all its outputs, of which a rank holds a shard."""
+    """Norms of several projections, each over all its outputs, of which a rank has a shard."""
 
     def __init__(
         self, weights: Weights, parts: Mapping[str, Projection], copies: Sequence[int], eps: float, parallel: Parallel
     ) -> None:
-        """Read ``NAME.weight`` of each part; ``copies`` says how many ranks hold the same outputs of it."""
+        """Read ``NAME.weight`` of each; ``copies`` is the number of ranks that hold the same outputs of it."""
         self.parallel = parallel
         self.eps = eps
         shards = [part.take(weights, f"{name}.weight", (part.num_outputs,), parallel) for name, part in parts.items()]

@@ -1,7 +1,6 @@
-"""Frequencies of the rotary embedding, scaled as a model's configuration says.
+"""Rope: frequencies of the rotary embedding, scaled as the model's configuration says.
 
-Where only a part of each head is turned, the pairs of the rest have frequency 0: cosine 1 and sine 0 leave them as
-they are, bit for bit.
+With partial rope the remaining pairs of a head have frequency 0: cosine 1 and sine 0 leave them bit for bit.
 
 Shapes: F = head_dim / 2 frequencies, T tokens, D the head's width.
 """
@@ -23,11 +22,11 @@ class Rope:
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         """Compute the scaled frequencies once."""
-        turned = rope_frequencies(config, config.rotary_dim or head_dim)
-        num_still = head_dim // 2 - len(turned)
+        rotary = rope_frequencies(config, config.rotary_dim or head_dim)
+        num_fixed = head_dim // 2 - len(rotary)
         scale = config.scaling.attention_factor if isinstance(config.scaling, YarnRope) else 1.0
-        self.frequencies_F = F.pad(turned, (0, num_still)).to(device)
-        self.scale_F = F.pad(torch.full_like(turned, scale), (0, num_still), value=1.0).to(device)
+        self.frequencies_F = F.pad(rotary, (0, num_fixed)).to(device)
+        self.scale_F = F.pad(torch.full_like(rotary, scale), (0, num_fixed), value=1.0).to(device)
 
     def tables(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """float32 ``cos_T1D, sin_T1D`` for ``plait_kernels.rope.apply_rope``."""
@@ -51,19 +50,21 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies_F: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Blend by how many turns a frequency makes in the original context."""
-    turns_F = frequencies_F * (scaling.original_max_positions / (2 * math.pi))
-    kept_F = (turns_F - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    """Blend by the number of rotations in the original context."""
+    rotations_F = frequencies_F * (scaling.original_max_positions / (2 * math.pi))
+    kept_F = (rotations_F - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept_F = kept_F.clamp(0, 1)
     return frequencies_F * kept_F + frequencies_F / scaling.factor * (1 - kept_F)
 
 
 def _yarn(frequencies_F: Tensor, scaling: YarnRope, theta: float, head_dim: int) -> Tensor:
-    """Keep the dimensions that turn more than ``beta_fast`` times, divide those under ``beta_slow``."""
+    """Keep dimensions with more than ``beta_fast`` rotations, divide those with fewer than ``beta_slow``."""
 
-    def dimension(num_turns: float) -> float:
-        """Which frequency makes so many turns in the original context."""
-        return head_dim * math.log(scaling.original_max_positions / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+    def dimension(num_rotations: float) -> float:
+        """The dimension that rotates so many times in the original context."""
+        return (
+            head_dim * math.log(scaling.original_max_positions / (num_rotations * 2 * math.pi)) / (2 * math.log(theta))
+        )
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:

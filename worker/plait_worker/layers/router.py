@@ -1,4 +1,4 @@
-"""Which experts a token goes to. Shapes: T tokens, D the hidden size, E experts, K experts a token."""
+"""Routers of a mixture of experts. Shapes: T tokens, D the hidden size, E experts, K experts a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait_worker.model_config import GroupRouting, MoeConfig
 from plait_worker.weights.reader import Weights
 
 Chosen = tuple[Tensor, Tensor]
-"""The experts' weights, float32 ``[T, K]``, and their ids, int64 ``[T, K]``; whole on every rank."""
+"""The experts' weights, float32 ``[T, K]``, and ids, int64 ``[T, K]``; the same on every rank."""
 
 
 class Router(ABC):
@@ -24,10 +24,10 @@ class Router(ABC):
 
     @abstractmethod
     def __call__(self, x_TD: Tensor) -> Chosen:
-        """For tokens as the experts get them."""
+        """For normalised tokens."""
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
-        """For ``norm(x + residual)``; that norm, and the sum."""
+        """For ``norm(x + residual)``; also returns that norm and the sum."""
         normed_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(normed_TD), normed_TD, residual_TD
 
@@ -53,7 +53,7 @@ class _Softmax(Router):
 
 
 class _Grouped(Router):
-    """DeepSeek's and MiniMax's routers, in float32 whatever the model's type: their experts lie close together."""
+    """DeepSeek's and MiniMax's routers, always in float32: their experts' scores are close together."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class _Grouped(Router):
         return route(self.multiply(x_TD), self.bias_E, self.routing)
 
     def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
-        """See ``Router``; for one row of bfloat16 on a GPU the norm is part of the product."""
+        """See ``Router``; for one bfloat16 row on a GPU the norm is fused into the GEMV."""
         multiply = self.multiply
         if len(x_TD) != 1 or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
             return super().with_norm(x_TD, residual_TD, norm)

@@ -1,4 +1,4 @@
-"""The two ends of a model, divided among the ranks by vocabulary.
+"""Embedding and output head, sharded by vocabulary.
 
 Shapes: T tokens, S rows that sample, D the hidden size, V the vocabulary, U its shard of one rank (the
 last rank's is filled up with zeros).
@@ -26,7 +26,7 @@ def _vocab_shard(weights: Weights, name: str, shape: tuple[int, int], parallel: 
 
 
 class VocabEmbedding:
-    """Token ids to vectors; a rank looks up its own tokens and the others' come out of the sum."""
+    """Token ids to vectors; a rank looks up its own tokens, and the all-reduce adds the others'."""
 
     def __init__(self, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> None:
         """Read ``NAME.weight`` of shape ``[V, D]``."""
@@ -62,7 +62,7 @@ class VocabHead:
         parallel: Parallel,
         tied: VocabEmbedding | None = None,
     ) -> VocabHead:
-        """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be an embedding's too."""
+        """A head with the matrix ``NAME.weight`` of shape ``[V, D]``, which may be tied to an embedding."""
         shard = MatrixShard(f"{name}.weight", shape)
         multiply = read_quantised(weights, shard, A16) if parallel.world == 1 else None
         if multiply is None:
@@ -73,7 +73,7 @@ class VocabHead:
         return cls(multiply, shape[0], parallel)
 
     def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
-        """``[S, V]`` in the type that the product comes in, a GPU's own; written to ``out_SV`` where that is given."""
+        """``[S, V]`` in the GEMM's own type: on a GPU the model's; written to ``out_SV`` if given."""
         if self.parallel.world > 1 or not isinstance(self.multiply, GpuMatrix):
             logits_SV = self(hidden_SD)
             return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
