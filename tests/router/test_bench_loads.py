@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from plait.bench.cases import cases
 from plait.bench.datasets import MOONCAKE_BLOCK, TraceRow, read_prompts, read_trace
-from plait.bench.lengths import draw, read_lengths, read_own_lengths
+from plait.bench.lengths import read_lengths, read_own_lengths, sample_lengths
 from plait.bench.load import Case, Load, Random, Trace, body_prompt, build_load
 from plait.bench.pace import ClosedLoop, OpenLoop, Pace, TraceReplay, due_offsets
 from plait.bench.profiles import PROFILES
@@ -29,7 +29,7 @@ IMPOSSIBLE_LENGTHS = (
 
 
 def lengths_of(words: str, num: int, seed: int = 0) -> list[int]:
-    return draw(read_own_lengths("--input-len", words), num, random.Random(seed))
+    return sample_lengths(read_own_lengths("--input-len", words), num, random.Random(seed))
 
 
 def load_of(source: Random | Trace, num: int = 40, seed: int = 0, salt: str = "salt", scale: float = 1.0) -> Load:

@@ -94,9 +94,13 @@ def _spread(case: str, runs: list[Measured]) -> Iterator[str]:
     found = {(ratio.position, ratio.metric): ratio for ratio in ratios(runs)}
     for metric in METRICS:
         cells = [_cell(metric, [one for one in runs if one.run.position == position]) for position in positions]
-        told = [found.get((position, metric)) for position in positions[1:]]
+        row_ratios = [found.get((position, metric)) for position in positions[1:]]
         if any(cells):
-            yield f"  {metric:<26}" + "".join(f"{cell:>34}" for cell in cells) + "".join(_ratio_cell(r) for r in told)
+            yield (
+                f"  {metric:<26}"
+                + "".join(f"{cell:>34}" for cell in cells)
+                + "".join(_ratio_cell(r) for r in row_ratios)
+            )
 
 
 def _ratio_head(positions: list[int]) -> str:

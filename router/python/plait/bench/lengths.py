@@ -87,14 +87,14 @@ class Ratio(msgspec.Struct, frozen=True):
 Distribution: TypeAlias = Fixed | Uniform | LogNormal | Percentiles
 
 
-def draw(lengths: Distribution, num: int, rng: random.Random, scale: float = 1.0) -> list[int]:
+def sample_lengths(lengths: Distribution, num: int, rng: random.Random, scale: float = 1.0) -> list[int]:
     """`num` lengths in tokens, at least 1 each: the distribution's mid-quantiles in random order.
 
     Every seed has the same lengths; only their order differs.
     """
-    drawn = [max(1, round(scale * lengths.quantile((rank + 0.5) / num))) for rank in range(num)]
-    rng.shuffle(drawn)
-    return drawn
+    sampled = [max(1, round(scale * lengths.quantile((rank + 0.5) / num))) for rank in range(num)]
+    rng.shuffle(sampled)
+    return sampled
 
 
 def sample_output_lengths(
@@ -103,7 +103,7 @@ def sample_output_lengths(
     """The output length for each prompt length."""
     if isinstance(lengths, Ratio):
         return [max(1, round(prompt * lengths.of_prompt)) for prompt in prompts]
-    return draw(lengths, len(prompts), rng, scale)
+    return sample_lengths(lengths, len(prompts), rng, scale)
 
 
 def read_lengths(flag: str, words: str) -> Distribution | Ratio:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from plait.bench.datasets import MOONCAKE_BLOCK, FileRow, TraceRow
-from plait.bench.lengths import Distribution, Ratio, draw, sample_output_lengths
+from plait.bench.lengths import Distribution, Ratio, sample_lengths, sample_output_lengths
 from plait.bench.pace import Pace, due_offsets
 from plait.bench.prompts import Part, Prompt, PromptMaker, VerbatimPrompt
 
@@ -119,7 +119,7 @@ def _requests(case: Case, rng: random.Random, key: str) -> list[Request]:
 
 
 def _random(source: Random, num: int, scale: float, rng: random.Random, key: str) -> list[Request]:
-    inputs = draw(source.input_len, num, rng, scale)
+    inputs = sample_lengths(source.input_len, num, rng, scale)
     outputs = sample_output_lengths(source.output_len, inputs, rng, scale)
     shared = [_shared_len(source, scale)] * num if source.num_prefixes else [0] * num
     return [
@@ -154,6 +154,6 @@ def _traced(row: TraceRow, scale: float, own_key: str, key: str) -> Request:
 
 
 def _from_file(source: FromFile, num: int, scale: float, rng: random.Random) -> list[Request]:
-    drawn = draw(source.output_len, num, rng, scale)
+    lengths = sample_lengths(source.output_len, num, rng, scale)
     rows = (source.rows[index % len(source.rows)] for index in range(num))
-    return [Request(row.prompt, row.output_len or length) for row, length in zip(rows, drawn, strict=True)]
+    return [Request(row.prompt, row.output_len or length) for row, length in zip(rows, lengths, strict=True)]

@@ -135,11 +135,11 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
     if settings.server.api == "completions" and settings.load.text is None:
         return None
     maker, few, many = _maker(settings, TextSize()), 100, 400
-    told = [server.num_prompt_tokens(maker.make((Part(f"{salt}/size", num),))) for num in (few, many)]
-    if told[0] is None or told[1] is None or told[1] <= told[0]:
+    usages = [server.num_prompt_tokens(maker.make((Part(f"{salt}/size", num),))) for num in (few, many)]
+    if usages[0] is None or usages[1] is None or usages[1] <= usages[0]:
         return TextSize()
-    slope = (told[1] - told[0]) / (many - few)
-    return TextSize(slope, max(0.0, told[0] - few * slope), is_measured=True)
+    slope = (usages[1] - usages[0]) / (many - few)
+    return TextSize(slope, max(0.0, usages[0] - few * slope), is_measured=True)
 
 
 def _spread(num: int, num_chosen: int) -> frozenset[int]:

@@ -66,15 +66,15 @@ class TokenIds:
 
     def __init__(self, low: int, high: int) -> None:
         self._ids = [b"%d" % token for token in range(low, high)]
-        self._part = lru_cache(maxsize=4096)(self._draw)
+        self._part = lru_cache(maxsize=4096)(self._sample)
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
         """A list of ids."""
         # The last part is the prompt's own: caching it would not pay.
         shared = [self._part(part) for part in parts[:-1]]
-        return b"[" + b",".join((*shared, self._draw(parts[-1]))) + b"]"
+        return b"[" + b",".join((*shared, self._sample(parts[-1]))) + b"]"
 
-    def _draw(self, part: Part) -> bytes:
+    def _sample(self, part: Part) -> bytes:
         return b",".join(random.Random(part.key).choices(self._ids, k=part.num_tokens))
 
 
@@ -87,9 +87,9 @@ class Words:
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
         """A text, or a chat with one message."""
-        return text_prompt(self._chat, " ".join(self._draw(part) for part in _less_overhead(parts, self._size)))
+        return text_prompt(self._chat, " ".join(self._sample(part) for part in _less_overhead(parts, self._size)))
 
-    def _draw(self, part: Part) -> str:
+    def _sample(self, part: Part) -> str:
         return " ".join(random.Random(part.key).choices(_WORDS, k=self._size.pieces(part.num_tokens)))
 
 
@@ -103,13 +103,13 @@ class Lines:
 
     def make(self, parts: tuple[Part, ...]) -> bytes:
         """A text, or a chat with one message."""
-        return text_prompt(self._chat, "\n".join(self._draw(part) for part in _less_overhead(parts, self._size)))
+        return text_prompt(self._chat, "\n".join(self._sample(part) for part in _less_overhead(parts, self._size)))
 
-    def _draw(self, part: Part) -> str:
-        rng, num_chars, drawn = random.Random(part.key), self._size.pieces(part.num_tokens), ""
-        while len(drawn) < num_chars:
-            drawn += rng.choice(self._lines) + "\n"
-        return drawn[:num_chars]
+    def _sample(self, part: Part) -> str:
+        rng, num_chars, text = random.Random(part.key), self._size.pieces(part.num_tokens), ""
+        while len(text) < num_chars:
+            text += rng.choice(self._lines) + "\n"
+        return text[:num_chars]
 
 
 def _less_overhead(parts: tuple[Part, ...], size: TextSize) -> tuple[Part, ...]:

@@ -121,13 +121,13 @@ def _short_answers(runs: list[Measured]) -> str:
 
 
 def _chunked_tokens(runs: list[Measured]) -> str:
-    told = counted = 0
+    by_usage = counted = 0
     for one in runs:
         for outcome in one.run.outcomes:
             if outcome.failure is None and outcome.num_output_tokens is not None and one.run.streamed:
-                told += outcome.num_output_tokens
+                by_usage += outcome.num_output_tokens
                 counted += sum(outcome.tokens)
-    return f"the chunks hold {counted} tokens, the usage says {told}" if told != counted else ""
+    return f"the chunks hold {counted} tokens, the usage says {by_usage}" if by_usage != counted else ""
 
 
 def _prompt_lengths(runs: list[Measured]) -> str:
