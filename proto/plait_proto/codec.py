@@ -94,6 +94,8 @@ def encode(message: Message) -> list[bytes]:
             message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
         case Fail():
             message = msgspec.structs.replace(message, reason=_cut(message.reason))
+    if isinstance(message, Hello | Welcome) and not message.other_kinds:
+        return [kind, _ENCODER.encode(msgspec.structs.astuple(message)[:-1])]
     return [kind, _ENCODER.encode(message)]
 
 

@@ -62,6 +62,17 @@ class Fields(msgspec.Struct, array_like=True, frozen=True):
     """Base of what travels as one positional array."""
 
 
+class PageKind(Fields, frozen=True):
+    """Pages of one kind: what one group of layers caches."""
+
+    page_size: U32
+    """Tokens in a page."""
+    num_pages: U32
+    """Pages of the pool."""
+    page_bytes: U64
+    """One page over all layers of this kind."""
+
+
 class Hello(Fields, frozen=True):
     """A worker has its weights and wants to serve."""
 
@@ -82,6 +93,8 @@ class Hello(Fields, frozen=True):
     page_bytes: U64
     """One page over all layers of this rank."""
     weight_bytes: U64
+    other_kinds: tuple[PageKind, ...] = ()
+    """Page kinds after the first, which the fields above describe; left out while it is empty."""
 
 
 class Welcome(Fields, frozen=True):
@@ -96,6 +109,8 @@ class Welcome(Fields, frozen=True):
     num_replicas: U32
     credit: U32
     """Plans that may be in flight."""
+    other_kinds: tuple[PageKind, ...] = ()
+    """Page kinds after the first, with the least pages that any rank has room for; left out while it is empty."""
 
 
 class Vote(Fields, frozen=True):

@@ -37,6 +37,20 @@ pub struct Hello {
     pub page_bytes: u64,
     /// Weights of this rank.
     pub weight_bytes: u64,
+    /// Page kinds after the first, which the fields above describe; left out while it is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_kinds: Vec<PageKind>,
+}
+
+/// Pages of one kind: what one group of layers caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageKind {
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Pages of the pool.
+    pub num_pages: u32,
+    /// One page over all layers of this kind.
+    pub page_bytes: u64,
 }
 
 /// All ranks said Hello: what the worker must allocate.
@@ -56,6 +70,9 @@ pub struct Welcome {
     pub num_replicas: u32,
     /// Plans that may be in flight.
     pub credit: u32,
+    /// Page kinds after the first, each with the least pages that any rank has room for; left out while it is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_kinds: Vec<PageKind>,
 }
 
 /// What a replica would do in a step of its group.

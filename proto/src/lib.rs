@@ -26,7 +26,8 @@ mod word_arrays;
 pub use capped_text::MAX_TEXT_BYTES;
 pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
 pub use control::{
-    Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL, Vote, Welcome,
+    Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL, PageKind, Vote,
+    Welcome,
 };
 pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};

@@ -60,7 +60,15 @@ fn the_schema_lists_every_kind_with_its_byte_and_frames() {
 #[test]
 fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
-        "hello", "welcome", "vote", "verdict", "drain", "beat", "fail", "bye", "join",
+        "hello_two_page_kinds",
+        "welcome_two_page_kinds",
+        "vote",
+        "verdict",
+        "drain",
+        "beat",
+        "fail",
+        "bye",
+        "join",
     ] {
         let message = golden(name);
         let heading = format!("{:?} = {}", message.kind(), message.kind() as u8);
@@ -79,4 +87,8 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
         names(&ResultHeader::of(&StepResult::default()))
     );
     assert_eq!(listed("NewSlot"), names(&plan.new_slots[0]));
+    let Message::Hello(hello) = golden("hello_two_page_kinds") else {
+        panic!("a hello")
+    };
+    assert_eq!(listed("PageKind"), names(&hello.other_kinds[0]));
 }

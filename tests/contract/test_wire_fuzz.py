@@ -113,6 +113,8 @@ def values(kind: inspect.Type) -> SearchStrategy[object]:
             return st.one_of(*map(values, options))
         case inspect.NoneType():
             return st.none()
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(values(item), max_size=3).map(tuple)
         case inspect.StructType(cls=struct_type, fields=fields):
             return st.builds(struct_type, **{field.name: values(field.type) for field in fields})
         case _:

@@ -37,6 +37,8 @@ def described(message: Message) -> Json:
 
 def plain(struct: msgspec.Struct, drop: frozenset[str] | set[str] = frozenset()) -> dict[str, Json]:
     fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in drop}
+    if fields.get("other_kinds") == ():
+        del fields["other_kinds"]
     return {GOLDEN_FIELDS.get(name, name): plain_value(value) for name, value in fields.items()}
 
 

@@ -2,8 +2,8 @@
 
 use plait_proto::{
     AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
-    Mode, NewSlot, OtherPage, Plan, PrefillRow, SamplingParams, StepResult, TrimmedSlot, Vote,
-    Welcome,
+    Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, SamplingParams, StepResult, TrimmedSlot,
+    Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -36,7 +36,8 @@ fn hello() -> impl Strategy<Value = Hello> {
         any::<u64>(),
         any::<u64>(),
     );
-    (fingerprints, place, device).prop_map(|(fingerprints, place, device)| {
+    let kinds = vec(page_kind(), 0..3);
+    (fingerprints, place, device, kinds).prop_map(|(fingerprints, place, device, other_kinds)| {
         let (protocol, schema, config) = fingerprints;
         let (rank, world, pid) = place;
         let (device, dtype, num_pages, page_bytes, weight_bytes) = device;
@@ -52,13 +53,25 @@ fn hello() -> impl Strategy<Value = Hello> {
             num_pages,
             page_bytes,
             weight_bytes,
+            other_kinds,
         }
     })
 }
 
 fn welcome() -> impl Strategy<Value = Welcome> {
-    any::<[u32; 7]>().prop_map(
-        |[
+    (any::<[u32; 7]>(), vec(page_kind(), 0..3)).prop_map(
+        |(
+            [
+                num_slots,
+                num_pages,
+                max_batch_tokens,
+                max_rows,
+                replica,
+                num_replicas,
+                credit,
+            ],
+            other_kinds,
+        )| Welcome {
             num_slots,
             num_pages,
             max_batch_tokens,
@@ -66,16 +79,17 @@ fn welcome() -> impl Strategy<Value = Welcome> {
             replica,
             num_replicas,
             credit,
-        ]| Welcome {
-            num_slots,
-            num_pages,
-            max_batch_tokens,
-            max_rows,
-            replica,
-            num_replicas,
-            credit,
+            other_kinds,
         },
     )
+}
+
+fn page_kind() -> impl Strategy<Value = PageKind> {
+    (any::<[u32; 2]>(), any::<u64>()).prop_map(|([page_size, num_pages], page_bytes)| PageKind {
+        page_size,
+        num_pages,
+        page_bytes,
+    })
 }
 
 fn vote() -> impl Strategy<Value = Vote> {

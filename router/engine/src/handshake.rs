@@ -82,6 +82,11 @@ fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) 
             "the worker says that it is rank {} of {}, it dialled as rank {rank} of {world}",
             hello.rank, hello.world
         ))
+    } else if !hello.other_kinds.is_empty() {
+        Some(format!(
+            "the worker keeps {} kinds of pages, the engine's scheduler one; install both from one release",
+            1 + hello.other_kinds.len()
+        ))
     } else {
         None
     }
@@ -128,6 +133,8 @@ impl WarmUp {
 
 #[cfg(test)]
 mod tests {
+    use plait_proto::PageKind;
+
     use super::*;
 
     const CONFIG: Fingerprint = [7; 16];
@@ -145,6 +152,7 @@ mod tests {
             num_pages: 10 - rank,
             page_bytes: 1,
             weight_bytes: 1,
+            other_kinds: Vec::new(),
         }
     }
 
@@ -160,12 +168,19 @@ mod tests {
     #[test]
     fn a_rejected_rank_learns_in_what_it_differs() {
         type Change = fn(&mut Hello);
-        let cases: [(&str, Change); 5] = [
+        let cases: [(&str, Change); 6] = [
             ("protocol", |hello| hello.protocol = 9),
             ("schema", |hello| hello.schema[0] ^= 1),
             ("configuration", |hello| hello.config[0] ^= 1),
             ("rank 1 of 2, it dialled as rank 0", |hello| hello.rank = 1),
             ("of 3", |hello| hello.world = 3),
+            ("2 kinds of pages", |hello| {
+                hello.other_kinds.push(PageKind {
+                    page_size: 64,
+                    num_pages: 8,
+                    page_bytes: 1,
+                });
+            }),
         ];
         for (word, change) in cases {
             let mut other = hello(0);

@@ -124,6 +124,7 @@ impl EventLoop {
             replica: group.map_or(0, |group| group.replica),
             num_replicas: group.map_or(1, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
+            other_kinds: Vec::new(),
         };
         let step_0 = warm_up(settings.pages.page_size);
         self.stage = Stage::WarmingUp {

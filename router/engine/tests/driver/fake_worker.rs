@@ -182,6 +182,7 @@ impl Rank {
             num_pages: self.behavior.num_pages,
             page_bytes: 1024,
             weight_bytes: 4096,
+            other_kinds: Vec::new(),
         }
     }
 
