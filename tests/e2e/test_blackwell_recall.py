@@ -32,10 +32,10 @@ CASES = [
         "recall-mla",
         "trtllm_mla",
         ("--long-prefill-token-threshold", "256", "--mla-context-chunk-size", "192"),
-        ("expanded causal", "expanded context", "latent decode"),
+        ("decompressed causal", "decompressed context", "mla decode"),
     ),
-    ("recall-mla", "trtllm_mla", ("--no-mixed", *FP8), ("expanded causal", "expanded context", "latent decode")),
-    ("recall-gqa", "trtllm_mha", ("--long-prefill-token-threshold", "256"), ("heads context", "heads decode")),
+    ("recall-mla", "trtllm_mla", ("--no-mixed", *FP8), ("decompressed causal", "decompressed context", "mla decode")),
+    ("recall-gqa", "trtllm_mha", ("--long-prefill-token-threshold", "256"), ("mha context", "mha decode")),
 ]
 
 

@@ -25,11 +25,11 @@ Spans = Sequence[tuple[int, int]]
 """Start and length of each row."""
 
 
-def heads(num_heads: int = 8, num_kv_heads: int = 2, head_dim: int = 128) -> MhaShape:
+def mha_shape(num_heads: int = 8, num_kv_heads: int = 2, head_dim: int = 128) -> MhaShape:
     return MhaShape(num_heads, num_kv_heads, head_dim, 0.7 * head_dim**-0.5, torch.bfloat16)
 
 
-def latent(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **changes: Any) -> MlaShape:
+def mla_shape(num_heads: int = 8, latent_dim: int = 512, query_dim: int = 192, **changes: Any) -> MlaShape:
     settings = {
         "latent_dim": latent_dim,
         "cached_dim": latent_dim + 64,

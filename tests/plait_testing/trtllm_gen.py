@@ -151,16 +151,16 @@ class Launcher:
         demand(len(arguments) == 36, "36 arguments")
         unused = (rest.sparse_mla_top_k, rest.enable_block_sparse_attention, rest.bf16q_fp8kv_transform_mode)
         demand(not any(unused), "neither sparse nor of mixed types")
-        is_latent = call.key_cache.data_ptr() == call.value_cache.data_ptr()
+        is_mla = call.key_cache.data_ptr() == call.value_cache.data_ptr()
         q_lengths = self._decode_lengths(call, rest)
-        if is_latent:
-            check_latent(call)
+        if is_mla:
+            check_mla(call)
             demand(rest.cum_seq_lens_q is None or rest.lse is None, "rows of different lengths give no log-sum-exp")
         self._check_paged(call, rest.workspace_size, rest.sm_count, rest.lse)
         out = call.out.view(-1, *call.out.shape[-2:])
         self._attend_pages(call, out, q_lengths, True, rest.lse, rest.lse_scale)
         ragged = "ragged" if rest.cum_seq_lens_q is not None else "decode"
-        self.calls[f"{'latent' if is_latent else 'heads'} {ragged}"] += 1
+        self.calls[f"{'mla' if is_mla else 'mha'} {ragged}"] += 1
 
     def trtllm_paged_attention_context(self, *arguments: Any) -> None:
         call, rest = Paged(*arguments[: len(Paged._fields)]), ContextRest(*arguments[len(Paged._fields) :])
@@ -170,7 +170,7 @@ class Launcher:
         self._check_paged(call, rest.workspace_size, rest.sm_count, rest.lse)
         demand(kv_lengths == call.seq_lens.tolist(), "cumulative lengths of the tokens seen are those of each row")
         self._attend_pages(call, call.out, q_lengths, rest.is_causal, rest.lse, rest.lse_scale)
-        self.calls["heads context"] += 1
+        self.calls["mha context"] += 1
 
     def trtllm_ragged_attention(self, *arguments: Any) -> None:
         demand(len(arguments) == 32, "32 arguments")
@@ -194,7 +194,7 @@ class Launcher:
         for query, out, lse, key, value in pieces:
             seen = heads_first(key), heads_first(value)
             attend(query, *seen, factor, out_factor, out, lse, 1.0, call.is_causal)
-        self.calls["expanded causal" if call.is_causal else "expanded context"] += 1
+        self.calls["decompressed causal" if call.is_causal else "decompressed context"] += 1
 
     def cutlass_mla_paged_attention(
         self,
@@ -220,7 +220,7 @@ class Launcher:
             seen = heads_first(read_pages(kv_cache[:, None], page_table[row], length))
             one = slice(row, row + 1)
             attend(query[one], seen, seen[..., :512], 192**-0.5, 1.0, out[one], None, 1.0, is_causal=True)
-        self.calls["latent cutlass"] += 1
+        self.calls["mla cutlass"] += 1
 
     def _decode_lengths(self, call: Paged, rest: DecodeRest) -> list[int]:
         num_tokens = call.query.shape[0]
@@ -280,8 +280,8 @@ class Launcher:
             counters[row] += 1
             length = int(call.seq_lens[row])
             key = heads_first(read_pages(call.key_cache, call.block_tables[row], length))
-            is_latent = call.value_cache.data_ptr() == call.key_cache.data_ptr()
-            value = key if is_latent else heads_first(read_pages(call.value_cache, call.block_tables[row], length))
+            is_mla = call.value_cache.data_ptr() == call.key_cache.data_ptr()
+            value = key if is_mla else heads_first(read_pages(call.value_cache, call.block_tables[row], length))
             value = value[..., : out.shape[-1]]
             attend(query, key, value, factor, out_factor, part, part_lse, lse_scale, is_causal)
         counters.zero_()
@@ -292,7 +292,7 @@ def statistics_bytes(num_heads: int, q_lengths: list[int]) -> int:
     return 8 * num_heads * len(q_lengths) * -(-max(q_lengths) // 256) * 256 + (1 << 20)
 
 
-def check_latent(call: Paged) -> None:
+def check_mla(call: Paged) -> None:
     """What the MLA kernels are there for."""
     num_heads, widths = call.query.shape[1], (call.key_cache.shape[-1], call.out.shape[-1])
     demand(widths in ((576, 512), (320, 256)), "576 numbers in a query and 512 in the result, or 320 and 256")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from plait_kernels.kv_cache import FP8
-from plait_testing.attention_cases import MlaCase, Spans, latent
+from plait_testing.attention_cases import MlaCase, Spans, mla_shape
 from plait_testing.gpu_driver import GPU, PAGE_SIZE
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mla.torch_mla import TorchMla
@@ -34,7 +34,7 @@ def backend_for(name: str, shape: MlaShape, mla_context_chunk_size: int) -> Atte
     return outcome
 
 
-def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> MlaCase:
+def case(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) -> MlaCase:
     return MlaCase(shape, prefill, decode, PAGE_SIZE, GPU, num_pages)
 
 
@@ -43,17 +43,17 @@ def world(shape: MlaShape, prefill: Spans, decode: Spans, num_pages: int = 0) ->
 @pytest.mark.parametrize("name", ["torch", *BACKENDS])
 @torch.inference_mode()
 def test_rows_of_all_lengths_see_their_own_past(name: str, num_heads: int, mla_context_chunk_size: int) -> None:
-    shape = latent(num_heads)
+    shape = mla_shape(num_heads)
     backend = backend_for(name, shape, mla_context_chunk_size)
     for prefill, decode in ((SHORT, DECODE), (LONG, DECODE), ([], DECODE), (SHORT, []), (LONG, [])):
-        assert world(shape, prefill, decode).error(backend) <= TOLERANCE
+        assert case(shape, prefill, decode).error(backend) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @torch.inference_mode()
 def test_steps_that_are_planned_far_ahead_of_the_device_stay_apart(name: str) -> None:
-    backend = backend_for(name, latent(16), 256)
-    worlds = [world(latent(16), [(0, 256 * size), (300, 64 * size)], DECODE[:size]) for size in range(2, 9)]
+    backend = backend_for(name, mla_shape(16), 256)
+    worlds = [case(mla_shape(16), [(0, 256 * size), (300, 64 * size)], DECODE[:size]) for size in range(2, 9)]
     steps = [(each, each.tables.rows) for each in worlds]
     right = []
     for each, rows in steps:
@@ -71,9 +71,9 @@ def test_steps_that_are_planned_far_ahead_of_the_device_stay_apart(name: str) ->
 @pytest.mark.parametrize("name", ["torch", *BACKENDS])
 @torch.inference_mode()
 def test_several_tokens_of_each_request_see_their_own_past(name: str, num_heads: int, width: int) -> None:
-    shape = latent(num_heads)
+    shape = mla_shape(num_heads)
     drafts = [(start, width) for start, _ in DECODE]
-    assert world(shape, drafts, []).error(backend_for(name, shape, 256)) <= TOLERANCE
+    assert case(shape, drafts, []).error(backend_for(name, shape, 256)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
@@ -81,37 +81,37 @@ def test_several_tokens_of_each_request_see_their_own_past(name: str, num_heads:
 @pytest.mark.parametrize("name", ["torch", *BACKENDS])
 @torch.inference_mode()
 def test_float8_pages_are_read_with_their_scale(name: str, num_heads: int, scale: float) -> None:
-    shape = latent(num_heads, cached_dtype=FP8, cached_scale=scale)
+    shape = mla_shape(num_heads, cached_dtype=FP8, cached_scale=scale)
     backend = backend_for(name, shape, 256)
     for prefill, decode in ((SHORT, DECODE), (LONG, DECODE), ([], DECODE)):
-        assert world(shape, prefill, decode).error(backend) <= TOLERANCE_FP8
+        assert case(shape, prefill, decode).error(backend) <= TOLERANCE_FP8
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_short_appends_are_absorbed_alone_and_beside_long_prompts(name: str) -> None:
-    backend = backend_for(name, latent(16), 256)
-    tables = world(latent(16), SHORT, DECODE).tables
+    backend = backend_for(name, mla_shape(16), 256)
+    tables = case(mla_shape(16), SHORT, DECODE).tables
     assert backend.prepare(tables.rows).num_prefill_tokens == 0
-    step = backend.prepare(world(latent(16), LONG, DECODE).tables.rows)
+    step = backend.prepare(case(mla_shape(16), LONG, DECODE).tables.rows)
     assert step.num_prefill_tokens == 300 + 500 + 1 + 700 + 65
     assert step.order_T is not None
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_no_more_tokens_are_absorbed_than_a_schedule_takes(name: str) -> None:
-    backend = backend_for(name, latent(16), 256)
+    backend = backend_for(name, mla_shape(16), 256)
     for num_rows, num_long in ((200, 0), (210, 210 * 20)):
-        rows = world(latent(16), [(2000, 20)] * num_rows, [(9, 1)]).tables.rows
+        rows = case(mla_shape(16), [(2000, 20)] * num_rows, [(9, 1)]).tables.rows
         assert backend.prepare(rows).num_prefill_tokens == num_long
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @torch.inference_mode()
 def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> None:
-    backend = backend_for(name, latent(16), 256)
+    backend = backend_for(name, mla_shape(16), 256)
     prefill, decode = [(700, 1000), (0, 65)], [(1000, 1), (129, 1)]
-    assert world(latent(16), prefill, decode, num_pages=60_000).error(backend) <= TOLERANCE
-    assert world(latent(16), [], decode, num_pages=60_000).error(backend) <= TOLERANCE
+    assert case(mla_shape(16), prefill, decode, num_pages=60_000).error(backend) <= TOLERANCE
+    assert case(mla_shape(16), [], decode, num_pages=60_000).error(backend) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_latents_whose_elements_lie_beyond_two_to_the_31_are_read(name: str) -> 
 )
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_shape_that_a_kernel_lacks_is_refused_with_its_rule(name: str, changes: dict[str, Any], rule: str) -> None:
-    shape = dataclasses.replace(latent(16), **changes)
+    shape = dataclasses.replace(mla_shape(16), **changes)
     assert rule in str(
         try_backend(name, BackendRequirements(shape, PAGE_SIZE, 4096, MAX_TOKENS, GPU), may_compile=True)
     )
@@ -128,5 +128,5 @@ def test_a_shape_that_a_kernel_lacks_is_refused_with_its_rule(name: str, changes
 
 def test_a_page_size_that_flashmla_lacks_is_refused_with_its_rule() -> None:
     assert "pages of 64 tokens" in str(
-        try_backend("flashmla", BackendRequirements(latent(16), 32, 4096, MAX_TOKENS, GPU))
+        try_backend("flashmla", BackendRequirements(mla_shape(16), 32, 4096, MAX_TOKENS, GPU))
     )
