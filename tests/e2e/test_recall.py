@@ -103,7 +103,7 @@ def test_every_answer_is_right_where_requests_give_way(
 
 @pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize(("model", "variant"), MLA_AND_RANKS)
-def test_every_answer_from_latents_and_of_several_ranks_is_right(
+def test_every_mla_and_tensor_parallel_answer_is_right(
     model: str,
     variant: str,
     check_models: Path,
