@@ -51,14 +51,14 @@ def test_fixed_lengths_are_all_alike() -> None:
 
 
 def test_uniform_lengths_cover_their_range_evenly() -> None:
-    drawn = lengths_of("uniform:101-200", 100)
-    assert sorted(drawn) == [round(101 + (rank + 0.5) * 0.99) for rank in range(100)]
+    sampled = lengths_of("uniform:101-200", 100)
+    assert sorted(sampled) == [round(101 + (rank + 0.5) * 0.99) for rank in range(100)]
 
 
 def test_a_lognormal_has_the_mean_and_the_p99_that_were_asked_for() -> None:
-    drawn = sorted(lengths_of("lognormal:mean=12000,p99=100000", 10_000))
-    assert statistics.fmean(drawn) == pytest.approx(12_000, rel=0.02)
-    assert drawn[9_899] == pytest.approx(100_000, rel=0.02)
+    sampled = sorted(lengths_of("lognormal:mean=12000,p99=100000", 10_000))
+    assert statistics.fmean(sampled) == pytest.approx(12_000, rel=0.02)
+    assert sampled[9_899] == pytest.approx(100_000, rel=0.02)
 
 
 def test_a_lognormal_is_cut_at_its_maximum() -> None:
@@ -66,9 +66,9 @@ def test_a_lognormal_is_cut_at_its_maximum() -> None:
 
 
 def test_percentiles_are_met_and_joined_by_straight_lines() -> None:
-    drawn = sorted(lengths_of("percentiles:0=100,50=900,100=2900", 1000))
-    assert drawn[499] == pytest.approx(900, abs=3)
-    assert drawn[749] == pytest.approx(1900, abs=3)
+    sampled = sorted(lengths_of("percentiles:0=100,50=900,100=2900", 1000))
+    assert sampled[499] == pytest.approx(900, abs=3)
+    assert sampled[749] == pytest.approx(1900, abs=3)
 
 
 def test_every_seed_brings_the_same_lengths_in_another_order() -> None:
@@ -239,8 +239,8 @@ def test_prompts_of_a_file_are_sent_as_they_stand(tmp_path: Path) -> None:
 def test_a_prompt_becomes_a_message_in_chat(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Why?"}\n{"messages": [{"role": "user", "content": "Who?"}]}\n')
-    told = [msgspec.json.decode(row.prompt.json) for row in read_prompts(path, chat=True)]
-    assert told == [[{"role": "user", "content": "Why?"}], [{"role": "user", "content": "Who?"}]]
+    messages = [msgspec.json.decode(row.prompt.json) for row in read_prompts(path, chat=True)]
+    assert messages == [[{"role": "user", "content": "Why?"}], [{"role": "user", "content": "Who?"}]]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_line_that_is_no_prompt_is_refused_by_its_number(tmp_path: Path, line:
         read_prompts(tmp_path / "p.jsonl", chat=False)
 
 
-def test_texts_are_sized_by_what_the_server_told() -> None:
+def test_texts_are_sized_by_the_servers_usage() -> None:
     made = Words(chat=True, size=TextSize(tokens_per_piece=2.0, overhead=30)).make((Part("a", 130),))
     assert len(msgspec.json.decode(made)[0]["content"].split()) == 50
 
@@ -327,7 +327,7 @@ def test_limits_on_tokens_need_streamed_answers(slo: str, is_fine: bool) -> None
 
 
 @pytest.mark.parametrize(("temperature", "is_fine"), [(0.0, False), (0.7, True)])
-def test_a_share_of_the_tokens_needs_tokens_that_are_drawn(temperature: float, is_fine: bool) -> None:
+def test_a_share_of_the_tokens_needs_sampling(temperature: float, is_fine: bool) -> None:
     settings = BenchSettings(server=ServerSettings(top_p=0.9, temperature=temperature))
     with nullcontext() if is_fine else pytest.raises(SettingsError, match="give --temperature too"):
         cases(settings)

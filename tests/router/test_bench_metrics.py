@@ -131,7 +131,7 @@ def test_a_run_without_a_whole_second_has_no_peak() -> None:
     assert "peak_output_tokens_per_second" not in {row.metric for row in rows(short)}
 
 
-def test_a_stall_at_the_end_of_an_interrupted_run_is_told() -> None:
+def test_a_stall_at_the_end_of_an_interrupted_run_is_reported() -> None:
     run = run_of(outcome(0, [1.0], [1], ended=1.0), outcome(1, [2.0], [1], ended=2.0, intended=1.0))
     stalled = [msgspec.structs.replace(run.reports[0], in_flight=[1.5, 2.0])]
     found = compute_metrics(msgspec.structs.replace(run, is_partial=True, reports=stalled), None)
@@ -179,7 +179,7 @@ def test_goodput_counts_requests_that_meet_every_limit(run: Run) -> None:
     assert compute_metrics(run, Slo(e2e=4.0)).goodput == 0.5
 
 
-def test_a_first_token_that_nobody_saw_keeps_no_limit() -> None:
+def test_a_first_token_that_was_not_seen_meets_no_limit() -> None:
     unseen, single = outcome(0, [], [], ended=1.0), outcome(1, [1.0], [1], ended=1.0)
     assert compute_metrics(run_of(unseen), Slo(ttft=2.0)).goodput == 0
     assert compute_metrics(run_of(unseen, single), Slo(ttft=2.0, tpot=0.1, itl=0.1)).goodput == 1
@@ -262,12 +262,12 @@ def test_limits_without_a_unit_or_a_name_are_refused(words: str) -> None:
 
 def test_the_foot_tells_answers_and_prompts_of_other_lengths(run: Run) -> None:
     short = run_of(outcome(0, [1.0, 2.0], [1, 1], ended=2.0))
-    told = " ".join(notes([measured_of(short)], None))
-    assert "1 of 1 outputs have another length than was asked for" in told
-    assert "off on average" not in told
+    foot = " ".join(notes([measured_of(short)], None))
+    assert "1 of 1 outputs have another length than was asked for" in foot
+    assert "off on average" not in foot
 
 
-def test_the_foot_says_which_texts_nobody_sized() -> None:
+def test_the_foot_says_which_texts_have_no_measured_size() -> None:
     assert "from the server's usage" in " ".join(notes([], TextSize(1.5, 3.0, is_measured=True)))
     assert "from the server's usage" not in " ".join(notes([], TextSize()))
 

@@ -82,14 +82,14 @@ def measured(
 def test_every_token_is_counted_and_no_latency_is_flattered(timing: Timing) -> None:
     with running_mock(timing) as mock:
         seen = measured(mock)
-        told = compute_metrics(as_sent(seen.run, mock.truth()), None)
+        truth = compute_metrics(as_sent(seen.run, mock.truth()), None)
     assert seen.metrics.num_completed == 12
     assert sorted(sum(one.tokens) for one in seen.run.outcomes) == LENGTHS
     num_chunks = [-(-length // timing.tokens_per_chunk) for length in LENGTHS]
     assert sorted(len(one.arrivals) for one in seen.run.outcomes) == sorted(num_chunks)
     assert seen.run.counting == timing.tells
     for name in ("ttft", "e2e"):
-        latency, true = seen.metrics.latencies[name], told.latencies[name]
+        latency, true = seen.metrics.latencies[name], truth.latencies[name]
         assert latency is not None
         assert true is not None
         assert all(getattr(latency, column) >= getattr(true, column) for column in ("mean", "p50", "p99", "max"))
@@ -173,14 +173,14 @@ def test_failures_are_counted_by_their_kind(failure: str, kind: str) -> None:
     assert seen.metrics.num_completed == 9
 
 
-def test_requests_ask_to_be_drawn_as_the_settings_say(mock: Mock) -> None:
+def test_requests_carry_the_sampling_settings(mock: Mock) -> None:
     def asked(server: ServerSettings) -> dict[str, object]:
         settings = BenchSettings(server=server, load=LOAD, pace=STREAMS)
         body: dict[str, object] = json.loads(Bench(settings, [mock.url]).servers[0].body(b"[1000]", 4))
         return body
 
-    drawn = asked(ServerSettings(temperature=0.7, top_p=0.9))
-    assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
+    sampled = asked(ServerSettings(temperature=0.7, top_p=0.9))
+    assert (sampled["temperature"], sampled["top_p"]) == (0.7, 0.9)
     greedy = asked(ServerSettings())
     assert (greedy["temperature"], "top_p" in greedy) == (0.0, False)
 
@@ -209,7 +209,7 @@ def test_a_server_that_goes_away_refuses_the_rest() -> None:
     ("limit", "code", "said"),
     [
         pytest.param("-Sn", 0, "failed      0 ", id="a soft limit is raised"),
-        pytest.param("-n", ExitCode.HARDWARE, "failed: client has no socket", id="a hard limit is told"),
+        pytest.param("-n", ExitCode.HARDWARE, "failed: client has no socket", id="a hard limit is reported"),
     ],
 )
 def test_sockets_that_the_client_lacks_are_no_failures_of_the_server(limit: str, code: int, said: str) -> None:
@@ -298,7 +298,7 @@ def test_points_that_were_measured_outlive_one_that_cannot_be(
 
 
 @pytest.mark.parametrize("has_folder", [False, True])
-def test_tables_that_nobody_reads_any_more_are_no_error(mock: Mock, tmp_path: Path, has_folder: bool) -> None:
+def test_tables_without_a_reader_are_no_error(mock: Mock, tmp_path: Path, has_folder: bool) -> None:
     out = ["--out", str(tmp_path), "--no-plots"] if has_folder else []
     process = bench_command("--url", mock.url, "--num-prompts", "4", "--output-len", "4", "--warmup", "0", *out)
     assert process.stdout is not None
@@ -328,7 +328,7 @@ def test_results_that_cannot_be_written_are_said_after_the_tables(
     assert "bench-serve.json cannot be written: Is a directory" in said.err
 
 
-def test_servers_take_turns_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_alternate_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = Timing(ttft=0.2, itl=0.01)
     with running_mock(FAST) as first, running_mock(slow) as second:
         words = ["bench", "serve", "--url", first.url, "--against", second.url, "--repeats", "2", "--num-prompts", "4"]

@@ -54,7 +54,7 @@ def chat(server: HTTPServer) -> int:
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"\xff", b"{}", b'{"data":[]}'])
-def test_a_server_that_is_not_openais_is_told_in_one_line(
+def test_a_server_that_is_not_openais_is_reported_in_one_line(
     server: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: bytes
 ) -> None:
     monkeypatch.setattr(NoOpenAi, "answer", answer)
@@ -62,7 +62,7 @@ def test_a_server_that_is_not_openais_is_told_in_one_line(
     assert "check --url" in capsys.readouterr().err
 
 
-def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_is_told(
+def test_bytes_that_are_no_utf8_are_sent_as_question_marks_and_a_broken_answer_is_reported(
     server: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.RequestHandlerClass = OneModel
@@ -86,7 +86,7 @@ def test_a_server_on_this_machine_is_asked_past_its_proxy(
 
 
 @pytest.mark.parametrize(("url", "proxy"), [("http://[", ""), ("http://192.0.2.1:1", "nonsense://here:1")])
-def test_an_address_or_a_proxy_that_makes_no_sense_is_told_in_one_line(
+def test_an_address_or_a_proxy_that_makes_no_sense_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, proxy: str
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)

@@ -33,12 +33,12 @@ def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--dtype", "float32"), ("--kv-cache-dtype", "fp8"), ("--load-format", "dummy")])
-def test_other_numbers_are_told_apart(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_other_numbers_change_the_fingerprint(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
     assert with_fingerprint(PLACE, folder, parse()).computes != with_fingerprint(PLACE, folder, parse(*words)).computes
 
 
-def test_other_models_are_told_apart(tmp_path: Path) -> None:
+def test_other_models_change_the_fingerprint(tmp_path: Path) -> None:
     models = [model(tmp_path / "a"), model(tmp_path / "b", config="[]"), model(tmp_path / "c", num_bytes=9)]
     assert len({with_fingerprint(PLACE, each, parse()).computes for each in models}) == 3
 

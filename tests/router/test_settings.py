@@ -178,8 +178,8 @@ def test_switches_have_a_no() -> None:
 
 def test_long_prefill_is_left_to_the_scheduler_unless_given() -> None:
     assert engine_settings(parse(), "/m", None, "/r").scheduler.long_prefill_token_threshold is None
-    told = engine_settings(parse("--long-prefill-token-threshold", "64"), "/m", None, "/r")
-    assert told.scheduler.long_prefill_token_threshold == 64
+    engine = engine_settings(parse("--long-prefill-token-threshold", "64"), "/m", None, "/r")
+    assert engine.scheduler.long_prefill_token_threshold == 64
 
 
 def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
@@ -189,18 +189,18 @@ def test_the_prefix_cache_is_on_unless_it_is_switched_off() -> None:
 
 def test_who_goes_first_and_what_may_wait_are_settings() -> None:
     words = ["--policy", "fair", "--prefill-starvation-steps", "3", "--watermark", "7", "--max-queue-tokens", "1000"]
-    told = engine_settings(parse(*words), "/m", None, "/r")
-    scheduler = told.scheduler
+    engine = engine_settings(parse(*words), "/m", None, "/r")
+    scheduler = engine.scheduler
     assert (scheduler.policy, scheduler.prefill_starvation_steps, scheduler.max_queue_tokens) == ("fair", 3, 1000)
-    assert told.pages.watermark == 7
+    assert engine.pages.watermark == 7
     assert engine_settings(parse(), "/m", None, "/r").pages.watermark is None
 
 
-def test_the_engine_is_told_every_field() -> None:
-    told = engine_settings(parse("--seed", "5", "--served-model-name", "mine"), "/m", "other", "/r")
-    read = msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings)
-    assert read == told
-    assert (told.seed, told.served_model_name, told.num_ranks) == (5, "mine", 1)
+def test_the_engine_gets_every_field() -> None:
+    engine = engine_settings(parse("--seed", "5", "--served-model-name", "mine"), "/m", "other", "/r")
+    read = msgspec.json.decode(msgspec.json.encode(engine), type=EngineSettings)
+    assert read == engine
+    assert (engine.seed, engine.served_model_name, engine.num_ranks) == (5, "mine", 1)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_the_engine_is_told_every_field() -> None:
         MemberKeys(server="f" * 40, public="p" * 40, secret="s" * 40),
     ],
 )
-def test_the_engine_is_told_its_place_in_a_group(keys: CoordinatorKeys | MemberKeys | None) -> None:
+def test_the_engine_gets_its_place_in_a_group(keys: CoordinatorKeys | MemberKeys | None) -> None:
     place = GroupMembership(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys, graph_buckets=(1, 8))
-    told = engine_settings(parse(), "/m", None, "/r", place)
-    assert told.group == place
-    assert msgspec.json.decode(msgspec.json.encode(told), type=EngineSettings) == told
+    engine = engine_settings(parse(), "/m", None, "/r", place)
+    assert engine.group == place
+    assert msgspec.json.decode(msgspec.json.encode(engine), type=EngineSettings) == engine
     assert engine_settings(parse(), "/m", None, "/r").group is None
 
 

@@ -17,8 +17,8 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37
 
 
 def figures(folder: Path) -> dict[str, object]:
-    told: dict[str, object] = json.loads((folder / "summary.json").read_bytes())
-    return told
+    summary: dict[str, object] = json.loads((folder / "summary.json").read_bytes())
+    return summary
 
 
 def test_the_figures_are_printed_in_milliseconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,11 +33,11 @@ def test_the_figures_are_printed_in_milliseconds(capsys: pytest.CaptureFixture[s
 
 def test_out_gets_figures_and_plots_of_both_modes(tmp_path: Path) -> None:
     assert cli.run([*SMALL, "--itl-target-ms", "20", "--out", str(tmp_path / "new")]) == 0
-    told = figures(tmp_path / "new")
+    summary = figures(tmp_path / "new")
     percentiles = {"p50", "p90", "p99", "max"}
-    assert all(set(told[f"{name}_seconds"]) == percentiles for name in ("ttft", "itl", "e2e"))  # type: ignore[call-overload]
+    assert all(set(summary[f"{name}_seconds"]) == percentiles for name in ("ttft", "itl", "e2e"))  # type: ignore[call-overload]
     named = {"output_tokens_per_second", "mixed_share", "prefix_hit_ratio", "num_preemptions", "settings"}
-    assert named <= set(told)
+    assert named <= set(summary)
     for plot in ("composition", "itl_tail", "mixed"):
         assert (tmp_path / "new" / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
 

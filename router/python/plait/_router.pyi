@@ -1,4 +1,4 @@
-"""The engine: scheduler, link and text, on Rust threads that never enter the interpreter; and the simulator."""
+"""The engine (scheduler, link and text, on Rust threads that never enter the interpreter), and the simulator."""
 
 from collections.abc import Callable
 from typing import final
@@ -6,47 +6,47 @@ from typing import final
 __all__ = ["Engine", "ModelFilesError", "Simulation"]
 
 class ModelFilesError(ValueError):
-    """The model's files are missing, broken or of a kind that is not supported (exit code 4)."""
+    """The model's files are missing, broken or not supported (exit code 4)."""
 
 @final
 class Engine:
-    """One replica. Everything is non-blocking; what happens is told through `event_fd` and `take`."""
+    """One replica. No method blocks; events arrive through `event_fd` and `take`."""
 
     def __new__(cls, settings: bytes) -> Engine:
         """Read the model's text side (tokenizer, template, end tokens), bind the link, start the threads.
 
         `settings` is the JSON of `plait.settings.EngineSettings`. Raises `ModelFilesError`,
-        `ValueError` for settings that cannot work, `OSError` where threads or descriptors are lacking.
+        `ValueError` for invalid settings, `OSError` if threads or descriptors run out.
         """
 
     @property
     def endpoint(self) -> str:
-        """Where workers dial, for example `ipc:///tmp/plait-x/link`."""
+        """Address for the workers, for example `ipc:///tmp/plait-x/link`."""
 
     @property
     def event_fd(self) -> int:
-        """Readable when `take` has something; owned by the engine."""
+        """Readable when `take` has records; owned by the engine."""
 
     def set_config_fingerprint(self, fingerprint: bytes) -> None:
-        """The 16 bytes that a worker's Hello must carry. Called before workers start; the first call counts."""
+        """Set the 16 bytes that a worker's Hello must carry. Call it once, before workers start."""
 
     def submit(self, stream: int, request: bytes) -> None:
         """Queue a request; `request` is the JSON of `plait.http.api.GenerateRequest`.
 
-        Never raises for what the request holds: refusals come as the stream's error record.
+        Never raises for an invalid request: the stream gets an error record.
         """
 
     def abort(self, stream: int) -> None:
-        """The client is gone: nothing ends the stream's records. Unknown or ended streams are fine."""
+        """Drop a stream whose client is gone; it gets no last record. Unknown and ended streams are ignored."""
 
     def take(self) -> bytes:
-        """Everything that streams have to write, as little-endian records, and resets `event_fd`.
+        """Take all output of the streams as little-endian records, and reset `event_fd`.
 
-        Over 64 MiB untaken, generation waits. A slow client's backlog is the caller's to bound.
+        Generation pauses while over 64 MiB wait here. The caller bounds the backlog of a slow client.
 
         A record is u64 stream, u8 flags, u32 length, payload. Flags: 1 last of its stream,
-        2 error: the payload is then u16 HTTP status, u16 Retry-After in seconds (0: none), and a
-        JSON body. Otherwise the payload is ready SSE bytes, or one whole JSON body.
+        2 error. The payload of an error is u16 HTTP status, u16 Retry-After in seconds (0: none), and a
+        JSON body. Any other payload is SSE bytes, or one whole JSON body.
         """
 
     def describe(self) -> bytes:
@@ -56,23 +56,23 @@ class Engine:
         """JSON: `{phase, reason, exit_code, step, idle, stuck, late, hung, ranks, num_pages, ...}`.
 
         Also `page_bytes`, `weight_bytes`, `device` and `dtype`. `phase` is `loading`, `ready`, `draining`,
-        `stopped` or `failed`; `event_fd` becomes readable when it changes. `stuck` tells whether a step is
-        overdue and `hung` whether the driver thread is (not healthy), `late` whether a rank's beat is (not
-        ready). `ranks` counts those that have warmed up; `num_pages` is the least over the ranks, the bytes
-        are their sum. With `failed`, `reason` is a sentence and `exit_code` the code that fits it.
+        `stopped` or `failed`; `event_fd` becomes readable when it changes. `stuck`: a step is overdue. `hung`:
+        the driver thread is. Both mean not healthy. `late`: a rank's heartbeat is overdue, which means not
+        ready. `ranks` counts ranks that have warmed up. `num_pages` is the least over the ranks; the bytes are
+        their sum. With `failed`, `reason` is a sentence and `exit_code` its code.
         """
 
     def metrics(self) -> bytes:
         """OpenMetrics text (`application/openmetrics-text; version=1.0.0; charset=utf-8`)."""
 
     def worker_lost(self, rank: int, reason: str) -> None:
-        """The launcher saw rank's process end: all streams end with an error, the phase is `failed`."""
+        """Report that a rank's process ended. All streams end with an error; the phase becomes `failed`."""
 
     def drain(self) -> None:
-        """Take no new request, finish those under way, then tell the workers to leave; ends in `stopped`."""
+        """Reject new requests, finish those in flight, then stop the workers. Ends in `stopped`."""
 
     def close(self) -> None:
-        """Stop the threads now. Streams still open end with an error. Idempotent."""
+        """Stop the threads now. Open streams end with an error. Idempotent."""
 
 @final
 class Simulation:
@@ -81,9 +81,8 @@ class Simulation:
     def __new__(cls, settings: bytes) -> Simulation:
         """Read the trace, the hardware and the model.
 
-        `settings` is the JSON of `plait.simulate.settings.SimulatorSettings`. Raises `ValueError` for what
-        cannot be simulated (with file and line where it stands in a file), `OSError` for files that cannot
-        be read.
+        `settings` is the JSON of `plait.simulate.settings.SimulatorSettings`. Raises `ValueError` for invalid
+        settings, with file and line for a mistake in a file, and `OSError` for unreadable files.
         """
 
     @property
@@ -93,6 +92,6 @@ class Simulation:
     def run(self, on_progress: Callable[[int], object]) -> bytes:
         """Simulate to the last token; the JSON of `plait.simulate.report.Report`.
 
-        Calls `on_progress` with the number of requests that have arrived, ten times a second. What it raises ends
-        the simulation and is raised here, and so is Ctrl-C.
+        Calls `on_progress` with the number of requests that have arrived, ten times a second. An exception from it,
+        or Ctrl-C, ends the simulation and is raised here.
         """
