@@ -14,7 +14,7 @@ from plait_kernels.attention.native import HeadSizes
 from plait_kernels.attention.paged_native import PagedHeads, PagedRows
 from plait_kernels.cpu import library
 from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold
-from plait_kernels.linear.blocks import ROW_BITS, rounded_rows
+from plait_kernels.linear.gguf import ACTIVATION_LIMITS, quantised_rows
 from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import hold_experts
 from plait_kernels.moe.native import ExpertPanels, can_hold_experts
@@ -81,7 +81,7 @@ def quantised(kind: str, outputs: int, inputs: int) -> GgufWeight:
 
 @pytest.mark.parametrize("kind", library.STORAGES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (97, 544)])
-@pytest.mark.parametrize("activation_bits", ROW_BITS)
+@pytest.mark.parametrize("activation_bits", ACTIVATION_LIMITS)
 def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
     kind: str, outputs: int, inputs: int, activation_bits: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
     for num_rows in (1, 13, 100):
         x = torch.randn(num_rows, inputs).bfloat16()
         x[0, :32] = 0
-        exact = rounded_rows(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
+        exact = quantised_rows(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
         torch.testing.assert_close(matrix.float32(x).double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
         together = matrix.float32(x)
@@ -264,7 +264,7 @@ def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:
 def test_what_is_not_finite_stays_so_in_products_with_blocks(what: float, place: int) -> None:
     x = torch.randn(9, 64).bfloat16()
     x[4, place] = what
-    for activation_bits in ROW_BITS:
+    for activation_bits in ACTIVATION_LIMITS:
         given = GgufMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, activation_bits).float32(x)
         assert not given[4].isfinite().any()
         assert given[torch.arange(9) != 4].isfinite().all()

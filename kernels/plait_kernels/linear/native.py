@@ -1,4 +1,4 @@
-"""Products with a matrix in panels, by the compiled CPU kernels. Shapes: N rows, I inputs, O outputs."""
+"""Matrices packed into panels for the compiled CPU kernels. Shapes: N rows, I inputs, O outputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
 from plait_kernels.cpu.memory import empty
-from plait_kernels.linear.blocks import BLOCK, BLOCK_BYTES, GgufWeight
+from plait_kernels.linear.gguf import BLOCK, BLOCK_BYTES, GgufWeight
 
 PANEL = 32
-"""Outputs that lie side by side."""
+"""Outputs of a panel."""
 
 
 class NativeMatrix:
-    """A copy of a matrix in the order in which the kernels read it."""
+    """A copy of a matrix in the order in which the kernels read it; ``Matrix`` says what it does."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class NativeMatrix:
             cpu.expect(bias_O, dtype, self.num_outputs)
         bias = None if bias_O is None else bias_O.data_ptr()
         self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, activation_bits)
-        """For kernels that do more than one product."""
+        """For kernels that take several matrices."""
         self._reference = ctypes.byref(self.struct)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
@@ -61,18 +61,15 @@ class NativeMatrix:
 
 
 class PanelMatrix(NativeMatrix):
-    """A matrix of numbers.
+    """A dense matrix.
 
-    Sums are float32, in the order of the inputs whatever the batch; bfloat16 numbers are multiplied in pairs.
+    Sums are float32, in the order of the inputs whatever the batch; bfloat16 elements are multiplied in pairs (VNNI).
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """``weight_OI`` bfloat16 or float32 on the CPU; I is even in bfloat16. Raises ``ValueError`` otherwise."""
-        if not can_hold(weight_OI):
-            raise ValueError(
-                f"a matrix {list(weight_OI.shape)} of {weight_OI.dtype} on {weight_OI.device}: the CPU kernels take "
-                "bfloat16 with an even number of inputs, and float32"
-            )
+        if (reason := self.refusal(weight_OI)) is not None:
+            raise ValueError(f"a matrix {list(weight_OI.shape)}: the CPU kernel {reason}")
         num_outputs, num_inputs = weight_OI.shape
         weight_OI = weight_OI.contiguous()
         panels = empty((math.ceil(num_outputs / PANEL), num_inputs, PANEL), weight_OI.dtype)
@@ -80,11 +77,21 @@ class PanelMatrix(NativeMatrix):
         cpu.library().plait_pack_dense(weight_OI.data_ptr(), num_outputs, num_inputs, kind, panels.data_ptr())
         super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
 
+    @staticmethod
+    def refusal(weight_OI: Tensor) -> str | None:
+        """Why it does not take a matrix; None if it does."""
+        if not weight_OI.is_cpu or weight_OI.dtype not in cpu.TYPES:
+            return f"takes bfloat16 and float32 on a CPU, not {weight_OI.dtype} on {weight_OI.device}"
+        if weight_OI.dtype == torch.bfloat16 and weight_OI.shape[1] % 2:
+            return f"takes bfloat16 with an even number of inputs, not {weight_OI.shape[1]}"
+        return None if cpu.open_library() is not None else "is not compiled: install plait-kernels again"
+
 
 class GgufMatrix(NativeMatrix):
-    """A GGUF's blocks, multiplied as they are by rows that are rounded to whole numbers (``blocks.rounded_rows``).
+    """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.quantised_rows``).
 
-    Products within a block of 32 are whole numbers; blocks are summed in float32 in their order, whatever the batch.
+    The dot product within a block of 32 is exact in integers; blocks are summed in float32 in their order, whatever
+    the batch.
     """
 
     def __init__(self, blocks: GgufWeight, bias_O: Tensor | None, dtype: torch.dtype, activation_bits: int) -> None:
@@ -100,5 +107,4 @@ class GgufMatrix(NativeMatrix):
 
 def can_hold(weight_OI: Tensor) -> bool:
     """Whether the kernels are there and take this matrix."""
-    even = weight_OI.dtype != torch.bfloat16 or weight_OI.shape[1] % 2 == 0
-    return even and cpu.takes(weight_OI)
+    return PanelMatrix.refusal(weight_OI) is None

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plait_kernels.linear import rmsnorm_gemv, rmsnorm_router_gemv
-from plait_worker.layers.matrix import ExactOnGpu, GpuMatrix
+from plait_kernels.linear import ExactOnGpu, GpuMatrix, rmsnorm_gemv, rmsnorm_router_gemv
 from plait_worker.layers.mlp import SparseMlp
 from torch import Tensor
 

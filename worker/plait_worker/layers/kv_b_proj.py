@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from plait_kernels.linear import Matrix, dense_matrix, is_copy
 from torch import Tensor
 
-from plait_worker.layers.matrix import Matrix, is_copy, matrix
 from plait_worker.model_config import MlaConfig
 
 
@@ -40,7 +40,7 @@ class ConcatKvUp:
         """Hold the matrix as it is."""
         self.mla = mla
         self.key_HOL, self.value_HVL = torch.split(up_HXL, [mla.nope_dim, mla.value_dim], dim=1)
-        self.up: Matrix = matrix(up_HXL.flatten(0, 1))
+        self.up: Matrix = dense_matrix(up_HXL.flatten(0, 1))
         self.num_more_bytes = up_HXL.nbytes if is_copy(self.up) else 0
 
     def __call__(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ class SingleGemmKvUp:
         self.key_HOL.copy_(up_HXL[:, : mla.nope_dim])
         self.value_HVL.copy_(up_HXL[:, mla.nope_dim :])
         whole_HXC[:, mla.nope_dim : mla.query_dim, mla.latent_dim :] = torch.eye(mla.rope_dim)
-        self.up: Matrix = matrix(whole_HXC.flatten(0, 1))
+        self.up: Matrix = dense_matrix(whole_HXC.flatten(0, 1))
         self.num_more_bytes = whole_HXC.nbytes - up_HXL.nbytes
         self._heads = (num_heads, whole)
 

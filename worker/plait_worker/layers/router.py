@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.linear import RowNorm, rmsnorm_router_gemv
+from plait_kernels.linear import ExactOnGpu, RowNorm, exact_matrix, rmsnorm_router_gemv
 from plait_kernels.moe import Routing, route, softmax_top_k
 from torch import Tensor
 
-from plait_worker.layers.matrix import ExactOnGpu, exact_matrix
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.model_config import GroupRouting, MoeConfig
 from plait_worker.weights.reader import Weights

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.linear import GpuMatrix, Matrix, dense_matrix, is_copy
 from torch import Tensor
 
-from plait_worker.layers.matrix import GpuMatrix, Matrix, is_copy, matrix
 from plait_worker.parallel import Parallel
 from plait_worker.weight_formats.read import A16, read_quantised
 from plait_worker.weights.reader import MatrixShard, Weights
@@ -67,7 +67,7 @@ class VocabHead:
         multiply = read_quantised(weights, shard, A16) if parallel.world == 1 else None
         if multiply is None:
             weight_UD = tied.weight_UD if tied else _vocab_shard(weights, f"{name}.weight", shape, parallel)
-            multiply = matrix(weight_UD)
+            multiply = dense_matrix(weight_UD)
             if tied and is_copy(multiply):
                 weights.hold_more(f"{name}.weight", weight_UD.nbytes)
         return cls(multiply, shape[0], parallel)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear import RowNorm, rmsnorm_gate_up_silu, rmsnorm_gemv
+from plait_kernels.linear import GpuMatrix, Matrix, RowNorm, rmsnorm_gate_up_silu, rmsnorm_gemv
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
 from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.layers.grouped import GroupedAttention
-from plait_worker.layers.matrix import GpuMatrix, Matrix
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.models.block import Block

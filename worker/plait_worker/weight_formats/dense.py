@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from plait_kernels.linear import Matrix, dense_matrix
 from plait_kernels.moe import Experts, hold_experts
 from torch import Tensor
 
-from plait_worker.layers.matrix import Matrix, matrix
 from plait_worker.weights.reader import MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 
@@ -39,7 +39,7 @@ class Dense:
 
     def matrix(self, stored: Tensor, bias_O: Tensor | None, _dtype: torch.dtype, _activation_bits: int) -> Matrix:
         """The fastest for the device."""
-        return matrix(stored, bias_O)
+        return dense_matrix(stored, bias_O)
 
     def experts(self, stored: Iterator[tuple[Tensor, Tensor]]) -> Experts:
         """In one tensor, or compiled on a CPU."""

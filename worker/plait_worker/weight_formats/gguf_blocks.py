@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from plait_kernels.linear import GgufMatrix, GgufWeight
-from plait_kernels.linear.blocks import join
+from plait_kernels.linear import GgufMatrix, GgufWeight, Matrix
+from plait_kernels.linear.gguf import join
 from plait_kernels.moe import Experts
 from torch import Tensor
 
-from plait_worker.layers.matrix import Matrix
 from plait_worker.weights.reader import MatrixShard, Weights
 from plait_worker.weights.source import TensorSource
 

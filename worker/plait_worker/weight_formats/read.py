@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from plait_kernels.linear import Matrix
 from plait_kernels.moe import Experts
 from torch import Tensor
 
-from plait_worker.layers.matrix import Matrix
 from plait_worker.weight_formats.dense import DENSE
 from plait_worker.weights.reader import MatrixShard, WeightFormat, Weights
 

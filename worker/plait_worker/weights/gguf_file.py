@@ -13,7 +13,7 @@ import torch
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from plait_kernels.linear import GgufWeight
-from plait_kernels.linear.blocks import BLOCK_BYTES
+from plait_kernels.linear.gguf import BLOCK_BYTES
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError

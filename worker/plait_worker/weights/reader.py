@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from plait_kernels.linear import GgufWeight
+from plait_kernels.linear import GgufWeight, Matrix
 from plait_kernels.moe import Experts
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.layers.matrix import Matrix
 from plait_worker.parallel import Shard
 from plait_worker.weights.held import Held
 from plait_worker.weights.source import TensorSource

@@ -1,4 +1,4 @@
-"""Weights in a GGUF's blocks of 32 inputs, kept as the file has them, and what they stand for.
+"""Weights in GGUF blocks of 32 inputs, kept as in the file, and their values.
 
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
@@ -16,9 +16,9 @@ from torch import Tensor
 BLOCK = 32
 """Inputs of a block."""
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""The kinds that are kept, with the bytes of a block."""
-ROW_BITS = {8: 127, 16: 127 * 256 + 127}
-"""Bits that a row's numbers may be rounded to, with the largest of them."""
+"""The block types that have a kernel, with the bytes of a block."""
+ACTIVATION_LIMITS = {8: 127, 16: 127 * 256 + 127}
+"""Bits of a quantised activation, with the largest integer of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class GgufWeight:
         return GgufWeight(self.kind, self.raw[rows.start : rows.stop])
 
     def columns(self, columns: range) -> GgufWeight | None:
-        """Some inputs; None where they begin or end within a block."""
+        """Some inputs; None if they begin or end within a block."""
         if columns.start % BLOCK or columns.stop % BLOCK:
             return None
         size = BLOCK_BYTES[self.kind]
         return GgufWeight(self.kind, self.raw[:, columns.start // BLOCK * size : columns.stop // BLOCK * size])
 
     def dequantised(self) -> Tensor:
-        """The numbers that the blocks stand for, float32 ``[O, I]``."""
+        """The blocks' values, float32 ``[O, I]``."""
         blocks_OBY = self.raw.reshape(len(self.raw), -1, BLOCK_BYTES[self.kind])
         scale_OB1 = _float16(blocks_OBY, 0)
         if self.kind == "Q8_0":
@@ -59,18 +59,18 @@ class GgufWeight:
 
 
 def join(parts: Sequence[GgufWeight]) -> GgufWeight | None:
-    """Matrices over the same inputs, one below the other; None where their blocks are of several kinds."""
+    """Matrices over the same inputs, one below the other; None if their block types differ."""
     if len({part.kind for part in parts}) > 1:
         return None
     return GgufWeight(parts[0].kind, torch.cat([part.raw for part in parts]))
 
 
-def rounded_rows(x_NI: Tensor, activation_bits: int) -> Tensor:
-    """What the products with blocks take for ``x``: whole parts of the largest of each 32, float32 ``[N, I]``."""
-    most = ROW_BITS[activation_bits]
+def quantised_rows(x_NI: Tensor, activation_bits: int) -> Tensor:
+    """``x`` as ``GgufMatrix`` quantises it, float32 ``[N, I]``: integers times a scale for each 32 elements."""
+    most = ACTIVATION_LIMITS[activation_bits]
     x_NB32 = x_NI.float().unflatten(1, (-1, BLOCK))
     largest_NB1 = x_NB32.abs().amax(dim=2, keepdim=True)
-    # A number through a tensor would be its reciprocal's multiple, rounded twice.
+    # torch would compute number / tensor as number * (1 / tensor), which rounds twice.
     factor_NB1 = torch.where(largest_NB1 > 0, torch.full_like(largest_NB1, most) / largest_NB1, 0)
     rounded_NB32: Tensor = (x_NB32 * factor_NB1).round() * (largest_NB1 / most)
     return rounded_NB32.flatten(1)
@@ -81,5 +81,5 @@ def _float16(blocks_OBY: Tensor, first: int) -> Tensor:
 
 
 def _nibbles(bytes_OB16: Tensor) -> Tensor:
-    """The low halves of the bytes, then the high ones: float32."""
+    """The bytes' low halves, then their high halves, float32."""
     return torch.cat((bytes_OB16 & 15, bytes_OB16 >> 4), dim=-1).float()
