@@ -1,4 +1,4 @@
-//! The driver thread: it owns the scheduler and the link, and never waits for anything but them.
+//! The driver thread. It owns the scheduler and the link, and waits for nothing else.
 
 mod deadlines;
 mod grouped;
@@ -28,7 +28,7 @@ use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 
-/// What the driver's thread works with.
+/// Everything that the driver's thread owns.
 pub struct Driver {
     /// The ranks' end.
     pub link: Link,
@@ -38,28 +38,27 @@ pub struct Driver {
     pub batches: Sender<Vec<StreamEvent>>,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
-    /// Where what steps took is kept, if anywhere.
+    /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
-    /// The replicas that this one steps with, if any.
+    /// The group that this replica steps with, if any.
     pub group: Option<Grouped>,
-    /// Known from the start.
     pub replica: ReplicaConfig,
 }
 
-/// What is known of a replica before its ranks have spoken.
+/// What is known of a replica before its ranks say Hello.
 pub struct ReplicaConfig {
-    /// As the command line gave them.
+    /// From the command line.
     pub settings: EngineSettings,
     /// Longest prompt plus output.
     pub max_model_len: u32,
-    /// Tokens of the model.
+    /// Tokens of the vocabulary.
     pub vocab_size: u32,
-    /// How long others may take.
+    /// Limits on waiting.
     pub timeouts: Timeouts,
 }
 
 impl Driver {
-    /// Drives the replica until it is closed.
+    /// Runs the event loop until the engine is closed.
     pub fn run(self) {
         let ReplicaConfig {
             settings, timeouts, ..
@@ -81,19 +80,19 @@ impl Driver {
     }
 }
 
-/// Where the replica is in its life.
+/// The replica's life, in order.
 enum Stage {
     /// Ranks load and say Hello.
     Handshaking(Handshake),
-    /// All were welcomed and run step 0.
+    /// All got a Welcome and run step 0.
     WarmingUp {
         warm_up: WarmUp,
         serving: Box<Serving>,
         deadline: Micros,
     },
-    /// Steps are made.
+    /// Requests are served.
     Serving(Box<Serving>),
-    /// The ranks were told to leave.
+    /// The ranks got a Drain.
     ShuttingDown {
         has_left: Vec<bool>,
         deadline: Micros,
@@ -102,27 +101,27 @@ enum Stage {
     Ended,
 }
 
-/// A rank that is gone, while the words that explain it may still be on their way.
+/// A rank that is gone, while a Fail that explains it may still arrive.
 struct LostRank {
-    /// Who is gone, or misses another.
+    /// The rank that is gone, or that reports another one gone.
     rank: u32,
     reports_peer_lost: bool,
     reason: String,
     deadline: Micros,
 }
 
-/// The driver at work.
+/// The driver's state.
 struct EventLoop {
     driver: Driver,
     stage: Stage,
     num_ranks: u32,
     timeouts: Timeouts,
-    /// When each rank was last heard.
+    /// When each rank sent its last message.
     last_heard: Vec<Micros>,
     lost: Option<LostRank>,
-    /// When this turn decided what is late.
+    /// The time that this pass compares deadlines with.
     checked_at: Micros,
-    /// When it last came back much later than it had meant to: the machine was paused, or this process stopped.
+    /// When the loop last woke far too late: the machine was paused, or this process stopped.
     resumed_at: Micros,
     is_draining: bool,
     is_closed: bool,
@@ -231,13 +230,13 @@ impl EventLoop {
         }
     }
 
-    /// Whether the end of this rank follows from a loss that is known.
+    /// Whether a known loss explains that this rank ended.
     fn is_explained(&self, rank: u32) -> bool {
         let known = self.lost.as_ref();
         known.is_some_and(|lost| !lost.reports_peer_lost || lost.rank == rank)
     }
 
-    /// A rank that misses another one knows less of the loss than the end of the other's process tells.
+    /// Another rank's end tells more about the loss than this report of it.
     fn rank_reports_peer_lost(&mut self, by: u32, reason: &str) {
         if self.lost.as_ref().is_none_or(|lost| lost.rank == by) {
             self.start_error_grace(by, true, format!("rank {by}: {reason}"));
@@ -281,7 +280,7 @@ impl EventLoop {
         let events = serving.take_events();
         serving.publish();
         if !events.is_empty() {
-            // Nobody listens only when the output thread has panicked, which its sentinel tells.
+            // Fails only if the output thread has panicked, which its sentinel reports.
             let _delivered = self.driver.batches.send(events);
         }
     }
@@ -297,7 +296,7 @@ impl EventLoop {
         }
     }
 
-    /// Nobody is on the way to the scheduler.
+    /// No request is on its way to the scheduler.
     fn has_taken_all(&self) -> bool {
         self.shared().intake.is_empty() && self.driver.admissions.is_empty()
     }
@@ -310,7 +309,7 @@ impl EventLoop {
 
     fn start_shutdown(&mut self) {
         let drain = plait_proto::encode(&Drain {}.into());
-        // A rank that cannot be told is gone, and one that has not joined has nothing to finish.
+        // A rank that cannot be reached is gone; one without a Hello has nothing to finish.
         let is_told = |rank| self.has_joined(rank) && self.driver.link.send(rank, &drain).is_ok();
         let has_left = (0..self.num_ranks).map(|rank| !is_told(rank)).collect();
         self.stage = Stage::ShuttingDown {
@@ -319,7 +318,7 @@ impl EventLoop {
         };
     }
 
-    /// Tells the ranks of a closed engine to leave, where they have not been told yet.
+    /// Sends Drain to the ranks unless they have it.
     fn shut_ranks_down(&mut self) {
         if !matches!(self.stage, Stage::ShuttingDown { .. } | Stage::Ended) {
             self.start_shutdown();
@@ -355,7 +354,7 @@ impl EventLoop {
         self.stage = Stage::Ended;
     }
 
-    /// Tells the ranks that nothing will come any more; one that cannot be told is gone.
+    /// Sends Fail to the ranks; one that cannot be reached is gone.
     fn send_failure_to_ranks(&self, code: ExitCode, reason: &str) {
         for rank in (0..self.num_ranks).filter(|rank| self.has_joined(*rank)) {
             let reason = reason.to_owned();

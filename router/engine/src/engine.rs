@@ -1,4 +1,4 @@
-//! The engine as Python sees it: every call returns at once but [`Engine::close`].
+//! The engine as Python sees it. Every call but [`Engine::close`] returns at once.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -27,11 +27,11 @@ use crate::step_trace::{StepFile, StepRecorder};
 use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
 use crate::timeouts::Timeouts;
 
-/// Prepared requests on their way to the driver, which takes all at every turn.
+/// Prepared requests on their way to the driver, which takes all in each pass.
 const MAX_ADMISSIONS: usize = 64;
-/// Batches of events on their way to the output thread; the driver waits when it is that far behind.
+/// Batches of events on their way to the output thread. A full channel blocks the driver.
 const MAX_BATCHES: usize = 64;
-/// Pages of the pool that settings are tried on before the ranks say how many there are.
+/// Pages of the pool that the settings are checked with before the ranks report theirs.
 const TRIAL_PAGES: u32 = 1 << 20;
 
 /// Why an engine cannot start.
@@ -68,7 +68,7 @@ pub struct Engine {
     model: Arc<ModelText>,
     max_model_len: u32,
     endpoint: String,
-    /// None once the engine is closed: the text threads end with the queue.
+    /// None once the engine is closed, which ends the text threads.
     queue: Mutex<Option<TextQueue>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -220,7 +220,7 @@ impl Engine {
             })
     }
 
-    /// The driver reads the clock again. A clock that jumps needs this after each jump.
+    /// Makes the driver read the clock again. A clock that jumps needs this after each jump.
     pub fn wake(&self) {
         self.shared.mailbox.wakeup().signal();
     }
@@ -232,7 +232,7 @@ impl Engine {
         }
     }
 
-    /// Everything that streams have to write, as records.
+    /// What the streams have to write, as records.
     pub fn take(&self) -> Vec<u8> {
         self.shared.outbox.take()
     }
@@ -242,7 +242,7 @@ impl Engine {
         self.model.describe(self.max_model_len)
     }
 
-    /// Where the engine stands, in JSON.
+    /// Phase and health, in JSON.
     pub fn status(&self) -> Vec<u8> {
         self.shared.status.report(self.shared.clock.now())
     }
@@ -260,7 +260,7 @@ impl Engine {
         });
     }
 
-    /// Takes no new request, finishes those under way, lets the workers go; ends in `stopped`.
+    /// Rejects new requests, finishes those under way, and shuts the ranks down; ends in `stopped`.
     pub fn drain(&self) {
         self.shared.intake.close();
         self.shared.mailbox.put(Mail::Drain);
@@ -280,7 +280,7 @@ impl Engine {
             .take();
         self.shared.mailbox.put(Mail::Close);
         for thread in threads.drain(..) {
-            // A panic was told by the thread's sentinel.
+            // The thread's sentinel has reported a panic.
             let _panicked = thread.join();
         }
         self.shared.status.stop();
@@ -293,7 +293,7 @@ impl Drop for Engine {
     }
 }
 
-/// Takes the engine's seat; nobody has answered yet.
+/// Opens the engine's socket in the group; no peer has answered yet.
 fn join(
     place: &GroupMembership,
     max_tokens: u32,

@@ -1,4 +1,4 @@
-//! Before the first step: ranks say Hello, are welcomed, and warm up.
+//! The handshake: ranks say Hello, get a Welcome, and answer the warm-up step.
 
 use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, schema_fingerprint};
 
@@ -8,29 +8,29 @@ pub struct Handshake {
     hellos: Vec<Option<Hello>>,
 }
 
-/// Why a rank was not let in, and what it should exit with.
+/// Why a rank was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedPeer {
-    /// The exit code that fits.
+    /// The code that it should exit with.
     pub code: ExitCode,
-    /// In words.
+    /// What differs and what to do.
     pub reason: String,
 }
 
 impl Handshake {
-    /// Nobody yet.
+    /// No rank yet.
     pub fn new(num_ranks: u32) -> Self {
         Self {
             hellos: vec![None; num_ranks as usize],
         }
     }
 
-    /// Whether this rank was let in.
+    /// Whether this rank is in.
     pub fn has(&self, rank: u32) -> bool {
         self.hellos.get(rank as usize).is_some_and(Option::is_some)
     }
 
-    /// Lets `rank` in, or says why it is rejected. `config` is what its configuration must hash to.
+    /// Lets `rank` in, or rejects it. `config` is the fingerprint that its configuration must have.
     pub fn add(
         &mut self,
         rank: u32,
@@ -57,13 +57,13 @@ impl Handshake {
         Ok(())
     }
 
-    /// All Hellos by rank, once nobody is missing.
+    /// All Hellos by rank, once none is missing.
     pub fn complete(&self) -> Option<Vec<Hello>> {
         self.hellos.iter().cloned().collect()
     }
 }
 
-/// In what a Hello differs from what this engine expects.
+/// How a Hello differs from what this engine expects.
 fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) -> Option<String> {
     if hello.protocol != PROTOCOL {
         Some(format!(
@@ -108,24 +108,24 @@ pub struct WarmUp {
 }
 
 impl WarmUp {
-    /// Nobody yet.
+    /// No rank yet.
     pub fn new(num_ranks: u32) -> Self {
         Self {
             answered: vec![false; num_ranks as usize],
         }
     }
 
-    /// Whether this rank has.
+    /// Whether this rank has answered.
     pub fn has(&self, rank: u32) -> bool {
         self.answered[rank as usize]
     }
 
-    /// This rank has.
+    /// Notes this rank's answer.
     pub fn add(&mut self, rank: u32) {
         self.answered[rank as usize] = true;
     }
 
-    /// Everybody has.
+    /// Whether all ranks have answered.
     pub fn is_complete(&self) -> bool {
         self.answered.iter().all(|answered| *answered)
     }

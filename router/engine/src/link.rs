@@ -8,15 +8,15 @@ use plait_proto::{MAX_FRAME_BYTES, Malformed, Message};
 use crate::receive_frames::{next_frame, rest_of_message};
 use crate::wakeup::Wakeup;
 
-/// Messages that wait in a socket for one peer at most. Two plans are in flight, so that only a peer
-/// that has stopped reading comes near it.
+/// Messages that wait in a socket for one peer at most. Two plans are in flight, so only a peer that
+/// has stopped reading gets there.
 const HIGH_WATER_MARK: i32 = 256;
 /// How long a send may wait for a peer that has stopped reading.
 const SEND_TIMEOUT_MILLIS: i32 = 1000;
 /// Longest name of a Unix socket (108 bytes with its end).
 const MAX_IPC_PATH_BYTES: usize = 107;
 
-/// What is wrong with the link itself.
+/// Why the link cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The run directory's name is too long for a Unix socket.
@@ -34,7 +34,7 @@ pub enum LinkError {
     Bind {
         /// Where.
         endpoint: String,
-        /// In ZeroMQ's words.
+        /// ZeroMQ's message.
         reason: String,
     },
 }
@@ -86,10 +86,10 @@ impl Link {
         &self.endpoint
     }
 
-    /// Blocks until a peer sends, `wakeup` is signalled, one of `others` is readable or `timeout` has
+    /// Blocks until a message comes, `wakeup` is signalled, one of `others` is readable or `timeout` has
     /// passed (None: no limit).
     pub fn wait(&self, wakeup: &Wakeup, others: Vec<zmq::PollItem<'_>>, timeout: Option<Duration>) {
-        // A timeout is rounded up, or the last millisecond would be spent spinning.
+        // Rounded up: rounding down would spin through the last millisecond.
         let millis = timeout.map_or(-1, |timeout| {
             i64::try_from(timeout.as_micros().div_ceil(1000)).expect("deadlines are minutes away")
         });

@@ -1,4 +1,4 @@
-//! A replica at work: the scheduler, the steps on the wire, and the requests that wait for tokens.
+//! A replica that serves: the scheduler, the steps in flight, and the requests that wait for tokens.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,28 +24,28 @@ use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 
-/// A result that does not fit the plan: the rank is not to be trusted any more.
+/// A result that does not fit the plan. The rank cannot be trusted any more.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidResult {
-    /// Not the rows that were asked for.
+    /// Other rows than the plan's.
     #[error(transparent)]
     Unexpected(#[from] UnexpectedResult),
-    /// Not the log-probabilities that were asked for.
+    /// Other log-probabilities than the requests asked for.
     #[error(transparent)]
     Records(#[from] WrongRecords),
-    /// Not a token of the model.
+    /// A token outside the vocabulary.
     #[error("step {step} sampled token {token}; the vocabulary has {vocab_size}")]
     Token {
         /// Which step.
         step: u64,
-        /// What was sampled.
+        /// The sampled token.
         token: u32,
-        /// The model's tokens.
+        /// Tokens of the vocabulary.
         vocab_size: u32,
     },
 }
 
-/// What the driver remembers of a request until it ends.
+/// What the driver keeps of a request until it ends.
 #[derive(Debug)]
 struct LiveRequest {
     stream: StreamId,
@@ -69,28 +69,28 @@ impl LiveRequest {
     }
 }
 
-/// What a replica is made of.
+/// What a replica is started with.
 pub struct ServingConfig {
     /// The scheduler's settings.
     pub settings: Settings,
-    /// Plans that may be on the wire.
+    /// Plans that may be in flight.
     pub credit: usize,
-    /// Tokens of the model.
+    /// Tokens of the vocabulary.
     pub vocab_size: u32,
-    /// How long a step may take.
+    /// Limits on waiting.
     pub timeouts: Timeouts,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
-    /// Where what steps took is kept, if anywhere.
+    /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
 }
 
-/// How long before a step should end the next one is decided: what comes in until then joins it. A plan
-/// takes half a millisecond to the device and back, a worker up to 2.5 to launch its graph; the
-/// driver wakes up to one late.
+/// Under a target for step times, the next step is planned this long before the last one should end.
+/// Requests that arrive until then join it. A plan takes 0.5 ms to the device and back, a graph launch up
+/// to 2.5 ms, and the driver wakes up to 1 ms late.
 const LEAD: Micros = Micros(4_000);
 
-/// A step that is decided and not yet sent.
+/// A step that is planned and not yet sent.
 pub struct PlannedStep {
     plan: Plan,
     step: StepInFlight,
@@ -98,24 +98,24 @@ pub struct PlannedStep {
     new_slots: Vec<NewSlot>,
 }
 
-/// From its first plan to its end.
+/// A replica from its first plan to its end.
 pub struct Serving {
     scheduler: Scheduler,
     config: ServingConfig,
     writer: PlanWriter,
     in_flight: VecDeque<StepInFlight>,
-    /// Since when the worker has had nothing before the oldest step on the wire.
+    /// Since when the worker computes the oldest step in flight.
     oldest_since: Micros,
     requests: FxHashMap<RequestId, LiveRequest>,
     streams: FxHashMap<StreamId, SmallVec<[RequestId; 1]>>,
-    /// Live requests that want log-probabilities; while there are none, no row is looked at for them.
+    /// Live requests that want log-probabilities. At 0 no row is searched for them.
     num_measured: usize,
     outputs: Vec<Output>,
     events: Vec<StreamEvent>,
 }
 
 impl Serving {
-    /// An empty replica; fails where no request could ever run.
+    /// An empty replica. Fails if no request could ever run.
     pub fn new(config: ServingConfig) -> Result<Self, SettingsError> {
         Ok(Self {
             scheduler: Scheduler::new(config.settings.clone())?,
@@ -131,7 +131,7 @@ impl Serving {
         })
     }
 
-    /// The settings that ranks are welcomed with.
+    /// The settings of the Welcome.
     pub fn settings(&self) -> &Settings {
         &self.config.settings
     }
@@ -141,22 +141,22 @@ impl Serving {
         self.scheduler.limits()
     }
 
-    /// Plans that may be on the wire.
+    /// Plans that may be in flight.
     pub fn credit(&self) -> usize {
         self.config.credit
     }
 
-    /// Nothing waits, runs, or is on the wire.
+    /// Nothing waits, runs, or is in flight.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
-    /// When the oldest step on the wire is overdue.
+    /// When the oldest step in flight is overdue.
     pub fn oldest_deadline(&self) -> Option<Micros> {
         self.in_flight.front().map(|step| step.deadline)
     }
 
-    /// Takes all choices of a stream into the queue, or none.
+    /// Queues all choices of a stream, or none.
     pub fn admit(&mut self, admission: Admission, now: Micros) {
         let Admission {
             stream,
@@ -189,7 +189,7 @@ impl Serving {
         });
     }
 
-    /// The client is gone: its requests give their pages back when the steps in flight are in.
+    /// The client is gone. Its requests return their pages when the steps in flight are complete.
     pub fn abort(&mut self, stream: StreamId) {
         if let Some(requests) = self.streams.remove(&stream) {
             self.events.push(StreamEvent::Forget(stream));
@@ -197,12 +197,12 @@ impl Serving {
         }
     }
 
-    /// The output thread found a stop string.
+    /// Ends a request at a stop string.
     pub fn stop(&mut self, request: RequestId) {
         self.end_requests(&[request], Event::Stop);
     }
 
-    /// Takes in a step's result; after an error nothing may be built on this replica.
+    /// Completes a step with its result. After an error the replica must end.
     pub fn complete(&mut self, result: &StepResult, now: Micros) -> Result<(), InvalidResult> {
         self.check_was_sent(result)?;
         self.check_tokens(result)?;
@@ -225,7 +225,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Tells the scheduler how long the step took on the worker.
+    /// Passes the step's time on the worker to the scheduler.
     fn measure(&mut self, result: &StepResult) -> Result<(), UnexpectedResult> {
         let measured = Event::Measured {
             step: StepId(result.step),
@@ -234,7 +234,7 @@ impl Serving {
         self.scheduler.advance(measured, &mut self.outputs)
     }
 
-    /// The frames of the next step, where credit is left, it is time, and there is something to do.
+    /// The frames of the next step, if credit is left, it is time, and there is something to do.
     pub fn next_step(&mut self, now: Micros) -> Option<&[Vec<u8>]> {
         if !self.has_credit() || self.next_plan_due().is_some_and(|time| now < time) {
             return None;
@@ -251,8 +251,7 @@ impl Serving {
         Some(self.writer.write(&plan, &new_slots, None))
     }
 
-    /// When the step behind those on the wire is to be decided, where their end can be told: by a target for
-    /// steps' times.
+    /// When the next step is to be planned under a target for step times; None plans as soon as it can.
     pub fn next_plan_due(&self) -> Option<Micros> {
         let last = self.in_flight.back().filter(|_| self.has_credit())?;
         let expected = self.scheduler.expected(StepId(last.step))?;
@@ -266,7 +265,7 @@ impl Serving {
         self.in_flight.len() < self.config.credit
     }
 
-    /// Decides the next step, where there is something to do.
+    /// Plans the next step, if there is something to do.
     pub fn plan_step(&mut self, now: Micros) -> Option<PlannedStep> {
         let plan = self.scheduler.plan(now)?;
         let step = self.remember(&plan, now);
@@ -282,14 +281,14 @@ impl Serving {
         })
     }
 
-    /// What `replica` says of the step that was just decided, or of having none.
+    /// The vote of `replica` on the step that was just planned, or on having none.
     pub fn vote(&self, planned: Option<&PlannedStep>, replica: u32, largest_graph: u32) -> Vote {
         let plan = planned.map(|planned| &planned.plan);
         self.scheduler.vote(plan, replica, largest_graph)
     }
 
-    /// The frames of the step that the group takes: what was decided, or a dummy row; nothing where
-    /// nobody has rows.
+    /// The frames of the step that the group takes: the planned one, or a dummy row. None if no replica has
+    /// rows.
     pub fn apply_decision(
         &mut self,
         planned: Option<PlannedStep>,
@@ -326,7 +325,7 @@ impl Serving {
         self.events.extend(failed);
     }
 
-    /// What the output thread has to hear.
+    /// The events for the output thread.
     pub fn take_events(&mut self) -> Vec<StreamEvent> {
         std::mem::take(&mut self.events)
     }
@@ -356,7 +355,7 @@ impl Serving {
         self.emit_outputs(Micros(0), &mut Vec::new());
     }
 
-    /// In a group a step may be decided that the ranks do not know of yet.
+    /// In a group a step may be planned that the ranks do not have yet.
     fn check_was_sent(&self, result: &StepResult) -> Result<(), UnexpectedResult> {
         let expected = self.in_flight.front().map(|step| StepId(step.step));
         let given = StepId(result.step);
@@ -377,7 +376,7 @@ impl Serving {
         }
     }
 
-    /// What must be known when the plan's result comes.
+    /// Keeps what the plan's result will be read with.
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
         let queue = &self.config.shared.metrics.latency.queue;
         for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
@@ -436,7 +435,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Turns the scheduler's outputs into events; `records` are those of the step's sampling rows.
+    /// Turns the scheduler's outputs into events. `records` belong to the step's sampling rows.
     fn emit_outputs(&mut self, now: Micros, records: &mut [Option<Vec<TokenLogprobs>>]) {
         let mut outputs = std::mem::take(&mut self.outputs);
         let mut rest = outputs.drain(..).peekable();

@@ -30,9 +30,9 @@ pub struct EngineSettings {
     pub pages: PageSettings,
     /// Speculative tokens of a decode row at most; the worker's configuration has the same number.
     pub draft_tokens: u32,
-    /// Seeds the generator that draws seeds for requests without one; None takes the system's randomness.
+    /// Seeds the generator of seeds for requests that give none; None takes the system's randomness.
     pub seed: Option<u64>,
-    /// A file that gets what each step computed and took; None writes none.
+    /// File for the step trace: the work and time of each step. None writes none.
     pub step_trace: Option<PathBuf>,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
@@ -40,7 +40,7 @@ pub struct EngineSettings {
     pub group: Option<GroupMembership>,
 }
 
-/// The JSON of `plait.settings.GroupMembership`: this engine's seat in a group, one replica an engine.
+/// The JSON of `plait.settings.GroupMembership`: this engine in its group, with one replica an engine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupMembership {
@@ -54,7 +54,7 @@ pub struct GroupMembership {
     pub keys: Option<GroupKeys>,
     /// Sizes in tokens for which every replica captures a graph of decode rows.
     pub graph_buckets: Vec<u32>,
-    /// Model and number formats, in words that are the same where these are.
+    /// Fingerprint of model and number formats.
     pub computes: String,
 }
 
@@ -88,8 +88,8 @@ impl std::fmt::Debug for GroupKeys {
 }
 
 impl GroupMembership {
-    /// The group's settings; `config` is the fingerprint of what all engines must have alike, `max_tokens`
-    /// the most that a step may have.
+    /// The group's settings. `config` is the fingerprint of what all engines must share, `max_tokens` the
+    /// most tokens of a step.
     pub fn group(
         &self,
         max_tokens: u32,
@@ -180,7 +180,7 @@ pub enum LogLevel {
 /// A setting that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsProblem {
-    /// Not the JSON that was agreed.
+    /// Not the JSON that the engine reads.
     #[error("the engine's settings are not valid: {0}")]
     Malformed(String),
     /// One value is out of range.
@@ -223,7 +223,7 @@ impl EngineSettings {
         Ok(settings)
     }
 
-    /// The longest prompt plus output: the asked one where the model's context holds it.
+    /// The longest prompt plus output: what was asked for, if the model's context holds it.
     pub fn model_len(&self, context_length: u32) -> Result<u32, SettingsProblem> {
         match self.max_model_len {
             None => Ok(context_length),
@@ -251,7 +251,7 @@ impl EngineSettings {
         }
     }
 
-    /// Of everything that all engines of a group must have alike.
+    /// Fingerprint of everything that all engines of a group must share.
     pub fn group_fingerprint(
         &self,
         max_model_len: u32,

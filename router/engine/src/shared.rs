@@ -1,4 +1,4 @@
-//! What the engine's threads share.
+//! State that the engine's threads share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,20 +11,20 @@ use crate::metrics::{Metrics, Rejection};
 use crate::outbox::Outbox;
 use crate::status::StatusBoard;
 
-/// One of each for an engine.
+/// What one engine's threads share.
 #[derive(Debug)]
 pub struct Shared {
     /// From everyone to the driver.
     pub mailbox: Mailbox,
     /// From everyone to Python.
     pub outbox: Arc<Outbox>,
-    /// Where the engine stands.
+    /// The engine's phase and health.
     pub status: StatusBoard,
-    /// What it counted.
+    /// Counters and histograms.
     pub metrics: Metrics,
     /// Streams whose text is being prepared.
     pub intake: Intake,
-    /// What a Hello must carry.
+    /// The configuration's fingerprint that a Hello must carry.
     pub config_fingerprint: OnceLock<Fingerprint>,
     /// The engine's time.
     pub clock: Arc<dyn Clock>,
@@ -45,7 +45,7 @@ impl Shared {
         })
     }
 
-    /// Refuses the streams that have not reached the driver, and every later one.
+    /// Rejects the streams that have not reached the driver, and every later one.
     pub fn reject_pending(&self) {
         let error = self.status.refusal();
         for stream in self.intake.clear() {

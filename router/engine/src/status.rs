@@ -1,4 +1,4 @@
-//! Where the engine stands, for `/health`, `/ready` and the launcher.
+//! The engine's phase and health, for `/health`, `/ready` and the launcher.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::outbox::Outbox;
 pub enum Phase {
     /// Ranks load, measure and warm up.
     Loading,
-    /// Steps are made.
+    /// Requests are served.
     Ready,
     /// No new requests; those under way are finished.
     Draining,
@@ -38,7 +38,7 @@ impl Phase {
     }
 }
 
-/// What the ranks said about themselves.
+/// What the ranks reported in their Hellos.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DeviceReport {
     num_pages: u32,
@@ -49,8 +49,7 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
-    /// The replica's device as its ranks' Hellos describe it: pages are the least over the ranks, bytes
-    /// their sum.
+    /// The replica's device: pages are the least over the ranks, bytes their sum.
     pub fn new(hellos: &[Hello], num_pages: u32) -> Self {
         let first = hellos.first().expect("a replica has at least one rank");
         Self {
@@ -72,7 +71,7 @@ pub struct StatusBoard {
     idle: AtomicBool,
     stuck: AtomicBool,
     late: AtomicBool,
-    /// By when the driver, unless it hangs, begins to wait, or comes back from waiting.
+    /// When the driver counts as hung.
     watchdog_deadline: AtomicU64,
 }
 
@@ -122,12 +121,12 @@ impl StatusBoard {
         }
     }
 
-    /// Requests are taken in this phase.
+    /// Whether requests are admitted.
     pub fn is_ready(&self) -> bool {
         self.lock().phase == Phase::Ready
     }
 
-    /// Why no request is taken, for clients: a failure's own reason may name this machine's files.
+    /// Why no request is admitted, for clients. A failure's own reason may name this machine's files.
     pub fn refusal(&self) -> ApiError {
         let standing = self.lock();
         ApiError::unavailable(match standing.phase {
@@ -152,7 +151,7 @@ impl StatusBoard {
         self.outbox.wakeup().signal();
     }
 
-    /// Enters `failed`; the first failure is the one that is told.
+    /// Enters `failed`; the first failure is the one that is reported.
     pub fn fail(&self, code: ExitCode, reason: &str) {
         let mut standing = self.lock();
         if standing.phase != Phase::Failed {
@@ -172,7 +171,7 @@ impl StatusBoard {
         }
     }
 
-    /// What the ranks have, once all said Hello.
+    /// Sets the device, once all ranks have said Hello.
     pub fn set_device(&self, device: DeviceReport) {
         self.lock().device = device;
     }
@@ -192,17 +191,17 @@ impl StatusBoard {
         self.idle.store(idle, Ordering::Relaxed);
     }
 
-    /// A step is overdue; returns whether that is news.
+    /// Sets whether a step is overdue; returns whether that has changed.
     pub fn set_stuck(&self, stuck: bool) -> bool {
         self.stuck.swap(stuck, Ordering::Relaxed) != stuck
     }
 
-    /// A rank's heartbeat is late; returns whether that is news.
+    /// Sets whether a rank's heartbeat is late; returns whether that has changed.
     pub fn set_late(&self, late: bool) -> bool {
         self.late.swap(late, Ordering::Relaxed) != late
     }
 
-    /// By when the driver says so again; without a time, it waits for others alone.
+    /// Sets when the driver counts as hung; None never, for it waits on others only.
     pub fn set_watchdog_deadline(&self, time: Option<Micros>) {
         let time = time.map_or(u64::MAX, |time| time.0);
         self.watchdog_deadline.store(time, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A step on its way: the scheduler's plan as frames, and what is remembered until its result is in.
+//! A step in flight: its plan as frames, and what its result is read with.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::timeouts::Timeouts;
 pub struct StepInFlight {
     /// Its number.
     pub step: u64,
-    /// Which rows it has; none where it runs a dummy row.
+    /// Which rows it has; None for a dummy row.
     pub kind: Option<StepKind>,
     /// What it computes.
     pub work: StepWork,
@@ -26,7 +26,7 @@ pub struct StepInFlight {
     /// For each row that samples, how many best tokens come with its log-probabilities (None: no
     /// record). Empty where no request asked.
     pub sampled: Vec<Option<u32>>,
-    /// The prefill rows whose prompt log-probabilities come with the result.
+    /// Prefill rows whose prompt log-probabilities come with the result.
     pub measured: Vec<MeasuredRow>,
 }
 
@@ -46,7 +46,7 @@ pub struct MeasuredRow {
 }
 
 impl StepInFlight {
-    /// A step sent at `now`; the caller fills in who wants log-probabilities.
+    /// A step sent at `now`; the caller fills in the rows that want log-probabilities.
     pub fn new(plan: &Plan, now: Micros, timeouts: &Timeouts) -> Self {
         let mut step = Self {
             step: plan.step.0,
@@ -60,7 +60,7 @@ impl StepInFlight {
         step
     }
 
-    /// It is sent at `now`, and computes so many tokens, padding included.
+    /// Notes that it is sent at `now` and computes `num_tokens`, padding included.
     pub fn send(&mut self, num_tokens: u32, now: Micros, timeouts: &Timeouts) {
         let limit = timeouts.step + timeouts.step_token * num_tokens;
         self.deadline = Micros(now.0 + micros(limit));
@@ -88,7 +88,7 @@ pub struct PlanWriter {
 }
 
 impl PlanWriter {
-    /// The plan's frames, the same for every rank; in a group with the decision on its step.
+    /// The plan's frames, the same for every rank; in a group with its decision.
     pub fn write(
         &mut self,
         plan: &Plan,
@@ -146,7 +146,7 @@ fn prefill_row(row: &plait_core::PrefillRow) -> PrefillRow {
 /// Tokens of the warm-up's only chunk.
 const WARM_UP_TOKENS: u32 = 2;
 
-/// Step 0: one greedy slot and one chunk, so that a worker's first real step finds everything warm.
+/// Step 0: one greedy slot and one chunk, so that the first real step finds everything warm.
 pub fn warm_up(page_size: u32) -> plait_proto::Plan {
     let slot = 0;
     let num_pages = WARM_UP_TOKENS.div_ceil(page_size);
@@ -175,7 +175,7 @@ pub fn warm_up(page_size: u32) -> plait_proto::Plan {
     }
 }
 
-/// When the warm-up is overdue: it may compile and load whatever the worker was spared until now.
+/// When the warm-up is overdue: it may compile and load what the worker has not needed before.
 pub fn warm_up_deadline(now: Micros, timeouts: &Timeouts) -> Micros {
     const COMPILING: Duration = Duration::from_secs(600);
     Micros(now.0 + micros(timeouts.step + COMPILING))

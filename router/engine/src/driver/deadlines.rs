@@ -1,4 +1,4 @@
-//! What is late, and what follows from it.
+//! Deadlines, and what happens when one passes.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl EventLoop {
         stage.into_iter().chain(lost).chain(group).min()
     }
 
-    /// When a step is overdue, or given up, or a heartbeat late, unless that is known already.
+    /// When a step becomes overdue or is given up, or a heartbeat becomes late; only times to come.
     fn next_health_change(&self, serving: &Serving) -> Option<Micros> {
         let stuck = serving.oldest_deadline();
         let given_up = stuck.map(|deadline| self.abandon_deadline(deadline));
@@ -41,7 +41,7 @@ impl EventLoop {
             .min()
     }
 
-    /// When the next step is due, unless it was and there was nothing to do.
+    /// When the next step is to be planned. A replica of a group waits for votes instead.
     fn next_plan_due(&self, serving: &Serving) -> Option<Micros> {
         let is_alone = self.driver.group.is_none();
         serving
@@ -49,23 +49,23 @@ impl EventLoop {
             .filter(|time| is_alone && *time > self.checked_at)
     }
 
-    /// When a step that was due at `deadline` is waited for no longer.
+    /// When a step that was due at `deadline` is given up.
     fn abandon_deadline(&self, deadline: Micros) -> Micros {
-        // Who hangs in a group keeps all others in the same step, where no deadline of a vote runs.
+        // One hung rank holds every replica of the group in the step, and no vote is due then.
         if self.driver.group.is_some() {
             return deadline;
         }
-        // What stopped this process has stopped its ranks too: their time begins anew.
+        // A pause of this process was one of its ranks too, so their grace period starts again.
         Micros(deadline.max(self.resumed_at).0 + micros(self.timeouts.stuck_grace))
     }
 
-    /// The driver waits for so long, and works at one turn: it hangs where it has not said so again by then.
+    /// The driver hangs if it does not call this again within `wait` and the watchdog's timeout.
     pub(super) fn set_watchdog_deadline(&self, wait: Option<Duration>) {
         let latest = wait.map(|wait| self.after(wait + self.timeouts.watchdog));
         self.shared().status.set_watchdog_deadline(latest);
     }
 
-    /// Behind a wait that was to end at `deadline`.
+    /// Call it after a wait that should have ended at `deadline`.
     pub(super) fn detect_pause(&mut self, deadline: Option<Micros>) {
         let now = self.now();
         if deadline.is_some_and(|deadline| since(deadline, now) > self.timeouts.heartbeat) {

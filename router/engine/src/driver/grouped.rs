@@ -1,4 +1,4 @@
-//! A replica that steps with others: it votes on what it planned, and sends what the decision makes of it.
+//! A replica of a group: it votes on its plan, and sends the plan with the group's decision.
 
 use plait_core::{Decision, Micros};
 use plait_proto::ExitCode;
@@ -11,15 +11,15 @@ use crate::status::Phase;
 /// This engine's one replica in its group.
 pub struct Grouped {
     exchange: Exchange,
-    /// Which of the group's it is.
+    /// Its number in the group.
     pub replica: u32,
-    /// Those of the group.
+    /// Replicas of the group.
     pub num_replicas: u32,
     /// Tokens of the largest captured graph; 0 without any.
     largest_graph: u32,
-    /// What was voted on, until the decision.
+    /// The step that was voted on, until the decision.
     planned: Option<PlannedStep>,
-    /// The first decision has come: all are there.
+    /// The first decision has come: all engines have joined.
     has_begun: bool,
 }
 
@@ -41,17 +41,17 @@ impl Grouped {
         self.exchange.poll_items()
     }
 
-    /// When the driver must listen though nothing has come.
+    /// When the driver must look at the group though nothing has come.
     pub fn next_deadline(&self) -> Option<Micros> {
         self.exchange.next_deadline()
     }
 
-    /// The others end with this reason, where they have not ended.
+    /// Ends the group with this reason, unless it has ended.
     pub fn give_up(&mut self, code: ExitCode, reason: &str) {
         self.exchange.give_up(code, reason);
     }
 
-    /// Plans and votes, where credit is left and the group waits or there is news.
+    /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one.
     fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupFailure> {
         if self.exchange.awaits_decision() || !serving.has_credit() {
             return Ok(());
@@ -68,13 +68,13 @@ impl Grouped {
 }
 
 impl EventLoop {
-    /// Requests that come between the vote and its decision wait for the decision, which may end the group.
+    /// Requests wait while a decision is due: it may stop the group.
     pub(super) fn awaits_decision(&self) -> bool {
         let group = self.driver.group.as_ref();
         group.is_some_and(|group| group.exchange.awaits_decision())
     }
 
-    /// Requests are taken: a group takes them when all of its engines are there.
+    /// Whether requests are admitted: a group admits them once all of its engines have joined.
     pub(super) fn is_formed(&self) -> bool {
         self.driver
             .group
@@ -82,7 +82,7 @@ impl EventLoop {
             .is_none_or(|group| group.has_begun)
     }
 
-    /// Takes in what the other engines said.
+    /// Handles the messages of the other engines.
     pub(super) fn receive_from_group(&mut self) {
         let now = self.now();
         let Some(group) = &mut self.driver.group else {
@@ -97,7 +97,7 @@ impl EventLoop {
 
     pub(super) fn vote(&mut self) {
         let now = self.now();
-        // What was taken here before its own drain is not refused for it; for another engine's it is.
+        // Requests that arrived before this engine's drain are served; another engine's drain refuses them.
         let drains = self.is_draining && self.has_taken_all();
         let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
         else {
@@ -140,7 +140,7 @@ impl EventLoop {
         }
     }
 
-    /// Some engine drains.
+    /// An engine of the group drains.
     fn close_admission(&mut self) {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.shared().intake.close();
@@ -148,7 +148,7 @@ impl EventLoop {
         }
     }
 
-    /// All engines are idle: who is not in the scheduler now is refused.
+    /// All engines are idle: requests that are not in the scheduler are refused.
     fn stop(&mut self) {
         self.flush();
         self.shared().reject_pending();

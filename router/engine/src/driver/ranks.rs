@@ -1,4 +1,4 @@
-//! What ranks say, from their Hello to their Bye.
+//! The ranks' messages, from Hello to Bye.
 
 use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, StepResult, Welcome};
 
@@ -9,12 +9,12 @@ use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
 use crate::step::{warm_up, warm_up_deadline};
 
-/// Messages taken from the link before anything else is looked at.
-const MAX_MESSAGES_A_TURN: usize = 64;
+/// Messages handled in one pass of the event loop.
+const MAX_MESSAGES_A_PASS: usize = 64;
 
 impl EventLoop {
     pub(super) fn receive_from_ranks(&mut self) {
-        for _ in 0..MAX_MESSAGES_A_TURN {
+        for _ in 0..MAX_MESSAGES_A_PASS {
             match self.driver.link.receive() {
                 None => return,
                 Some(Received::UnknownPeer) => {
@@ -61,7 +61,7 @@ impl EventLoop {
                     Err(rejected) => self.reject(rank, rejected),
                 }
             }
-            // Who comes too late is ended by who started it.
+            // A rank that comes too late is ended by its launcher.
             Stage::ShuttingDown { .. } | Stage::Ended => {}
             _ => self.lose_rank(
                 rank,

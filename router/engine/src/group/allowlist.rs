@@ -12,7 +12,7 @@ const VERSION: &[u8] = b"1.0";
 const NUM_FRAMES: usize = 7;
 
 /// Questions that are answered before the engine looks at anything else.
-const MAX_ANSWERS_A_TURN: usize = 64;
+const MAX_ANSWERS_A_PASS: usize = 64;
 
 /// Answers for one context; without it CURVE admits anyone who knows the server's key.
 pub struct Allowlist {
@@ -36,7 +36,7 @@ impl Allowlist {
 
     /// Answers whoever has asked.
     pub fn answer(&self) {
-        for _ in 0..MAX_ANSWERS_A_TURN {
+        for _ in 0..MAX_ANSWERS_A_PASS {
             let Ok(request) = self.socket.recv_multipart(zmq::DONTWAIT) else {
                 return;
             };

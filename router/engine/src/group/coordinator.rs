@@ -19,7 +19,7 @@ use super::wire::{decision_to_wire, vote_from_wire, vote_to_wire};
 const SEARCH: Duration = Duration::from_millis(200);
 const SEARCH_EVERY: Duration = Duration::from_millis(5);
 /// Messages that are taken in before the engine looks at anything else.
-const MAX_MESSAGES_A_TURN: usize = 256;
+const MAX_MESSAGES_A_PASS: usize = 256;
 
 /// Engine 0 of a group, which may be its only one.
 pub struct Coordinator {
@@ -146,7 +146,7 @@ impl Coordinator {
     }
 
     fn take_messages(&mut self, now: Micros) -> Result<(), GroupFailure> {
-        for _ in 0..MAX_MESSAGES_A_TURN {
+        for _ in 0..MAX_MESSAGES_A_PASS {
             let Some(received) = self.listener.as_ref().and_then(Listener::receive) else {
                 return Ok(());
             };

@@ -14,7 +14,7 @@ use super::socket::{Broken, Dialler, DropCounts, Unsent};
 use super::wire::{decision_from_wire, vote_to_wire};
 
 /// Messages that are taken in before the engine looks at anything else.
-const MAX_MESSAGES_A_TURN: usize = 64;
+const MAX_MESSAGES_A_PASS: usize = 64;
 
 /// Any engine of a group but the first.
 pub struct Member {
@@ -92,7 +92,7 @@ impl Member {
         }
         // What was said before the link broke comes first: it may say why.
         self.broken = self.broken.or_else(|| self.dialler.broken());
-        for _ in 0..MAX_MESSAGES_A_TURN {
+        for _ in 0..MAX_MESSAGES_A_PASS {
             let Some(received) = self.dialler.receive() else {
                 return self.check_link(now).map(|()| None);
             };

@@ -357,7 +357,7 @@ struct Watch {
 }
 
 /// Events that are looked at before anything else is.
-const MAX_EVENTS_A_TURN: usize = 256;
+const MAX_EVENTS_A_PASS: usize = 256;
 
 impl Watch {
     fn new(
@@ -384,7 +384,7 @@ impl Watch {
             let event = SocketEvent::from_raw(u16::from_ne_bytes(*event));
             Some((event, u32::from_ne_bytes(*value.first_chunk()?)))
         };
-        std::iter::from_fn(next).take(MAX_EVENTS_A_TURN)
+        std::iter::from_fn(next).take(MAX_EVENTS_A_PASS)
     }
 
     /// Hands the events over to a new end, which gets none.
