@@ -1,14 +1,13 @@
 //! A group's engines agree on each step: votes go in, the decision on the step comes out.
 //!
-//! The first engine listens, the others dial it. Each sends it the votes of its replicas, and it alone
-//! draws the decision and sends it to all. Two hops and 2 (n - 1) messages a step, where all-to-all takes
-//! one hop and n (n - 1) messages: the second hop costs less than the messages do, and n engines need
-//! n - 1 connections. A group of one engine does the same without a socket.
+//! Engine 0, the coordinator, listens, and the others dial it. Each sends it the votes of its replicas. The
+//! coordinator alone makes the decision and sends it to all. That takes two hops and 2 (n - 1) messages a
+//! step, all-to-all one hop and n (n - 1) messages: the second hop costs less than the messages do. A group
+//! of one engine does the same without a socket.
 //!
-//! A *round* is one vote of every replica on one step. Each has a number of its own, the step's: a
-//! decision that nobody has rows uses its number up. The next round after such a decision begins with the
-//! first vote that has something to say, which the first engine passes on as a call to everybody else;
-//! until then nothing is sent and nobody wakes.
+//! A *round* is one vote of every replica on one step. A step's number belongs to one round, and a decision
+//! that no replica has rows uses it up. After such a decision nothing is sent and no engine wakes until a
+//! replica has something to vote for. The coordinator then passes that vote on as a call to all others.
 
 mod allowlist;
 mod coordinator;
@@ -37,9 +36,8 @@ use member::Member;
 /// One engine's part in its group; used by one thread.
 ///
 /// The caller polls [`Exchange::poll_items`] until [`Exchange::next_deadline`], calls
-/// [`Exchange::receive`], and casts its replicas' votes whenever [`Exchange::must_cast`] says so. While it
-/// [`Exchange::awaits_decision`] it takes no request: the decision may stop the group, because all said
-/// that they are idle.
+/// [`Exchange::receive`], and casts its replicas' votes when [`Exchange::must_cast`] says so. While it
+/// [`Exchange::awaits_decision`] it admits no request: the decision may stop the group.
 pub struct Exchange {
     role: RoleState,
 }
@@ -50,7 +48,7 @@ enum RoleState {
 }
 
 impl Exchange {
-    /// Takes up this engine's role: listens or dials, and returns before anybody has answered.
+    /// Listens or dials, as the engine's role says; does not wait for an answer.
     pub fn new(settings: GroupSettings, now: Micros) -> Result<Self, GroupProblem> {
         settings.check()?;
         let role = match settings.role {
@@ -62,7 +60,7 @@ impl Exchange {
         Ok(Self { role })
     }
 
-    /// Where the others dial, on the first engine of several: with the port that was taken.
+    /// Where the others dial the coordinator, with the port that was taken.
     pub fn endpoint(&self) -> Option<&str> {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.endpoint(),
@@ -70,8 +68,8 @@ impl Exchange {
         }
     }
 
-    /// Whether `votes`, one of each replica of this engine, must be cast now: the group waits for them,
-    /// or they are news to it. False after they were cast, until the decision.
+    /// Whether `votes`, one of each replica of this engine, must be cast now: the group waits for them, or
+    /// has to hear of them. False from the vote to its decision.
     pub fn must_cast(&self, votes: &[Vote]) -> bool {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.must_cast(votes),
@@ -79,7 +77,7 @@ impl Exchange {
         }
     }
 
-    /// The votes were cast and the decision is not in.
+    /// The votes are cast and the decision has not come.
     pub fn awaits_decision(&self) -> bool {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.awaits_decision(),
@@ -95,8 +93,8 @@ impl Exchange {
         }
     }
 
-    /// Takes in what has come, without blocking: the decision on the step that was voted on, if it is
-    /// there. After an error nothing more comes.
+    /// Handles the messages that have come, without blocking; returns the decision if it is there. After an
+    /// error nothing more comes.
     pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         match &mut self.role {
             RoleState::Coordinator(coordinator) => coordinator.receive(now),
@@ -104,7 +102,7 @@ impl Exchange {
         }
     }
 
-    /// What wakes this engine; nothing where it is alone.
+    /// What wakes this engine; empty if it is alone.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.poll_items(),
@@ -120,7 +118,7 @@ impl Exchange {
         }
     }
 
-    /// This engine cannot go on: the others end with its reason.
+    /// Ends the group: the other engines get the reason.
     pub fn give_up(&mut self, code: ExitCode, reason: &str) {
         match &mut self.role {
             RoleState::Coordinator(coordinator) => coordinator.give_up(reason),
@@ -128,7 +126,7 @@ impl Exchange {
         }
     }
 
-    /// What came that was no part of a round, and was dropped.
+    /// Messages that were dropped because no round needed them.
     pub fn drop_counts(&self) -> DropCounts {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.drop_counts(),

@@ -1,5 +1,5 @@
-//! Who may connect: libzmq asks, over its authentication protocol (ZAP, ZeroMQ RFC 27), for each
-//! CURVE key that somebody dials with.
+//! Which CURVE keys may connect. libzmq asks about each key over its authentication protocol (ZAP, ZeroMQ
+//! RFC 27).
 
 use super::settings::Key;
 
@@ -11,17 +11,17 @@ const VERSION: &[u8] = b"1.0";
 /// mechanism, key.
 const NUM_FRAMES: usize = 7;
 
-/// Questions that are answered before the engine looks at anything else.
+/// Requests that are answered in one pass of the event loop.
 const MAX_ANSWERS_A_PASS: usize = 64;
 
-/// Answers for one context; without it CURVE admits anyone who knows the server's key.
+/// Answers for one context. Without it CURVE admits any peer that knows the server's key.
 pub struct Allowlist {
     socket: zmq::Socket,
     keys: Vec<Key>,
 }
 
 impl Allowlist {
-    /// Answers from now on; must be there before the context's sockets listen.
+    /// Answers from now on. Create it before the context's sockets listen.
     pub fn new(context: &zmq::Context, keys: Vec<Key>) -> Result<Self, zmq::Error> {
         let socket = context.socket(zmq::REP)?;
         socket.set_linger(0)?;
@@ -29,12 +29,12 @@ impl Allowlist {
         Ok(Self { socket, keys })
     }
 
-    /// What is readable when somebody asks.
+    /// Readable when a request waits.
     pub fn socket(&self) -> &zmq::Socket {
         &self.socket
     }
 
-    /// Answers whoever has asked.
+    /// Answers the waiting requests.
     pub fn answer(&self) {
         for _ in 0..MAX_ANSWERS_A_PASS {
             let Ok(request) = self.socket.recv_multipart(zmq::DONTWAIT) else {
@@ -47,7 +47,7 @@ impl Allowlist {
                 (b"400", b"this key is not on the list")
             };
             let reply: [&[u8]; 6] = [VERSION, request_id, status, text, b"", b""];
-            // Who asked is gone only with the context.
+            // libzmq asks, and is gone only with the context.
             let _told = self.socket.send_multipart(reply, zmq::DONTWAIT);
         }
     }

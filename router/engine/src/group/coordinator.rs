@@ -1,4 +1,4 @@
-//! The first engine: it gathers the votes, draws the decision and names who is missing.
+//! Engine 0: it collects the votes, makes the decision and names missing replicas.
 
 use std::time::Duration;
 
@@ -14,40 +14,40 @@ use super::socket::{DropCounts, Listener, PeerId, Received, Unsent};
 use super::vote_collection::{VoteCollection, VoteError};
 use super::wire::{decision_to_wire, vote_from_wire, vote_to_wire};
 
-/// A closed connection does not say whose it was: engines are called until one cannot be reached,
-/// for so long, so often.
+/// A closed connection does not say whose it was. For this long after one, heartbeats go to the engines,
+/// until one cannot be reached.
 const SEARCH: Duration = Duration::from_millis(200);
 const SEARCH_EVERY: Duration = Duration::from_millis(5);
-/// Messages that are taken in before the engine looks at anything else.
+/// Messages handled in one pass of the event loop.
 const MAX_MESSAGES_A_PASS: usize = 256;
 
 /// Engine 0 of a group, which may be its only one.
 pub struct Coordinator {
     settings: GroupSettings,
-    /// Where there are others.
+    /// None if the group has no other engine.
     listener: Option<Listener>,
     owners: Owners,
     votes: VoteCollection,
     round: Round,
-    /// What the round came to, until it is asked for.
+    /// The round's decision, until the caller takes it.
     decision: Option<Decision>,
     started: Micros,
     /// When the round's first vote came.
     opened: Option<Micros>,
-    /// Tokens of the step before.
+    /// Tokens of the last step.
     num_tokens: u32,
     search: Option<Search>,
     drop_counts: DropCounts,
 }
 
-/// Somebody's connection was closed.
+/// The search for the engine whose connection was closed.
 struct Search {
     next: Micros,
     until: Micros,
 }
 
 impl Coordinator {
-    /// Listens, where the group has other engines.
+    /// Listens if the group has other engines.
     pub fn new(settings: GroupSettings, now: Micros) -> Result<Self, GroupProblem> {
         let listener = match &settings.role {
             Role::Coordinator { endpoint, keys } => Some(Listener::bind(endpoint, keys.clone())?),
@@ -89,7 +89,7 @@ impl Coordinator {
         self.decision.is_some() || self.round.has_cast()
     }
 
-    /// What was dropped.
+    /// Messages that were dropped.
     pub fn drop_counts(&self) -> DropCounts {
         self.drop_counts
     }
@@ -109,7 +109,7 @@ impl Coordinator {
         self.decide_if_complete()
     }
 
-    /// Takes in what has come.
+    /// See [`super::Exchange::receive`].
     pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if !self.round.is_over() {
             self.listener.as_ref().inspect(|it| it.admit());
@@ -123,7 +123,7 @@ impl Coordinator {
         Ok(self.decision.take())
     }
 
-    /// When [`Coordinator::receive`] must look again.
+    /// See [`super::Exchange::next_deadline`].
     pub fn next_deadline(&self) -> Option<Micros> {
         if self.decision.is_some() {
             return Some(Micros(0));
@@ -135,7 +135,7 @@ impl Coordinator {
         self.deadline().into_iter().chain(search).min()
     }
 
-    /// This engine cannot go on.
+    /// See [`super::Exchange::give_up`].
     pub fn give_up(&mut self, reason: &str) {
         if !self.round.is_over() {
             let _end = self.end(GroupFailure::PeerFailed {
@@ -219,12 +219,12 @@ impl Coordinator {
             reason: reason.to_owned(),
         };
         if let Some(listener) = &self.listener {
-            // Who cannot be told is gone.
+            // A peer that cannot be reached is gone.
             let _told = listener.send_to(peer, &plait_proto::encode(&fail.into()));
         }
     }
 
-    /// In what an engine differs from those of this group.
+    /// How an engine differs from what this group expects.
     fn mismatch(&self, join: &Join) -> Option<String> {
         let (engine, num_engines) = (join.engine, self.settings.num_engines());
         if join.protocol != PROTOCOL {
@@ -287,7 +287,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Passes the first vote of a quiet group on to all but its own engine.
+    /// Passes the first vote of a dormant group on to all engines but its own.
     fn request_votes(&mut self, vote: &Vote) -> Result<(), GroupFailure> {
         let caller = self.owners.engine_of(vote.replica);
         let call = plait_proto::encode(&vote_to_wire(vote).into());
@@ -358,7 +358,7 @@ impl Coordinator {
         lost.map_or(Ok(()), |engine| Err(self.unsent(engine, Unsent::Gone)))
     }
 
-    /// Those that have joined.
+    /// The other engines that have joined.
     fn others(&self) -> impl Iterator<Item = u32> {
         (1..self.settings.num_engines()).filter(|engine| self.is_in(*engine))
     }
@@ -377,7 +377,7 @@ impl Coordinator {
         self.round.step() == 1
     }
 
-    /// From when on its votes are waited for.
+    /// When the wait for its votes began.
     fn round_began(&self) -> Micros {
         match self.opened {
             Some(opened) if !self.is_first_round() => opened,
@@ -420,7 +420,7 @@ impl Coordinator {
         })
     }
 
-    /// Nothing more is said or heard; the others learn why.
+    /// Ends the round, and sends the reason to the others.
     fn end(&mut self, end: GroupFailure) -> GroupFailure {
         self.round.end();
         self.decision = None;
@@ -431,7 +431,7 @@ impl Coordinator {
                 code,
                 reason: reason.clone(),
             };
-            // Who cannot be told is gone.
+            // A peer that cannot be reached is gone.
             let _told = self.send(engine, &plait_proto::encode(&fail.into()));
         }
         if let Some(listener) = &self.listener {

@@ -1,4 +1,4 @@
-//! Why a group ended before it was told to.
+//! Why a group failed.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use plait_proto::ExitCode;
 
 use super::socket::HandshakeFailure;
 
-/// After this the engine makes no step any more.
+/// The engine's group has failed: no step follows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupFailure {
-    /// Engines that never said anything.
+    /// Engines that did not join in time.
     #[error(
         "{} of the group did not join within {waited:?}: see whether it runs and can reach this one",
         named("engine", .engines)
@@ -20,7 +20,7 @@ pub enum GroupFailure {
         /// For how long.
         waited: Duration,
     },
-    /// A vote that did not come in time; there is no decision without it.
+    /// Votes that did not come in time. There is no decision without them.
     #[error(
         "{} ({}) did not vote on step {step} within {waited:?}: it hangs or cannot be reached",
         named("replica", .replicas), named("engine", .engines)
@@ -35,7 +35,7 @@ pub enum GroupFailure {
         /// For how long.
         waited: Duration,
     },
-    /// The first engine did not say what the step is.
+    /// No decision came in time.
     #[error(
         "engine 0 gave no decision on step {step} within {waited:?}: it hangs or cannot be reached"
     )]
@@ -45,7 +45,7 @@ pub enum GroupFailure {
         /// For how long.
         waited: Duration,
     },
-    /// An engine closed its link without a word.
+    /// An engine's link was closed without a reason.
     #[error("engine {engine} ({}) is gone: its link was closed", named("replica", .replicas))]
     Disconnected {
         /// Which.
@@ -53,7 +53,7 @@ pub enum GroupFailure {
         /// Those that it owned.
         replicas: Vec<u32>,
     },
-    /// An engine said that it cannot go on.
+    /// An engine gave up.
     #[error("engine {engine} gave up: {reason}")]
     PeerFailed {
         /// Which.
@@ -61,7 +61,7 @@ pub enum GroupFailure {
         /// In its words.
         reason: String,
     },
-    /// Messages for an engine wait until there is no more room for them.
+    /// An engine does not read its messages, and its queue is full.
     #[error("engine {engine} ({}) does not read what it is sent: it hangs", named("replica", .replicas))]
     NotReading {
         /// Which.
@@ -81,7 +81,7 @@ pub enum GroupFailure {
         /// Those that both would own.
         replicas: Vec<u32>,
     },
-    /// What the first engine drew cannot follow from what this one voted.
+    /// A decision that cannot follow from this engine's vote.
     #[error(
         "engine 0 sent a decision on step {step} that cannot be: {why}; install all engines from one release"
     )]
@@ -91,7 +91,7 @@ pub enum GroupFailure {
         /// In words.
         why: String,
     },
-    /// The link to the first engine was closed before it was open.
+    /// The handshake with the coordinator failed.
     #[error("engine 0 at {endpoint} cannot be talked to: {handshake}")]
     ConnectFailed {
         /// Where.
@@ -99,7 +99,7 @@ pub enum GroupFailure {
         /// What is known.
         handshake: HandshakeFailure,
     },
-    /// The first engine's word.
+    /// The coordinator ended the group.
     #[error("{reason}")]
     FromCoordinator {
         /// What this engine exits with.
@@ -110,7 +110,7 @@ pub enum GroupFailure {
 }
 
 impl GroupFailure {
-    /// What the process exits with.
+    /// The process's exit code.
     pub fn code(&self) -> ExitCode {
         match self {
             Self::ConnectFailed { handshake, .. } => handshake.code(),

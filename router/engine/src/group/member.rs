@@ -1,4 +1,4 @@
-//! An engine that dials: its votes go to the first one, the decision comes back.
+//! An engine that dials the coordinator: votes go out, decisions come back.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use super::settings::{GroupProblem, GroupSettings, Role};
 use super::socket::{Broken, Dialler, DropCounts, Unsent};
 use super::wire::{decision_from_wire, vote_to_wire};
 
-/// Messages that are taken in before the engine looks at anything else.
+/// Messages handled in one pass of the event loop.
 const MAX_MESSAGES_A_PASS: usize = 64;
 
-/// Any engine of a group but the first.
+/// Any engine of a group but engine 0.
 pub struct Member {
     settings: GroupSettings,
     endpoint: String,
     dialler: Dialler,
     round: Round,
-    /// What was cast last.
+    /// The votes that were cast last.
     votes: Vec<Vote>,
-    /// What has become of the link.
+    /// How the link broke, if it did.
     broken: Option<Broken>,
-    /// When the decision on the votes that were cast is overdue.
+    /// When the decision is overdue.
     deadline: Option<Micros>,
-    /// Tokens of the step before.
+    /// Tokens of the last step.
     num_tokens: u32,
     drop_counts: DropCounts,
 }
@@ -63,12 +63,12 @@ impl Member {
         self.dialler.poll_items()
     }
 
-    /// Where the engine stands in the round.
+    /// The engine's round.
     pub fn round(&self) -> &Round {
         &self.round
     }
 
-    /// What was dropped.
+    /// Messages that were dropped.
     pub fn drop_counts(&self) -> DropCounts {
         self.drop_counts
     }
@@ -85,12 +85,12 @@ impl Member {
         sent.map_err(|unsent| self.unsent(unsent))
     }
 
-    /// Takes in what has come.
+    /// See [`super::Exchange::receive`].
     pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if self.round.is_over() {
             return Ok(None);
         }
-        // What was said before the link broke comes first: it may say why.
+        // Messages from before the link broke come first: they may say why.
         self.broken = self.broken.or_else(|| self.dialler.broken());
         for _ in 0..MAX_MESSAGES_A_PASS {
             let Some(received) = self.dialler.receive() else {
@@ -103,13 +103,13 @@ impl Member {
         Ok(None)
     }
 
-    /// When [`Member::receive`] must look again: at once where the link broke behind a decision.
+    /// See [`super::Exchange::next_deadline`]. A link that broke after a decision is due at once.
     pub fn next_deadline(&self) -> Option<Micros> {
         let broken = self.broken.map(|_| Micros(0));
         broken.or(self.deadline).filter(|_| !self.round.is_over())
     }
 
-    /// This engine cannot go on.
+    /// See [`super::Exchange::give_up`].
     pub fn give_up(&mut self, code: ExitCode, reason: &str) {
         if self.round.is_over() {
             return;
@@ -120,7 +120,7 @@ impl Member {
             code,
             reason: reason.to_owned(),
         };
-        // Who cannot be told sees the link close.
+        // A coordinator that cannot be reached sees the link close.
         let _told = self.dialler.send(&fail.into());
     }
 
@@ -171,7 +171,7 @@ impl Member {
         Ok(Some(decision))
     }
 
-    /// Why this is no decision on what was cast.
+    /// Why this cannot be the decision on the votes that were cast.
     fn flaw(&self, decision: &plait_proto::Decision) -> Option<&'static str> {
         let num_replicas = self.settings.num_replicas();
         if decision.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
@@ -191,7 +191,7 @@ impl Member {
             .find_map(|vote| decision.conflict_with(vote))
     }
 
-    /// Twice as long as the first engine waits, which knows better who is missing.
+    /// Twice the coordinator's wait: it knows better which engine is missing.
     fn limit(&self) -> Duration {
         let timeouts = &self.settings.timeouts;
         if self.round.step() == 1 {
@@ -236,7 +236,7 @@ impl Member {
         end
     }
 
-    /// Nothing more is said or heard.
+    /// Ends the round and the link.
     fn close(&mut self) {
         self.round.end();
         self.dialler.stop_watching();

@@ -1,12 +1,12 @@
-//! Where one engine stands in the group's current round.
+//! One engine's state in the group's current round.
 
 use plait_core::{Decision, Mode, Vote};
 
-/// One engine's view of a round.
+/// What an engine knows of the round.
 #[derive(Debug)]
 pub struct Round {
     step: u64,
-    /// Everybody's votes are asked for.
+    /// All replicas must vote.
     votes_requested: bool,
     has_cast: bool,
     /// All replicas of this engine were idle when they voted last.
@@ -17,7 +17,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// The first one: its votes say that their engines are there.
+    /// The first round: its votes say that the engines have joined.
     pub fn first() -> Self {
         Self {
             step: 1,
@@ -34,12 +34,12 @@ impl Round {
         self.step
     }
 
-    /// This engine's votes were cast.
+    /// This engine has voted.
     pub fn has_cast(&self) -> bool {
         self.has_cast
     }
 
-    /// Nobody was asked to vote yet.
+    /// No replica has to vote yet.
     pub fn is_dormant(&self) -> bool {
         !self.votes_requested
     }
@@ -61,7 +61,7 @@ impl Round {
         has_rows || begins_to_drain || is_last_to_drain
     }
 
-    /// Somebody votes, so everybody must.
+    /// A replica votes, so all must.
     pub fn call(&mut self) {
         self.votes_requested = true;
     }
@@ -74,7 +74,7 @@ impl Round {
         self.was_idle = all_idle(votes);
     }
 
-    /// The next round; it waits to be called where nobody had rows.
+    /// Begins the next round, which is dormant if no replica had rows.
     pub fn conclude(&mut self, decision: &Decision) {
         self.step += 1;
         self.has_cast = false;

@@ -1,4 +1,4 @@
-//! Who is in a group, where they meet, and how long they wait for each other.
+//! The engines of a group, their sockets and keys, and how long they wait for each other.
 
 use std::fs;
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub type Key = [u8; 32];
 /// Engines, and replicas, of one group at most.
 pub const MAX_REPLICAS: u32 = 1024;
 
-/// Where this engine sits in its group.
+/// This engine's role in its group.
 #[derive(Clone)]
 pub enum Role {
     /// The group has no other engine.
@@ -23,34 +23,33 @@ pub enum Role {
     Coordinator {
         /// A ZeroMQ address; `tcp://HOST:*` takes a free port.
         endpoint: String,
-        /// Needed where others than this user's processes could connect: anywhere but at an ipc path in a
-        /// directory of mode 0700.
+        /// Needed unless the address is an ipc path in a directory of mode 0700.
         keys: Option<ServerKeys>,
     },
     /// One that dials.
     Member {
         /// Which engine of the group, from 1.
         engine: u32,
-        /// Where the first one listens.
+        /// Where the coordinator listens.
         endpoint: String,
-        /// Needed where the first one has some.
+        /// Needed if the coordinator has some.
         keys: Option<ClientKeys>,
     },
 }
 
-/// The first engine's CURVE keys.
+/// The coordinator's CURVE keys.
 #[derive(Clone)]
 pub struct ServerKeys {
     /// Its own.
     pub secret: Key,
-    /// Public keys of those that may join; without the list, knowing the server's key would do.
+    /// Public keys of the engines that may join.
     pub allowed: Vec<Key>,
 }
 
 /// A dialling engine's CURVE keys.
 #[derive(Clone)]
 pub struct ClientKeys {
-    /// The first engine's public key.
+    /// The coordinator's public key.
     pub server: Key,
     /// Its own.
     pub public: Key,
@@ -63,9 +62,9 @@ pub struct ClientKeys {
 pub struct GroupTimeouts {
     /// For the others' first votes, from the start: they load their models.
     pub join: Duration,
-    /// For the last vote of a round, from its first,
+    /// From a round's first vote to its last, plus [`GroupTimeouts::vote_token`] a token.
     pub vote: Duration,
-    /// and this much for each token of the step before, which the late one may still compute.
+    /// Added for each token of the last step, which the late engine may still compute.
     pub vote_token: Duration,
 }
 
@@ -82,24 +81,24 @@ impl Default for GroupTimeouts {
 /// What an engine knows of its group.
 #[derive(Clone)]
 pub struct GroupSettings {
-    /// Where it sits.
+    /// Its role.
     pub role: Role,
     /// Replicas of each engine; they are numbered in this order.
     pub num_replicas: Vec<u32>,
-    /// Of everything that all engines must have alike.
+    /// Fingerprint of everything that all engines must share.
     pub config: Fingerprint,
     /// Sizes in tokens for which every replica has captured a graph.
     pub graph_buckets: Vec<u32>,
-    /// Tokens of one replica's step; who votes or concludes more would have every rank make room for them.
+    /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
     pub max_tokens: u32,
-    /// For the others.
+    /// Limits on waiting.
     pub timeouts: GroupTimeouts,
 }
 
 /// What is wrong with a group's settings, or its socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupProblem {
-    /// Not a group.
+    /// The numbers of replicas make no group.
     #[error(
         "a group has 1 to {MAX_REPLICAS} replicas and each of its engines at least one; {given:?} were given, engine by engine"
     )]
@@ -115,7 +114,7 @@ pub enum GroupProblem {
         /// Engines of the group.
         num_engines: usize,
     },
-    /// Anyone could vote.
+    /// Other users could join and vote.
     #[error(
         "the engines of a group cannot meet at {endpoint} without CURVE keys: {why}; give keys, or an ipc:// path in \
          a directory of mode 0700"
@@ -123,10 +122,10 @@ pub enum GroupProblem {
     Unprotected {
         /// Where.
         endpoint: String,
-        /// Who else could come.
+        /// Who else could join.
         why: String,
     },
-    /// Nothing can be a key of that length.
+    /// Not a key.
     #[error("{whose} is no CURVE key: give the 40 characters of Z85 that stand for its 32 bytes")]
     Key {
         /// Which of the settings.
@@ -137,7 +136,7 @@ pub enum GroupProblem {
     Socket {
         /// Where.
         endpoint: String,
-        /// In ZeroMQ's words.
+        /// ZeroMQ's message.
         reason: String,
     },
 }
@@ -234,7 +233,7 @@ impl Owners {
     }
 }
 
-/// Who but this user's processes could connect where there are no keys.
+/// Who else than this user's processes could connect without keys; None if no one.
 fn who_else_comes(endpoint: &str) -> Option<String> {
     let Some(path) = endpoint.strip_prefix("ipc://") else {
         return Some("every user of a machine that reaches it could join".to_owned());

@@ -11,32 +11,32 @@ use crate::receive_frames::{next_frame, rest_of_message};
 use super::allowlist::Allowlist;
 use super::settings::{ClientKeys, GroupProblem, ServerKeys};
 
-/// Messages that wait for one peer at most. A round has one vote of each replica; a peer that has not
-/// read those of several rounds has stopped reading.
+/// Messages that wait for one peer at most. A round has one vote of each replica, so a peer that leaves
+/// this many has stopped reading.
 const HIGH_WATER_MARK: i32 = 4096;
-/// Bytes of a message: a Fail has 4 kB of reason, a decision a bit a replica.
+/// Bytes of a message at most. A Fail has up to 4 kB of reason, a decision one bit a replica.
 const MAX_MESSAGE_BYTES: i64 = 64 << 10;
-/// How long a closing engine's last words may take to leave.
+/// Grace period of a closing socket for the messages that it has queued.
 const LINGER_MILLIS: i32 = 500;
-/// A link between machines that carries nothing, as an idle group's, is probed after so many seconds,
+/// Seconds after which TCP keepalive probes an idle link between machines.
 const KEEPALIVE_IDLE: i32 = 5;
-/// every second,
+/// Seconds from probe to probe.
 const KEEPALIVE_INTERVAL: i32 = 1;
-/// and is closed after so many probes without an answer.
+/// Unanswered probes after which the link is closed.
 const KEEPALIVE_PROBES: i32 = 5;
 
-/// What was dropped, by why.
+/// Messages that were dropped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropCounts {
-    /// Messages of somebody who is no engine of this group.
+    /// From peers that are no engine of this group.
     pub num_unknown_peers: u64,
-    /// Frames that are no message, and votes that no plan can give.
+    /// Frames that are no message, and votes that no plan gives.
     pub num_malformed: u64,
-    /// Votes on a step, or decisions, that are out already.
+    /// Votes on a decided step, and decisions that came before.
     pub num_late: u64,
-    /// Votes of a replica that had voted.
+    /// Second votes of a replica on a step, and second Joins.
     pub num_duplicate: u64,
-    /// Anything else that nobody asked for.
+    /// Anything else that the round does not need.
     pub num_unexpected: u64,
 }
 
@@ -72,20 +72,20 @@ impl From<zmq::Error> for Unsent {
     }
 }
 
-/// The first engine's end.
+/// The coordinator's end.
 pub struct Listener {
     // Closed before the socket that it watches.
     watch: Watch,
     socket: zmq::Socket,
     allowlist: Option<Allowlist>,
     endpoint: String,
-    /// Who sits where.
+    /// Engine and connection of each other.
     engines: FxHashMap<PeerId, u32>,
     peers: FxHashMap<u32, PeerId>,
 }
 
 impl Listener {
-    /// Listens; `keys` shut out everybody who is not on their list.
+    /// Listens. `keys` admit only peers on their list.
     pub fn bind(endpoint: &str, keys: Option<ServerKeys>) -> Result<Self, GroupProblem> {
         Self::try_bind(endpoint, keys).map_err(|error| problem(endpoint, error))
     }
@@ -128,14 +128,14 @@ impl Listener {
             .collect()
     }
 
-    /// Answers those who ask to connect.
+    /// Answers connection requests.
     pub fn admit(&self) {
         if let Some(allowlist) = &self.allowlist {
             allowlist.answer();
         }
     }
 
-    /// Whether somebody's connection was closed since the last call.
+    /// Whether a connection was closed since the last call.
     pub fn has_lost_connection(&self) -> bool {
         self.watch.take().count() > 0
     }
@@ -151,7 +151,7 @@ impl Listener {
         })
     }
 
-    /// From now on `engine` is who talks through this connection.
+    /// From now on this connection is the engine's.
     pub fn register(&mut self, engine: u32, peer: PeerId) {
         self.peers.insert(engine, peer.clone());
         self.engines.insert(peer, engine);
@@ -162,7 +162,7 @@ impl Listener {
         self.peers.contains_key(&engine)
     }
 
-    /// Sends to an engine, which is gone where it has not joined.
+    /// Sends to an engine. One that has not joined counts as gone.
     pub fn send(&self, engine: u32, frames: &[Vec<u8>]) -> Result<(), Unsent> {
         let peer = self.peers.get(&engine).ok_or(Unsent::Gone)?;
         self.send_to(peer, frames)
@@ -176,7 +176,7 @@ impl Listener {
         Ok(self.socket.send_multipart(frames, flags)?)
     }
 
-    /// Nobody looks at what happens to the connections any more.
+    /// Stops watching the connections.
     pub fn stop_watching(&self) {
         self.watch.stop(&self.socket);
     }
@@ -188,16 +188,16 @@ impl Drop for Listener {
     }
 }
 
-/// What became of the link to the first engine.
+/// How the link to the coordinator ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// It was closed.
     Closed,
-    /// It was closed before the two understood each other.
+    /// Its handshake failed.
     Unopened(HandshakeFailure),
 }
 
-/// How a handshake ended that opened no link.
+/// Why a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeFailure {
     /// The other end hung up.
@@ -205,9 +205,9 @@ pub enum HandshakeFailure {
         /// This end has CURVE keys.
         has_keys: bool,
     },
-    /// A breach of the protocol, with libzmq's number for it.
+    /// A protocol error, with libzmq's number.
     Protocol(u32),
-    /// The other end does not want this one's key, with its answer.
+    /// The other end rejected this engine's key, with its status.
     Denied(u32),
 }
 
@@ -217,7 +217,7 @@ impl HandshakeFailure {
     /// One side has keys (`ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH`).
     const MECHANISM_MISMATCH: u32 = 0x1100_0002;
 
-    /// What the process exits with: where the settings are known to be the cause, nobody need try again.
+    /// The process's exit code. Settings are named only if they are the cause, for then a retry is no use.
     pub fn code(self) -> ExitCode {
         match self {
             Self::HungUp { .. } => ExitCode::RankLost,
@@ -260,7 +260,7 @@ pub struct Dialler {
 }
 
 impl Dialler {
-    /// Dials, again and again until somebody listens; returns at once.
+    /// Dials until the coordinator listens; returns at once.
     pub fn dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, GroupProblem> {
         Self::try_dial(endpoint, keys).map_err(|error| problem(endpoint, error))
     }
@@ -296,7 +296,7 @@ impl Dialler {
             .into()
     }
 
-    /// What has become of the link since the last call; what says most comes first.
+    /// How the link has broken since the last call; the most specific reason wins.
     pub fn broken(&self) -> Option<Broken> {
         let has_keys = self.has_keys;
         self.watch
@@ -322,13 +322,13 @@ impl Dialler {
         Some(plait_proto::decode(&frames))
     }
 
-    /// Sends to the first engine.
+    /// Sends to the coordinator.
     pub fn send(&self, message: &Message) -> Result<(), Unsent> {
         let frames = plait_proto::encode(message);
         Ok(self.socket.send_multipart(frames, zmq::DONTWAIT)?)
     }
 
-    /// Nobody looks at what happens to the link any more.
+    /// Stops watching the link.
     pub fn stop_watching(&self) {
         self.watch.stop(&self.socket);
     }
@@ -351,12 +351,12 @@ fn configure(socket: &zmq::Socket) -> Result<(), zmq::Error> {
     socket.set_maxmsgsize(MAX_MESSAGE_BYTES)
 }
 
-/// Tells what happens to the connections of a socket.
+/// Connection events of a socket.
 struct Watch {
     events: zmq::Socket,
 }
 
-/// Events that are looked at before anything else is.
+/// Events handled in one pass of the event loop.
 const MAX_EVENTS_A_PASS: usize = 256;
 
 impl Watch {
@@ -370,7 +370,7 @@ impl Watch {
         socket.monitor(ENDPOINT, mask.sum())?;
         let events = context.socket(zmq::PAIR)?;
         events.set_linger(0)?;
-        // libzmq's I/O thread waits, and everything with it, where an event finds no room.
+        // A full event queue would block libzmq's I/O thread.
         events.set_rcvhwm(0)?;
         events.connect(ENDPOINT)?;
         Ok(Self { events })
@@ -387,9 +387,9 @@ impl Watch {
         std::iter::from_fn(next).take(MAX_EVENTS_A_PASS)
     }
 
-    /// Hands the events over to a new end, which gets none.
+    /// Ends the socket's events.
     fn stop(&self, socket: &zmq::Socket) {
-        // A socket that cannot be watched any more is not watched.
+        // An error means that the socket is not watched.
         let _unwatched = socket.monitor("inproc://nobody", 0);
     }
 }

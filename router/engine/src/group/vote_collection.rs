@@ -1,17 +1,17 @@
-//! The votes of one round, as the first engine gathers them.
+//! The votes of one round, as the coordinator collects them.
 
 use plait_core::{Decision, Vote, decide};
 
 /// Why a vote does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoteError {
-    /// On a step whose decision is out.
+    /// On a step that is decided.
     Late,
     /// The replica's second on this step.
     Duplicate,
-    /// On a step that nobody can know of yet, or of a replica that its sender does not own.
+    /// On a later step, or of a replica that its sender does not own.
     Unexpected,
-    /// No plan says this.
+    /// No plan gives this vote.
     Invalid,
 }
 
@@ -21,7 +21,7 @@ pub struct VoteCollection {
     step: u64,
     votes: Vec<Option<Vote>>,
     num_missing: usize,
-    /// The votes once more, without gaps; kept for its memory.
+    /// The complete votes; kept for its memory.
     whole: Vec<Vote>,
 }
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ballot_closes_with_the_last_vote_and_not_before() {
+    fn a_collection_closes_with_the_last_vote_and_not_before() {
         let mut votes = VoteCollection::new(2);
         votes.add(vote(1, 1)).unwrap();
         assert_eq!(votes.close(&[]), None);

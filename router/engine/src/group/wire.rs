@@ -1,8 +1,8 @@
-//! Votes and decisions between the core's words and the wire's.
+//! Votes and decisions between the core's types and the wire's.
 
 use plait_core::{Decision, Mode, StepId, Vote};
 
-/// As it is sent.
+/// A vote as it is sent.
 pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
     plait_proto::Vote {
         replica: vote.replica,
@@ -17,7 +17,7 @@ pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
     }
 }
 
-/// As it was cast.
+/// A vote as it was cast.
 pub fn vote_from_wire(vote: &plait_proto::Vote) -> Vote {
     Vote {
         replica: vote.replica,
@@ -32,7 +32,7 @@ pub fn vote_from_wire(vote: &plait_proto::Vote) -> Vote {
     }
 }
 
-/// As it is sent, to engines and in plans.
+/// A decision as it is sent, to engines and in plans.
 pub fn decision_to_wire(decision: &Decision) -> plait_proto::Decision {
     plait_proto::Decision {
         step: decision.step.0,
@@ -50,7 +50,7 @@ pub fn decision_to_wire(decision: &Decision) -> plait_proto::Decision {
     }
 }
 
-/// As it was drawn.
+/// A decision as it was made.
 pub fn decision_from_wire(decision: &plait_proto::Decision) -> Decision {
     Decision {
         step: StepId(decision.step),
