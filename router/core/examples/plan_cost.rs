@@ -42,13 +42,7 @@ fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
         watermark: Some(0),
         ..PageSettings::default()
     };
-    let runtime = RuntimeSettings {
-        num_pages,
-        max_model_len: 2 * LONGEST,
-        max_rows: None,
-        draft_width: 0,
-        hash_seed: HashSeed([1, 2]),
-    };
+    let runtime = RuntimeSettings::new(num_pages, 2 * LONGEST, HashSeed([1, 2]));
     let settings = Settings {
         scheduler,
         pages,

@@ -1,7 +1,7 @@
 //! The way in: into the queue (rule 0), and from the queue to a slot and pages (rule 4).
 
 use crate::ids::{Micros, RequestId, SlotId, TenantId};
-use crate::page_pool::CacheHits;
+use crate::kv_cache::PrefixHits;
 use crate::plan_builder::PlanBuilder;
 use crate::queue::QueueKey;
 use crate::request::{Refusal, Request};
@@ -12,7 +12,7 @@ use crate::state::{Admission, Job, Queued};
 struct QueueHead {
     key: QueueKey,
     slot: SlotId,
-    hits: CacheHits,
+    hits: PrefixHits,
     /// Tokens of its first chunk.
     length: u32,
 }
@@ -83,12 +83,10 @@ impl Scheduler {
             let Some(mut queued) = self.queue.remove(head.key) else {
                 return;
             };
-            let admission = self.admission_of(queued.job_mut(), &head);
+            let admission = self.admission_of(queued.job(), &head);
             let slot = admission.slot;
             self.charge_prompt(&mut queued, admission.num_cached);
-            builder
-                .appended_pages
-                .extend(admission.lease.pages().iter().map(|page| (slot, *page)));
+            builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
             let (running, new_slot) = queued.admit(admission, builder.step, now);
             self.locations
                 .insert(running.job.id(), Location::Slot(slot));
@@ -117,20 +115,16 @@ impl Scheduler {
         if self.running.num_held() > 0 || builder.is_full() {
             return None;
         }
-        let page_size = self.settings.pages.page_size;
         let key = self.queue.first(self.fair_share.as_ref())?;
         let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
-        let hits = self
-            .prefix_hasher
-            .as_mut()
-            .map_or_else(CacheHits::default, |hasher| {
-                self.pages.find(job.cacheable_hashes(page_size, hasher))
-            });
-        let num_cached = hits.num_pages * page_size;
-        let length = self.chunk_length(num_cached, num_known - num_cached, builder)?;
-        let num_new = num_known.div_ceil(page_size) - hits.num_pages;
-        self.has_pages(num_new, hits).then_some(QueueHead {
+        let hits = match &mut self.prefix_hasher {
+            Some(hasher) => self.cache.find(job, hasher),
+            None => self.cache.no_hits(),
+        };
+        let num_left = num_known - hits.num_tokens;
+        let length = self.chunk_length(hits.num_tokens, num_left, builder)?;
+        self.has_pages(num_known, &hits).then_some(QueueHead {
             key,
             slot,
             hits,
@@ -138,29 +132,22 @@ impl Scheduler {
         })
     }
 
-    /// Whether `num_new` pages are left beside what prefills under way need, the watermark, and the hits.
-    fn has_pages(&self, num_new: u32, hits: CacheHits) -> bool {
-        let watermark = if self.running.is_empty() {
-            0
-        } else {
-            self.limits.watermark
-        };
-        let num_needed =
-            u64::from(num_new) + u64::from(self.running.num_prefill_pages()) + u64::from(watermark);
-        num_needed <= u64::from(self.pages.num_available() - hits.num_cached)
+    /// Whether the pages of `num_known` tokens are left beside what prefills under way need, the
+    /// watermark, and the hits.
+    fn has_pages(&self, num_known: u32, hits: &PrefixHits) -> bool {
+        let reserved = self.running.num_prefill_pages();
+        let keeps_watermark = !self.running.is_empty();
+        self.cache
+            .can_admit(num_known, hits, reserved, keeps_watermark)
     }
 
     /// Pins what the cache has in the same call that looked it up.
-    fn admission_of(&mut self, job: &mut Job, head: &QueueHead) -> Admission {
-        let (num_hits, page_size) = (head.hits.num_pages, self.settings.pages.page_size);
-        let hashes = self.prefix_hasher.as_mut().map_or(&[][..], |hasher| {
-            job.page_hashes(num_hits, page_size, hasher)
-        });
-        let num_cached = num_hits * page_size;
+    fn admission_of(&mut self, job: &Job, head: &QueueHead) -> Admission {
+        let num_cached = head.hits.num_tokens;
         self.counts.num_hit_tokens += u64::from(num_cached);
         Admission {
             slot: head.slot,
-            lease: self.pages.pin(hashes),
+            lease: self.cache.pin(job, num_cached),
             num_cached,
         }
     }

@@ -53,7 +53,7 @@ impl Scheduler {
             self.complete_sample(slot, sample, outputs);
         }
         for parked in completed.parked {
-            self.pages.unpark(parked.pages);
+            self.cache.unpark(parked.pages);
             self.running.release_slot(parked.slot);
         }
         Ok(())
@@ -82,9 +82,8 @@ impl Scheduler {
     /// Tokens that were planned for and not accepted are due again, and their pages are free.
     fn reject_draft_tokens(&mut self, slot: SlotId) {
         self.running.resume_decoding(slot);
-        if let Some(num_kept) = self.running.trim(slot, &mut self.pages) {
-            self.trimmed_slots.push((slot, num_kept));
-        }
+        self.running
+            .trim(slot, &mut self.cache, &mut self.trimmed_slots);
     }
 
     /// Lets later prompts find the pages that a result has filled.
@@ -92,12 +91,16 @@ impl Scheduler {
         let Some(hasher) = &mut self.prefix_hasher else {
             return;
         };
-        let (running, page_size) = (self.running.at_mut(slot), self.settings.pages.page_size);
-        while (running.lease.num_published() + 1) * page_size <= running.num_computed {
-            let page = running.lease.num_published();
-            let hash = running.job.page_hashes(page + 1, page_size, hasher)[page as usize];
-            self.pages.publish(&mut running.lease, hash);
+        let running = self.running.at_mut(slot);
+        if !running.lease.has_full_page(running.num_computed) {
+            return;
         }
+        self.cache.publish(
+            &mut running.lease,
+            &mut running.job,
+            running.num_computed,
+            hasher,
+        );
     }
 
     /// Ends a request wherever it is.
@@ -140,24 +143,24 @@ impl Scheduler {
         if running.is_in_flight() {
             let parked = Parked {
                 slot: running.slot,
-                pages: self.pages.park(running.lease),
+                pages: self.cache.park(running.lease),
             };
             self.in_flight.park(running.last_step, parked);
         } else {
-            self.pages.release(running.lease);
+            self.cache.release(running.lease);
             self.running.release_slot(running.slot);
         }
     }
 
     fn free_slot(&mut self, slot: SlotId) {
         self.freed_slots.push(slot);
-        self.trimmed_slots.retain(|(trimmed, _)| *trimmed != slot);
+        self.trimmed_slots.retain(|trimmed| trimmed.slot != slot);
     }
 
     /// Takes a request with nothing in flight out of its slot and back to the queue.
     pub(crate) fn preempt(&mut self, slot: SlotId) {
         let (queued, lease, slot) = self.running.remove(slot).preempt();
-        self.pages.release(lease);
+        self.cache.release(lease);
         self.running.release_slot(slot);
         self.free_slot(slot);
         self.counts.num_preemptions += 1;

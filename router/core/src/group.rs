@@ -309,6 +309,7 @@ impl Scheduler {
             new_slots: Vec::new(),
             trimmed_slots: Vec::new(),
             appended_pages: Vec::new(),
+            other_pages: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
             token_ids: Vec::new(),

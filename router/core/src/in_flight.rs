@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 
 use crate::event::{StepResult, UnexpectedResult};
 use crate::ids::{SlotId, StepId};
+use crate::kv_cache::PerKind;
 use crate::page_pool::ParkedPages;
 
 /// A slot and its pages whose request is gone while steps on the wire still name them.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked {
     pub(crate) slot: SlotId,
-    pub(crate) pages: ParkedPages,
+    pub(crate) pages: PerKind<ParkedPages>,
 }
 
 /// One step in flight.

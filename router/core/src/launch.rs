@@ -24,6 +24,7 @@ impl Scheduler {
             new_slots: builder.new_slots,
             trimmed_slots: std::mem::take(&mut self.trimmed_slots),
             appended_pages: builder.appended_pages,
+            other_pages: builder.other_pages,
             token_ids: self.tokens_of(&prefill),
             prefill,
             decode,

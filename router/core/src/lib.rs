@@ -15,6 +15,7 @@ mod ids;
 mod in_flight;
 mod index_list;
 mod itl_target;
+mod kv_cache;
 mod launch;
 mod page_pool;
 mod plan;
@@ -35,12 +36,13 @@ pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
 pub use page_pool::PageCounts;
-pub use plan::{DecodeRow, NewSlot, Plan, PrefillRow};
+pub use plan::{DecodeRow, NewSlot, OtherPage, Plan, PrefillRow, TrimmedSlot};
 pub use prefix_hasher::HashSeed;
 pub use request::{Refusal, Request};
 pub use scheduler::Scheduler;
 pub use settings::{
-    Limits, PageSettings, Policy, RuntimeSettings, SchedulerSettings, Settings, SettingsError,
+    CacheKind, Limits, PageSettings, Policy, RuntimeSettings, SchedulerSettings, Settings,
+    SettingsError,
 };
 pub use stats::{Carryover, Counts, Stats};
 pub use step_cost::{StepCost, StepWork};

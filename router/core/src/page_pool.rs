@@ -1,4 +1,4 @@
-//! The KV pool: every page is free, leased, cached or parked.
+//! The pages of one cache kind: every page is free, leased, cached or parked.
 
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -9,18 +9,16 @@ use crate::ids::PageId;
 use crate::index_list::IndexList;
 use crate::prefix_hasher::PageHash;
 
-/// Pages that one request holds, in the order of the positions that they cover.
-///
-/// One list, because there is one kind of cache today; a model with several kinds has one list each.
+/// Pages of one kind that one request holds, in the order of the positions that they cover.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a lease that is dropped loses its pages"]
-pub(crate) struct Lease {
+pub(crate) struct PageList {
     pages: Vec<PageId>,
     /// Leading pages that later prompts can find, or whose content others have published before.
     num_published: u32,
 }
 
-impl Lease {
+impl PageList {
     pub(crate) fn num_pages(&self) -> u32 {
         count(&self.pages)
     }
@@ -29,8 +27,9 @@ impl Lease {
         self.num_published
     }
 
-    pub(crate) fn pages(&self) -> &[PageId] {
-        &self.pages
+    /// The last `num` pages.
+    pub(crate) fn last(&self, num: u32) -> &[PageId] {
+        &self.pages[self.pages.len() - num as usize..]
     }
 }
 
@@ -179,6 +178,11 @@ impl PagePool {
         }
     }
 
+    /// Pages of these hashes, up to the first that is not there, that no request holds.
+    pub(crate) fn num_cached_of(&self, hashes: &[PageHash]) -> u32 {
+        self.hits_of(hashes).num_cached
+    }
+
     fn hits_of(&self, hashes: &[PageHash]) -> CacheHits {
         let found = hashes.iter().map_while(|hash| self.by_hash.get(hash));
         found.fold(CacheHits::default(), |hits, page| CacheHits {
@@ -188,30 +192,28 @@ impl PagePool {
     }
 
     /// A lease of pages that [`PagePool::find`] has just found.
-    pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> Lease {
+    pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> PageList {
         let pages: Vec<PageId> = hashes.iter().map(|hash| self.by_hash[hash]).collect();
         for page in &pages {
             self.pin_page(*page);
         }
         let num_published = count(&pages);
-        Lease {
+        PageList {
             pages,
             num_published,
         }
     }
 
-    /// Adds `num` available pages to a lease and shows them; the caller has seen that there are as many.
-    pub(crate) fn grow<'a>(&mut self, lease: &'a mut Lease, num: u32) -> &'a [PageId] {
-        let first = lease.pages.len();
+    /// Adds `num` available pages to a lease; the caller has seen that there are as many.
+    pub(crate) fn grow(&mut self, lease: &mut PageList, num: u32) {
         lease.pages.extend((0..num).map(|_| self.take()));
         self.num_leased += num;
-        &lease.pages[first..]
     }
 
     /// Lets later prompts find the next page of a lease; its KV is computed and its tokens are final.
     ///
     /// Where another page has the hash already, this one stays its lease's own.
-    pub(crate) fn publish(&mut self, lease: &mut Lease, hash: PageHash) {
+    pub(crate) fn publish(&mut self, lease: &mut PageList, hash: PageHash) {
         let page = lease.pages[lease.num_published as usize];
         lease.num_published += 1;
         if let Entry::Vacant(entry) = self.by_hash.entry(hash) {
@@ -221,7 +223,7 @@ impl PagePool {
     }
 
     /// Takes the pages behind the first `num` out of a lease.
-    pub(crate) fn shrink(&mut self, lease: &mut Lease, num: u32) {
+    pub(crate) fn shrink(&mut self, lease: &mut PageList, num: u32) {
         for page in lease.pages.drain(num as usize..).rev() {
             self.pages[page.0 as usize].num_leases -= 1;
             self.num_leased -= 1;
@@ -231,7 +233,7 @@ impl PagePool {
 
     /// Releases a lease, its last page first: of one prompt the later pages are evicted before the
     /// earlier ones, without which they could not be found.
-    pub(crate) fn release(&mut self, lease: Lease) {
+    pub(crate) fn release(&mut self, lease: PageList) {
         for page in lease.pages.into_iter().rev() {
             self.pages[page.0 as usize].num_leases -= 1;
             self.leave_lease(page);
@@ -239,7 +241,7 @@ impl PagePool {
     }
 
     /// Takes a lease whose pages steps on the wire still name.
-    pub(crate) fn park(&mut self, lease: Lease) -> ParkedPages {
+    pub(crate) fn park(&mut self, lease: PageList) -> ParkedPages {
         for page in &lease.pages {
             let state = &mut self.pages[page.0 as usize];
             state.num_leases -= 1;
@@ -377,7 +379,7 @@ mod tests {
     /// A pool that keeps the first pages of a prompt.
     fn pool_with(num_cached: u32, hashes: &[PageHash]) -> PagePool {
         let mut pool = PagePool::new(8);
-        let mut lease = Lease::default();
+        let mut lease = PageList::default();
         pool.grow(&mut lease, num_cached);
         for hash in &hashes[..num_cached as usize] {
             pool.publish(&mut lease, *hash);
@@ -410,7 +412,7 @@ mod tests {
         let hashes = hashes();
         let mut pool = pool_with(6, &hashes);
         assert_eq!(pool.find(&hashes).num_pages, 6);
-        let mut others = Lease::default();
+        let mut others = PageList::default();
         pool.grow(&mut others, 2);
         for num_left in (0..6).rev() {
             pool.grow(&mut others, 1);
@@ -438,20 +440,20 @@ mod tests {
     fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
         let hashes = hashes();
         let mut pool = pool_with(1, &hashes);
-        let mut lease = Lease::default();
+        let mut lease = PageList::default();
         pool.grow(&mut lease, 3);
         for hash in &hashes[..3] {
             pool.publish(&mut lease, *hash);
         }
         assert_eq!(pool.find(&hashes).num_pages, 3);
-        let mut others = Lease::default();
+        let mut others = PageList::default();
         pool.grow(&mut others, 5);
         let nothing = CacheHits::default();
         assert_eq!(pool.find(&hashes), nothing);
         pool.release(lease);
         assert_eq!(pool.find(&hashes), nothing);
         pool.release(others);
-        let mut again = Lease::default();
+        let mut again = PageList::default();
         pool.grow(&mut again, 1);
         pool.publish(&mut again, hashes[0]);
         let (num_pages, num_cached) = (3, 2);

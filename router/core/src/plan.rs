@@ -17,12 +17,13 @@ pub struct Plan {
     pub freed_slots: Vec<SlotId>,
     /// Slots that take a request in this plan; each has a prefill row below.
     pub new_slots: Vec<NewSlot>,
-    /// Slots that keep this many of their pages and lose the last ones, which were leased for drafts that
-    /// were not accepted.
-    pub trimmed_slots: Vec<(SlotId, u32)>,
+    /// Slots that lose their last pages, which were leased for drafts that were not accepted.
+    pub trimmed_slots: Vec<TrimmedSlot>,
     /// Pages that slots gain, in the order of their positions; a new slot's first ones may be shared with
     /// other slots (see [`NewSlot::num_cached`]).
     pub appended_pages: Vec<(SlotId, PageId)>,
+    /// The same for cache kinds after the first; empty where a model has one kind.
+    pub other_pages: Vec<OtherPage>,
     /// Prefill rows, in the scheduler's order.
     pub prefill: Vec<PrefillRow>,
     /// Decode rows, in the scheduler's order; they follow the prefill rows in the batch.
@@ -47,6 +48,28 @@ impl Plan {
     pub fn num_decode_rows(&self) -> u32 {
         u32::try_from(self.decode.len()).expect("rows are bounded by max_rows")
     }
+}
+
+/// A page of another cache kind than the first that a slot gains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherPage {
+    /// Which kind, from 1.
+    pub kind: u32,
+    /// Whose page it becomes.
+    pub slot: SlotId,
+    /// Which page of the kind's pool.
+    pub page: PageId,
+}
+
+/// A slot that keeps its first pages of one kind and loses the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimmedSlot {
+    /// Which kind; 0 is the first.
+    pub kind: u32,
+    /// Whose pages.
+    pub slot: SlotId,
+    /// Pages that stay.
+    pub num_pages: u32,
 }
 
 /// A request that enters a slot.

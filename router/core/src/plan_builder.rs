@@ -1,7 +1,8 @@
 //! A plan while it is built.
 
 use crate::ids::{PageId, SlotId, StepId};
-use crate::plan::{DecodeRow, NewSlot, PrefillRow};
+use crate::kv_cache::Lease;
+use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow};
 use crate::settings::Limits;
 use crate::state::Order;
 use crate::step_cost::StepWork;
@@ -19,6 +20,7 @@ pub(crate) struct PlanBuilder {
     pub(crate) work: StepWork,
     pub(crate) new_slots: Vec<NewSlot>,
     pub(crate) appended_pages: Vec<(SlotId, PageId)>,
+    pub(crate) other_pages: Vec<OtherPage>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
     pub(crate) decode: Vec<(Order, DecodeRow)>,
     /// The last in order of those with a row.
@@ -36,6 +38,7 @@ impl PlanBuilder {
             work: StepWork::default(),
             new_slots: Vec::new(),
             appended_pages: Vec::new(),
+            other_pages: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
             last_with_row: None,
@@ -54,6 +57,24 @@ impl PlanBuilder {
     /// Whether someone after `order` has a row, and so keeps its pages in this plan.
     pub(crate) fn has_row_after(&self, order: Order) -> bool {
         self.last_with_row.is_some_and(|last| last > order)
+    }
+
+    /// The last `num` pages of each kind of a slot's lease are new to it.
+    pub(crate) fn append_pages(&mut self, slot: SlotId, lease: &Lease, num: &[u32]) {
+        let mut each = (0..).zip(lease.lists().iter().zip(num));
+        if let Some((_, (list, num))) = each.next() {
+            let pages = list.last(*num).iter();
+            self.appended_pages.extend(pages.map(|page| (slot, *page)));
+        }
+        for (kind, (list, num)) in each {
+            let pages = list.last(*num).iter();
+            let others = pages.map(|page| OtherPage {
+                kind,
+                slot,
+                page: *page,
+            });
+            self.other_pages.extend(others);
+        }
     }
 
     pub(crate) fn push_prefill(&mut self, order: Order, row: PrefillRow) {

@@ -13,28 +13,24 @@ impl Scheduler {
         num_tokens: u32,
         builder: &mut PlanBuilder,
     ) -> bool {
-        let num = self
-            .running
-            .num_missing_pages(self.running.at(slot), num_tokens);
-        if num == 0 {
+        if num_tokens <= self.running.at(slot).lease.num_tokens() {
             return true;
         }
-        let has_room = self.free_pages_for(slot, num, builder);
+        let num = self.running.num_missing_pages(slot, num_tokens);
+        let has_room = self.free_pages_for(slot, &num, builder);
         if has_room {
-            let pages = self.running.grow(slot, num, &mut self.pages);
-            builder
-                .appended_pages
-                .extend(pages.iter().map(|page| (slot, *page)));
+            let lease = self.running.grow(slot, &num, &mut self.cache);
+            builder.append_pages(slot, lease, &num);
         }
         has_room
     }
 
     /// Lets requests after the asker give way until `num` pages are free, or promised by results
     /// on the wire; the asker itself does where nobody after it has a row in this plan.
-    fn free_pages_for(&mut self, asker: SlotId, num: u32, builder: &mut PlanBuilder) -> bool {
+    fn free_pages_for(&mut self, asker: SlotId, num: &[u32], builder: &mut PlanBuilder) -> bool {
         let order = self.running.at(asker).job.order;
-        while self.pages.num_available() < num {
-            if self.pages.num_available() + self.num_promised() >= num {
+        while !self.cache.has(num) {
+            if self.cache.will_have(num, self.running.num_held_pages()) {
                 return false;
             }
             let Some(victim) = self.last_victim(order, builder) else {
@@ -46,10 +42,6 @@ impl Scheduler {
             self.preempt_or_hold(victim);
         }
         true
-    }
-
-    fn num_promised(&self) -> u32 {
-        self.pages.num_parked() + self.running.num_held_pages()
     }
 
     /// The last in order after `asker` that has no row in this plan and is not held yet.

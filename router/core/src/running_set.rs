@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{PageId, SlotId, StepId};
-use crate::page_pool::PagePool;
+use crate::ids::{SlotId, StepId};
+use crate::kv_cache::{KvCache, Lease, PageSizes, PerKind};
+use crate::plan::TrimmedSlot;
 use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
 use crate::state::{Order, Phase, Running};
@@ -17,13 +18,14 @@ pub(crate) struct RunningSet {
     prefills: BTreeMap<Order, SlotId>,
     decode_queue: RoundRobin,
     num_held: u32,
-    num_held_pages: u32,
-    num_prefill_pages: u32,
-    page_size: u32,
+    num_held_pages: PerKind<u32>,
+    num_prefill_pages: PerKind<u32>,
+    page_sizes: PageSizes,
 }
 
 impl RunningSet {
     pub(crate) fn new(settings: &Settings) -> Self {
+        let num_kinds = 1 + settings.runtime.other_kinds.len();
         Self {
             by_slot: (0..settings.scheduler.max_seqs).map(|_| None).collect(),
             free_slots: (0..settings.scheduler.max_seqs).rev().map(SlotId).collect(),
@@ -31,9 +33,9 @@ impl RunningSet {
             prefills: BTreeMap::new(),
             decode_queue: RoundRobin::new(settings.scheduler.max_seqs),
             num_held: 0,
-            num_held_pages: 0,
-            num_prefill_pages: 0,
-            page_size: settings.pages.page_size,
+            num_held_pages: PerKind::from_elem(0, num_kinds),
+            num_prefill_pages: PerKind::from_elem(0, num_kinds),
+            page_sizes: PageSizes::of(settings),
         }
     }
 
@@ -69,13 +71,13 @@ impl RunningSet {
     }
 
     /// Pages that come free when the held requests' results are in.
-    pub(crate) fn num_held_pages(&self) -> u32 {
-        self.num_held_pages
+    pub(crate) fn num_held_pages(&self) -> &[u32] {
+        &self.num_held_pages
     }
 
     /// Pages that the prefills under way still need.
-    pub(crate) fn num_prefill_pages(&self) -> u32 {
-        self.num_prefill_pages
+    pub(crate) fn num_prefill_pages(&self) -> &[u32] {
+        &self.num_prefill_pages
     }
 
     pub(crate) fn decode_queue(&mut self) -> &mut RoundRobin {
@@ -158,22 +160,22 @@ impl RunningSet {
         }
     }
 
-    /// Pages that a request lacks to hold `num_tokens` tokens.
-    pub(crate) fn num_missing_pages(&self, running: &Running, num_tokens: u32) -> u32 {
-        num_tokens
-            .div_ceil(self.page_size)
-            .saturating_sub(running.lease.num_pages())
+    /// Pages of each kind that the request in a slot lacks to hold `num_tokens` tokens.
+    pub(crate) fn num_missing_pages(&self, slot: SlotId, num_tokens: u32) -> PerKind<u32> {
+        let lease = &self.at(slot).lease;
+        self.page_sizes.num_missing(lease, num_tokens)
     }
 
-    /// Leases free pages to a request.
-    pub(crate) fn grow(&mut self, slot: SlotId, num: u32, pages: &mut PagePool) -> &[PageId] {
+    /// Leases so many free pages of each kind to a request; its lease with them.
+    pub(crate) fn grow(&mut self, slot: SlotId, num: &[u32], cache: &mut KvCache) -> &Lease {
         let running = self.by_slot[slot.0 as usize]
             .as_mut()
             .expect("the indexes hold taken slots only");
         if running.phase == Phase::Prefilling {
-            self.num_prefill_pages -= num;
+            subtract(&mut self.num_prefill_pages, num);
         }
-        pages.grow(&mut running.lease, num)
+        cache.grow(&mut running.lease, num);
+        &running.lease
     }
 
     /// A decoder that was planned to its end is due tokens after all: its drafts were not accepted.
@@ -184,19 +186,32 @@ impl RunningSet {
         }
     }
 
-    /// Takes back pages that no row on the wire can reach; how many are kept, where any are taken.
-    pub(crate) fn trim(&mut self, slot: SlotId, pages: &mut PagePool) -> Option<u32> {
-        let num_kept = self.at(slot).num_planned.div_ceil(self.page_size);
-        let num_surplus = self.at(slot).lease.num_pages() - num_kept;
-        if num_surplus == 0 {
-            return None;
-        }
-        let running = self.at_mut(slot);
-        pages.shrink(&mut running.lease, num_kept);
-        if running.phase == Phase::Held {
-            self.num_held_pages -= num_surplus;
-        }
-        Some(num_kept)
+    /// Takes back pages that no row in flight can reach.
+    pub(crate) fn trim(
+        &mut self,
+        slot: SlotId,
+        cache: &mut KvCache,
+        trimmed: &mut Vec<TrimmedSlot>,
+    ) {
+        let running = self.by_slot[slot.0 as usize]
+            .as_mut()
+            .expect("the indexes hold taken slots only");
+        let is_held = running.phase == Phase::Held;
+        let num_held = &mut self.num_held_pages;
+        cache.trim(
+            &mut running.lease,
+            running.num_planned,
+            |kind, num_pages, num_taken| {
+                trimmed.push(TrimmedSlot {
+                    kind,
+                    slot,
+                    num_pages,
+                });
+                if is_held {
+                    num_held[kind as usize] -= num_taken;
+                }
+            },
+        );
     }
 
     fn shift(&mut self, slot: SlotId, phase: Phase) {
@@ -207,35 +222,51 @@ impl RunningSet {
 
     fn enter(&mut self, slot: SlotId) {
         let running = self.at(slot);
-        let (order, num_pages) = (running.job.order, running.lease.num_pages());
+        let order = running.job.order;
         match running.phase {
             Phase::Prefilling => {
-                self.num_prefill_pages += self.num_missing_pages(running, running.job.num_known());
+                let num = self.num_missing_pages(slot, running.job.num_known());
+                add(&mut self.num_prefill_pages, &num);
                 self.prefills.insert(order, slot);
             }
             Phase::Decoding => self.decode_queue.push(slot),
             Phase::FullyPlanned => {}
             Phase::Held => {
+                let num = running.lease.num_pages();
                 self.num_held += 1;
-                self.num_held_pages += num_pages;
+                add(&mut self.num_held_pages, &num);
             }
         }
     }
 
     fn leave(&mut self, slot: SlotId) {
         let running = self.at(slot);
-        let (order, num_pages) = (running.job.order, running.lease.num_pages());
+        let order = running.job.order;
         match running.phase {
             Phase::Prefilling => {
-                self.num_prefill_pages -= self.num_missing_pages(running, running.job.num_known());
+                let num = self.num_missing_pages(slot, running.job.num_known());
+                subtract(&mut self.num_prefill_pages, &num);
                 self.prefills.remove(&order);
             }
             Phase::Decoding => self.decode_queue.remove(slot),
             Phase::FullyPlanned => {}
             Phase::Held => {
+                let num = running.lease.num_pages();
                 self.num_held -= 1;
-                self.num_held_pages -= num_pages;
+                subtract(&mut self.num_held_pages, &num);
             }
         }
+    }
+}
+
+fn add(sums: &mut [u32], num: &[u32]) {
+    for (sum, num) in sums.iter_mut().zip(num) {
+        *sum += num;
+    }
+}
+
+fn subtract(sums: &mut [u32], num: &[u32]) {
+    for (sum, num) in sums.iter_mut().zip(num) {
+        *sum -= num;
     }
 }

@@ -7,8 +7,9 @@ use crate::fair_share::FairShare;
 use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::in_flight::InFlight;
 use crate::itl_target::ItlTarget;
-use crate::page_pool::PagePool;
-use crate::plan::{DecodeRow, Plan, PrefillRow};
+use crate::kv_cache::KvCache;
+use crate::page_pool::PageCounts;
+use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_hasher::PrefixHasher;
 use crate::queue::{Queue, QueueKey};
@@ -31,15 +32,15 @@ pub struct Scheduler {
     pub(crate) limits: Limits,
     pub(crate) queue: Queue,
     pub(crate) running: RunningSet,
-    pub(crate) pages: PagePool,
+    pub(crate) cache: KvCache,
     pub(crate) in_flight: InFlight,
     pub(crate) counts: Counts,
     pub(crate) itl_target: Option<ItlTarget>,
     pub(crate) locations: FxHashMap<RequestId, Location>,
     /// Slots that the worker has not been told of yet.
     pub(crate) freed_slots: Vec<SlotId>,
-    /// Slots that lost pages since the last plan, with how many they keep.
-    pub(crate) trimmed_slots: Vec<(SlotId, u32)>,
+    /// Slots that lost pages since the last plan.
+    pub(crate) trimmed_slots: Vec<TrimmedSlot>,
     pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
@@ -56,7 +57,7 @@ impl Scheduler {
         Ok(Self {
             queue: Queue::default(),
             running: RunningSet::new(&settings),
-            pages: PagePool::new(settings.runtime.num_pages),
+            cache: KvCache::new(&settings, limits.watermark),
             in_flight: InFlight::default(),
             counts: Counts::default(),
             itl_target: ItlTarget::new(&settings, &limits),
@@ -159,12 +160,17 @@ impl Scheduler {
             num_waiting: self.queue.len(),
             num_running: self.running.len(),
             num_in_flight: self.num_in_flight(),
-            pages: self.pages.counts(),
+            pages: self.cache.counts(0),
             counts: Counts {
-                num_evictions: self.pages.num_evicted(),
+                num_evictions: self.cache.num_evicted(),
                 ..self.counts
             },
         }
+    }
+
+    /// Pages by state of one cache kind; 0 is the first.
+    pub fn page_counts(&self, kind: usize) -> PageCounts {
+        self.cache.counts(kind)
     }
 
     /// Rule 1: a prefill that had no row for too long comes before the decoders, with a page at most.

@@ -114,6 +114,31 @@ pub struct RuntimeSettings {
     pub draft_width: u32,
     /// Key of the prefix cache's hashes. Each process draws its own.
     pub hash_seed: HashSeed,
+    /// Cache kinds after the first, whose pages the other fields describe; empty for one kind.
+    pub other_kinds: Vec<CacheKind>,
+}
+
+impl RuntimeSettings {
+    /// One cache kind, no draft tokens, and as many rows as requests.
+    pub fn new(num_pages: u32, max_model_len: u32, hash_seed: HashSeed) -> Self {
+        Self {
+            num_pages,
+            max_model_len,
+            max_rows: None,
+            draft_width: 0,
+            hash_seed,
+            other_kinds: Vec::new(),
+        }
+    }
+}
+
+/// What one group of layers keeps of a token: pages of its own, in a pool of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheKind {
+    /// Tokens in one page.
+    pub page_size: u32,
+    /// Pages in the pool.
+    pub num_pages: u32,
 }
 
 /// Everything that a scheduler is given.
@@ -140,7 +165,7 @@ pub struct Limits {
     pub watermark: u32,
     /// Target time of a step that decodes.
     pub itl_target: Option<Micros>,
-    /// Tokens that the whole pool holds.
+    /// Tokens that the whole pool holds; of several cache kinds the smallest.
     pub pool_tokens: u64,
 }
 
@@ -169,7 +194,6 @@ impl Settings {
     fn resolve(&self) -> Limits {
         let max_batch_tokens = self.scheduler.max_batch_tokens.unwrap_or_default();
         let num_pages = self.runtime.num_pages;
-        let hundredth = (num_pages / 100).max(1).min(num_pages.saturating_sub(1));
         Limits {
             max_batch_tokens,
             max_rows: self.runtime.max_rows.unwrap_or(self.scheduler.max_seqs),
@@ -177,10 +201,22 @@ impl Settings {
                 .scheduler
                 .long_prefill_token_threshold
                 .unwrap_or(max_batch_tokens),
-            watermark: self.pages.watermark.unwrap_or(hundredth),
+            watermark: self
+                .pages
+                .watermark
+                .unwrap_or_else(|| default_watermark(num_pages)),
             itl_target: self.scheduler.itl_target_ms.map(micros),
-            pool_tokens: u64::from(num_pages) * u64::from(self.pages.page_size),
+            pool_tokens: self.pool_tokens(),
         }
+    }
+
+    /// Tokens that the smallest pool holds.
+    fn pool_tokens(&self) -> u64 {
+        let tokens = |num_pages: u32, page_size: u32| u64::from(num_pages) * u64::from(page_size);
+        let others = self.runtime.other_kinds.iter();
+        let others = others.map(|kind| tokens(kind.num_pages, kind.page_size));
+        let first = tokens(self.runtime.num_pages, self.pages.page_size);
+        others.fold(first, u64::min)
     }
 
     fn check_step(&self, limits: &Limits) -> Result<(), SettingsError> {
@@ -296,6 +332,11 @@ fn refused(
         given: given.into(),
         allowed: allowed.into(),
     }
+}
+
+/// A hundredth of a pool, where it leaves a page to admit requests.
+pub(crate) fn default_watermark(num_pages: u32) -> u32 {
+    (num_pages / 100).max(1).min(num_pages.saturating_sub(1))
 }
 
 /// The nearest whole microseconds; a positive target never becomes 0.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::event::{FinishReason, Output};
 use crate::ids::{Micros, RequestId, SlotId, StepId, TenantId, TokenId};
-use crate::page_pool::Lease;
+use crate::kv_cache::{Lease, PerKind};
 use crate::plan::NewSlot;
 use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
@@ -34,7 +34,7 @@ pub(crate) struct Job {
     /// Prompt positions below this one had their log-probabilities asked of the worker.
     num_prompt_reported: u32,
     /// Hashes of its full pages, as far as they were needed; a known token never changes.
-    page_hashes: Vec<PageHash>,
+    page_hashes: PerKind<Vec<PageHash>>,
 }
 
 impl Job {
@@ -50,7 +50,7 @@ impl Job {
             num_due,
             output: Vec::new(),
             num_prompt_reported: 0,
-            page_hashes: Vec::new(),
+            page_hashes: PerKind::new(),
         }
     }
 
@@ -83,39 +83,44 @@ impl Job {
         tokens.extend_from_slice(&self.output[past_prompt(start)..past_prompt(end)]);
     }
 
-    /// Hashes of the first `num_pages` pages, whose tokens are all known; each is computed once.
+    /// Hashes of the first `num_pages` pages of a kind, whose tokens are all known; each is computed once.
     pub(crate) fn page_hashes(
         &mut self,
+        kind: usize,
         num_pages: u32,
         page_size: u32,
         hasher: &mut PrefixHasher,
     ) -> &[PageHash] {
+        if self.page_hashes.len() <= kind {
+            self.page_hashes.resize(kind + 1, Vec::new());
+        }
         let mut tokens = Vec::new();
-        for page in len_u32(&self.page_hashes)..num_pages {
-            let parent = self.page_hashes.last().copied();
+        for page in len_u32(&self.page_hashes[kind])..num_pages {
+            let parent = self.page_hashes[kind].last().copied();
             let parent = parent.unwrap_or_else(|| hasher.root(self.request.salt));
             tokens.clear();
             self.extend_with_tokens(&mut tokens, page * page_size, (page + 1) * page_size);
-            self.page_hashes.push(hasher.child(parent, &tokens));
+            self.page_hashes[kind].push(hasher.child(parent, &tokens));
         }
-        &self.page_hashes[..num_pages as usize]
+        self.known_hashes(kind, num_pages)
     }
 
-    /// Hashes of the pages that may be taken from the cache: the last token is computed in any case, for
-    /// the next one is sampled from it, and so is every one that predicts a prompt token whose
+    /// Hashes of the first `num_pages` pages of a kind, which were computed before.
+    pub(crate) fn known_hashes(&self, kind: usize, num_pages: u32) -> &[PageHash] {
+        let hashes = self.page_hashes.get(kind);
+        &hashes.map_or(&[][..], Vec::as_slice)[..num_pages as usize]
+    }
+
+    /// Leading tokens that may be taken from the cache. The last token is always computed, because the
+    /// next one is sampled from it. So is every token that predicts a prompt token whose
     /// log-probability is still to be reported.
-    pub(crate) fn cacheable_hashes(
-        &mut self,
-        page_size: u32,
-        hasher: &mut PrefixHasher,
-    ) -> &[PageHash] {
+    pub(crate) fn num_cacheable_tokens(&self) -> u32 {
         let is_measured = self.request.prompt_logprobs;
-        let num_tokens = if is_measured && self.num_prompt_reported < self.prompt_len() {
+        if is_measured && self.num_prompt_reported < self.prompt_len() {
             self.num_prompt_reported.saturating_sub(1)
         } else {
             self.num_known() - 1
-        };
-        self.page_hashes(num_tokens / page_size, page_size, hasher)
+        }
     }
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.

@@ -11,7 +11,7 @@ pub struct Stats {
     pub num_running: u32,
     /// Steps on the wire.
     pub num_in_flight: usize,
-    /// The pool by state.
+    /// The pages of the first cache kind by state.
     pub pages: PageCounts,
     /// Since the start.
     pub counts: Counts,

@@ -242,11 +242,8 @@ impl EngineSettings {
             scheduler: self.scheduler.clone(),
             pages: self.pages.clone(),
             runtime: RuntimeSettings {
-                num_pages,
-                max_model_len,
-                max_rows: None,
                 draft_width: self.draft_tokens,
-                hash_seed: hash_seed(),
+                ..RuntimeSettings::new(num_pages, max_model_len, hash_seed())
             },
         }
     }

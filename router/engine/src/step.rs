@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
-    AppendedPage, DecodeRow, NewSlot, PlanEncoder, PrefillRow, SamplingParams, TrimmedSlot,
+    AppendedPage, DecodeRow, NewSlot, OtherPage, PlanEncoder, PrefillRow, SamplingParams,
+    TrimmedSlot,
 };
 
 use crate::clock::micros;
@@ -114,15 +115,20 @@ impl PlanWriter {
                 page: page.0,
             },
         );
-        refill(
-            &mut wire.trimmed_slots,
-            &plan.trimmed_slots,
-            |(slot, num_pages)| TrimmedSlot {
-                kind: 0,
-                slot: slot.0,
-                num_pages: *num_pages,
-            },
-        );
+        refill(&mut wire.other_pages, &plan.other_pages, |other| {
+            OtherPage {
+                kind: other.kind,
+                slot: other.slot.0,
+                page: other.page.0,
+            }
+        });
+        refill(&mut wire.trimmed_slots, &plan.trimmed_slots, |trimmed| {
+            TrimmedSlot {
+                kind: trimmed.kind,
+                slot: trimmed.slot.0,
+                num_pages: trimmed.num_pages,
+            }
+        });
         refill(&mut wire.freed_slots, &plan.freed_slots, |slot| slot.0);
         self.encoder.encode(wire)
     }

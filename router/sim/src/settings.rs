@@ -156,13 +156,11 @@ impl Settings {
         Ok(plait_core::Settings {
             scheduler: self.scheduler.clone(),
             pages: self.pages.clone(),
-            runtime: RuntimeSettings {
-                num_pages: self.num_pages(device)?,
-                max_model_len: self.cluster.model_len(device)?,
-                max_rows: None,
-                draft_width: 0,
-                hash_seed: HASH_SEED,
-            },
+            runtime: RuntimeSettings::new(
+                self.num_pages(device)?,
+                self.cluster.model_len(device)?,
+                HASH_SEED,
+            ),
         })
     }
 

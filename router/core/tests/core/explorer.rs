@@ -3,7 +3,7 @@
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
 
-use plait_core::{RequestId, Settings};
+use plait_core::{CacheKind, RequestId, Settings};
 use rustc_hash::FxHashMap;
 
 use crate::fixtures::{settings, with};
@@ -277,6 +277,20 @@ fn no_latecomer_that_goes_first_gets_the_others_stuck() {
 fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {
     let num_states = explore(keeping_prefixes(), &[(3, 4), (6, 2)], 1, 0);
     assert!(num_states > 20_000, "only {num_states} states");
+}
+
+/// A second cache kind, whose pages of three tokens run out at other times.
+#[test]
+fn no_schedule_with_two_cache_kinds_gets_stuck() {
+    let mut two_kinds = keeping_prefixes();
+    for (settings, _) in &mut two_kinds {
+        settings.runtime.other_kinds = vec![CacheKind {
+            page_size: 3,
+            num_pages: 3,
+        }];
+    }
+    let num_states = explore(two_kinds, &[(3, 4), (6, 2)], 1, 0);
+    assert!(num_states > 10_000, "only {num_states} states");
 }
 
 /// Drafts that are accepted or not, with their pages leased and given back.

@@ -1,12 +1,13 @@
 //! A worker that applies plans as `proto/README.md` says and sees its KV through block tables only.
 
-use plait_core::{DecodeRow, NewSlot, PageId, Plan, PrefillRow, SlotId, TokenId};
+use plait_core::{DecodeRow, NewSlot, PageId, Plan, PrefillRow, Settings, SlotId, TokenId};
 
 use crate::oracle;
 
 #[derive(Clone, Debug)]
 struct Slot {
-    table: Vec<PageId>,
+    /// The pages of each kind.
+    tables: Vec<Vec<PageId>>,
     seed: u64,
     next_output: u32,
     last_token: Option<TokenId>,
@@ -22,32 +23,65 @@ pub struct Computed {
     /// These tokens.
     pub tokens: Vec<TokenId>,
     /// Pages that the rows could read or write, with whose slots they are.
-    pub named: Vec<(PageId, SlotId)>,
-    /// Where KV was written.
-    written: Vec<usize>,
+    pub named: Vec<(Page, SlotId)>,
+    /// Where KV was written, by kind.
+    written: Vec<Vec<usize>>,
 }
 
-/// KV by page, and the tables by slot.
+/// A page of a kind's pool.
+pub type Page = (usize, PageId);
+
+/// What one kind of layers keeps.
 #[derive(Clone, Debug)]
-pub struct FakeDevice {
+struct Pool {
     page_size: u32,
     /// By page and offset; nothing where the page was never written or its owner was freed.
     cells: Vec<Option<u64>>,
     /// Cells whose step's result is in.
     is_complete: Vec<bool>,
-    slots: Vec<Option<Slot>>,
     written: Vec<usize>,
 }
 
-impl FakeDevice {
-    pub fn new(num_pages: u32, page_size: u32, num_slots: u32) -> Self {
-        let (cells, slots) = ((num_pages * page_size) as usize, num_slots as usize);
+impl Pool {
+    fn new(num_pages: u32, page_size: u32) -> Self {
+        let num_cells = (num_pages * page_size) as usize;
         Self {
             page_size,
-            cells: vec![None; cells],
-            is_complete: vec![false; cells],
-            slots: vec![None; slots],
+            cells: vec![None; num_cells],
+            is_complete: vec![false; num_cells],
             written: Vec::new(),
+        }
+    }
+
+    fn cells_of(&self, page: PageId) -> std::ops::Range<usize> {
+        let first = (page.0 * self.page_size) as usize;
+        first..first + self.page_size as usize
+    }
+
+    fn cell(&self, table: &[PageId], position: u32) -> usize {
+        let page = table[(position / self.page_size) as usize];
+        (page.0 * self.page_size + position % self.page_size) as usize
+    }
+}
+
+/// KV by kind and page, and the tables by slot. Every kind keeps the KV of every position.
+#[derive(Clone, Debug)]
+pub struct FakeDevice {
+    pools: Vec<Pool>,
+    slots: Vec<Option<Slot>>,
+}
+
+impl FakeDevice {
+    pub fn new(settings: &Settings) -> Self {
+        let mut pools = vec![Pool::new(
+            settings.runtime.num_pages,
+            settings.pages.page_size,
+        )];
+        let others = settings.runtime.other_kinds.iter();
+        pools.extend(others.map(|kind| Pool::new(kind.num_pages, kind.page_size)));
+        Self {
+            pools,
+            slots: vec![None; settings.scheduler.max_seqs as usize],
         }
     }
 
@@ -55,11 +89,13 @@ impl FakeDevice {
     pub fn step(&mut self, plan: &Plan) -> Computed {
         plan.freed_slots.iter().for_each(|slot| self.free(*slot));
         plan.new_slots.iter().for_each(|new| self.take(new));
-        for (slot, num_kept) in &plan.trimmed_slots {
-            self.slot_mut(*slot).table.truncate(*num_kept as usize);
+        for trimmed in &plan.trimmed_slots {
+            let tables = &mut self.slot_mut(trimmed.slot).tables;
+            tables[trimmed.kind as usize].truncate(trimmed.num_pages as usize);
         }
-        self.append(plan);
-        self.written.clear();
+        for (kind, slot, page) in appended(plan) {
+            self.append(plan, kind, slot, page);
+        }
         let mut tokens = plan.token_ids.as_slice();
         let named = self.named(plan);
         let (mut sampled, mut num_accepted) = (Vec::new(), Vec::new());
@@ -76,32 +112,35 @@ impl FakeDevice {
             num_accepted.push(u32::try_from(accepted.len()).unwrap());
             sampled.extend(accepted);
         }
+        let written = self.pools.iter_mut();
         Computed {
             num_accepted,
             tokens: sampled,
             named,
-            written: self.written.clone(),
+            written: written
+                .map(|pool| std::mem::take(&mut pool.written))
+                .collect(),
         }
     }
 
     /// The step's result is in.
     pub fn complete(&mut self, computed: &Computed) {
-        for cell in &computed.written {
-            self.is_complete[*cell] = true;
+        for (pool, written) in self.pools.iter_mut().zip(&computed.written) {
+            for cell in written {
+                pool.is_complete[*cell] = true;
+            }
         }
     }
 
     /// The KV of every token in the page is computed, and the results of the steps are in.
-    pub fn is_full(&self, page: PageId) -> bool {
-        self.is_complete[self.cells_of(page)].iter().all(|it| *it)
+    pub fn is_full(&self, (kind, page): Page) -> bool {
+        let pool = &self.pools[kind];
+        pool.is_complete[pool.cells_of(page)].iter().all(|it| *it)
     }
 
-    /// The pages in a slot's table.
-    pub fn table(&self, slot: SlotId) -> &[PageId] {
-        &self.slots[slot.0 as usize]
-            .as_ref()
-            .expect("the slot is taken")
-            .table
+    /// The pages of a kind in a slot's table.
+    pub fn table(&self, kind: usize, slot: SlotId) -> &[PageId] {
+        &self.slot(slot).tables[kind]
     }
 
     fn free(&mut self, slot: SlotId) {
@@ -111,32 +150,27 @@ impl FakeDevice {
     }
 
     /// A page that is not from the cache is wiped, so that nobody can profit from what it held.
-    fn append(&mut self, plan: &Plan) {
-        for (slot, page) in &plan.appended_pages {
-            let new = plan.new_slots.iter().find(|new| new.slot == *slot);
-            let num_hits = new.map_or(0, |new| new.num_cached / self.page_size);
-            let table = &mut self.slot_mut(*slot).table;
-            let is_hit = table.len() < num_hits as usize;
-            table.push(*page);
-            if !is_hit {
-                let cells = self.cells_of(*page);
-                self.cells[cells.clone()].fill(None);
-                self.is_complete[cells].fill(false);
-            }
+    fn append(&mut self, plan: &Plan, kind: usize, slot: SlotId, page: PageId) {
+        let new = plan.new_slots.iter().find(|new| new.slot == slot);
+        let num_hits = new.map_or(0, |new| new.num_cached / self.pools[kind].page_size);
+        let table = &mut self.slot_mut(slot).tables[kind];
+        let is_hit = table.len() < num_hits as usize;
+        table.push(page);
+        if !is_hit {
+            let pool = &mut self.pools[kind];
+            let cells = pool.cells_of(page);
+            pool.cells[cells.clone()].fill(None);
+            pool.is_complete[cells].fill(false);
         }
     }
 
-    fn cells_of(&self, page: PageId) -> std::ops::Range<usize> {
-        let first = (page.0 * self.page_size) as usize;
-        first..first + self.page_size as usize
-    }
-
     fn take(&mut self, new: &NewSlot) {
+        let num_kinds = self.pools.len();
         let slot = &mut self.slots[new.slot.0 as usize];
         assert!(slot.is_none(), "{:?} is given out twice", new.slot);
         let (seed, next_output) = (new.request.0, new.next_output);
         *slot = Some(Slot {
-            table: Vec::new(),
+            tables: vec![Vec::new(); num_kinds],
             seed,
             next_output,
             last_token: None,
@@ -155,11 +189,11 @@ impl FakeDevice {
 
     /// Drafts are right by luck; what is written for the others is garbage.
     fn decode(&mut self, row: &DecodeRow) -> Vec<TokenId> {
-        let (slot, length) = (row.slot, self.slot_mut(row.slot).length);
+        let (slot, length) = (row.slot, self.slot(row.slot).length);
         assert!(length <= row.start, "start is an upper bound");
         let mut accepted = Vec::new();
         for position in length..length + row.length {
-            let token = self.slot_mut(slot).last_token;
+            let token = self.slot(slot).last_token;
             self.write(slot, position, token.expect("it follows a sampled token"));
             accepted.push(self.sample(slot, position + 1));
             self.slot_mut(slot).length = position + 1;
@@ -167,42 +201,49 @@ impl FakeDevice {
                 break;
             }
         }
-        for position in self.slot_mut(slot).length..length + row.length {
-            let cell = self.cell(slot, position);
-            self.cells[cell] = Some(666);
+        for position in self.slot(slot).length..length + row.length {
+            for kind in 0..self.pools.len() {
+                let cell = self.cell(kind, slot, position);
+                self.pools[kind].cells[cell] = Some(666);
+            }
         }
         accepted
     }
 
     /// Everything up to the last position that a row can write.
-    fn named(&mut self, plan: &Plan) -> Vec<(PageId, SlotId)> {
+    fn named(&self, plan: &Plan) -> Vec<(Page, SlotId)> {
         let prefills = plan
             .prefill
             .iter()
             .map(|row| (row.slot, row.start + row.length));
-        let decodes = plan.decode.iter().map(|row| {
-            let length = self.slots[row.slot.0 as usize].as_ref().unwrap().length;
-            (row.slot, length + row.length)
-        });
-        let ends: Vec<_> = prefills.chain(decodes).collect();
-        let pages = ends.into_iter().flat_map(|(slot, end)| {
-            let num_pages = end.div_ceil(self.page_size) as usize;
-            self.table(slot)[..num_pages]
-                .iter()
-                .map(move |page| (*page, slot))
-        });
-        pages.collect()
+        let decodes = plan
+            .decode
+            .iter()
+            .map(|row| (row.slot, self.slot(row.slot).length + row.length));
+        let mut named = Vec::new();
+        for (slot, end) in prefills.chain(decodes) {
+            for (kind, pool) in self.pools.iter().enumerate() {
+                let num_pages = end.div_ceil(pool.page_size) as usize;
+                let pages = &self.table(kind, slot)[..num_pages];
+                named.extend(pages.iter().map(|page| ((kind, *page), slot)));
+            }
+        }
+        named
     }
 
+    /// Each kind keeps something else of the same token.
     fn write(&mut self, slot: SlotId, position: u32, token: TokenId) {
         let kv = oracle::key_value(self.visible(slot, position), token);
-        let cell = self.cell(slot, position);
-        self.cells[cell] = Some(kv);
-        self.written.push(cell);
+        for kind in 0..self.pools.len() {
+            let cell = self.cell(kind, slot, position);
+            let pool = &mut self.pools[kind];
+            pool.cells[cell] = Some(kv.wrapping_add(kind as u64));
+            pool.written.push(cell);
+        }
     }
 
     fn sample(&mut self, slot: SlotId, length: u32) -> TokenId {
-        let (seed, next_output) = (self.slot_mut(slot).seed, self.slot_mut(slot).next_output);
+        let (seed, next_output) = (self.slot(slot).seed, self.slot(slot).next_output);
         let token = oracle::sample(self.visible(slot, length), seed, next_output);
         let slot = self.slot_mut(slot);
         slot.next_output += 1;
@@ -210,15 +251,32 @@ impl FakeDevice {
         token
     }
 
+    /// What all kinds keep of the first positions, which is of the same tokens.
     fn visible(&self, slot: SlotId, length: u32) -> Vec<u64> {
-        let read =
-            |position| self.cells[self.cell(slot, position)].expect("only computed KV is read");
-        (0..length).map(read).collect()
+        let read = |kind: usize, position| {
+            let kept = self.pools[kind].cells[self.cell(kind, slot, position)];
+            kept.expect("only computed KV is read")
+                .wrapping_sub(kind as u64)
+        };
+        let first: Vec<u64> = (0..length).map(|position| read(0, position)).collect();
+        for kind in 1..self.pools.len() {
+            let other = (0..length).map(|position| read(kind, position));
+            assert!(
+                other.eq(first.iter().copied()),
+                "kind {kind} is of other tokens"
+            );
+        }
+        first
     }
 
-    fn cell(&self, slot: SlotId, position: u32) -> usize {
-        let page = self.table(slot)[(position / self.page_size) as usize];
-        (page.0 * self.page_size + position % self.page_size) as usize
+    fn cell(&self, kind: usize, slot: SlotId, position: u32) -> usize {
+        self.pools[kind].cell(self.table(kind, slot), position)
+    }
+
+    fn slot(&self, slot: SlotId) -> &Slot {
+        self.slots[slot.0 as usize]
+            .as_ref()
+            .expect("rows and pages name taken slots")
     }
 
     fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {
@@ -226,4 +284,11 @@ impl FakeDevice {
             .as_mut()
             .expect("rows and pages name taken slots")
     }
+}
+
+/// Kind, slot and page of every page that a plan appends.
+pub fn appended(plan: &Plan) -> impl Iterator<Item = (usize, SlotId, PageId)> {
+    let first = plan.appended_pages.iter().map(|it| (0, it.0, it.1));
+    let others = plan.other_pages.iter();
+    first.chain(others.map(|it| (it.kind as usize, it.slot, it.page)))
 }

@@ -24,11 +24,8 @@ pub fn settings() -> Settings {
             ..PageSettings::default()
         },
         runtime: RuntimeSettings {
-            num_pages: 64,
-            max_model_len: 256,
             max_rows: Some(8),
-            draft_width: 0,
-            hash_seed: HashSeed([1, 2]),
+            ..RuntimeSettings::new(64, 256, HashSeed([1, 2]))
         },
     }
 }

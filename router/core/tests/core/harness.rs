@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use plait_core::{
-    Event, FinishReason, Micros, Output, PageId, Plan, Policy, PrefillRow, Refusal, Request,
-    RequestId, Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
+    Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, Request, RequestId,
+    Scheduler, Settings, SlotId, StepId, StepResult, TenantId, TokenId,
 };
 
-use crate::fake_device::{Computed, FakeDevice};
+use crate::fake_device::{Computed, FakeDevice, Page, appended};
 use crate::oracle;
 
 /// What a client asks for.
@@ -67,7 +67,7 @@ struct InFlight {
     computed: Computed,
     sampling: Vec<RequestId>,
     /// Pages that its rows read or write, with whose they are.
-    named: BTreeMap<PageId, RequestId>,
+    named: BTreeMap<Page, RequestId>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,11 +86,7 @@ impl Harness {
     pub fn new(settings: Settings) -> Self {
         Self {
             scheduler: Scheduler::new(settings.clone()).unwrap(),
-            device: FakeDevice::new(
-                settings.runtime.num_pages,
-                settings.pages.page_size,
-                settings.scheduler.max_seqs,
-            ),
+            device: FakeDevice::new(&settings),
             clients: BTreeMap::new(),
             in_flight: VecDeque::new(),
             slots: BTreeMap::new(),
@@ -117,11 +113,8 @@ impl Harness {
 
     fn add_client(&mut self, id: RequestId, spec: Spec) {
         let (num_prompt, settings) = (u32::try_from(spec.prompt.len()).unwrap(), &self.settings);
-        let room = settings
-            .runtime
-            .max_model_len
-            .min(settings.runtime.num_pages * settings.pages.page_size)
-            - num_prompt;
+        let pool = u32::try_from(settings.limits().unwrap().pool_tokens).unwrap();
+        let room = settings.runtime.max_model_len.min(pool) - num_prompt;
         let expected = oracle::generate(
             &spec.prompt,
             spec.max_tokens.min(room),
@@ -420,43 +413,77 @@ impl Harness {
                 "a row in another's slot"
             );
         }
-        let new_slots: BTreeSet<SlotId> = plan.new_slots.iter().map(|new| new.slot).collect();
-        let kept = self.slots.keys().filter(|slot| !new_slots.contains(slot));
-        let mut taken: BTreeSet<PageId> = kept
-            .flat_map(|slot| {
-                let trimmed = plan.trimmed_slots.iter().filter(|it| it.0 == *slot);
-                let table = self.device.table(*slot);
-                let num_kept = trimmed.map(|it| it.1 as usize).min().unwrap_or(table.len());
-                &table[..num_kept]
-            })
-            .copied()
-            .collect();
         let hits = self.check_hits(plan);
+        let mut taken = self.kept_pages(plan);
         taken.extend(hits.iter().map(|(_, page)| *page));
-        for (slot, page) in plan.appended_pages.iter().filter(|it| !hits.contains(it)) {
-            assert!(taken.insert(*page), "{page:?} is in two leases");
+        for (kind, slot, page) in appended(plan) {
+            let page = (kind, page);
+            if hits.contains(&(slot, page)) {
+                continue;
+            }
+            assert!(taken.insert(page), "{page:?} is in two leases");
             let named_for = self
                 .in_flight
                 .iter()
-                .filter_map(|step| step.named.get(page));
-            let owner = self.slots[slot];
+                .filter_map(|step| step.named.get(&page));
+            let owner = self.slots[&slot];
             assert!(
                 named_for.clone().all(|request| *request == owner),
-                "{page:?} is still named on the wire"
+                "{page:?} is still named by a step in flight"
             );
         }
     }
 
+    /// Pages that slots held before this plan and hold after it.
+    fn kept_pages(&self, plan: &Plan) -> BTreeSet<Page> {
+        let new_slots: BTreeSet<SlotId> = plan.new_slots.iter().map(|new| new.slot).collect();
+        let kept = self.slots.keys().filter(|slot| !new_slots.contains(slot));
+        let mut pages = BTreeSet::new();
+        for slot in kept {
+            for kind in 0..self.num_kinds() {
+                let trimmed = plan.trimmed_slots.iter();
+                let trimmed = trimmed.filter(|it| (it.slot, it.kind as usize) == (*slot, kind));
+                let table = self.device.table(kind, *slot);
+                let num_kept = trimmed.map(|it| it.num_pages as usize).min();
+                let kept = &table[..num_kept.unwrap_or(table.len())];
+                pages.extend(kept.iter().map(|page| (kind, *page)));
+            }
+        }
+        pages
+    }
+
+    fn num_kinds(&self) -> usize {
+        1 + self.settings.runtime.other_kinds.len()
+    }
+
+    fn page_size(&self, kind: usize) -> u32 {
+        match kind {
+            0 => self.settings.pages.page_size,
+            _ => self.settings.runtime.other_kinds[kind - 1].page_size,
+        }
+    }
+
+    fn num_pages(&self, kind: usize) -> u32 {
+        match kind {
+            0 => self.settings.runtime.num_pages,
+            _ => self.settings.runtime.other_kinds[kind - 1].num_pages,
+        }
+    }
+
     /// Pages of new slots that come from the cache; every KV in them is computed and in.
-    fn check_hits(&self, plan: &Plan) -> Vec<(SlotId, PageId)> {
+    fn check_hits(&self, plan: &Plan) -> Vec<(SlotId, Page)> {
         let mut hits = Vec::new();
         for new in &plan.new_slots {
-            let num_known = self.clients[&new.request].spec.prompt.len()
-                + self.clients[&new.request].emitted.len();
-            assert_eq!(new.num_cached % self.settings.pages.page_size, 0, "{new:?}");
+            let client = &self.clients[&new.request];
+            let num_known = client.spec.prompt.len() + client.emitted.len();
             assert!((new.num_cached as usize) < num_known, "{new:?}");
-            let own = plan.appended_pages.iter().filter(|it| it.0 == new.slot);
-            hits.extend(own.take((new.num_cached / self.settings.pages.page_size) as usize));
+            for kind in 0..self.num_kinds() {
+                let page_size = self.page_size(kind);
+                assert_eq!(new.num_cached % page_size, 0, "{new:?}");
+                let own = appended(plan).filter(|it| (it.0, it.1) == (kind, new.slot));
+                let num_hits = (new.num_cached / page_size) as usize;
+                hits.extend(own.take(num_hits).map(|it| (new.slot, (kind, it.2))));
+            }
         }
         assert!(
             hits.iter().all(|(_, page)| self.device.is_full(*page)),
@@ -477,9 +504,11 @@ impl Harness {
 
     /// Invariant 2.
     fn check_pool(&self) {
-        let pages = self.scheduler.stats().pages;
-        let sum = pages.free + pages.leased + pages.cached + pages.parked;
-        assert_eq!(sum, self.settings.runtime.num_pages, "{pages:?}");
+        for kind in 0..self.num_kinds() {
+            let pages = self.scheduler.page_counts(kind);
+            let sum = pages.free + pages.leased + pages.cached + pages.parked;
+            assert_eq!(sum, self.num_pages(kind), "{pages:?}");
+        }
     }
 
     /// Invariant 3, and everything is given back.
@@ -488,14 +517,11 @@ impl Harness {
             assert!(client.ended.is_some(), "{request:?} never ended");
         }
         let stats = self.scheduler.stats();
-        assert_eq!(
-            (
-                stats.pages.free + stats.pages.cached,
-                stats.num_running,
-                stats.num_waiting
-            ),
-            (self.settings.runtime.num_pages, 0, 0)
-        );
+        assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
+        for kind in 0..self.num_kinds() {
+            let pages = self.scheduler.page_counts(kind);
+            assert_eq!(pages.free + pages.cached, self.num_pages(kind));
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::fixtures::{settings, with};
 use crate::harness::{Harness, Spec};
 
 #[derive(Clone, Debug)]
-enum Action {
+pub enum Action {
     Submit(Spec),
     Plan,
     Complete,
@@ -38,7 +38,9 @@ prop_compose! {
                 itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3), overlap: true,
             };
             it.pages = PageSettings { page_size, prefix_cache, watermark: Some(watermark), ..PageSettings::default() };
-            it.runtime = RuntimeSettings { num_pages, max_model_len, max_rows: Some(max_rows), draft_width, hash_seed: HashSeed([1, 2]) };
+            it.runtime = RuntimeSettings {
+                max_rows: Some(max_rows), draft_width, ..RuntimeSettings::new(num_pages, max_model_len, HashSeed([1, 2]))
+            };
         })
     }
 }
@@ -119,12 +121,12 @@ pub fn in_proportion(num: u32) -> u32 {
     num * (num_cases() / NUM_CASES).max(1)
 }
 
-fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
+pub fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
     (any_settings(), 1..4usize, vec(any_action(), 1..120))
 }
 
 /// Runs a case to its end, all invariants checked; gives how many plans it took.
-fn run_case((settings, depth, actions): (Settings, usize, Vec<Action>)) -> u64 {
+pub fn run_case((settings, depth, actions): (Settings, usize, Vec<Action>)) -> u64 {
     let mut harness = Harness::new(settings);
     run(&mut harness, &actions, depth);
     harness.run_to_the_end(depth);

@@ -48,11 +48,8 @@ pub fn settings() -> Settings {
             ..PageSettings::default()
         },
         runtime: RuntimeSettings {
-            num_pages: 24,
-            max_model_len: 80,
             max_rows: Some(6),
-            draft_width: 0,
-            hash_seed: HashSeed([1, 2]),
+            ..RuntimeSettings::new(24, 80, HashSeed([1, 2]))
         },
     }
 }

@@ -1,0 +1,299 @@
+//! The KV cache: a page pool for each cache kind, and leases that hold pages of every kind.
+//!
+//! A cache kind is what one group of layers keeps of a token: its own pages, with its own number of
+//! tokens in each. Models have one kind today. A row needs pages of every kind, and a prefix counts
+//! as cached only where every kind has it.
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
+use crate::prefix_hasher::PrefixHasher;
+use crate::settings::{Settings, default_watermark};
+use crate::state::Job;
+
+/// One value for each cache kind; while there is one kind it needs no allocation.
+pub(crate) type PerKind<T> = SmallVec<[T; 1]>;
+
+/// Pages that one request holds, of every kind.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a lease that is dropped loses its pages"]
+pub(crate) struct Lease {
+    lists: PerKind<PageList>,
+    /// Tokens that the pages of every kind hold.
+    num_tokens: u32,
+    /// Computed tokens with which the next page of any kind is full.
+    next_full: u32,
+}
+
+impl Lease {
+    /// Whether `num_computed` tokens fill a page that is not published yet.
+    pub(crate) fn has_full_page(&self, num_computed: u32) -> bool {
+        num_computed >= self.next_full
+    }
+
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.num_tokens
+    }
+
+    /// Pages of each kind.
+    pub(crate) fn num_pages(&self) -> PerKind<u32> {
+        self.lists.iter().map(PageList::num_pages).collect()
+    }
+
+    /// The pages of each kind, in the order of the positions that they cover.
+    pub(crate) fn lists(&self) -> &[PageList] {
+        &self.lists
+    }
+}
+
+/// What a prompt finds in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PrefixHits {
+    /// Leading tokens that every kind has; whole pages of each.
+    pub(crate) num_tokens: u32,
+    /// Pages of them that no request holds: taking them leaves fewer for others.
+    pub(crate) num_cached: PerKind<u32>,
+}
+
+/// Tokens in a page of each kind.
+#[derive(Clone, Debug)]
+pub(crate) struct PageSizes(PerKind<u32>);
+
+impl PageSizes {
+    pub(crate) fn of(settings: &Settings) -> Self {
+        let others = settings.runtime.other_kinds.iter();
+        let others = others.map(|kind| kind.page_size);
+        Self(
+            std::iter::once(settings.pages.page_size)
+                .chain(others)
+                .collect(),
+        )
+    }
+
+    /// Pages of each kind that a lease lacks to hold `num_tokens` tokens.
+    pub(crate) fn num_missing(&self, lease: &Lease, num_tokens: u32) -> PerKind<u32> {
+        let each = self.0.iter().zip(&lease.lists);
+        each.map(|(size, list)| num_tokens.div_ceil(*size).saturating_sub(list.num_pages()))
+            .collect()
+    }
+
+    /// Tokens in the least number of whole pages of every kind.
+    fn common_multiple(&self) -> u32 {
+        self.0.iter().copied().fold(1, common_multiple)
+    }
+}
+
+/// The page pools of a replica.
+#[derive(Clone, Debug)]
+pub(crate) struct KvCache {
+    pools: PerKind<PagePool>,
+    page_sizes: PerKind<u32>,
+    /// Pages kept free at admission.
+    watermarks: PerKind<u32>,
+    /// Tokens in the least number of whole pages that all kinds can have cached.
+    prefix_tokens: u32,
+}
+
+impl KvCache {
+    pub(crate) fn new(settings: &Settings, watermark: u32) -> Self {
+        let page_sizes = PageSizes::of(settings);
+        let mut cache = Self {
+            pools: smallvec![PagePool::new(settings.runtime.num_pages)],
+            watermarks: smallvec![watermark],
+            prefix_tokens: page_sizes.common_multiple(),
+            page_sizes: page_sizes.0,
+        };
+        for kind in &settings.runtime.other_kinds {
+            cache.pools.push(PagePool::new(kind.num_pages));
+            cache.watermarks.push(default_watermark(kind.num_pages));
+        }
+        cache
+    }
+
+    /// Whether so many pages of each kind can be leased now.
+    pub(crate) fn has(&self, num: &[u32]) -> bool {
+        let mut each = self.pools.iter().zip(num);
+        each.all(|(pool, num)| pool.num_available() >= *num)
+    }
+
+    /// Whether they can be once parked pages are free, and `num_held` of each kind.
+    pub(crate) fn will_have(&self, num: &[u32], num_held: &[u32]) -> bool {
+        let mut each = self.pools.iter().zip(num.iter().zip(num_held));
+        each.all(|(pool, (num, held))| pool.num_available() + pool.num_parked() + held >= *num)
+    }
+
+    /// Whether the pages of `num_tokens` tokens beyond the hits are left beside `reserved` ones and,
+    /// where it is kept, the watermark.
+    pub(crate) fn can_admit(
+        &self,
+        num_tokens: u32,
+        hits: &PrefixHits,
+        reserved: &[u32],
+        keeps_watermark: bool,
+    ) -> bool {
+        self.pools.iter().enumerate().all(|(kind, pool)| {
+            let size = self.page_sizes[kind];
+            let num_new = num_tokens.div_ceil(size) - hits.num_tokens / size;
+            let watermark = if keeps_watermark {
+                self.watermarks[kind]
+            } else {
+                0
+            };
+            let num = u64::from(num_new) + u64::from(reserved[kind]) + u64::from(watermark);
+            num <= u64::from(pool.num_available() - hits.num_cached[kind])
+        })
+    }
+
+    /// What a request without a prefix cache finds.
+    pub(crate) fn no_hits(&self) -> PrefixHits {
+        PrefixHits {
+            num_tokens: 0,
+            num_cached: smallvec![0; self.pools.len()],
+        }
+    }
+
+    /// How much of a request's tokens, from the first one on, is cached.
+    pub(crate) fn find(&mut self, job: &mut Job, hasher: &mut PrefixHasher) -> PrefixHits {
+        let num_tokens = job.num_cacheable_tokens();
+        let mut hits: PerKind<CacheHits> = PerKind::new();
+        for (kind, pool) in self.pools.iter_mut().enumerate() {
+            let page_size = self.page_sizes[kind];
+            let hashes = job.page_hashes(kind, num_tokens / page_size, page_size, hasher);
+            hits.push(pool.find(hashes));
+        }
+        self.common_hits(&hits, job)
+    }
+
+    /// What all kinds have.
+    fn common_hits(&self, hits: &[CacheHits], job: &Job) -> PrefixHits {
+        let each = hits.iter().zip(&self.page_sizes);
+        let found = each.map(|(hits, size)| hits.num_pages * size).min();
+        let num_tokens = found.map_or(0, |found| found - found % self.prefix_tokens);
+        let each = hits.iter().zip(&self.page_sizes).enumerate();
+        let num_cached = each.map(|(kind, (hits, size))| {
+            let num_pages = num_tokens / size;
+            if num_pages == hits.num_pages {
+                hits.num_cached
+            } else {
+                self.pools[kind].num_cached_of(job.known_hashes(kind, num_pages))
+            }
+        });
+        PrefixHits {
+            num_tokens,
+            num_cached: num_cached.collect(),
+        }
+    }
+
+    /// A lease of the first `num_tokens` tokens, which [`KvCache::find`] has just found.
+    pub(crate) fn pin(&mut self, job: &Job, num_tokens: u32) -> Lease {
+        let each = self.pools.iter_mut().zip(&self.page_sizes).enumerate();
+        let lists =
+            each.map(|(kind, (pool, size))| pool.pin(job.known_hashes(kind, num_tokens / size)));
+        let mut lease = Lease {
+            lists: lists.collect(),
+            num_tokens,
+            next_full: 0,
+        };
+        self.find_next_full(&mut lease);
+        lease
+    }
+
+    fn find_next_full(&self, lease: &mut Lease) {
+        let each = lease.lists.iter().zip(&self.page_sizes);
+        let full = each.map(|(list, size)| (list.num_published() + 1).saturating_mul(*size));
+        lease.next_full = full.min().unwrap_or(u32::MAX);
+    }
+
+    /// Adds so many available pages of each kind to a lease; the caller has seen that there are as many.
+    pub(crate) fn grow(&mut self, lease: &mut Lease, num: &[u32]) {
+        for ((pool, list), num) in self.pools.iter_mut().zip(&mut lease.lists).zip(num) {
+            pool.grow(list, *num);
+        }
+        self.recount(lease);
+    }
+
+    /// Takes back the pages behind the first `num_tokens` tokens; `on_trim` is told the kind, how
+    /// many pages were kept and how many were taken.
+    pub(crate) fn trim(
+        &mut self,
+        lease: &mut Lease,
+        num_tokens: u32,
+        mut on_trim: impl FnMut(u32, u32, u32),
+    ) {
+        let each = self.pools.iter_mut().zip(&mut lease.lists);
+        for (kind, ((pool, list), size)) in (0..).zip(each.zip(&self.page_sizes)) {
+            let num_kept = num_tokens.div_ceil(*size);
+            let num_taken = list.num_pages() - num_kept;
+            if num_taken > 0 {
+                pool.shrink(list, num_kept);
+                on_trim(kind, num_kept, num_taken);
+            }
+        }
+        self.recount(lease);
+    }
+
+    fn recount(&self, lease: &mut Lease) {
+        let each = lease.lists.iter().zip(&self.page_sizes);
+        let held = each.map(|(list, size)| list.num_pages().saturating_mul(*size));
+        lease.num_tokens = held.min().unwrap_or(0);
+    }
+
+    /// Lets later prompts find the pages that `num_computed` tokens fill.
+    pub(crate) fn publish(
+        &mut self,
+        lease: &mut Lease,
+        job: &mut Job,
+        num_computed: u32,
+        hasher: &mut PrefixHasher,
+    ) {
+        let each = self
+            .pools
+            .iter_mut()
+            .zip(&mut lease.lists)
+            .zip(&self.page_sizes);
+        for (kind, ((pool, list), size)) in each.enumerate() {
+            while (list.num_published() + 1) * size <= num_computed {
+                let page = list.num_published();
+                let hash = job.page_hashes(kind, page + 1, *size, hasher)[page as usize];
+                pool.publish(list, hash);
+            }
+        }
+        self.find_next_full(lease);
+    }
+
+    pub(crate) fn release(&mut self, lease: Lease) {
+        for (pool, list) in self.pools.iter_mut().zip(lease.lists) {
+            pool.release(list);
+        }
+    }
+
+    /// Takes a lease whose pages steps in flight still name.
+    pub(crate) fn park(&mut self, lease: Lease) -> PerKind<ParkedPages> {
+        let each = self.pools.iter_mut().zip(lease.lists);
+        each.map(|(pool, list)| pool.park(list)).collect()
+    }
+
+    /// Lets parked pages go: the last step that named them is complete.
+    pub(crate) fn unpark(&mut self, parked: PerKind<ParkedPages>) {
+        for (pool, pages) in self.pools.iter_mut().zip(parked) {
+            pool.unpark(pages);
+        }
+    }
+
+    pub(crate) fn counts(&self, kind: usize) -> PageCounts {
+        self.pools[kind].counts()
+    }
+
+    /// Cached pages that were given to others, since the start.
+    pub(crate) fn num_evicted(&self) -> u64 {
+        self.pools.iter().map(PagePool::num_evicted).sum()
+    }
+}
+
+fn common_multiple(a: u32, b: u32) -> u32 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a / divisor * b
+}
