@@ -21,7 +21,7 @@ class PromptTargets:
     """The prompt tokens that one prefill row predicts, for a request that wants their log-probabilities."""
 
     first: int
-    """Where in T the row's first token lies; token ``first + i`` predicts target i."""
+    """Index in T of the row's first token; token ``first + i`` predicts target i."""
     ids_C: Ints
     """The tokens predicted."""
     num_best: int
@@ -56,7 +56,7 @@ def check_tokens(inputs: StepInputs, vocab: int) -> None:
 
 
 def prompt_targets(inputs: StepInputs, slots: Slots) -> list[PromptTargets]:
-    """What the prefill rows that want prompt log-probabilities predict, in row order."""
+    """Targets of the prefill rows that want prompt log-probabilities, in row order."""
     wanted = slots.sampling.num_prompt_logprobs
     first = 0
     first_id = 0
@@ -73,14 +73,14 @@ def prompt_targets(inputs: StepInputs, slots: Slots) -> list[PromptTargets]:
 
 
 def positions(inputs: StepInputs, ends_R: Ints) -> Ints:
-    """Row r's tokens lie at ``starts[r] ..``: their place in the batch, moved by what lies between the two."""
+    """Position ids ``[T]``; row r's begin at ``starts[r]``."""
     shift_R = inputs.starts_R - (ends_R - inputs.lengths_R)
     positions_T: Ints = np.arange(inputs.num_tokens) + np.repeat(shift_R, inputs.lengths_R)
     return positions_T
 
 
 def without_lookaheads(inputs: StepInputs) -> Ints:
-    """The prefill rows' tokens that are computed."""
+    """The prefill rows' token ids without their lookahead tokens."""
     if not inputs.has_lookahead_P.any():
         return inputs.token_ids
     num_ids_P = inputs.lengths_R[: inputs.num_prefill] + inputs.has_lookahead_P

@@ -46,7 +46,7 @@ def _token_bytes(model: ModelConfig, itemsize: int) -> int:
 
 
 def _dense_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Gate and up, their product, and the product rounded."""
+    """Gate and up, their elementwise combination, and that rounded."""
     return itemsize * 4 * model.intermediate_size
 
 

@@ -1,4 +1,4 @@
-"""A model's architecture in numbers, whatever file it was read from."""
+"""A model's architecture, whatever file it was read from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class YarnRope:
     attention_factor: float = 1.0
     """What cosine and sine are multiplied by."""
     score_temperature: float = 1.0
-    """What MLA multiplies queries and keys by, so that its scores are multiplied by the square."""
+    """Factor of MLA's queries and keys: its scores are multiplied by the square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +63,45 @@ class RopeConfig:
     scaling: RopeScaling | None = None
     """How the frequencies are changed for a longer context."""
     rotary_dim: int | None = None
-    """Numbers of a head that are turned, the first in the files' order; None for all."""
+    """Elements of a head that rope rotates, the first in the files' order; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class MlaConfig:
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1): how wide its parts are."""
+    """Sizes of multi-head latent attention (arXiv 2405.04434, section 2.1)."""
 
     q_rank: int | None
-    """Width of the queries' latent; None if queries come from the hidden state at once."""
+    """Width of the queries' latent (``q_lora_rank``); None for a direct projection."""
     latent_dim: int
     """Width of the latent that keys and values are made from (``kv_lora_rank``)."""
     nope_dim: int
-    """Numbers of a head's query and key that rope does not turn."""
+    """Elements of a head's query and key without rope."""
     rope_dim: int
-    """Numbers of a head's query that rope turns, and of the one key that all heads share."""
+    """Elements of a head's query with rope, and of the one key that all heads share."""
     value_dim: int
-    """Numbers of a head's value."""
+    """Elements of a head's value."""
     scale: float
     """Factor of the scores before the softmax, YaRN's squared temperature included."""
     is_interleaved: bool
-    """Whether rope turns neighbours in the files' order, not the halves."""
+    """Whether rope rotates neighbours in the files' order, not halves."""
 
     @property
     def query_dim(self) -> int:
-        """Numbers of a head's query."""
+        """Elements of a head's query."""
         return self.nope_dim + self.rope_dim
 
     @property
     def cached_dim(self) -> int:
-        """Numbers that the cache keeps of a token: the latent, then the shared key."""
+        """Elements cached of a token: the latent, then the shared key."""
         return self.latent_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRouting:
-    """How DeepSeek's and MiniMax's routers choose and weigh experts."""
+    """Expert choice of DeepSeek's and MiniMax's routers."""
 
     scoring: Literal["softmax", "sigmoid"]
-    """V2's; or V3's and MiniMax's, with their correction bias."""
+    """Softmax in V2; sigmoid with a correction bias in V3 and MiniMax."""
     limit: GroupLimit
     scale: float
     """Factor of the chosen experts' weights."""
@@ -120,7 +120,7 @@ class MoeConfig:
     dense_layers: frozenset[int] = frozenset()
     """Layers with a dense MLP instead."""
     shared_size: int = 0
-    """Width of the gated MLP that every token passes beside its experts; 0 for none."""
+    """Width of the shared MLP, which serves every token; 0 for none."""
     groups: GroupRouting | None = None
     """None for a softmax over all experts."""
 
@@ -139,7 +139,7 @@ class ModelConfig:  # budget: the sum of what the families' files state
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Numbers of a head, and of what rope turns; in MLA only the latter."""
+    """Elements of a head; in MLA those with rope."""
     norm_eps: float
     rope: RopeConfig
     max_positions: int
@@ -152,7 +152,7 @@ class ModelConfig:  # budget: the sum of what the families' files state
     """Whether the dense MLP's projections have biases."""
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
-    """None if every head caches keys and values of its own."""
+    """None for MHA and GQA."""
     sliding_window: int | None = None
     """Positions that a token sees, itself included, in layers with a sliding window; None for all."""
     num_mtp_layers: int = 0

@@ -25,16 +25,16 @@ class Shard:
     """A rank's units: heads, rows or columns."""
 
     own: range
-    """Those of the whole that it holds."""
+    """Of the whole."""
     num_empty: int = 0
-    """Units of zeros behind them, where that makes every rank's shard as large."""
+    """Padding units of zeros, which make every rank's shard the same size."""
 
     def __len__(self) -> int:
         """Units, the empty ones included."""
         return len(self.own) + self.num_empty
 
     def times(self, unit_size: int) -> Shard:
-        """The same shard counted in parts of a unit."""
+        """The same shard, counted in elements of a unit."""
         return Shard(range(self.own.start * unit_size, self.own.stop * unit_size), self.num_empty * unit_size)
 
 
@@ -42,7 +42,7 @@ class Shard:
 class Parallel:
     """One rank of a replica.
 
-    Raises ``ValueError`` if the world has more than one rank and no group to talk through.
+    Raises ``ValueError`` if the world has more than one rank and no process group.
     """
 
     rank: int = 0
@@ -50,10 +50,10 @@ class Parallel:
     world: int = 1
     """Ranks of the replica."""
     group: dist.ProcessGroup | None = None
-    """How the ranks talk; needed where there are several."""
+    """Required if the world has more than one rank."""
 
     def __post_init__(self) -> None:
-        """Check that the parts fit together."""
+        """Check the fields."""
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank {self.rank} of {self.world}: a rank lies between 0 and the world's size")
         if self.world > 1 and self.group is None:
@@ -83,33 +83,33 @@ class Parallel:
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks, in place and returned."""
         if self.world > 1:
-            _talk(lambda: dist.all_reduce(partial, group=self.group))
+            _collective(lambda: dist.all_reduce(partial, group=self.group))
         return partial
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The ranks' tensors (all of one shape), joined along the last dimension in the order of the ranks."""
+        """The ranks' tensors, all of one shape, concatenated along the last dimension in rank order."""
         if self.world == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.world)]
-        _talk(lambda: dist.all_gather(parts, part.contiguous(), group=self.group))
+        _collective(lambda: dist.all_gather(parts, part.contiguous(), group=self.group))
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Rank 0's tensor on every rank, in place and returned; all give one of the same shape."""
+        """Rank 0's tensor on every rank, in place and returned; all tensors have the same shape."""
         if self.world > 1:
-            _talk(lambda: dist.broadcast(values, group=self.group, group_src=0))
+            _collective(lambda: dist.broadcast(values, group=self.group, group_src=0))
         return values
 
     def wait_for_all(self) -> None:
-        """Return when every rank has come this far."""
+        """Barrier."""
         self.all_reduce(torch.zeros(1))
 
 
 def shard_heads(num_heads: int, num_kv_heads: int, rank: int, world: int) -> tuple[Shard, Shard]:
-    """A rank's query heads, and the key-value heads that they read; every rank has as many of each.
+    """A rank's query heads, and the key-value heads that they read; every rank has the same number of each.
 
-    Key-value heads divide evenly; or neighbouring ranks hold the same one; or ranks hold whole groups
-    of query heads with their key-value head, and the last ranks' are padded with empty ones.
+    Key-value heads divide evenly; or neighbouring ranks hold a copy of the same one; or ranks hold whole groups of
+    query heads with their key-value head, and the last ranks are padded with empty groups.
     """
     group = num_heads // num_kv_heads
     if num_kv_copies(num_heads, num_kv_heads, world) > 1:
@@ -127,7 +127,7 @@ def num_kv_copies(num_heads: int, num_kv_heads: int, world: int) -> int:
     return world // num_kv_heads if is_shared else 1
 
 
-def _talk(collective: Callable[[], object]) -> None:
+def _collective(collective: Callable[[], object]) -> None:
     """Run a collective; raises ``WorkerError`` of code RANK_LOST if another rank is gone."""
     try:
         collective()
@@ -139,7 +139,7 @@ def _talk(collective: Callable[[], object]) -> None:
 def init_parallel(config: WorkerConfig, rank: int) -> Parallel:
     """Join the other ranks over gloo: TCP on loopback, with addresses in a FileStore in the run directory.
 
-    Raises ``WorkerError`` of code SETTINGS if the rank is none of this world, of RANK_LOST where another is missing.
+    Raises ``WorkerError`` of code SETTINGS if the rank is none of this world, of RANK_LOST if another is missing.
     """
     if not 0 <= rank < config.world:
         raise WorkerError(
@@ -165,14 +165,14 @@ def check_divisible(config: ModelConfig, world: int) -> None:
 
 
 def _divided(config: ModelConfig) -> dict[str, int]:
-    """What every rank must hold an even share of; heads with keys and values of their own are not among them."""
+    """Sizes that the ranks must divide evenly; MHA and GQA heads are padded instead."""
     moe, sizes = config.moe, {}
     if config.mla is not None:
         sizes["attention heads (num_attention_heads)"] = config.num_heads
     if moe is None or moe.dense_layers:
         sizes["MLP width (intermediate_size)"] = config.intermediate_size
     if moe is not None:
-        # Shared experts are so wide, or a multiple of it.
+        # Shared experts have this width or a multiple of it.
         sizes["experts' width (moe_intermediate_size)"] = moe.intermediate_size
     return sizes
 

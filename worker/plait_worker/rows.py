@@ -13,17 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """The tokens that a captured step's prefill rows have cached, row after row, on the device."""
+    """Cached tokens of a captured step's prefill rows, row by row, on the device."""
 
     row_I: Tensor
-    """int64: behind the last token the row that is never used."""
+    """int64, padded with the row that is never used."""
     position_I: Tensor
     """int64, in the row's request."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLengths:
-    """Of P prefill rows, on the device; the two bounds are the host's."""
+    """Of P prefill rows, on the device; the two bounds are on the host."""
 
     ends_q: Tensor
     """int32 ``[P + 1]``: new tokens before each row."""
@@ -34,16 +34,16 @@ class DeviceLengths:
     row_T: Tensor
     """int64: row of each token of the step, decode rows included."""
     max_q: int
-    """No row has more new tokens."""
+    """Upper bound of a row's new tokens."""
     max_kv: int
-    """No row has more positions."""
+    """Upper bound of a row's positions."""
     context: DeviceContext | None = None
-    """Set where prefill rows are attended to by kernels that are planned before each replay."""
+    """Set if the prefill rows' attention is planned before each replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows in batch order ``[prefill | decode]``; their tokens lie one row after the other.
+    """Rows in batch order ``[prefill | decode]``; their tokens are concatenated.
 
     The lists live on the host and have one entry a row. A decode row is a row of length 1.
     """
@@ -53,7 +53,7 @@ class Rows:
     slots: list[int]
     """Slot of each row."""
     starts: list[int]
-    """Position of each row's first token: what lies before it is in the cache."""
+    """Position of each row's first token; earlier tokens are in the cache."""
     lengths: list[int]
     """Tokens of each row in this step, at least 1."""
     token_ids_T: Tensor
@@ -63,9 +63,9 @@ class Rows:
     page_table_RW: Tensor
     """int32 ``[R, W]``, padded with the dummy page; W is a multiple of 4 and covers ``start + length``."""
     sample_index_S: Tensor
-    """int64 ``[S]``: where in T the last token of each sampling row lies; empty if none samples."""
+    """int64 ``[S]``: index in T of the last token of each row that samples."""
     device_lengths: DeviceLengths | None = None
-    """Set for rows of a graph: their lengths differ from replay to replay, and the host's lists are bounds."""
+    """Set for rows of a graph: lengths change with each replay, and the host's lists are upper bounds."""
 
     @property
     def num_rows(self) -> int:

@@ -20,14 +20,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What one step computes, and what changes on the device before it."""
+    """What one step computes, and the updates of the slots before it."""
 
     freed_F: Ints
-    """Slots that hold nothing any more."""
+    """Slots that are free again."""
     new_slots: Sequence[NewSlot]
     """Slots that take a request."""
     appended_A2: Ints
-    """(slot, page): the page goes to the end of the slot's table."""
+    """(slot, page): the page is appended to the slot's table."""
     num_prefill: int
     """P."""
     slots_R: Ints
@@ -39,9 +39,9 @@ class StepInputs:
     samples_R: Bools
     """Rows that sample a token: last chunks and decode rows."""
     has_lookahead_P: Bools
-    """Rows whose token ids hold one more, which is not computed."""
+    """Rows whose token ids include one more token, which is not computed."""
     token_ids: Ints
-    """Tokens of the prefill rows, one row after the other, lookaheads included."""
+    """Tokens of the prefill rows, row by row, with lookahead tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +50,7 @@ class StepInputs:
 
 
 def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
-    """The step filled up with decode rows of ``dummy_slot``, which sample nothing, to ``num_tokens``.
+    """The step padded to ``num_tokens`` with decode rows of ``dummy_slot``, which sample nothing.
 
     Raises ``WorkerError`` if it has more.
     """
@@ -69,7 +69,7 @@ def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
 
 
 def read_plan(plan: Plan) -> StepInputs:
-    """The arrays of a decoded plan, whose frames the decoder has found whole."""
+    """The arrays of a decoded and validated plan."""
     rows = _words(plan.rows)
     has_drafts = len(rows) != 4 * plan.num_prefill + 2 * plan.num_decode or len(plan.trimmed_slots) > 0
     ensure(not has_drafts, "the plan has drafts, and this worker computes one token a decode row")

@@ -1,4 +1,4 @@
-"""What Triton has compiled of our kernels so far: a first start compiles what is missing."""
+"""Our kernels in Triton's cache; the first start compiles the missing ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DEFINITION = re.compile(r"^@triton\.jit.*\n(?:#.*\n)*def (\w+)\(", re.MULTILINE
 
 
 def compiled_kernels(folder: Path) -> Counter[str]:
-    """Variants of each of our kernels in Triton's cache, by the kernel's name; of any version of ours and of Triton."""
+    """Compiled variants of each of our kernels, by name, from any version of Plait and Triton."""
     found = Counter(path.stem for path in folder.glob("*/*.cubin"))
     ours = _names()
     return Counter({name: num for name, num in found.items() if name in ours})
 
 
 def cache_folder() -> Path | None:
-    """Where Triton keeps what it compiled; None if it is not installed."""
+    """Triton's cache folder; None if Triton is not installed."""
     try:
         knobs = importlib.import_module("triton.knobs")
     except ImportError:
@@ -29,6 +29,6 @@ def cache_folder() -> Path | None:
 
 
 def _names() -> set[str]:
-    """Of all functions that Triton may compile for us."""
+    """Names of all our Triton kernels."""
     folder = Path(plait_kernels.__file__).parent
     return {name for path in folder.rglob("*.py") for name in _DEFINITION.findall(path.read_text(encoding="utf-8"))}

@@ -126,7 +126,7 @@ def bytes_to_load(path: Path) -> int:
     return model.weight_bytes + max(source.least_bytes(()).values())
 
 
-def test_a_tensor_is_dequantised_without_a_second_copy_of_its_numbers(write_gguf: Callable[..., Any]) -> None:
+def test_a_tensor_is_dequantised_without_a_second_copy(write_gguf: Callable[..., Any]) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "vocab_size": 4096}))
     source = open_checkpoint(write_gguf(model, kind=Kind.Q8_0)).source
     tracemalloc.start()
@@ -149,7 +149,7 @@ def test_memory_must_hold_what_is_kept_and_no_more(kind: Any, tiny_llama: Any, w
 def test_too_little_memory_is_told_before_a_tensor_is_read(
     write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Experts and the embedding are held as numbers, whatever blocks the file has them in."""
+    """Experts and the embedding are dense, whatever block type the file has."""
     path = write_gguf(tiny_moe(), arch="qwen3moe", kind=Kind.Q4_0, extra=write_expert_fields)
     needed = bytes_to_load(path)
     load_model(path, "auto", CPU, Parallel(), free_bytes=needed)
@@ -173,7 +173,7 @@ def test_what_is_to_come_counts_until_it_is_held() -> None:
 def test_quantised_weights_are_divided_among_ranks(
     kind: Any, intermediate_size: int, write_gguf: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """A rank's inputs may begin within a block: it takes numbers then."""
+    """A rank whose inputs begin within a block reads dense weights."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**{**LLAMA, "intermediate_size": intermediate_size})
     path = write_gguf(transformers.LlamaForCausalLM(config), kind=kind)
@@ -285,7 +285,7 @@ def test_rope_over_a_part_of_each_head_is_refused(write_gguf: Callable[..., Any]
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))
     load(write_gguf(model, arch="qwen2", extra=lambda writer: writer.add_rope_dimension_count(16)))
-    with pytest.raises(ModelFilesError, match=r"rope\.dimension_count is 8, not the 16 numbers"):
+    with pytest.raises(ModelFilesError, match=r"rope\.dimension_count is 8, not the head dimension of the keys, 16"):
         load(write_gguf(model, arch="qwen2", extra=lambda writer: writer.add_rope_dimension_count(8)))
 
 
@@ -296,7 +296,7 @@ def test_rope_factors_of_other_heads_are_refused(
     def factors(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("rope_freqs.weight", np.ones(num_factors, dtype=np.float32))
 
-    with pytest.raises(ModelFilesError, match=f"holds {num_factors} factors, but heads of 16 numbers have 8"):
+    with pytest.raises(ModelFilesError, match=f"holds {num_factors} factors, but a head_dim of 16 has 8"):
         load(write_gguf(tiny_llama, extra=factors))
 
 

@@ -1,1 +1,1 @@
-"""The parts that model families are made of, divided among the ranks."""
+"""Layers of the model families, sharded among the ranks."""

@@ -1,4 +1,4 @@
-"""MLA's up-projection ``kv_b_proj``: keys and values of every head from the cached latents (arXiv 2405.04434).
+"""MLA's up-projection ``kv_b_proj``: keys and values of every head from the cached latent (arXiv 2405.04434).
 
 Shapes: N tokens, H heads; C elements cached of a token: L of its latent, then R of the key that all heads share;
 elements of a head: O of a key made from the latent, E = O + R of a key, V of a value; X = O + V.

@@ -30,11 +30,11 @@ class Step(Generic[PreparedT]):
 
 
 MhaStep = Step[StepAttention]
-"""Of families whose heads cache keys and values."""
+"""Of families with MHA or GQA."""
 
 
 class Attention(Protocol[PreparedT]):
-    """A family's attention: projections, rotation, cache."""
+    """A family's attention: projections, rope, cache."""
 
     def __call__(self, x_TD: Tensor, step: Step[PreparedT], pages: Tensor) -> Tensor:
         """``[T, D]``; writes the step's keys and values into the layer's pages."""
@@ -42,7 +42,7 @@ class Attention(Protocol[PreparedT]):
 
 
 class Block(Generic[PreparedT]):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is made together with the norm after it."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is fused with the norm after it."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, attention: Attention[PreparedT], mlp: Callable[[Tensor], Tensor]
@@ -56,7 +56,7 @@ class Block(Generic[PreparedT]):
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The block's last summand and the residual stream that it is still to be added to."""
+        """The MLP's output and the residual stream; the next norm adds the two."""
         x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
         x_TD = self.attention(x_TD, step, pages)
         x_TD, residual_TD = self.mlp_norm.add(x_TD, residual_TD)

@@ -1,4 +1,4 @@
-"""What the decoder-only families share: a stack of blocks between an embedding and a head.
+"""Decoder-only models: blocks between an embedding and a head.
 
 Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary.
 """
@@ -39,7 +39,7 @@ class Decoder(Generic[PreparedT]):
         attention_specs: Sequence[AttentionSpec],
         read_block: BlockReader[PreparedT],
     ) -> None:
-        """Read the whole model; ``attention_specs`` has one for each layer."""
+        """Read the whole model; one of ``attention_specs`` for each layer."""
         self.config = config
         self.attention_specs = attention_specs
         kinds = zip(config.layer_kinds, attention_specs, strict=True)
@@ -88,7 +88,7 @@ class Decoder(Generic[PreparedT]):
 
 
 class MhaDecoder(Decoder[StepAttention]):
-    """``plait_worker.models.model.Model`` of the families whose heads cache keys and values."""
+    """``plait_worker.models.model.Model`` of the families with MHA or GQA."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class MhaDecoder(Decoder[StepAttention]):
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: Sequence[StepAttention]) -> Tensor:
-        """Hidden states after the final norm, ``[T, D]``; by fewer kernels if some take the blocks and the step.
+        """Hidden states after the final norm, ``[T, D]``; by fewer kernels if they take the blocks and the step.
 
-        Those kernels take one attention for all layers.
+        They take a step whose layers share one attention spec.
         """
         step = attention[0] if len(attention) == 1 else None
         if self.stack is not None and isinstance(step, CpuMhaStep):

@@ -1,8 +1,8 @@
-"""DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437): latent attention, routed and shared experts.
+"""DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437): MLA, routed and shared experts.
 
-Shapes: T tokens of a step, B its decode rows, N any tokens, D the hidden size, H heads of this rank; numbers of a
-head: E in a query and key (those that rope turns last), O those it does not turn, V in a value; Q in the queries'
-latent, L in the latent of keys and values, C cached of a token (that latent, then the one key that rope turns).
+Shapes: T tokens of a step, B its decode rows, N any tokens, D the hidden size, H heads of this rank; elements of a
+head: E of a query and key (rope's are last), O of those without rope, V of a value; Q of the queries' latent, L of the
+latent of keys and values, C cached of a token (that latent, then the shared rope key).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 _WHOLE = Parallel()
-"""Latents are made whole on every rank: each of its heads reads all of them."""
+"""Not sharded: every head of every rank reads the whole latent."""
 _LATENT_EPS = 1e-6
-"""Of the latents' norms; ``rms_norm_eps`` is the others'."""
+"""Of the norms inside MLA; ``rms_norm_eps`` is the others'."""
 
 
 class DirectQueries:
-    """Queries straight from the hidden state (V2-Lite), made together with the cached latent."""
+    """Queries from the hidden state (V2-Lite), in one GEMM with the cached latent."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj`` and ``kv_a_proj_with_mqa``."""
@@ -54,14 +54,14 @@ class DirectQueries:
         self.widths = [len(queries.shard(parallel)), mla.cached_dim]
         self.first = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
-    def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
-        """From the first product: queries ``[T, H E]``, and ``[T, C]`` to be cached; neither turned nor normalised."""
-        queries, cached_TC = torch.split(product_TO, self.widths, dim=1)
+    def rest(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
+        """From the first GEMM: queries ``[T, H E]``, and ``[T, C]`` to be cached, both before norm and rope."""
+        queries, cached_TC = torch.split(projected_TO, self.widths, dim=1)
         return queries, cached_TC
 
 
 class LowRankQueries:
-    """Queries by way of a latent of their own, made together with the cached one."""
+    """Queries through a low-rank projection (``q_lora_rank``), in one GEMM with the cached latent."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, rank: int, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj`` and ``kv_a_proj_with_mqa``; ``rank`` is Q."""
@@ -72,14 +72,14 @@ class LowRankQueries:
         queries = Projection("q_b_proj", config.num_heads, mla.query_dim)
         self.queries = ColumnLinear(weights, (queries,), rank, parallel)
 
-    def rest(self, product_TO: Tensor) -> tuple[Tensor, Tensor]:
+    def rest(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
         """As ``DirectQueries.rest``."""
-        query_TQ, latent_TC = torch.split(product_TO, self.widths, dim=1)
+        query_TQ, latent_TC = torch.split(projected_TO, self.widths, dim=1)
         return self.queries(self.norm(query_TQ)), latent_TC
 
 
 class _Raw(NamedTuple):
-    """A step's queries and latents as they come from their projections, and how rope turns them."""
+    """A step's projections before norm and rope, and the rope tables."""
 
     q_THE: Tensor
     cached_TC: Tensor
@@ -92,10 +92,10 @@ class _Raw(NamedTuple):
 
 
 class MlaAttention:
-    """All heads' keys and values are made from one latent a token, and only it is cached, with one key for rope."""
+    """MLA: all heads' keys and values come from one latent a token; the cache holds it and one shared key for rope."""
 
     def __init__(self, config: ModelConfig, mla: MlaConfig, weights: Weights, parallel: Parallel) -> None:
-        """Read the projections of queries and latents, ``kv_a_layernorm``, ``kv_b_proj`` and ``o_proj``."""
+        """Read the query and latent projections, ``kv_a_layernorm``, ``kv_b_proj`` and ``o_proj``."""
         self.mla = mla
         self.inputs = (
             DirectQueries(config, mla, weights, parallel)
@@ -116,9 +116,9 @@ class MlaAttention:
         """``[T, D]``."""
         return self.from_projection(self.inputs.first(x_TD), step, pages)
 
-    def from_projection(self, product_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
-        """The same from the first product; only the attention itself tells prefill rows from decode rows."""
-        queries, cached_TC = self.inputs.rest(product_TO)
+    def from_projection(self, projected_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
+        """The same after the first GEMM; only the attention itself treats prefill and decode rows differently."""
+        queries, cached_TC = self.inputs.rest(projected_TO)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
         attend = self._attend if step.attention.num_prefill_tokens else self._attend_absorbed
         if (order_T := step.attention.order_T) is None:
@@ -147,17 +147,17 @@ class MlaAttention:
         return out_THV
 
     def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
-        """From sums of latents to sums of each head's values, which are written."""
+        """Absorbed output ``[B, H, L]`` to each head's values, written to ``out_BHV``."""
         torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 
 
 def _cache_target(attention: MlaStep, pages: Tensor) -> CacheTarget:
-    """Where the step's latents go in one layer."""
+    """Where the step's latent rows go in one layer."""
     return CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
 
 
 class MlaBlock(Block[MlaStep]):
-    """A block whose norms are made together with the products behind them."""
+    """A block that fuses each norm with the GEMM after it."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, attention: MlaAttention, mlp: GatedMlp | SparseMlp
@@ -170,16 +170,16 @@ class MlaBlock(Block[MlaStep]):
     def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Block``."""
         first = self.mla_attention.inputs.first.multiply
-        product_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, first)
+        projected_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, first)
         return self.mlp_with_norm(
-            self.mla_attention.from_projection(product_TO, step, pages), residual_TD, self.mlp_norm
+            self.mla_attention.from_projection(projected_TO, step, pages), residual_TD, self.mlp_norm
         )
 
 
 def latent_config(config: ModelConfig) -> MlaConfig:
-    """The attention's widths, which every configuration of these families has."""
+    """MLA's sizes, which every configuration of these families has."""
     if config.mla is None:
-        raise AssertionError(f"{config.architecture} without latent attention")
+        raise AssertionError(f"{config.architecture} without MLA")
     return config.mla
 
 

@@ -1,9 +1,9 @@
-"""Dense and latent blocks on a GPU with fewer kernels: what lies between two products of a single row is part of them.
+"""Decoder layers on a GPU with fewer kernels.
 
-Rotation and cache write are one kernel at any size. With one row, where the step is as long as the weights take to be
-read, each norm and the gate belong to the product behind or in front of it.
+Rope and the cache write are one kernel for any number of rows. For one row, where a step takes as long as reading the
+weights, each norm and the gate are fused into the GEMV next to them.
 
-Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a head's width, O outputs of a product.
+Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a head's width, O outputs of a GEMM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait_worker.parallel import Parallel
 
 @dataclass(frozen=True, slots=True)
 class FusedBlock:
-    """The parts of a dense block, shared with its layers."""
+    """A dense block's weights, shared with its layers."""
 
     attention_norm: RmsNorm
     qkv: GpuMatrix
@@ -45,7 +45,7 @@ class FusedBlock:
     def forward(
         self, x_TD: Tensor, residual_TD: Tensor, tables: tuple[Tensor, Tensor], step: SlotMappedStep, pages: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The block's last summand and the residual stream that it is still to be added to."""
+        """The MLP's output and the residual stream; the next norm adds the two."""
         qkv_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, self.qkv)
         qkv_THE = qkv_TO.view(x_TD.shape[0], -1, self.head_dim)
         q_THE = rotate_and_store(
@@ -57,7 +57,7 @@ class FusedBlock:
 
 
 class FusedStack:
-    """All blocks of a model and the norm behind them, on one GPU."""
+    """All blocks of a model and its final norm, on one GPU."""
 
     def __init__(self, blocks: Sequence[FusedBlock], norm: RmsNorm) -> None:
         """Nothing is copied."""
@@ -73,7 +73,7 @@ class FusedStack:
 
 
 def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> FusedStack | None:
-    """The blocks in their fused form; None if one of them is of another kind, or ranks must meet in between."""
+    """The blocks in fused form; None if one of them is of another kind, or with tensor parallelism."""
     fused = [_fused_block(block) for block in blocks]
     whole = [block for block in fused if block is not None]
     return FusedStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
@@ -108,7 +108,7 @@ def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
 
 
 def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """The product with the norm of the sum, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
+    """The GEMM of the sum's norm, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
     if x_TD.shape[0] == 1 and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
         return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
@@ -116,8 +116,8 @@ def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Mat
 
 
 def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
-    """The same with the gate behind it: ``[T, O / 2]``."""
+    """The same followed by the gate: ``[T, O / 2]``."""
     if x_TD.shape[0] == 1:
         return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
-    product_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, norm, matrix)
-    return silu_mul(product_TO), residual_TD
+    gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, norm, matrix)
+    return silu_mul(gate_up_TO), residual_TD

@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971, 2407.21783): grouped-query attention with rope, gated MLP, norms in front.
+"""Llama (arXiv 2302.13971, 2407.21783): grouped-query attention with rope, gated MLP, pre-norm.
 
 Shapes: T tokens, D the hidden size, H query heads and G key-value heads of this rank, E a head's width.
 """
@@ -31,7 +31,7 @@ class LlamaAttention(GroupedAttention):
     def __init__(
         self, config: ModelConfig, weights: Weights, parallel: Parallel, qkv_bias: bool, output_bias: bool
     ) -> None:
-        """Read ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, with those biases that there are."""
+        """Read ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``."""
         heads, kv_heads = parallel.shard_heads(config.num_heads, config.num_kv_heads)
         self.num_heads, self.num_kv_heads, self.head_dim = len(heads), len(kv_heads), config.head_dim
         q = Projection("q_proj", config.num_heads, config.head_dim, heads)

@@ -1,4 +1,4 @@
-"""Loads a model from its files, or draws one at random from its configuration."""
+"""Loads a model from its files, or with random weights from its configuration alone."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.source import TensorSource
 
 _DERIVED = "rotary_emb.inv_freq"
-"""Ending of tensors that old files hold and that follow from the configuration."""
+"""Ending of tensors in old files that the configuration implies."""
 _COUNTED_BYTES = 1 << 45
-"""Weights beyond this are not counted to their end: no model is as large, though a configuration may ask for more."""
+"""Counting of random weights stops here: no model is larger, whatever its configuration asks for."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,7 +45,7 @@ class Checkpoint:
     config: ModelConfig
     source: TensorSource
     formats: Sequence[WeightFormat[Any]]
-    """Of its matrices, beside dense."""
+    """Of its matrices, besides dense."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -78,12 +78,12 @@ def load_model(
 ) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
-    With auto, a GGUF's matrices stay quantised on a CPU that multiplies bfloat16, where their blocks are of a kind
-    that the kernels take; a named type is what all weights are rounded to.
-    ``free_bytes`` is what the machine's memory has for all ranks; None is no limit. ``fp8`` are the scales of a
-    cache in float8_e4m3fn, where it is to be one. Raises ``ModelFilesError`` if the files are missing, broken or
-    not supported, ``ValueError`` where the ranks cannot divide the model, and ``WorkerError`` of code HARDWARE where
-    memory is too small for it.
+    With auto, a GGUF's matrices stay quantised on a CPU with bfloat16 GEMMs, if the kernels take their block types.
+    Any other ``dtype`` rounds all weights to it. ``free_bytes`` is for all ranks of the machine; None is no limit.
+    ``fp8`` are the scales of a float8_e4m3fn cache.
+
+    Raises ``ModelFilesError`` if the files are missing, broken or not supported, ``ValueError`` if the ranks cannot
+    divide the model, and ``WorkerError`` of code HARDWARE if memory is too small.
     """
     checkpoint = open_checkpoint(path)
     config, files = checkpoint.config, checkpoint.source
@@ -95,7 +95,7 @@ def load_model(
     weights = Weights(source, chosen, device, formats=formats, held=_held(parallel, free_bytes))
     unused = unused_tensors(files.names, config)
     least_bytes = weights.least_bytes(unused)
-    weights.held.expect(least_bytes, _passing_bytes(least_bytes, device))
+    weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused)
@@ -103,7 +103,7 @@ def load_model(
 
 
 def _prefetch(files: TensorSource, names: Collection[str], device: torch.device) -> AbstractContextManager[None]:
-    """Pays only for a GPU: on a CPU the time goes into copying the tensors."""
+    """Only for a GPU: on a CPU copying the tensors takes the time."""
     return prefetch(files, names) if isinstance(files, Folder) and device.type == "cuda" else nullcontext()
 
 
@@ -115,44 +115,41 @@ def dummy_model(
     free_bytes: int | None = None,
     fp8: PageScales | None = None,
 ) -> Model[Any]:
-    """A model of the shape that a folder's ``config.json`` gives, its weights drawn at random on the device.
+    """A model with random weights, of the shape in a folder's ``config.json``.
 
-    Raises as ``load_model`` does; where the numbers have no room, before one of them is drawn.
+    Raises as ``load_model`` does; if memory is too small, before any weight is made.
     """
     config = open_config(path)
     check_divisible(config, parallel.world)
     weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
     with torch.inference_mode():
         if free_bytes is not None:
-            least_bytes = _drawn_bytes(config, weights.dtype, parallel, free_bytes)
-            check_fits(sum(least_bytes.values()) + _passing_bytes(least_bytes, device), free_bytes)
+            least_bytes = _random_bytes(config, weights.dtype, parallel, free_bytes)
+            check_fits(sum(least_bytes.values()) + _transient_bytes(least_bytes, device), free_bytes)
         return read_model(config, weights, parallel, fp8)
 
 
-def _drawn_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
-    """What each drawn tensor takes on all ranks together, without drawing any; copies that stay beside it are not in.
+def _random_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
+    """Bytes of each random tensor on all ranks together, packed copies not counted; nothing is allocated."""
 
-    No scale of the cache's is a weight.
-    """
-
-    def end_what_has_no_end(own: int, _to_come: int) -> None:
+    def stop_early(own: int, _to_come: int) -> None:
         if own * parallel.world > _COUNTED_BYTES:
             check_fits(own * parallel.world, free_bytes)
 
-    sizes = DummyWeights(dtype, torch.device("meta"), Held(end_what_has_no_end))
+    sizes = DummyWeights(dtype, torch.device("meta"), Held(stop_early))
     read_model(config, sizes, parallel, None)
     return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
 
 
-def _passing_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
-    """What reading takes beside what it leaves: a CPU's matrix is there twice until it lies as the kernels read it."""
+def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
+    """Peak bytes of reading beyond what stays: on a CPU a matrix exists twice until it is packed."""
     return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
 
 
 def _held(parallel: Parallel, free_bytes: int | None) -> Held:
-    """What a rank will hold, refused where all ranks together have no room; the first one shows how far it is.
+    """A rank's account, which fails if all ranks together exceed the memory; rank 0 shows progress.
 
-    Its standard output is the terminal, if the engine's side has one; its standard error goes to that by lines.
+    Progress goes to standard output, which is the terminal if there is one; standard error is read line by line.
     """
     progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
     if free_bytes is None:
@@ -180,7 +177,7 @@ def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that a setting means; auto is bfloat16 where the device multiplies it natively, else float32.
+    """The type of a setting; auto is bfloat16 if the device multiplies it natively, else float32.
 
     Raises ``ValueError`` for another name.
     """

@@ -1,4 +1,4 @@
-"""MiniMax-M2 (arXiv 2510.26697): queries and keys normalised over all heads, rope over a part of each, only experts.
+"""MiniMax-M2 (arXiv 2510.26697): norms over all heads of queries and of keys, partial rope, experts in every layer.
 
 Shapes: T tokens, D the hidden size, H query heads and G key-value heads of this rank, E a head's width.
 """
@@ -27,7 +27,7 @@ NAMES = MoeNames(gate="w1", up="w3", down="w2", bias="e_score_correction_bias")
 
 
 class MiniMaxAttention:
-    """Query, key and value in one matrix; all queries of a token normalised as one vector, and all its keys."""
+    """Query, key and value in one matrix; one norm over all queries of a token, and one over all its keys."""
 
     def __init__(self, config: ModelConfig, weights: Weights, parallel: Parallel) -> None:
         """Read ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, ``q_norm`` and ``k_norm``."""

@@ -1,4 +1,4 @@
-"""What a loaded model offers.
+"""The interface of a loaded model.
 
 Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabulary.
 """
@@ -20,11 +20,11 @@ PreparedT_contra = TypeVar("PreparedT_contra", contravariant=True)
 
 
 class Model(Protocol[PreparedT_contra]):
-    """A loaded model on one rank, which attends by what its kinds of backends prepare."""
+    """A loaded model on one rank; a step's attention is what its backends prepare."""
 
     @property
     def config(self) -> ModelConfig:
-        """The whole model's sizes."""
+        """Of the whole model."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class Model(Protocol[PreparedT_contra]):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of this rank's weights, in all forms that are held."""
+        """Bytes of this rank's weights, in all forms that it holds."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Model(Protocol[PreparedT_contra]):
 
     @property
     def cache_specs(self) -> Sequence[CacheSpec]:
-        """What this rank keeps of each token, one for each layer."""
+        """One for each layer on this rank."""
         ...
 
     @property
@@ -60,9 +60,9 @@ class Model(Protocol[PreparedT_contra]):
         ...
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
-        """float32 ``[S, V]`` over the whole vocabulary; call it with the rows that sample only, at least one."""
+        """float32 ``[S, V]`` over the whole vocabulary, for the rows that sample, at least one."""
         ...
 
     def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
-        """The same as sampling a token takes them: on a GPU in the model's dtype; to ``out_SV`` where that is given."""
+        """The same for sampling: on a GPU in the model's dtype; written to ``out_SV`` if given."""
         ...

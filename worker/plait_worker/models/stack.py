@@ -1,4 +1,4 @@
-"""The decoder's blocks in one call, where a kernel takes them all.
+"""All decoder layers in one call of a compiled CPU kernel.
 
 Shapes: T tokens of the step, D the hidden size.
 """
@@ -22,17 +22,17 @@ from plait_worker.parallel import Parallel
 
 
 class Stack:
-    """Dense blocks on one rank, for steps whose attention is the compiled kernels' too."""
+    """Dense blocks on one rank, for steps with the compiled CPU attention."""
 
     def __init__(self, blocks: Sequence[DenseBlock], norm: RmsNorm) -> None:
-        """The blocks' matrices are shared with the layers that they came from."""
+        """The weights are shared with the layers."""
         self._blocks = blocks
         self._norm = norm
         self._cache: KVCache | None = None
         self._bound: DenseStack | None = None
 
     def forward(self, x_TD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, step: CpuMhaStep, cache: KVCache) -> Tensor:
-        """Hidden states after the final norm, in place of the embeddings ``x_TD``; writes keys and values."""
+        """Hidden states after the final norm, written over the embeddings ``x_TD``; caches keys and values."""
         return self._bind(cache).forward(x_TD, cos_T1D, sin_T1D, step.rows)
 
     def _bind(self, cache: KVCache) -> DenseStack:
@@ -43,7 +43,7 @@ class Stack:
 
 
 def read_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> Stack | None:
-    """The blocks as one kernel takes them; None if one of them is of another kind, or ranks must meet in between."""
+    """The blocks for one kernel; None if one of them is of another kind, or with tensor parallelism."""
     dense = [_dense_block(block) for block in blocks]
     whole = [block for block in dense if block is not None and can_stack(block)]
     return Stack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None

@@ -1,4 +1,4 @@
-"""Weights drawn at random, for measuring a model of which only the configuration is at hand."""
+"""Random weights, for measuring a model of which only the configuration is available."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SEED = 0
 
 
 class DummyWeights(Weights):
-    """Every tensor that a model asks for: normal numbers, norms of one; the same at every start."""
+    """Every tensor that a model reads: normally distributed, norms all ones; the same at every start."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, held: Held | None = None) -> None:
-        """Nothing is drawn yet; on torch's meta device nothing ever is, and ``held`` alone comes of it."""
+        """No tensor is made yet. On torch's meta device none ever is; ``held`` then has the sizes."""
         self.dtype = dtype
         self.device = device
         self.formats = ()
@@ -42,7 +42,7 @@ class DummyWeights(Weights):
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """This rank's part of a tensor of the given shape, drawn where it will stay once there is room for it."""
+        """This rank's shard of a tensor of the given shape, made on the device after the memory check."""
         num_rows = len(rows) if rows is not None else shape[0]
         cut = (num_rows, *([len(columns)] if columns is not None else shape[1:]))
         kept_as = dtype or self.dtype

@@ -36,7 +36,7 @@ class _Shard(Protocol):
 
 
 class Folder:
-    """``TensorSource`` of a folder; its files stay open, mapped, as long as it lives."""
+    """``TensorSource`` of a folder; its files stay mapped as long as it exists."""
 
     def __init__(self, path: Path) -> None:
         """Read the quantisation and the headers; raises ``ModelFilesError``."""
@@ -59,7 +59,7 @@ class Folder:
         return tuple(self._by_name[name].get_slice(name).get_shape())
 
     def mapped(self, name: str) -> Tensor:
-        """A tensor of any type over the mapped file, as it is stored."""
+        """A view of the mapped file, as it is stored."""
         return self._by_name[name].get_tensor(name)
 
     def num_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Folder:
         return sum(path.stat().st_size for path in self._paths)
 
     def read(self, name: str) -> Tensor:
-        """A tensor over the mapped file, in the file's own type; de-quantised, in float32."""
+        """A view of the mapped file in the stored type; de-quantised tensors are float32."""
         if self.fp8 is not None and self._dtype(name) == FP8:
             return self._dequantised(name, self.fp8)
         return self._stored(name, FLOATING)

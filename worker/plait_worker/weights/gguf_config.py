@@ -80,7 +80,7 @@ def _of_family(header: GgufHeader, kind: str, where: str) -> Fields:
 
 
 def _check_supported(header: GgufHeader, fields: Fields, kind: str, spec: GgufSpec) -> None:
-    """Raise for what would be computed wrongly if it were passed over."""
+    """Raise for what would be computed wrongly if it were ignored."""
     if Fields(header.fields, fields.where).integer("split.count", 0, low=0) > 1:
         raise ModelFilesError(
             f"{fields.where} is one part of a split GGUF: merge the parts first (llama-gguf-split --merge)"
@@ -99,12 +99,12 @@ def _check_supported(header: GgufHeader, fields: Fields, kind: str, spec: GgufSp
 
 
 def _read_head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    """What keys, values and rope's turned numbers have in common: the stated one, or what follows from the sizes."""
+    """The stated head dimension of keys, values and rope, or the one that follows from the sizes."""
     head_dim = fields.integer("attention.key_length", max(1, hidden_size // num_heads), high=MAX_WIDTH)
     for name in ("attention.value_length", "rope.dimension_count"):
         if (stated := fields.integer(name, head_dim)) != head_dim:
             raise ModelFilesError(
-                f"{fields.where}: {name} is {stated}, not the {head_dim} numbers of a head's keys, "
+                f"{fields.where}: {name} is {stated}, not the head dimension of the keys, {head_dim}, "
                 "which is not supported"
             )
     return head_dim
@@ -125,7 +125,7 @@ def _read_rope(fields: Fields, factors: tuple[float, ...] | None, head_dim: int)
             raise ModelFilesError(f"{fields.where}: rope_freqs.weight beside another scaling of rope is not supported")
         if len(factors) != head_dim // 2:
             raise ModelFilesError(
-                f"{fields.where}: rope_freqs.weight holds {len(factors)} factors, but heads of {head_dim} numbers have "
+                f"{fields.where}: rope_freqs.weight holds {len(factors)} factors, but a head_dim of {head_dim} has "
                 f"{head_dim // 2} frequencies: the file's parts do not belong together"
             )
         scaling = FactorsRope(factors)
@@ -135,7 +135,7 @@ def _read_rope(fields: Fields, factors: tuple[float, ...] | None, head_dim: int)
 
 
 def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
-    """As llama.cpp means it: the type is linear where none is stated, and then without a factor nothing is scaled."""
+    """As in llama.cpp: the default type is linear, and without a factor nothing is scaled."""
     kind = fields.text("rope.scaling.type", "linear")
     if kind not in ROPE_TYPES:
         raise ModelFilesError(f"{fields.where}: rope type {kind} is not supported; these are: {', '.join(ROPE_TYPES)}")
@@ -154,13 +154,13 @@ def _read_scaling(fields: Fields, max_positions: int) -> RopeScaling | None:
 
 
 def _read_factor(fields: Fields) -> float:
-    """How far rope is stretched, by today's name or an old file's; 1, for not at all, where neither is there or 0."""
+    """Rope's scaling factor, under its current or its old name; 1 if both are absent or 0."""
     name = "rope.scaling.factor" if fields.has("rope.scaling.factor") else "rope.scale_linear"
     return fields.number(name, 1.0) if fields.values.get(name) else 1.0
 
 
 def _read_moe(fields: Fields) -> MoeConfig:
-    """GGUF's Qwen3-MoE normalises the chosen experts' weights unless it says otherwise."""
+    """GGUF's Qwen3-MoE normalises the experts' weights by default."""
     return MoeConfig(
         num_experts=fields.integer("expert_count", high=MAX_WIDTH),
         num_experts_per_token=fields.integer("expert_used_count", high=MAX_WIDTH),

@@ -24,7 +24,7 @@ from plait_worker.weights.gguf_names import hugging_face_names
 
 ROPE_FACTORS = "rope_freqs.weight"
 _ROWS = 128
-"""De-quantised at a time: the library holds its results twice while it makes them."""
+"""De-quantised at a time: the library needs twice the memory of its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class _Stored:
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it is a matrix in blocks of a kind that products take as they are; experts' take numbers alone."""
+    def has_gemm(self) -> bool:
+        """Whether it is a matrix whose block type has a GEMM; experts have none."""
         return self.expert is None and self.tensor.kind.name in BLOCK_BYTES and len(self.shape) == 2
 
 
 class GgufFile:
-    """``TensorSource`` of a GGUF file; it stays mapped as long as this lives."""
+    """``TensorSource`` of a GGUF file, which stays mapped as long as it exists."""
 
     def __init__(self, path: Path) -> None:
         """Read the header; raises ``ModelFilesError``."""
@@ -77,14 +77,14 @@ class GgufFile:
     def gguf_weight(self, name: str) -> GgufWeight | None:
         """A matrix whose block type the kernels take, copied out of the file."""
         stored = self._by_name[name]
-        if not stored.is_kept:
+        if not stored.has_gemm:
             return None
         return GgufWeight(stored.tensor.kind.name, torch.from_numpy(self._raw_rows(stored).copy()))
 
     def gguf_bytes(self, name: str) -> int | None:
         """From the header."""
         stored = self._by_name[name]
-        return self._raw_rows(stored).nbytes if stored.is_kept else None
+        return self._raw_rows(stored).nbytes if stored.has_gemm else None
 
     def _dequantise(self, stored: _Stored) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         tensor, rows = stored.tensor, self._raw_rows(stored)
@@ -120,7 +120,7 @@ class GgufFile:
 
 
 class UnpermutedGguf:
-    """``TensorSource`` of a GGUF whose query and key rows lie as rope on neighbours wants them, given in halves."""
+    """``TensorSource`` of a GGUF whose query and key rows are in the order of rope on neighbours, given in halves."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         """The file stays as it is."""
@@ -154,7 +154,7 @@ class UnpermutedGguf:
 
 
 def unpermute(weight: Tensor, num_heads: int) -> Tensor:
-    """Rows ``(head, pair, half)`` as rope on neighbouring numbers wants them, put into ``(head, half, pair)``."""
+    """Rows ``(head, pair, half)``, for rope on neighbours, reordered to ``(head, half, pair)``."""
     return weight.view(num_heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 

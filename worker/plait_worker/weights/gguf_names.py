@@ -28,9 +28,9 @@ _WHOLE = re.compile(r"(\w+)\.(weight|bias)")
 
 
 def hugging_face_names(name: str, num_rows: int) -> Iterator[tuple[str, int | None]]:
-    """The names a GGUF tensor goes by, with the index along its first dimension where it holds one for each expert.
+    """Hugging Face's names of a GGUF tensor, each with its index in the first dimension of a tensor of all experts.
 
-    A name that means nothing here is given back as it is, to be reported as left over.
+    An unknown name is returned as it is, to be reported as left over.
     """
     if (block := _BLOCK.fullmatch(name)) and block[2] in OF_EXPERTS:
         for expert in range(num_rows):

@@ -1,4 +1,4 @@
-"""Rope's rows in one order, whichever the files have."""
+"""Reorders the rows of queries and keys so that rope rotates halves, whatever order the files have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn
 
 
 def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
-    """The source such that rope turns numbers ``i`` and ``i + F`` of a head together, F being half of its width."""
+    """The source in the order in which rope rotates elements ``i`` and ``i + head_dim / 2`` of a head together."""
     if config.mla is not None:
         return HalvesSource(source, config.mla) if config.mla.is_interleaved else source
     rotary_dim = config.rope.rotary_dim or config.head_dim
@@ -24,7 +24,7 @@ def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
 
 
 class _Reordered:
-    """A source of whose tensors some get their rows in another order; all are read dense."""
+    """A source that reorders rows of some tensors; all are read dense."""
 
     def __init__(self, source: TensorSource) -> None:
         """``source`` stays as it is."""
@@ -47,10 +47,10 @@ class _Reordered:
 
 
 class HalvesSource(_Reordered):
-    """``TensorSource`` of MLA files in which rope turns neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
+    """``TensorSource`` of MLA files whose rope rotates neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
 
-    The rows that make rope's part of queries and keys change places. Scores are sums over these numbers,
-    so the order, which is the same in both, does not show in them.
+    It reorders the rows of rope's part of queries and keys. Scores are sums over these elements, so the same order in
+    both leaves them unchanged.
     """
 
     def __init__(self, source: TensorSource, mla: MlaConfig) -> None:
@@ -67,10 +67,10 @@ class HalvesSource(_Reordered):
 
 
 class SpreadSource(_Reordered):
-    """``TensorSource`` of files in which rope turns the first numbers of each head as if there were no others.
+    """``TensorSource`` of files whose rope rotates the first elements of each head as if there were no others.
 
-    Each half of them becomes the beginning of a half of the head. Scores are sums over a head's numbers, so the order,
-    which is the same in queries and keys, does not show in them.
+    Each half of those moves to the start of a half of the head. Scores are sums over a head's elements, so the same
+    order in queries and keys leaves them unchanged.
     """
 
     def __init__(self, source: TensorSource, head_dim: int, rotary_dim: int) -> None:
@@ -85,8 +85,8 @@ class SpreadSource(_Reordered):
         if not name.rpartition(".")[0].endswith(_HEADS):
             return tensor
         heads = tensor.reshape(-1, self.head_dim, *tensor.shape[1:])
-        turned, still = heads[:, : self.rotary_dim].chunk(2, dim=1), heads[:, self.rotary_dim :].chunk(2, dim=1)
-        return torch.cat((turned[0], still[0], turned[1], still[1]), dim=1).view(tensor.shape)
+        rotary, fixed = heads[:, : self.rotary_dim].chunk(2, dim=1), heads[:, self.rotary_dim :].chunk(2, dim=1)
+        return torch.cat((rotary[0], fixed[0], rotary[1], fixed[1]), dim=1).view(tensor.shape)
 
 
 def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:

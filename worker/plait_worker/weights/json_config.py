@@ -85,7 +85,7 @@ def read_architecture(fields: Fields) -> str:
 
 
 def checked(config: ModelConfig, where: str) -> ModelConfig:
-    """The configuration; raises ``ModelFilesError`` if its numbers do not fit together."""
+    """The configuration; raises ``ModelFilesError`` if its sizes contradict each other."""
     if config.num_heads % config.num_kv_heads:
         raise ModelFilesError(
             f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} key-value heads evenly"
@@ -105,12 +105,12 @@ def _read_window(fields: Fields, spec: ConfigSpec) -> int | None:
 
 
 def _check_supported(fields: Fields, spec: ConfigSpec) -> None:
-    """Raise for what would be computed wrongly if it were passed over."""
+    """Raise for what would be computed wrongly if it were ignored."""
     read_fp8_blocks(fields)
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")
-    # As transformers takes it: a window that is not stated has a default width, and one that is null is none.
+    # As in transformers: an absent window has a default size, and null means none.
     if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 0) is not None:
         raise ModelFilesError(f"{fields.where}: sliding-window attention (use_sliding_window) is not supported")
     supported = "full_attention" if spec.default_window is None else "sliding_attention"

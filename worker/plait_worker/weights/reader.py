@@ -1,4 +1,4 @@
-"""Hands a model its tensors, by Hugging Face's names, and notices what is missing, misshapen or left over."""
+"""Reads a model's tensors by Hugging Face's names; reports those that are missing, left over or of the wrong shape."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ class Weights:
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """A tensor of the given shape (the whole one), or the rows or columns of it that this rank holds.
+        """A tensor, or this rank's rows or columns of it; ``shape`` is that of the whole tensor.
 
-        It comes in ``dtype``, the model's own where none is given.
+        It comes in ``dtype``, by default the model's own.
         Raises ``ModelFilesError`` if the files lack it or give it another shape.
         """
         full_name = self._checked(name, shape)
@@ -150,7 +150,7 @@ class Weights:
         return {name: self._least_bytes(name) for name in self.source.names if name not in unused}
 
     def hold_more(self, name: str, num_bytes: int) -> None:
-        """Count what a tensor that was taken takes beyond its numbers: a second form of it, or a wider one."""
+        """Count bytes of a second or larger form of a tensor that was taken."""
         self.held.add(self.prefix + name, num_bytes)
 
     def _least_bytes(self, name: str) -> int:
@@ -181,7 +181,7 @@ class Weights:
         return tensor
 
     def _own(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """A copy of its own: the source may lie in a mapped file."""
+        """A copy: the source may be a mapped file."""
         return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
 
     def check_leftovers(self, unused: Collection[str]) -> None:
@@ -190,6 +190,6 @@ class Weights:
         if left:
             named = ", ".join(left[:NUM_NAMED]) + (" and more" if len(left) > NUM_NAMED else "")
             raise ModelFilesError(
-                f"the model files hold {len(left)} tensors that this architecture has no place for ({named}): "
+                f"the model files hold {len(left)} tensors that this architecture does not use ({named}): "
                 "the model is of another kind than its configuration says, or a variant that is not supported"
             )

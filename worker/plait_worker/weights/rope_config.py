@@ -10,14 +10,14 @@ from plait_worker.weights.fields import Fields
 
 DEFAULT_THETA = 10000.0
 LEAST_THETA = 1.0
-"""At and below it frequencies would not fall from pair to pair."""
+"""At or below it the frequencies would not decrease."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(fields: Fields, rotary_dim: int | None = None) -> tuple[RopeConfig, int]:
-    """The embedding, and the longest context that it was made for.
+    """The embedding, and the longest context that it was trained for.
 
-    ``rotary_dim`` is what ``read_rotary_dim`` gives where the family turns a part of each head, else None.
+    ``rotary_dim`` is from ``read_rotary_dim`` for families with partial rope, else None.
     Raises ``ModelFilesError`` for a type that is not supported.
     """
     rope = _rope(fields)
@@ -32,10 +32,9 @@ def read_rope(fields: Fields, rotary_dim: int | None = None) -> tuple[RopeConfig
 
 
 def read_rotary_dim(fields: Fields, head_dim: int) -> int:
-    """How many numbers of a head are turned: by ``partial_rotary_factor``, or by ``rotary_dim`` as older files say.
+    """Elements of a head that rope rotates: by ``partial_rotary_factor``, or ``rotary_dim`` in older files.
 
-    A factor that does not give a whole number is cut off, as transformers does. Raises ``ModelFilesError`` if they
-    are not pairs of such a head.
+    A factor's result is rounded down, as in transformers. Raises ``ModelFilesError`` if it is odd or too large.
     """
     share = _rotary_factor(fields)
     if share is None:
@@ -43,14 +42,14 @@ def read_rotary_dim(fields: Fields, head_dim: int) -> int:
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ModelFilesError(
-            f"{fields.where}: rope over {rotary_dim} of a head's {head_dim} numbers is not supported; it must be an "
-            "even part of them"
+            f"{fields.where}: rope over {rotary_dim} of {head_dim} elements of a head is not supported; give an even "
+            "number up to the head dimension"
         )
     return rotary_dim
 
 
 def _rotary_factor(fields: Fields) -> float | None:
-    """``partial_rotary_factor``, beside the other settings of rope or among them; None if it is not stated."""
+    """``partial_rotary_factor``, among rope's settings or at the top level; None if it is absent."""
     for stated in (_rope(fields), fields):
         if stated.has("partial_rotary_factor"):
             return stated.number("partial_rotary_factor")
@@ -101,7 +100,7 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
 
 
 def _strength(rope: Fields, name: str) -> float:
-    """How much of the temperature is meant; 0, as files without it mean, is none."""
+    """A factor of YaRN's temperature; absent and 0 mean none."""
     return rope.number(name) if rope.values.get(name) else 0.0
 
 
