@@ -20,7 +20,7 @@ pub enum StreamEvent {
         /// Which.
         stream: StreamId,
         /// Writes its answer.
-        text: Box<AnswerStream>,
+        answer: Box<AnswerStream>,
         /// One for each choice.
         requests: SmallVec<[RequestId; 1]>,
     },
@@ -70,23 +70,23 @@ pub enum StreamEvent {
 }
 
 /// A stream whose answer is being written.
-struct Writing {
-    text: Box<AnswerStream>,
+struct OpenAnswer {
+    answer: Box<AnswerStream>,
     requests: SmallVec<[RequestId; 1]>,
 }
 
-/// Where a request's text goes.
+/// The answer that a request belongs to.
 #[derive(Clone, Copy)]
-struct Place {
+struct ChoiceOf {
     stream: StreamId,
     choice: usize,
 }
 
-/// Owns the text of all open streams.
+/// Owns the answers of all open streams.
 pub struct Output {
     shared: Arc<Shared>,
-    streams: FxHashMap<StreamId, Writing>,
-    places: FxHashMap<RequestId, Place>,
+    streams: FxHashMap<StreamId, OpenAnswer>,
+    choices: FxHashMap<RequestId, ChoiceOf>,
     records: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ impl Output {
         Self {
             shared,
             streams: FxHashMap::default(),
-            places: FxHashMap::default(),
+            choices: FxHashMap::default(),
             records: Vec::new(),
         }
     }
@@ -126,26 +126,25 @@ impl Output {
         match event {
             StreamEvent::Open {
                 stream,
-                text,
+                answer,
                 requests,
-            } => self.open(stream, text, requests),
+            } => self.open(stream, answer, requests),
             StreamEvent::PromptLogprobs {
                 request,
                 first_position,
                 records,
             } => {
-                if let Some((place, writing)) = self.find(request) {
-                    writing
-                        .text
-                        .push_prompt_logprobs(place.choice, first_position, &records);
+                if let Some((at, open)) = self.find(request) {
+                    open.answer
+                        .push_prompt_logprobs(at.choice, first_position, &records);
                 }
             }
             StreamEvent::CachedTokens {
                 request,
                 num_tokens,
             } => {
-                if let Some((place, writing)) = self.find(request) {
-                    writing.text.set_cached_tokens(place.choice, num_tokens);
+                if let Some((at, open)) = self.find(request) {
+                    open.answer.set_cached_tokens(at.choice, num_tokens);
                 }
             }
             StreamEvent::Tokens {
@@ -168,13 +167,13 @@ impl Output {
     fn open(
         &mut self,
         stream: StreamId,
-        text: Box<AnswerStream>,
+        answer: Box<AnswerStream>,
         requests: SmallVec<[RequestId; 1]>,
     ) {
         for (choice, request) in requests.iter().enumerate() {
-            self.places.insert(*request, Place { stream, choice });
+            self.choices.insert(*request, ChoiceOf { stream, choice });
         }
-        self.streams.insert(stream, Writing { text, requests });
+        self.streams.insert(stream, OpenAnswer { answer, requests });
     }
 
     fn push(
@@ -185,12 +184,11 @@ impl Output {
         logprobs: Option<&[TokenLogprobs]>,
     ) {
         let mut records = std::mem::take(&mut self.records);
-        let pushed = self.find(request).map(|(place, writing)| {
-            outbox::append_record(&mut records, place.stream, |payload| {
+        let pushed = self.find(request).map(|(at, open)| {
+            outbox::append_record(&mut records, at.stream, |payload| {
                 (
-                    writing
-                        .text
-                        .push(place.choice, tokens, ends_with_stop_id, logprobs, payload),
+                    open.answer
+                        .push(at.choice, tokens, ends_with_stop_id, logprobs, payload),
                     0,
                 )
             })
@@ -205,15 +203,15 @@ impl Output {
     /// Ends one choice; a request that a stop string has ended already is no longer here.
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         let mut records = std::mem::take(&mut self.records);
-        let ended = self.find(request).map(|(place, writing)| {
-            let state = outbox::append_record(&mut records, place.stream, |payload| {
-                let state = writing.text.finish(place.choice, reason, payload);
+        let ended = self.find(request).map(|(at, open)| {
+            let state = outbox::append_record(&mut records, at.stream, |payload| {
+                let state = open.answer.finish(at.choice, reason, payload);
                 (state, if state == StreamState::Ended { LAST } else { 0 })
             });
-            (place.stream, state)
+            (at.stream, state)
         });
         self.records = records;
-        self.places.remove(&request);
+        self.choices.remove(&request);
         if let Some((stream, StreamState::Ended)) = ended {
             self.streams.remove(&stream);
         }
@@ -224,15 +222,15 @@ impl Output {
             .streams
             .remove(&stream)
             .into_iter()
-            .flat_map(|writing| writing.requests)
+            .flat_map(|open| open.requests)
         {
-            self.places.remove(&request);
+            self.choices.remove(&request);
         }
     }
 
-    fn find(&mut self, request: RequestId) -> Option<(Place, &mut Writing)> {
-        let place = *self.places.get(&request)?;
-        let writing = self.streams.get_mut(&place.stream)?;
-        Some((place, writing))
+    fn find(&mut self, request: RequestId) -> Option<(ChoiceOf, &mut OpenAnswer)> {
+        let at = *self.choices.get(&request)?;
+        let open = self.streams.get_mut(&at.stream)?;
+        Some((at, open))
     }
 }

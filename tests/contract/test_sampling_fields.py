@@ -1,0 +1,33 @@
+"""A sampling field has the same name in the HTTP body, in the engine and on the wire."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import msgspec
+from plait._router import Engine
+from plait.http.bodies import SamplingFields
+from plait.settings import ServeSettings, engine_settings
+from plait_proto import NewSlot
+from plait_testing import budgets
+
+MODEL = budgets.ROOT / "tests/models/recall-gqa"
+
+
+def description() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="plait-") as folder:
+        engine = Engine(msgspec.json.encode(engine_settings(ServeSettings(), str(MODEL), None, folder)))
+        try:
+            described: dict[str, Any] = msgspec.json.decode(engine.describe())
+            return described
+        finally:
+            engine.close()
+
+
+def test_the_engine_reads_every_sampling_field_of_the_body_and_no_other() -> None:
+    assert set(description()["generation_defaults"]) == set(SamplingFields.__struct_fields__)
+
+
+def test_the_wire_carries_every_sampling_field_of_the_body() -> None:
+    assert set(SamplingFields.__struct_fields__) <= set(NewSlot.__struct_fields__)
