@@ -1,4 +1,4 @@
-"""Messages to frames and back; every cap is checked before anything is decoded."""
+"""Messages to frames and back. Every cap is checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _KINDS: dict[type[Message], Kind] = {
 }
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
-# A cast refuses a buffer of no bytes.
+# memoryview.cast rejects an empty buffer.
 _NO_WORDS = memoryview(array.array("I"))
 
 
@@ -268,5 +268,5 @@ def _check_texts(kind: Kind, *texts: str) -> None:
 
 
 def _cut(text: str) -> str:
-    """As many whole characters as fit; what UTF-8 cannot say (lone surrogates) becomes ``?``."""
+    """As many whole characters as fit; lone surrogates, which UTF-8 lacks, become ``?``."""
     return text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")

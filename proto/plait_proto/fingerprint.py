@@ -1,4 +1,4 @@
-"""Who may talk to whom: same schema, same configuration."""
+"""Fingerprints of the schema and of a configuration: peers must have the same."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ExitCode(enum.IntEnum):
 
 
 class Fields(msgspec.Struct, array_like=True, frozen=True):
-    """Base of what travels as one positional array."""
+    """Base of structs that are one positional array on the wire."""
 
 
 class PageKind(Fields, frozen=True):
@@ -74,7 +74,7 @@ class PageKind(Fields, frozen=True):
 
 
 class Hello(Fields, frozen=True):
-    """A worker has its weights and wants to serve."""
+    """A worker has loaded its weights and is ready to serve."""
 
     protocol: U32
     schema: Bin16
@@ -85,9 +85,9 @@ class Hello(Fields, frozen=True):
     world: U32
     pid: U32
     device: str
-    """What it computes on, in words."""
+    """Its device, for people."""
     dtype: str
-    """What it computes in, such as ``bfloat16``."""
+    """Its number format, such as ``bfloat16``."""
     num_pages: U32
     """Pages that the device has room for, or as many as the settings asked for."""
     page_bytes: U64
@@ -139,9 +139,9 @@ class Decision(Fields, frozen=True):
     dummy_replicas: bytes
     """Bitmap: replica i, bit ``i % 8`` of byte ``i // 8``, has nothing to do and runs a dummy row."""
     stop: bool
-    """All are idle and someone drains: the group ends."""
+    """All replicas are idle and one drains: the group ends."""
     draining: bool
-    """Someone drains: nobody takes new requests."""
+    """A replica drains: no replica takes new requests."""
 
 
 class Drain(Fields, frozen=True):
@@ -156,7 +156,7 @@ class Heartbeat(Fields, frozen=True):
 
 
 class Fail(Fields, frozen=True):
-    """The sender gives up (a worker), or refuses the receiver (the engine)."""
+    """The sender gives up (a worker), or rejects the receiver (the engine)."""
 
     rank: U32
     code: ExitCode
@@ -172,12 +172,12 @@ class Bye(Fields, frozen=True):
 
 
 class Join(Fields, frozen=True):
-    """An engine wants to be part of a group; said to the group's first engine."""
+    """An engine asks the group's coordinator to let it join."""
 
     protocol: U32
     schema: Bin16
     config: Bin16
-    """Of everything that all engines of the group must have alike."""
+    """Fingerprint of everything that all engines of the group must share."""
     engine: U32
     num_engines: U32
     first_replica: U32
@@ -258,7 +258,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step: int
     elapsed_us: int
-    """What the step took by itself: from taking the plan, or from the end of the step before, to its own end."""
+    """The step's own time: from taking the plan, or from the end of the step before if that is later."""
     num_accepted: Words
     """Tokens accepted of each row that sampled, in row order; at least 1 each."""
     token_ids: Words

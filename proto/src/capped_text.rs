@@ -1,4 +1,4 @@
-//! Strings on the wire: the sender cuts them, the receiver refuses longer ones.
+//! Strings on the wire. The sender cuts them, the receiver rejects longer ones.
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::Serializer;

@@ -1,4 +1,4 @@
-//! Messages to frames and back; every cap is checked before anything is decoded.
+//! Messages to frames and back. Every cap is checked before anything is decoded.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -8,7 +8,7 @@ use crate::fingerprint::Fingerprint;
 /// The protocol that this crate speaks.
 pub const PROTOCOL: u32 = 1;
 
-/// A worker has its weights and wants to serve.
+/// A worker has loaded its weights and is ready to serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`PROTOCOL`] of the worker.
@@ -21,14 +21,14 @@ pub struct Hello {
     pub config: Fingerprint,
     /// Which rank of the replica it is.
     pub rank: u32,
-    /// Ranks of the replica, as the worker was told.
+    /// Ranks of the replica, from the worker's configuration.
     pub world: u32,
     /// Its process.
     pub pid: u32,
-    /// What it computes on, in words.
+    /// Its device, for people.
     #[serde(with = "capped_text")]
     pub device: String,
-    /// What it computes in, such as `bfloat16`.
+    /// Its number format, such as `bfloat16`.
     #[serde(with = "capped_text")]
     pub dtype: String,
     /// Pages that the device has room for, or as many as the settings asked for.
@@ -70,7 +70,7 @@ pub struct Welcome {
     pub num_replicas: u32,
     /// Plans that may be in flight.
     pub credit: u32,
-    /// Page kinds after the first, each with the least pages that any rank has room for; left out while it is empty.
+    /// Page kinds after the first, with the least pages of all ranks; left out while it is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_kinds: Vec<PageKind>,
 }
@@ -112,9 +112,9 @@ pub struct Decision {
     /// Bitmap: replica i, bit `i % 8` of byte `i / 8`, has nothing to do and runs a dummy row.
     #[serde(with = "serde_bytes")]
     pub dummy_replicas: Vec<u8>,
-    /// All are idle and someone drains: the group ends.
+    /// All replicas are idle and one drains: the group ends.
     pub stop: bool,
-    /// Someone drains: nobody takes new requests.
+    /// A replica drains: no replica takes new requests.
     pub draining: bool,
 }
 
@@ -165,7 +165,7 @@ pub struct Heartbeat {
     pub step: u64,
 }
 
-/// The sender gives up (a worker, an engine of a group), or refuses the receiver (the engine).
+/// The sender gives up (a worker, an engine of a group), or rejects the receiver (the engine).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fail {
     /// The worker concerned; in a group, the engine.
@@ -181,7 +181,7 @@ pub struct Fail {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "u32", try_from = "u32")]
 pub enum ExitCode {
-    /// Anything that nobody foresaw.
+    /// Anything unforeseen.
     Bug = 1,
     /// Settings that cannot be served.
     Settings = 2,
@@ -223,7 +223,7 @@ pub struct Bye {
     pub num_steps: u64,
 }
 
-/// An engine wants to be part of a group; said to the group's first engine.
+/// An engine asks the group's coordinator to let it join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// [`PROTOCOL`] of the engine.
@@ -231,12 +231,12 @@ pub struct Join {
     /// [`crate::schema_fingerprint`] of the engine.
     #[serde(with = "serde_bytes")]
     pub schema: Fingerprint,
-    /// Of everything that all engines of the group must have alike.
+    /// Fingerprint of everything that all engines of the group must share.
     #[serde(with = "serde_bytes")]
     pub config: Fingerprint,
     /// Which engine of the group it is.
     pub engine: u32,
-    /// Engines of the group, as it was told.
+    /// Engines of the group, from its settings.
     pub num_engines: u32,
     /// The first of its replicas.
     pub first_replica: u32,

@@ -1,4 +1,4 @@
-//! Arrays that may have grown: fields that this side does not know yet are read and dropped.
+//! Arrays with more fields than this side knows: the others are read and dropped.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,10 +1,10 @@
 //! The wire between Plait's engine and its workers, and between the engines of a group: typed messages, and frames of bytes.
 //!
-//! The contract, frame by frame, is `proto/README.md`; the Python package `plait_proto` is the other
-//! half. [`encode`] and [`decode`] are the two ways through; [`PlanEncoder`] is the first one for the
-//! step path, where buffers are kept from plan to plan.
+//! `proto/README.md` is the contract, frame by frame; the Python package `plait_proto` is the other half.
+//! [`encode`] and [`decode`] take any message. [`PlanEncoder`] encodes plans on the step path, in buffers
+//! that it keeps.
 //!
-//! The messages' serde names and JSON form serve the golden files only; the wire has no names.
+//! The messages' serde names and JSON form are for the golden files only; the wire has no names.
 
 mod capped_text;
 mod codec;

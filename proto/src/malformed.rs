@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use crate::kind::Kind;
 
-/// A peer broke a rule of the wire; it is dropped and counted.
+/// The rule of the wire that a peer broke.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// More frames than any message has.
@@ -27,7 +27,7 @@ pub enum Malformed {
         /// Bytes in the frame.
         bytes: usize,
     },
-    /// A kind that this protocol lacks.
+    /// An unknown kind.
     #[error("kind {byte} is unknown; kinds go from 1 to 11")]
     UnknownKind {
         /// Frame 0.
@@ -51,7 +51,7 @@ pub enum Malformed {
         /// Bytes in it.
         bytes: usize,
     },
-    /// A message without an array that its kind needs, or with one that it lacks.
+    /// Another number of frames than the kind has.
     #[error("{kind:?} came in {given} frames; it has {}", in_words(&.kind.num_frames()))]
     FrameCount {
         /// Which kind.
@@ -59,7 +59,7 @@ pub enum Malformed {
         /// Frames that came.
         given: usize,
     },
-    /// A last frame that the sender should have left out.
+    /// An empty last frame, which must be left out.
     #[error(
         "frame {frame} of {kind:?} is empty; an empty optional frame comes only before a later one"
     )]
@@ -119,7 +119,7 @@ pub enum Malformed {
         /// Which row.
         row: usize,
     },
-    /// A prefill row with flags that this protocol lacks.
+    /// A prefill row with unknown flags.
     #[error("prefill row {row} has flags {flags:#x}; bits 0 and 1 are known")]
     UnknownFlags {
         /// Which row.
@@ -127,7 +127,7 @@ pub enum Malformed {
         /// Its flags.
         flags: u32,
     },
-    /// A sampling parameter that is no number.
+    /// A sampling parameter that is infinite or no number.
     #[error("slot {slot}: {field} is {value}; a finite number is needed")]
     NotFinite {
         /// Whose sampling.

@@ -10,21 +10,21 @@ use crate::capped_text::cut;
 use crate::kind::Kind;
 use crate::malformed::Malformed;
 
-/// Arrays in arrays that frame 1 may have, fields that are not known yet included.
+/// How deep arrays of frame 1 may nest, unknown fields included.
 /// At rmp-serde's own limit of 1,024 a debug build overflows a thread's stack of 2 MiB.
 const MAX_DEPTH: usize = 32;
 
 /// Bytes of a reason that may quote the peer.
 const MAX_REASON_BYTES: usize = 256;
 
-/// `fields` as a positional array, in place of what `frame` held.
+/// Writes `fields` into `frame` as a positional array.
 pub fn pack(frame: &mut Vec<u8>, fields: &impl Serialize) {
     frame.clear();
     rmp_serde::encode::write(frame, fields)
         .expect("a vector takes every byte, and lengths are known");
 }
 
-/// The fields in a frame that holds them and nothing behind them.
+/// The fields of a frame that holds nothing else.
 pub fn unpack<T: DeserializeOwned>(kind: Kind, frame: &[u8]) -> Result<T, Malformed> {
     let mut reader = Deserializer::new(Cursor::new(frame));
     reader.set_max_depth(MAX_DEPTH);

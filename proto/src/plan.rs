@@ -20,7 +20,7 @@ pub struct Plan {
     pub step: u64,
     /// Slots that take a request.
     pub new_slots: Vec<NewSlot>,
-    /// What the group decided, where there is one.
+    /// The group's decision, if there is a group.
     #[serde(rename = "verdict")]
     pub decision: Option<Decision>,
     /// The first rows of the batch.
@@ -31,13 +31,13 @@ pub struct Plan {
     pub token_ids: Vec<u32>,
     /// Pages of kind 0 that slots gain, in the order of their positions.
     pub appended_pages: Vec<AppendedPage>,
-    /// The same for the other kinds, where the replica has several.
+    /// The same for the other kinds, if the replica has several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_pages: Vec<OtherPage>,
     /// Slots that give back their last pages, which were leased for drafts that were not accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trimmed_slots: Vec<TrimmedSlot>,
-    /// Slots that hold nothing any more.
+    /// Slots that become free.
     pub freed_slots: Vec<u32>,
 }
 
@@ -139,7 +139,7 @@ pub struct TrimmedSlot {
     pub num_pages: u32,
 }
 
-/// Frame 1 of a plan, written from borrowed parts and read into open ones.
+/// Frame 1 of a plan: borrowed when written, extensible when read.
 #[derive(Serialize, Deserialize)]
 pub struct PlanHeader<NewSlots, Decision> {
     step: u64,
@@ -266,7 +266,7 @@ pub fn decode_plan(header: &[u8], arrays: &[&[u8]]) -> Result<Plan, Malformed> {
     Ok(plan)
 }
 
-/// A plan has one encoding: an optional frame that is empty stands only before one that is not.
+/// An empty optional frame comes only before one that is not, so that a plan has one encoding.
 fn check_last_frame(arrays: &[&[u8]]) -> Result<(), Malformed> {
     let is_empty = arrays.len() > 4 && arrays.last().is_some_and(|last| last.is_empty());
     let (kind, frame) = (Kind::Plan, arrays.len() + 1);

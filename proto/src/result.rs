@@ -109,7 +109,7 @@ impl LogprobRecord<'_> {
     }
 }
 
-/// Takes records from a result's frame, front to back; each request's K says how long its own are.
+/// Takes records from a result's frame, front to back. A request's K gives their length.
 #[derive(Clone, Copy, Debug)]
 pub struct LogprobRecords<'a> {
     words: &'a [u32],
@@ -121,7 +121,7 @@ impl<'a> LogprobRecords<'a> {
         Self { words }
     }
 
-    /// The next record, of `num_top` best tokens; None where the frame has less than that.
+    /// The next record, of `num_top` best tokens; None if the frame has less.
     pub fn take(&mut self, num_top: u32) -> Option<LogprobRecord<'a>> {
         let num_top = num_top as usize;
         let (record, rest) = self.words.split_at_checked(2 + 2 * num_top)?;

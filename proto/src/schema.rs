@@ -1,4 +1,4 @@
-//! `schema.txt`, whose bytes are in the handshake, says what the structs say.
+//! `schema.txt`, whose fingerprint is in the handshake, lists the structs' fields.
 
 use serde::Serialize;
 use serde_json::Value;

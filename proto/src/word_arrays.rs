@@ -1,6 +1,6 @@
 //! Arrays of little-endian 4-byte words.
 
-/// `words` as bytes, in place of what `frame` held.
+/// Replaces the contents of `frame` by `words`.
 pub fn fill(frame: &mut Vec<u8>, words: &[u32]) {
     fill_records(frame, words, |&word| [word]);
 }
@@ -12,7 +12,7 @@ pub fn frame(words: &[u32]) -> Vec<u8> {
     frame
 }
 
-/// `records` as `N` words each, in place of what `frame` held.
+/// Replaces the contents of `frame` by `records` of `N` words each.
 pub fn fill_records<T, const N: usize>(
     frame: &mut Vec<u8>,
     records: &[T],
@@ -22,7 +22,7 @@ pub fn fill_records<T, const N: usize>(
     push_records(frame, records, words_of);
 }
 
-/// `records` as `N` words each, after what `frame` holds.
+/// Appends `records` of `N` words each to `frame`.
 pub fn push_records<T, const N: usize>(
     frame: &mut Vec<u8>,
     records: &[T],

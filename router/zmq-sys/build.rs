@@ -4,8 +4,8 @@ use std::env;
 
 use zeromq_src::{Build, LibLocation};
 
-/// What libzmq's own build finds out about Linux and this one does not ask: without these the options of TCP
-/// keepalive are taken and do nothing, and each wake-up of a thread goes through a pair of sockets.
+/// Features of Linux that libzmq's own build detects. Without them TCP keepalive options have no effect, and
+/// each wake-up of a thread goes through a pair of sockets.
 const LINUX_HAS: [&str; 7] = [
     "SO_KEEPALIVE",
     "TCP_KEEPCNT",
@@ -26,7 +26,7 @@ fn main() {
     Build::new().with_libsodium(Some(libsodium())).build();
 }
 
-/// Among them -w: warnings about libzmq's code are not ours to mend, and cargo shows those of a path dependency.
+/// -w because cargo shows the warnings of a path dependency, and those are about libzmq's code.
 fn add_flags(more: &str) {
     let flags = env::var("CXXFLAGS").unwrap_or_default();
     // SAFETY: this program has one thread so far.

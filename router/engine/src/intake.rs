@@ -1,11 +1,11 @@
-//! Streams between submit and the driver: their text is being prepared.
+//! Streams between submit and the driver, while their text is prepared.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::outbox::StreamId;
 
-/// Which streams are under way to the driver, and whether new ones may come.
+/// The streams on their way to the driver, and whether new ones may come.
 #[derive(Debug, Default)]
 pub struct Intake(Mutex<State>);
 
@@ -22,7 +22,7 @@ enum Wish {
 }
 
 impl Intake {
-    /// A stream comes in; false where no new ones may.
+    /// Adds a stream; false if no new ones may come.
     pub fn enter(&self, stream: StreamId) -> bool {
         let mut state = self.lock();
         if !state.is_closed {
@@ -31,19 +31,19 @@ impl Intake {
         !state.is_closed
     }
 
-    /// The client is gone; false where the stream is not here (any more).
+    /// Notes that the client is gone; false if the stream is not here.
     pub fn abort(&self, stream: StreamId) -> bool {
         let mut state = self.lock();
         let wish = state.streams.get_mut(&stream);
         wish.map(|wish| *wish = Wish::Aborted).is_some()
     }
 
-    /// Whether the client still waits for this stream, which stays.
+    /// Whether the client still waits for this stream.
     pub fn is_wanted(&self, stream: StreamId) -> bool {
         self.lock().streams.get(&stream) == Some(&Wish::Wanted)
     }
 
-    /// The stream goes on to the driver, or ends; returns whether its client still waits.
+    /// Removes the stream; returns whether its client still waits.
     pub fn leave(&self, stream: StreamId) -> bool {
         self.lock().streams.remove(&stream) == Some(Wish::Wanted)
     }
@@ -53,7 +53,7 @@ impl Intake {
         self.lock().is_closed = true;
     }
 
-    /// Closes, and takes out every stream that is still here; returns those whose clients wait.
+    /// Closes, and removes every stream; returns those whose clients wait.
     pub fn clear(&self) -> Vec<StreamId> {
         let mut state = self.lock();
         state.is_closed = true;
@@ -63,7 +63,7 @@ impl Intake {
             .collect()
     }
 
-    /// Nothing is under way.
+    /// Whether no stream is here.
     pub fn is_empty(&self) -> bool {
         self.lock().streams.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Logs of the engine: text on stderr, in the form of the workers' lines.
+//! The engine's log: text on stderr, in the format of the workers' lines.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::lossy_stderr::LossyStderr;
 use crate::settings::LogLevel;
 
-/// Logs from now on; the process's first engine decides the level.
+/// Starts the log. The process's first engine decides the level.
 pub fn start(level: LogLevel) {
     let level = match level {
         LogLevel::Debug => LevelFilter::DEBUG,
@@ -24,7 +24,7 @@ pub fn start(level: LogLevel) {
         .with_writer(|| LossyStderr)
         .with_ansi(false)
         .event_format(Lines);
-    // Another engine of this process has started them, which is as good.
+    // An error means that another engine of this process has started it.
     let _started_before = subscriber.try_init();
 }
 

@@ -1,4 +1,4 @@
-//! Log-probabilities of one result, sorted to the requests that asked.
+//! A result's log-probabilities, by the requests that asked for them.
 
 use plait_core::RequestId;
 use plait_openai::TokenLogprobs;
@@ -6,7 +6,7 @@ use plait_proto::{LogprobRecord, LogprobRecords, StepResult};
 
 use crate::step::{MeasuredRow, StepInFlight};
 
-/// A frame whose records are not those that the plan asked for.
+/// A frame with other records than the plan asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {frame} of step {step} are not the records that its plan asked for")]
 pub struct WrongRecords {
@@ -52,7 +52,7 @@ pub fn of_samples(
     }
 }
 
-/// The records of prompts, without those that were told before a preemption.
+/// The records of prompts, without those that were sent before a preemption.
 pub fn of_prompts(
     step: &StepInFlight,
     result: &StepResult,

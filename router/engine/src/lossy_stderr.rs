@@ -1,13 +1,13 @@
-//! Standard error, for lines that may be lost and must hold nobody up.
+//! Standard error for log lines: a line is dropped rather than block the writer.
 
 use std::io::{self, Write};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// As much as a pipe that poll calls writable takes without waiting (PIPE_BUF).
+/// Bytes that a writable pipe takes without blocking (PIPE_BUF).
 const PIECE: usize = 4096;
 
-/// Drops what its reader does not take: one that is gone, or whose pipe is full.
+/// Drops lines if the reader is gone or its pipe is full.
 pub struct LossyStderr;
 
 impl Write for LossyStderr {

@@ -1,4 +1,4 @@
-//! What other threads tell the driver; none of them ever waits.
+//! Messages of other threads to the driver. Sending never blocks.
 
 use std::sync::{Mutex, PoisonError};
 use std::{io, mem};
@@ -8,7 +8,7 @@ use plait_core::RequestId;
 use crate::outbox::StreamId;
 use crate::wakeup::Wakeup;
 
-/// One thing to tell.
+/// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mail {
     /// A stream's client is gone.
@@ -19,17 +19,17 @@ pub enum Mail {
     RankEnded {
         /// Which rank.
         rank: u32,
-        /// In words.
+        /// Why.
         reason: String,
     },
-    /// Finish what is under way, then let the workers go.
+    /// Finish the running requests, then shut the ranks down.
     Drain,
     /// End now.
     Close,
 }
 
-/// Mail for the driver, and the eventfd that wakes it. Its length is bounded by what can be told: one
-/// abort a stream, one stop string a request, one end a rank.
+/// Mail for the driver, and the eventfd that wakes it. Its length is bounded: one abort a stream, one stop
+/// string a request, one end a rank.
 #[derive(Debug)]
 pub struct Mailbox {
     mail: Mutex<Vec<Mail>>,
@@ -59,7 +59,7 @@ impl Mailbox {
         self.wakeup.signal();
     }
 
-    /// Everything, in the order in which it came.
+    /// All mail, in the order in which it came.
     pub fn take(&self) -> Vec<Mail> {
         mem::take(&mut *self.mail.lock().unwrap_or_else(PoisonError::into_inner))
     }

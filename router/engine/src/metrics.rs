@@ -1,4 +1,4 @@
-//! What operators see: Prometheus metrics, updated with atomics only.
+//! Prometheus metrics, updated with atomics only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,11 +24,11 @@ pub struct Metrics {
     pub steps: StepMetrics,
     /// Requests, from submit to their end.
     pub requests: RequestMetrics,
-    /// What the scheduler counts.
+    /// The scheduler's counts.
     pub scheduler: SchedulerMetrics,
-    /// Times that users feel.
+    /// Latencies.
     pub latency: LatencyMetrics,
-    /// What a group agreed on.
+    /// The group's steps.
     pub group: GroupMetrics,
     /// Messages on the link that were dropped.
     pub num_malformed: Counter,
@@ -48,7 +48,7 @@ pub enum StepKind {
 impl StepKind {
     const LABELS: [&str; 3] = ["prefill", "decode", "mixed"];
 
-    /// The kind of a plan with these rows; none where it has no rows.
+    /// The kind of a plan with these rows; None without rows.
     pub fn of(has_prefill: bool, has_decode: bool) -> Option<Self> {
         match (has_prefill, has_decode) {
             (true, true) => Some(Self::Mixed),
@@ -138,7 +138,7 @@ impl From<&Refusal> for Rejection {
 pub enum Ending {
     /// A stop id or stop string.
     Stop,
-    /// All tokens that were due.
+    /// The length that was asked for.
     Length,
     /// The client left.
     Abort,
@@ -165,7 +165,7 @@ impl From<FinishReason> for Ending {
 pub struct RequestMetrics {
     finished: [Counter; 4],
     rejected: [Counter; 4],
-    /// Tokens of the prompts taken into the queue.
+    /// Prompt tokens of the queued requests.
     pub prompt_tokens: Counter,
     /// Tokens sampled and kept.
     pub generated_tokens: Counter,
@@ -280,7 +280,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Shows what the scheduler counts now.
+    /// Copies the scheduler's counts.
     pub fn copy(&self, stats: &Stats) {
         let Stats { pages, counts, .. } = stats;
         self.running.set(stats.num_running.into());
@@ -307,7 +307,7 @@ impl SchedulerMetrics {
     }
 }
 
-/// Measured on the driver, where tokens come in; text and HTTP come on top.
+/// Measured on the driver, when results come in; text and HTTP are not included.
 #[derive(Debug)]
 pub struct LatencyMetrics {
     /// Submit to first token.
@@ -342,7 +342,7 @@ impl LatencyMetrics {
     }
 }
 
-/// Of an engine that steps with others; at zero elsewhere.
+/// Of an engine in a group; zero elsewhere.
 #[derive(Debug)]
 pub struct GroupMetrics {
     /// The last step that was agreed on.
@@ -401,7 +401,7 @@ impl Default for Metrics {
     }
 }
 
-/// Brings a counter to a count that only grows.
+/// Raises a counter to `count`, which only grows.
 fn raise(counter: &Counter, count: u64) {
     counter.inner().store(count, Ordering::Relaxed);
 }

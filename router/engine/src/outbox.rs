@@ -1,4 +1,4 @@
-//! What Python takes: packed records, and the eventfd that says so.
+//! Packed records for Python, and the eventfd that announces them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::{io, mem};
@@ -7,9 +7,8 @@ use plait_openai::ApiError;
 
 use crate::wakeup::Wakeup;
 
-/// Bytes that may lie untaken. Beyond, the output thread waits for Python, and generation with it:
-/// a pause instead of memory that grows. A slow client's own backlog is bounded in Python, which
-/// always takes everything.
+/// Bytes that may wait for Python. Beyond this the output thread waits, and generation with it, so memory
+/// does not grow. Python takes everything at once and bounds each slow client's backlog itself.
 const MAX_UNTAKEN_BYTES: usize = 64 << 20;
 
 /// Record flag: the last one of its stream.
@@ -52,7 +51,7 @@ impl Outbox {
         &self.wakeup
     }
 
-    /// Everything so far; clears the eventfd first, so that nothing put afterwards goes unseen.
+    /// All records so far. It clears the eventfd first, so that a later record signals again.
     pub fn take(&self) -> Vec<u8> {
         self.wakeup.clear();
         let bytes = mem::take(&mut self.lock().bytes);
@@ -60,7 +59,7 @@ impl Outbox {
         bytes
     }
 
-    /// Adds records and leaves `records` empty; waits while too much lies untaken.
+    /// Adds records and empties `records`; waits while too many bytes wait for Python.
     pub fn put(&self, records: &mut Vec<u8>) {
         let untaken = self.lock();
         let mut untaken = self
@@ -85,7 +84,7 @@ impl Outbox {
         self.wakeup.signal();
     }
 
-    /// Nobody waits for Python from now on.
+    /// No thread waits for Python from now on.
     pub fn close(&self) {
         self.lock().closed = true;
         self.taken.notify_all();
@@ -96,8 +95,8 @@ impl Outbox {
     }
 }
 
-/// Appends one record whose payload `fill` writes; a record without payload is left out unless it is
-/// the last one of its stream.
+/// Appends one record whose payload `fill` writes. A record without payload is left out unless it is the
+/// last one of its stream.
 pub fn append_record<T>(
     records: &mut Vec<u8>,
     stream: StreamId,

@@ -12,7 +12,7 @@ use crate::mailbox::Mail;
 use crate::outbox::{self, LAST, StreamId};
 use crate::shared::Shared;
 
-/// What the driver says about a stream.
+/// The driver's event for a stream.
 #[derive(Debug)]
 pub enum StreamEvent {
     /// Its requests are in the scheduler's queue.
@@ -24,7 +24,7 @@ pub enum StreamEvent {
         /// One for each choice.
         requests: SmallVec<[RequestId; 1]>,
     },
-    /// A request's prompt was measured.
+    /// Log-probabilities of a request's prompt.
     PromptLogprobs {
         /// Whose.
         request: RequestId,
@@ -48,7 +48,7 @@ pub enum StreamEvent {
         tokens: SmallVec<[TokenId; 2]>,
         /// The last of them ends the output.
         ends_with_stop_id: bool,
-        /// One for each token, where they were asked for.
+        /// One for each token, if the request asked for them.
         logprobs: Option<Vec<TokenLogprobs>>,
     },
     /// A request ended.
@@ -101,7 +101,7 @@ impl Output {
         }
     }
 
-    /// Writes batches until the driver has hung up; Python is woken once a batch.
+    /// Writes batches until the driver has ended; wakes Python once a batch.
     pub fn run(mut self, batches: &Receiver<Vec<StreamEvent>>) {
         for batch in batches {
             for event in batch {
@@ -114,7 +114,7 @@ impl Output {
         self.fail_rest();
     }
 
-    /// A driver that ends in order has ended every stream; one that panicked has not.
+    /// A driver that panicked has not ended its streams.
     fn fail_rest(&mut self) {
         let error = ApiError::internal("the server failed and cannot go on; its log says why");
         for stream in self.streams.keys() {
@@ -200,7 +200,7 @@ impl Output {
         }
     }
 
-    /// Ends one choice; a request that a stop string has ended already is no longer here.
+    /// Ends one choice. A request that a stop string ended before is not here any more.
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         let mut records = std::mem::take(&mut self.records);
         let ended = self.find(request).map(|(at, open)| {

@@ -1,4 +1,4 @@
-//! A message's frames off a socket.
+//! Receives a message's frames.
 
 use plait_proto::{Frames, MAX_FRAMES};
 
@@ -7,7 +7,7 @@ pub fn next_frame(socket: &zmq::Socket) -> Option<Vec<u8>> {
     socket.recv_bytes(zmq::DONTWAIT).ok()
 }
 
-/// The frames behind the first; of what is over the cap one frame is kept, so that decoding says so.
+/// The frames after the first. One frame beyond the cap is kept, so that decoding rejects the message.
 pub fn rest_of_message(socket: &zmq::Socket) -> Frames {
     let mut frames = Frames::new();
     while socket.get_rcvmore().unwrap_or(false) {

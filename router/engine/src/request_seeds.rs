@@ -13,7 +13,7 @@ pub struct SeedSource(AtomicU64);
 const GOLDEN_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl SeedSource {
-    /// The same seed gives the same sequence; None starts where the system's randomness says.
+    /// The same seed gives the same sequence; None starts at a random one.
     pub fn new(seed: Option<u64>) -> Self {
         Self(AtomicU64::new(seed.unwrap_or_else(system_random)))
     }
@@ -30,7 +30,7 @@ impl SeedSource {
     }
 }
 
-/// The key of the names under which cached pages are found; nobody outside the process knows it.
+/// A random key for the block hashes of cached pages. It never leaves the process.
 pub fn hash_seed() -> HashSeed {
     HashSeed([system_random(), system_random()])
 }

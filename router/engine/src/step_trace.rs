@@ -1,5 +1,5 @@
-//! What each step computed and how long it took, a JSON object a line: `plait simulate --hardware` reads
-//! it and fits its cost model to it.
+//! The step trace: work and time of each step, a JSON object a line. `plait simulate --hardware` fits its
+//! cost model to it.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -10,9 +10,9 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use plait_core::StepWork;
 use serde::Serialize;
 
-/// Records in one file at most, some 120 MB.
+/// Records in one file at most: about 120 MB.
 const MAX_RECORDS: usize = 1_000_000;
-/// Records on their way to the file; where the disk is that far behind, some are lost.
+/// Records on their way to the file. A full channel drops records.
 const MAX_WAITING: usize = 4096;
 
 /// One line, as `plait_sim` reads it.
@@ -37,19 +37,19 @@ impl StepRecord {
     }
 }
 
-/// The driver's end, which never waits.
+/// The driver's end. It never blocks.
 #[derive(Clone, Debug)]
 pub struct StepRecorder(Sender<StepRecord>);
 
 impl StepRecorder {
     /// Takes a step.
     pub fn record(&self, work: &StepWork, elapsed: Duration) {
-        // Where the disk is too far behind, or the file full, the step is left out: a fit needs not all.
+        // Dropped if the disk is too slow or the file full: a fit does not need every step.
         let _taken = self.0.try_send(StepRecord::new(work, elapsed));
     }
 }
 
-/// The end that writes, on a thread of its own.
+/// The writing end, on a thread of its own.
 pub struct StepFile {
     path: PathBuf,
     file: BufWriter<File>,
@@ -58,7 +58,7 @@ pub struct StepFile {
 }
 
 impl StepFile {
-    /// A new file, and what fills it; a file that is there already is somebody's and stays as it is.
+    /// Creates the file, and the end that fills it. An existing file is an error.
     pub fn create(path: &Path) -> io::Result<(StepRecorder, Self)> {
         let (sender, records) = bounded(MAX_WAITING);
         let file = Self {
@@ -70,7 +70,7 @@ impl StepFile {
         Ok((StepRecorder(sender), file))
     }
 
-    /// Writes until the driver has hung up, the file is full or the disk fails.
+    /// Writes until the driver has ended, the file is full or the disk fails.
     pub fn run(mut self) {
         for record in self.records.clone().iter().take(MAX_RECORDS) {
             if let Err(error) = self.write(&record) {
@@ -79,7 +79,7 @@ impl StepFile {
         }
     }
 
-    /// What is written can be read as soon as nothing more waits.
+    /// Writes the records, and flushes when none waits.
     fn write(&mut self, record: &StepRecord) -> io::Result<()> {
         self.is_empty = false;
         serde_json::to_writer(&mut self.file, record)?;
@@ -91,7 +91,7 @@ impl StepFile {
     }
 }
 
-/// A start that failed before the first step leaves nothing that would refuse the next one.
+/// Removes an empty file: it would make the next start fail.
 impl Drop for StepFile {
     fn drop(&mut self) {
         if self.is_empty {

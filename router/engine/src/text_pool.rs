@@ -13,7 +13,7 @@ use crate::outbox::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::shared::Shared;
 
-/// Threads that tokenise. One would let a long prompt delay everyone behind it.
+/// Threads that tokenise. With one, a long prompt would delay all requests after it.
 pub const NUM_TEXT_THREADS: usize = 2;
 
 /// Request bytes that may wait to be tokenised.
@@ -30,11 +30,11 @@ pub struct Job {
 /// A request for the driver.
 #[derive(Debug)]
 pub struct Admission {
-    /// Where its answer goes.
+    /// The stream of its answer.
     pub stream: StreamId,
     /// When it was submitted.
     pub received: Micros,
-    /// What to compute, and who writes the answer.
+    /// The scheduler's requests and the answer's text.
     pub prepared: Prepared,
 }
 
@@ -46,7 +46,7 @@ pub struct TextQueue {
 }
 
 impl TextQueue {
-    /// A queue for `max_queue` requests, and its far end.
+    /// A queue for `max_queue` requests, its receiver, and the bytes that wait in it.
     pub fn new(max_queue: u32) -> (Self, Receiver<Job>, Arc<AtomicUsize>) {
         let (jobs, receiver) = crossbeam_channel::bounded(max_queue.max(1) as usize);
         let num_bytes = Arc::new(AtomicUsize::new(0));
@@ -100,7 +100,7 @@ pub struct TextWorker {
 }
 
 impl TextWorker {
-    /// Prepares requests until the queue's other end is gone and it is empty.
+    /// Prepares requests until the queue is closed and empty.
     pub fn run(&self, jobs: &Receiver<Job>) {
         for job in jobs {
             self.num_queued_bytes
@@ -168,7 +168,7 @@ impl TextWorker {
     }
 }
 
-/// A priority that changed nothing would be believed to have changed something.
+/// Rejects a priority that would have no effect.
 fn check_priority(priority: i32, policy: Policy) -> Result<(), RequestError> {
     if priority == 0 || policy != Policy::Fcfs {
         return Ok(());

@@ -1,4 +1,4 @@
-//! An eventfd: one thread tells another, or Python's event loop, that there is something to take.
+//! An eventfd that wakes another thread, or Python's event loop.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -23,12 +23,12 @@ impl Wakeup {
         self.0.as_raw_fd()
     }
 
-    /// Makes it readable. A full counter is readable already, so that a failed write changes nothing.
+    /// Makes it readable. A write fails only if it is readable.
     pub fn signal(&self) {
         let _already_readable = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable; whatever was signalled before must be looked for after this call.
+    /// Makes it unreadable. Call it before looking for what was signalled.
     pub fn clear(&self) {
         let mut count = [0; 8];
         let _was_unreadable = rustix::io::read(&self.0, &mut count);

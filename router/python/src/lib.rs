@@ -1,4 +1,4 @@
-//! The Python face of Plait's engine: it binds, and does nothing else.
+//! Python bindings of Plait's engine and simulator, and nothing else.
 
 use plait_engine::{Engine as CoreEngine, StartError};
 use plait_sim::{Settings, Setup, SimError, simulate};
