@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from plait_worker.errors import ModelFilesError
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
-from plait_worker.weight_formats.fp8_blocks import Fp8Blocks
 from plait_worker.weights.folder import Folder
+from plait_worker.weights.formats.fp8_blocks import Fp8Blocks
 from plait_worker.weights.reader import Weights
 from torch import Tensor
 

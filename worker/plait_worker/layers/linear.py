@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.parallel import Parallel, Shard
-from plait_worker.weight_formats.read import A8, read_matrix
+from plait_worker.weights.formats.read import A8, read_matrix
 from plait_worker.weights.reader import MatrixShard, Weights
 
 

@@ -15,7 +15,7 @@ from plait_worker.layers.norm import RmsNorm
 from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.parallel import Parallel, Shard
-from plait_worker.weight_formats.read import ExpertShards, read_experts
+from plait_worker.weights.formats.read import ExpertShards, read_experts
 from plait_worker.weights.reader import MatrixShard, Weights
 
 

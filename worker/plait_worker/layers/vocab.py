@@ -12,7 +12,7 @@ from plait_kernels.linear import GpuMatrix, Matrix, dense_matrix, is_copy
 from torch import Tensor
 
 from plait_worker.parallel import Parallel
-from plait_worker.weight_formats.read import A16, read_quantised
+from plait_worker.weights.formats.read import A16, read_quantised
 from plait_worker.weights.reader import MatrixShard, Weights
 
 

@@ -20,9 +20,9 @@ from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
-from plait_worker.weight_formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.folder import Folder, read_json
+from plait_worker.weights.formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
 from plait_worker.weights.held import Held
 from plait_worker.weights.interleaved import rows_in_halves

@@ -20,7 +20,7 @@ from plait_worker.models.block import Block, MhaStep
 from plait_worker.models.decoder import mha_model
 from plait_worker.models.family import FamilySpec
 from plait_worker.parallel import Parallel
-from plait_worker.weight_formats.read import A16
+from plait_worker.weights.formats.read import A16
 from plait_worker.weights.gguf_config import GgufSpec
 from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights

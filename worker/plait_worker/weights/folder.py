@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weight_formats.fp8_blocks import FP8, SCALE_TYPES, Fp8Blocks, read_fp8_blocks, scale_name
 from plait_worker.weights.fields import Fields
+from plait_worker.weights.formats.fp8_blocks import FP8, SCALE_TYPES, Fp8Blocks, read_fp8_blocks, scale_name
 
 MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096

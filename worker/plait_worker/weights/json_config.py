@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import MlaConfig, ModelConfig, MoeConfig, RopeConfig
-from plait_worker.weight_formats.fp8_blocks import read_fp8_blocks
 from plait_worker.weights.fields import Fields
+from plait_worker.weights.formats.fp8_blocks import read_fp8_blocks
 from plait_worker.weights.rope_config import read_rope, read_rotary_dim
 
 MAX_LAYERS = 1024

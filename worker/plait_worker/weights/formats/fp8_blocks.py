@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
-from plait_worker.weight_formats.dense import Dense
 from plait_worker.weights.fields import Fields
+from plait_worker.weights.formats.dense import Dense
 
 FP8 = "F8_E4M3"
 """What safetensors calls the weights' type."""

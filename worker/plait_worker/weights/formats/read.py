@@ -12,7 +12,7 @@ from plait_kernels.linear import Matrix
 from plait_kernels.moe import Experts
 from torch import Tensor
 
-from plait_worker.weight_formats.dense import DENSE
+from plait_worker.weights.formats.dense import DENSE
 from plait_worker.weights.reader import MatrixShard, WeightFormat, Weights
 
 A8, A16 = 8, 16
