@@ -41,7 +41,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def uses_mla(self) -> bool:
-        """Whether any layer caches latents."""
+        """Whether any layer is MLA."""
         return any(layer.attention == "mla" for layer in self.layers)
 
     def kinds(self, num_layers: int) -> list[LayerKind]:

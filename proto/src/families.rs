@@ -27,7 +27,7 @@ pub enum CacheKind {
     Full,
     /// Keys and values, of which no token sees those beyond a window, if the model's files state one.
     SlidingWindow,
-    /// Latents of every token.
+    /// The compressed KV of every token.
     Mla,
 }
 
@@ -78,7 +78,7 @@ impl Family {
         find(name, |family| family.gguf.iter().collect())
     }
 
-    /// Whether any layer caches latents.
+    /// Whether any layer is MLA.
     pub fn uses_mla(&self) -> bool {
         let mut layers = self.layers.iter();
         layers.any(|layer| layer.attention == AttentionKind::Mla)

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from plait_proto import FAMILIES
 from plait_testing import budgets
 
 DOCS = budgets.tracked(".md")
@@ -64,3 +65,8 @@ def test_every_page_of_docs_is_in_its_index() -> None:
 
 def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((budgets.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+
+
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (budgets.ROOT / "docs" / "models-and-hardware.md").read_text(encoding="utf-8")
+    assert [name for family in FAMILIES for name in family.architectures if f"`{name}`" not in page] == []

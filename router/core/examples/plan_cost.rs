@@ -113,8 +113,8 @@ fn fill_cache(scheduler: &mut Scheduler, num_pages: u32) {
 #[inline(never)]
 pub fn step(scheduler: &mut Scheduler, in_flight: &mut Plan) {
     let plan = scheduler.plan(Micros(0)).expect("decoders are left");
-    let landed = std::mem::replace(in_flight, plan);
-    advance(scheduler, &landed);
+    let completed = std::mem::replace(in_flight, plan);
+    advance(scheduler, &completed);
 }
 
 fn sorted_times(num: u32, mut work: impl FnMut() -> Duration) -> Vec<Duration> {

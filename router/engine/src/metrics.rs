@@ -229,7 +229,7 @@ const CARRYOVER_CAUSES: [&str; 3] = ["tokens", "rows", "pages"];
 
 impl SchedulerMetrics {
     fn register(registry: &mut Registry) -> Self {
-        let carryover = "Rows that had to wait for a later plan, by what was lacking";
+        let carryover = "Rows that had to wait for a later plan, by what was short";
         let grants = "Prefills that were served first because they had waited long";
         Self {
             running: registered(

@@ -165,13 +165,13 @@ impl Settings {
     }
 
     fn num_pages(&self, device: &Device) -> Result<u32, SimError> {
-        match (self.pages.num_pages, &device.room) {
+        match (self.pages.num_pages, &device.capacity) {
             (Some(asked), _) => Ok(asked),
             #[expect(
                 clippy::cast_sign_loss,
-                reason = "room is positive, and the cast saturates"
+                reason = "the capacity is positive, and the cast saturates"
             )]
-            (None, Some(room)) => Ok((room.num_tokens / f64::from(self.pages.page_size)) as u32),
+            (None, Some(kv)) => Ok((kv.num_tokens / f64::from(self.pages.page_size)) as u32),
             (None, None) => Err(not_in_records("--num-pages")),
         }
     }
@@ -195,13 +195,13 @@ impl Load {
     }
 }
 
-/// A replica's cost, and what it has room for where that is known.
+/// A replica's cost, and its KV capacity if that is known.
 struct Device {
     cost: CostModel,
-    room: Option<Room>,
+    capacity: Option<KvCapacity>,
 }
 
-struct Room {
+struct KvCapacity {
     /// Tokens of KV.
     num_tokens: f64,
     max_model_len: u32,
@@ -226,7 +226,7 @@ impl Cluster {
     }
 
     fn model_len(&self, device: &Device) -> Result<u32, SimError> {
-        let known = device.room.as_ref().map(|room| room.max_model_len);
+        let known = device.capacity.as_ref().map(|kv| kv.max_model_len);
         let asked = self.max_model_len.or(known);
         asked.ok_or_else(|| not_in_records("--max-model-len"))
     }
@@ -235,7 +235,10 @@ impl Cluster {
         let hardware = Path::new(&self.hardware);
         if hardware.extension().is_some_and(|ending| ending == "jsonl") {
             let cost = CostModel::Fitted(Box::new(fit(hardware)?));
-            return Ok(Device { cost, room: None });
+            return Ok(Device {
+                cost,
+                capacity: None,
+            });
         }
         let (hardware, model) = (
             Hardware::named(&self.hardware)?,
@@ -243,13 +246,13 @@ impl Cluster {
         );
         let memory = hardware.memory_bytes * memory_fraction;
         let num_gpus = self.num_gpus(&hardware, &model, memory)?;
-        let room = Room {
+        let capacity = KvCapacity {
             num_tokens: kv_bytes(&model, memory, num_gpus)? / model.kv_bytes_per_token,
             max_model_len: model.max_model_len,
         };
         Ok(Device {
             cost: CostModel::Roofline(Box::new(Roofline::new(hardware, model, num_gpus))),
-            room: Some(room),
+            capacity: Some(capacity),
         })
     }
 
