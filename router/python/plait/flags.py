@@ -61,7 +61,9 @@ class Flag(msgspec.Struct, frozen=True):
     @property
     def metavar(self) -> str:
         """The value's placeholder in the help."""
-        return "{" + ",".join(self.choices) + "}" if self.choices else self.field.upper()
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return {int: "N", float: "X"}.get(self.scalar, self.field.upper())
 
 
 class Parser(argparse.ArgumentParser):
