@@ -1,4 +1,4 @@
-"""The Triton kernels of latent attention and of experts give what their references give, by Triton's interpreter.
+"""The Triton kernels agree with their references in Triton's interpreter.
 
 It runs them on a CPU, so the arithmetic and the masks are tried where no GPU is; where there is one, tests/kernels/gpu
 tries the compiled kernels instead.
@@ -16,10 +16,22 @@ if torch.cuda.is_available():
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, and Triton's own are when it is imported
 pytest.importorskip("triton", reason="no Triton; pip install triton")
 
-from plait_kernels.attention import decode_triton, merge, merge_into, merge_triton, split_kv_triton
+from plait_kernels.activation import reference as activation_reference
+from plait_kernels.activation import triton as activation_triton
+from plait_kernels.attention import (
+    PagedPrefill,
+    decode_triton,
+    merge,
+    merge_into,
+    merge_triton,
+    prefill_triton,
+    split_kv_triton,
+)
 from plait_kernels.attention import reference as attention_reference
 from plait_kernels.kv_cache import FP8, UNSCALED, PageScales, slot_mapping, slot_mapping_triton
-from plait_kernels.linear import RowNorm, Tile, router_gemv_triton, skinny_gemm_triton
+from plait_kernels.kv_cache import reference as cache_reference
+from plait_kernels.kv_cache import triton as cache_triton
+from plait_kernels.linear import RowNorm, Tile, gemv_triton, router_gemv_triton, skinny_gemm_triton
 from plait_kernels.linear import reference as linear_reference
 from plait_kernels.mla import AbsorbedQueries, CacheTarget, MlaNorm, Tables
 from plait_kernels.mla import reference as mla_reference
@@ -34,7 +46,13 @@ from plait_kernels.moe import (
 )
 from plait_kernels.moe import reference as moe_reference
 from plait_kernels.moe import routing as routing_reference
-from plait_kernels.rope import rope_tables, tables_triton
+from plait_kernels.norm import reference as norm_reference
+from plait_kernels.norm import triton as norm_triton
+from plait_kernels.rope import HeadNorm, rope_tables, tables_triton
+from plait_kernels.rope import reference as rope_reference
+from plait_kernels.rope import triton as rope_triton
+from plait_kernels.sampling import reference as sampling_reference
+from plait_kernels.sampling import triton as sampling_triton
 from triton.runtime import interpreter
 
 
@@ -57,7 +75,7 @@ MLA_SHAPES = [(1, 2, 16, 32, 8), (5, 3, 24, 40, 16), (33, 1, 16, 160, 4)]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_heads", "nope_dim", "width", "rotary_dim"), MLA_SHAPES)
-def test_queries_absorb_and_latents_reach_their_slots(
+def test_queries_absorb_and_entries_reach_their_slots(
     num_tokens: int, num_heads: int, nope_dim: int, width: int, rotary_dim: int
 ) -> None:
     rows = torch.randn(num_tokens, num_heads * (nope_dim + rotary_dim) + width + rotary_dim)
@@ -81,11 +99,11 @@ def test_queries_absorb_and_latents_reach_their_slots(
     assert_close(stored, right_pages.view(-1, width + rotary_dim)[index])
     assert_close(pages, right_pages)
     assert_close(given, right_q[:num_rotated])
-    assert_close(queries.q_BHE, right_q)  # where they lie, and no others
+    assert_close(queries.q_BHE, right_q)  # rotated in place, and no others
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
-def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> None:
+def test_entries_reach_fp8_pages_divided_by_their_scale(scale: float) -> None:
     cached, norm, cos_sin, index = (
         torch.randn(5, 40),
         MlaNorm(torch.rand(32) + 0.5, 1e-6),
@@ -105,7 +123,7 @@ def test_latents_reach_pages_of_float8_divided_by_their_scale(scale: float) -> N
 
 
 @pytest.mark.parametrize("empty", ["neither", "first", "second", "both"])
-def test_parts_of_a_context_are_joined_and_what_an_empty_one_holds_is_not_read(empty: str) -> None:
+def test_parts_of_a_context_are_merged_and_an_empty_part_is_not_read(empty: str) -> None:
     a, b = torch.randn(5, 3, 24), torch.randn(5, 3, 24)
     lse_a, lse_b = torch.randn(5, 3) * 9, torch.randn(5, 3) * 9
     parts = {"neither": [], "first": [(a, lse_a)], "second": [(b, lse_b)], "both": [(a, lse_a), (b, lse_b)]}
@@ -125,7 +143,7 @@ def test_parts_of_a_context_are_joined_and_what_an_empty_one_holds_is_not_read(e
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 7])
-def test_a_part_is_joined_in_place_to_some_of_the_tokens_and_rounded_as_they_are(num_tokens: int) -> None:
+def test_a_part_is_merged_in_place_into_some_tokens_in_their_dtype(num_tokens: int) -> None:
     joined, lse = torch.randn(9, 3, 24).bfloat16(), torch.randn(9, 3)
     part, part_lse = torch.randn(num_tokens, 3, 24).bfloat16(), torch.randn(num_tokens, 3)
     own = slice(1, 1 + num_tokens)
@@ -135,7 +153,7 @@ def test_a_part_is_joined_in_place_to_some_of_the_tokens_and_rounded_as_they_are
     for join in (merge_triton.merge_into, merge_into):
         given, given_lse = joined.clone(), lse.clone()
         join(given[own], given_lse[own], part, part_lse)
-        torch.testing.assert_close(given, right, atol=2**-8, rtol=2**-7)  # the interpreter rounds bfloat16 otherwise
+        torch.testing.assert_close(given, right, atol=2**-8, rtol=2**-7)  # the interpreter rounds bfloat16 differently
         assert_close(given_lse, right_lse)
 
 
@@ -192,7 +210,7 @@ SPLIT_CASES = [
     *((40, "random", heads, UNSCALED) for heads in ((3, 1), (4, 4))),
     (40, "random", (8, 2), PageScales(0.37, 2.3)),
 ]
-"""Processors, kv_lengths, heads and scales."""
+"""Processors, KV lengths, heads and scales."""
 
 
 @pytest.mark.usefixtures("loops_over_loaded_bounds")
@@ -208,7 +226,7 @@ def test_decode_rows_see_their_own_pages_whatever_their_splits(
     pages = torch.randn(sum(-(-kv_length // 16) for kv_length in kv_lengths), 2, num_kv_heads, 16, width)
     table = torch.zeros(len(kv_lengths), max(-(-kv_length // 16) for kv_length in kv_lengths), dtype=torch.int32)
     table[torch.arange(table.shape[1]) < (lengths[:, None] + 15) // 16] = torch.randperm(len(pages)).int()
-    for row, kv_length in enumerate(kv_lengths):  # what no row may see
+    for row, kv_length in enumerate(kv_lengths):  # past the row's end: must not be seen
         pages[table[row, (kv_length - 1) // 16].long(), :, :, (kv_length - 1) % 16 + 1 :] = 400.0
     pages = pages if scales == UNSCALED else pages.to(FP8)
     split_kv = split_kv_triton.schedule_split_kv(lengths, 16, num_heads, num_kv_heads, width)
@@ -234,7 +252,7 @@ ROUTINGS = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_tokens_are_routed_alike(name: str) -> None:
+def test_routing_agrees_with_the_reference(name: str) -> None:
     num_experts, routing = ROUTINGS[name]
     logits = torch.randn(20, num_experts)
     bias = torch.randn(num_experts) * 0.3 if routing.scoring == "sigmoid" else None
@@ -247,7 +265,9 @@ def test_tokens_are_routed_alike(name: str) -> None:
 @pytest.mark.parametrize("backend", [indexed_gemv_triton, grouped_gemm_triton])
 @pytest.mark.parametrize(("num_tokens", "hidden", "width"), [(1, 32, 16), (3, 24, 12), (19, 32, 16)])
 @pytest.mark.parametrize("routing", ["spread", "one expert"])
-def test_experts_multiply_alike(backend: object, num_tokens: int, hidden: int, width: int, routing: str) -> None:
+def test_experts_agree_with_the_reference(
+    backend: object, num_tokens: int, hidden: int, width: int, routing: str
+) -> None:
     x, gate_up, down = torch.randn(num_tokens, hidden), torch.randn(5, 2 * width, hidden), torch.randn(5, hidden, width)
     weights, experts = moe_reference.softmax_top_k(torch.randn(num_tokens, 5), 2, True)
     if routing == "one expert":
@@ -259,7 +279,7 @@ def test_experts_multiply_alike(backend: object, num_tokens: int, hidden: int, w
 
 @pytest.mark.parametrize("num_experts", [8, 64, 256, 257])
 @pytest.mark.parametrize("routing", ["spread", "the same experts", "every other expert empty"])
-def test_experts_of_many_tokens_are_multiplied_in_groups(num_experts: int, routing: str) -> None:
+def test_experts_of_many_tokens_are_grouped_gemms(num_experts: int, routing: str) -> None:
     x = torch.randn(150, 64).bfloat16()
     gate_up, down = torch.randn(num_experts, 64, 64).bfloat16() / 8, torch.randn(num_experts, 64, 32).bfloat16() / 6
     logits = torch.randn(150, num_experts)
@@ -274,15 +294,15 @@ def test_experts_of_many_tokens_are_multiplied_in_groups(num_experts: int, routi
 
 
 @pytest.mark.parametrize(("num_rows", "splits"), [(2, 1), (17, 4), (64, 2)])
-def test_parts_of_a_product_are_added_by_whoever_comes_last(num_rows: int, splits: int) -> None:
+def test_the_last_program_adds_the_splits_of_a_skinny_gemm(num_rows: int, splits: int) -> None:
     x, weight, tile = torch.randn(num_rows, 512), torch.randn(192, 512) / 23, Tile(64, 64, splits, 3, 4)
     assert tile.takes(192, 512)
-    for _ in range(2):  # the second finds what the first left
+    for _ in range(2):  # the second call uses the counters of the first
         assert_close(skinny_gemm_triton.skinny_gemm(x, weight, tile), x @ weight.T)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 64), (12, 96)])
-def test_a_router_multiplies_the_norm_that_it_makes(num_outputs: int, num_inputs: int) -> None:
+def test_a_router_normalises_its_input(num_outputs: int, num_inputs: int) -> None:
     x, weight = torch.randn(1, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
     norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs) + 0.5, 1e-6)
     given = router_gemv_triton.rmsnorm_router_gemv(x, norm, weight)
@@ -292,7 +312,7 @@ def test_a_router_multiplies_the_norm_that_it_makes(num_outputs: int, num_inputs
 
 @pytest.mark.parametrize("num", [8, 24])
 @pytest.mark.parametrize("scale", [1.0, 0.7, None], ids=["one", "scaled", "a scale each"])
-def test_tables_of_far_positions_are_those_of_torch(num: int, scale: float | None) -> None:
+def test_rope_tables_of_far_positions_are_those_of_torch(num: int, scale: float | None) -> None:
     positions, frequencies = torch.tensor([0, 1, 37, 163_839]), 1e4 ** (-torch.arange(num) / num)
     factor = torch.rand(num) if scale is None else scale
     given = tables_triton.rope_tables(positions, frequencies, factor)
@@ -301,7 +321,7 @@ def test_tables_of_far_positions_are_those_of_torch(num: int, scale: float | Non
 
 
 @pytest.mark.parametrize("has_rows", [False, True])
-def test_tokens_are_kept_where_their_rows_tables_say(has_rows: bool) -> None:
+def test_the_slot_mapping_follows_the_rows_page_tables(has_rows: bool) -> None:
     table = torch.randint(2**20, (150, 12), dtype=torch.int32)[:, :8]
     positions = torch.randint(8 * 64, (150,))
     row = torch.randint(150, (150,)) if has_rows else None
@@ -309,3 +329,58 @@ def test_tokens_are_kept_where_their_rows_tables_say(has_rows: bool) -> None:
     rows = torch.arange(150) if row is None else row
     assert torch.equal(right, table[rows, positions // 64] * 64 + positions % 64)
     assert torch.equal(slot_mapping_triton.slot_mapping(table, row, positions, 64), right)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(40, 96), (6, 130), (64, 4096)])
+def test_gemv_and_what_is_fused_into_it(num_outputs: int, num_inputs: int) -> None:
+    x, weight = torch.randn(1, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
+    norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs), 1e-6)
+    assert_close(gemv_triton.gemv(x, weight), linear_reference.gemv(x, weight))
+    for name in ("rmsnorm_gemv", "rmsnorm_gate_up_silu"):
+        given, right = (getattr(module, name)(x, norm, weight) for module in (gemv_triton, linear_reference))
+        for part, expected in zip(given, right, strict=True):
+            assert_close(part, expected)
+
+
+def test_norm_and_gate() -> None:
+    x, residual, weight = torch.randn(5, 96), torch.randn(5, 96), torch.rand(96)
+    given, right = (module.add_rms_norm(x, residual, weight, 1e-6) for module in (norm_triton, norm_reference))
+    for part, expected in zip(given, right, strict=True):
+        assert_close(part, expected)
+    gate_up = torch.randn(5, 200)
+    assert_close(activation_triton.silu_mul(gate_up), activation_reference.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rope_and_cache_writes(has_norm: bool) -> None:
+    norm = HeadNorm(torch.rand(32), torch.rand(32), 1e-6) if has_norm else None
+    cos_sin, slot_mapping_T = rope_tables(torch.arange(7) * 5, torch.rand(16)), torch.randperm(64)[:7]
+    qk, qkv = torch.randn(7, 9, 32), torch.randn(7, 12, 32)
+    given, right = (module.rotate_heads(qk, 6, *cos_sin, norm) for module in (rope_triton, rope_reference))
+    for part, expected in zip(given, right, strict=True):
+        assert_close(part, expected)
+    pages, right_pages = (torch.zeros(4, 2, 3, 16, 32) for _ in range(2))
+    given_q, right_q = (
+        module.rotate_and_store(qkv, 6, *cos_sin, norm, target, slot_mapping_T, UNSCALED)
+        for module, target in ((rope_triton, pages), (rope_reference, right_pages))
+    )
+    assert_close(given_q, right_q)
+    assert_close(pages, right_pages)
+    for module, target in ((cache_triton, pages), (cache_reference, right_pages)):
+        module.store(qkv[:, 3:6], qkv[:, :3], target, slot_mapping_T, UNSCALED)
+    assert_close(pages, right_pages)
+
+
+@pytest.mark.usefixtures("loops_over_loaded_bounds")
+def test_prefill_rows_see_their_own_pages() -> None:
+    pages, table = torch.randn(12, 2, 2, 16, 32), torch.randperm(12).int()[:9].view(3, 3)
+    rows = PagedPrefill(torch.tensor([0, 5, 5, 25]).int(), torch.tensor([9, 1, 40]).int(), table)
+    q, given, right = torch.randn(25, 8, 32), torch.zeros(25, 8, 32), torch.zeros(25, 8, 32)
+    prefill_triton.prefill_paged(q, pages, rows, 0.2, given, UNSCALED)
+    attention_reference.prefill_paged(q, pages, rows, 0.2, right, UNSCALED)
+    assert_close(given, right)
+
+
+def test_the_argmax_is_the_first_of_the_largest() -> None:
+    logits = torch.randn(6, 9000).bfloat16().float()
+    assert torch.equal(sampling_triton.sample_greedy(logits), sampling_reference.sample_greedy(logits))
