@@ -91,7 +91,7 @@ def what_is_missing(is_there: Mapping[str, bool]) -> str | None:
         return None
     loss = "a simpler build serves their processors, slower"
     if len(missing) == len(is_there):
-        loss = "torch computes products, attention and experts on a CPU, slower"
+        loss = "torch computes GEMMs, attention and experts on a CPU, slower"
     return (
         f"WARNING: the CPU kernels for {', '.join(missing)} are NOT compiled: {loss}. Install a compiler of C++20 that "
         "knows these instructions (GCC 12 is one: sudo apt install build-essential), then install plait-kernels again"

@@ -1,6 +1,6 @@
-"""CUDA C++ compiled at run time by NVRTC, which torch brings along: no toolkit is needed.
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch: no toolkit is needed.
 
-Source: the NVRTC and the driver API's manuals, by way of the ``cuda-bindings`` package.
+Source: the manuals of NVRTC and the driver API, used through the ``cuda-bindings`` package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class CudaError(RuntimeError):
-    """The compiler or the driver refused; the message says what."""
+    """An error of the compiler or the driver."""
 
 
 class Kernel:
@@ -49,22 +49,22 @@ class Kernel:
 
 
 def can_compile() -> bool:
-    """Whether the package is there."""
+    """Whether ``cuda-bindings`` is installed."""
     return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
 
 
 def compile_kernels(
     source: Path, names: Sequence[str], defines: Sequence[str], device: torch.device
 ) -> dict[str, Kernel]:
-    """The kernels of these names, ``extern "C"`` in the source. Raises ``CudaError`` where it does not compile."""
+    """The kernels of these names, ``extern "C"`` in the source. Raises ``CudaError`` if it does not compile."""
     from cuda.bindings import driver
 
-    torch.cuda.current_stream(device).synchronize()  # makes the device's context the thread's
+    torch.cuda.current_stream(device).synchronize()  # makes the device's context current
     image = compile_source(source.read_bytes(), source.name, defines, torch.cuda.get_device_capability(device))
     (module,) = _check(driver.cuModuleLoadData(image))
-    room = max_shared_bytes(device)
+    most = max_shared_bytes(device)
     functions = {name: _check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
-    return {name: Kernel(function, room - _static_bytes(function)) for name, function in functions.items()}
+    return {name: Kernel(function, most - _static_bytes(function)) for name, function in functions.items()}
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def max_shared_bytes(device: torch.device) -> int:
 
 
 def compile_source(source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int]) -> bytes:
-    """Machine code for a compute capability. Raises ``CudaError`` with the compiler's words."""
+    """Machine code for a compute capability. Raises ``CudaError`` with the compiler's log."""
     from cuda.bindings import nvrtc
 
     (program,) = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
@@ -100,7 +100,7 @@ def _static_bytes(function: Any) -> int:
 
 
 def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call gave behind its status. Raises ``CudaError`` where that is not success."""
+    """A call's results without its status. Raises ``CudaError`` unless that is success."""
     status, *values = answer
     if int(status) != 0:
         raise CudaError(f"the CUDA driver answered {status.name}")

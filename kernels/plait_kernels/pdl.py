@@ -1,8 +1,8 @@
-"""Programmatic dependent launch: a kernel's programs start while the kernel before it still runs, and wait inside.
+"""PDL (programmatic dependent launch): a kernel starts while the kernel before it still runs, and waits inside.
 
-Source: CUDA programming guide, "Programmatic Dependent Launch and Synchronization". A kernel that is launched so must
-call ``pdl_wait``, or wait by itself, before it reads or writes anything that other kernels write; weights it may read
-earlier. Each waits for the whole kernel before it, so nothing can be overtaken by two.
+Source: CUDA programming guide, "Programmatic Dependent Launch and Synchronization". A kernel launched with
+``pdl_launch`` must call ``pdl_wait`` (or ``gdc_wait``) before it reads or writes what other kernels write; weights may
+be read before. Each kernel waits for the whole kernel before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def pdl_launch(tensor: Tensor) -> dict[str, bool]:
-    """What such a kernel is launched with; off below compute capability 9.0."""
+    """Launch options of a PDL kernel; off below compute capability 9.0."""
     return {"PDL": True, "launch_pdl": True} if tensor.is_cuda and _supports_pdl(tensor.device) else {"PDL": False}
 
 
@@ -28,7 +28,7 @@ def _supports_pdl(device: torch.device) -> bool:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let the next kernel's programs come in, and wait for the kernel before this one."""
+    """Let the next kernel start, and wait for the kernel before this one."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 MS = 1_000_000
 LOOK = 20 * MS
-"""The rule judges calls by this much of their time together."""
+"""The control decides after calls of this much time together."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def rule(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @dataclass
 class Pool:
-    """Workers that call and lose as a test says, on a clock of their own."""
+    """Workers that are late and lose time as a test says, on a simulated clock."""
 
     rule: ctypes.CDLL
     most: int
@@ -62,7 +62,7 @@ def pool(rule: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("pool", [2], indirect=True)
-def test_a_pool_shrinks_where_its_workers_lose_more_than_one_is_worth(pool: Pool) -> None:
+def test_a_pool_shrinks_if_its_workers_lose_more_than_one_is_worth(pool: Pool) -> None:
     pool.call(LOOK, [], [LOOK // 2])
     assert pool.size() == 2
     pool.call(LOOK, [], [LOOK // 4 + 1, LOOK // 4])
@@ -83,14 +83,14 @@ def test_a_pool_has_at_least_one_worker(pool: Pool) -> None:
 
 @pytest.mark.parametrize("pool", [8], indirect=True)
 def test_a_pool_shrinks_as_far_as_it_is_oversubscribed(pool: Pool) -> None:
-    """Four of eight cores are others': each worker more than four loses half of its time."""
+    """Other processes have four of eight cores: each worker more than four loses half of its time."""
     sizes = [pool.call(LOOK, [], [LOOK // 2] * (pool.size() - 4)) for _ in range(200)]
     assert sizes[:5] == [8, 7, 6, 5, 4]
     assert sizes[-50:].count(4) > 40
 
 
 def pause_until_another_try(pool: Pool) -> int:
-    """How long the pool stays smaller after a oversubscribed look; in whole milliseconds."""
+    """How long the pool stays smaller after an oversubscribed call; in whole milliseconds."""
     pool.call(LOOK, [], [LOOK])
     began = pool.now
     while pool.size() == 1:
@@ -117,7 +117,7 @@ def test_a_pool_left_alone_has_all_its_workers_again(pool: Pool) -> None:
 
 @pytest.mark.parametrize("pool", [32, 64], indirect=True)
 def test_workers_that_wake_up_are_not_oversubscribed(pool: Pool) -> None:
-    """Each begins a while after the call, as on an idle machine, however short the calls are."""
+    """Each starts a while after the call, as on an idle machine, however short the calls are."""
     for _ in range(1000):
         assert pool.call(2 * MS, [MS * 9 // 10] * pool.most, []) == pool.most
 

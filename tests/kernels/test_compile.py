@@ -1,4 +1,4 @@
-"""A compiler that cannot make a build, or none at all, costs speed and is told; it never fails the install."""
+"""Without a compiler, or with one that cannot make a build, the installation warns and goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ echo made > "$2"
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
-    """The room without its sources, which no compiler here reads; a library of an earlier build lies in it."""
+    """A copy of the package without its sources, which no compiler here reads, but with an earlier build's library."""
     shutil.copy(ROOM / "compile_native.py", tmp_path)
     folder = tmp_path / "plait_kernels" / "cpu"
     folder.mkdir(parents=True)
@@ -34,7 +34,7 @@ def room(tmp_path: Path) -> Path:
 
 
 def compile_in(room: Path, refused: str | None) -> subprocess.CompletedProcess[str]:
-    """Compile with a compiler that refuses an option; with none where that is None."""
+    """Compile with a compiler that rejects an option; without one if that is None."""
     compiler = room / "c++"
     if refused is not None:
         compiler.write_text(FAKE_COMPILER.replace("REFUSED", refused))
@@ -49,15 +49,15 @@ def built_in(room: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("refused", [None, "-std=c++20"], ids=["no compiler", "an old compiler"])
-def test_without_a_compiler_of_the_language_nothing_is_made_and_torch_computes(room: Path, refused: str | None) -> None:
+def test_without_a_cpp20_compiler_nothing_is_built_and_torch_computes(room: Path, refused: str | None) -> None:
     done = compile_in(room, refused)
     assert (done.returncode, done.stdout, built_in(room)) == (0, "", set())
-    assert "are NOT compiled: torch computes products, attention and experts on a CPU, slower" in done.stderr
+    assert "are NOT compiled: torch computes GEMMs, attention and experts on a CPU, slower" in done.stderr
     assert "sudo apt install build-essential" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(len(LEVELS) == 1, reason="this kind of processor has one build")
-def test_without_one_instruction_set_the_others_are_made(room: Path) -> None:
+def test_without_one_instruction_set_the_others_are_built(room: Path) -> None:
     done = compile_in(room, "-mavx512bf16")
     assert done.returncode == 0
     assert done.stdout.split() == ["plait_kernels/cpu/libplait_avx2.so", "plait_kernels/cpu/libplait_portable.so"]
@@ -65,7 +65,7 @@ def test_without_one_instruction_set_the_others_are_made(room: Path) -> None:
     assert "CPU kernels for avx512bf16 are NOT compiled: a simpler build serves" in done.stderr
 
 
-def test_with_all_of_them_nothing_is_said(room: Path) -> None:
+def test_with_all_of_them_there_is_no_warning(room: Path) -> None:
     done = compile_in(room, "-mno-such-option")
     assert (done.returncode, done.stderr) == (0, "")
     assert built_in(room) == {f"libplait_{level}.so" for level in LEVELS}
@@ -76,10 +76,10 @@ def test_with_all_of_them_nothing_is_said(room: Path) -> None:
     [
         (["portable", "avx2", "avx512bf16"], "avx512bf16", None),
         (["portable", "avx2"], "avx2", "not compiled for avx512bf16: the build for avx2 is slower"),
-        ([], None, "no CPU kernels are compiled: torch computes products, attention and experts, slower"),
+        ([], None, "no CPU kernels are compiled: torch computes GEMMs, attention and experts, slower"),
     ],
 )
-def test_start_up_takes_the_richest_build_that_is_there_and_says_what_is_slower(
+def test_start_up_takes_the_best_build_and_logs_what_is_slower(
     there: list[str], chosen: str | None, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for level in there:

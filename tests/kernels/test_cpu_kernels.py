@@ -1,4 +1,4 @@
-"""The compiled kernels compute what float64 says, in every build that this processor can run."""
+"""The compiled kernels agree with float64, in every build that this processor can run."""
 
 import math
 import time
@@ -41,7 +41,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (31, 48), (32, 6), (97, 530)])
-def test_products_are_rounded_once(dtype: torch.dtype, outputs: int, inputs: int) -> None:
+def test_gemms_are_rounded_once(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
     matrix = PanelMatrix(weight, bias)
     for num_rows in (1, 2, 12, 13, 100):
@@ -65,7 +65,7 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_number_of_threads(dty
 
 
 def test_oversubscribed_threads_change_nothing() -> None:
-    """Four on fewer cores lose them to each other; ``test_adaptive_threads`` tests how many then stay."""
+    """Four threads on fewer cores; ``test_adaptive_threads`` tests how many of them are then used."""
     matrix, x = PanelMatrix(torch.randn(640, 300), None), torch.randn(300, 300)
     together = matrix(x)
     library.set_num_threads(4)
@@ -82,7 +82,7 @@ def quantised(kind: str, outputs: int, inputs: int) -> GgufWeight:
 @pytest.mark.parametrize("kind", library.STORAGES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (97, 544)])
 @pytest.mark.parametrize("activation_bits", ACTIVATION_LIMITS)
-def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
+def test_gemms_with_gguf_blocks_are_those_of_their_values_with_quantised_rows(
     kind: str, outputs: int, inputs: int, activation_bits: int
 ) -> None:
     blocks, bias = quantised(kind, outputs, inputs), torch.randn(outputs).bfloat16()
@@ -99,7 +99,7 @@ def test_products_with_blocks_are_those_of_their_numbers_with_rounded_rows(
         assert torch.equal(matrix.float32(x[-1:]), together[-1:]), "a row's bits depend on its company"
 
 
-def test_matrices_that_the_kernels_cannot_hold_are_refused() -> None:
+def test_matrices_that_the_kernels_cannot_hold_are_rejected() -> None:
     odd = torch.zeros(4, 3, dtype=torch.bfloat16)
     assert not can_hold(odd)
     assert not can_hold(torch.zeros(4, 4, dtype=torch.float16))
@@ -127,18 +127,18 @@ DOORS: dict[str, Callable[[Tensor], object]] = {
     "attention": attend_with,
     "store": store_with,
 }
-"""Each called with rows ``[4, 64]`` of float32, as it takes them, or with others."""
+"""Calls with rows ``[4, 64]`` of float32, which each takes, or with others."""
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_rows_of_another_type_or_width_are_refused_and_not_read_as_they_lie(door: str) -> None:
+def test_rows_of_another_dtype_or_width_are_rejected_and_not_misread(door: str) -> None:
     DOORS[door](torch.zeros(4, 64))
     for wrong in (torch.zeros(4, 64).bfloat16(), torch.zeros(4, 32)):
         with pytest.raises(ValueError, match=r"the CPU kernel takes torch\.float32 .* and was given"):
             DOORS[door](wrong)
 
 
-def test_picks_refuse_logits_and_parameters_of_another_type() -> None:
+def test_sampling_rejects_logits_and_parameters_of_another_dtype() -> None:
     with pytest.raises(ValueError, match=r"takes torch\.float32"):
         native.sample_greedy(torch.zeros(2, 8).bfloat16())
     ones, uniform = torch.ones(2), torch.zeros(2, dtype=torch.float64)
@@ -161,7 +161,7 @@ def test_rows_attend_to_their_own_pages(
     context = [torch.randn(s + n, 2, num_kv_heads, head_dim).to(dtype) for s, n in zip(starts, lengths, strict=True)]
     width = -(-max(len(kv) for kv in context) // page_size)
     table = torch.randperm(len(starts) * width).to(torch.int32).view(len(starts), width)
-    # What was left in the pages by others must not come through.
+    # What other rows left in the pages must not be seen.
     pages = torch.full((table.numel(), 2, num_kv_heads, page_size, head_dim), torch.nan, dtype=dtype)
     for before, counts in (([0] * len(starts), starts), (starts, lengths)):
         rows = PagedRows(heads, before, counts, table)
@@ -179,16 +179,16 @@ def test_rows_attend_to_their_own_pages(
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("num_heads", "latent_dim", "cached_dim", "page_size"), [(8, 48, 64, 4), (3, 40, 46, 16)])
-def test_absorbed_rows_attend_to_latents_as_they_are(
+def test_absorbed_rows_attend_to_latent_vectors(
     dtype: torch.dtype, num_heads: int, latent_dim: int, cached_dim: int, page_size: int
 ) -> None:
     starts, lengths = [0, 70, 63, 130, 0], [65, 33, 2, 1, 1]
-    latents = PagedMla(num_heads, latent_dim, cached_dim, 0.3, page_size)
+    shape = PagedMla(num_heads, latent_dim, cached_dim, 0.3, page_size)
     width = -(-140 // page_size)
     table = torch.randperm(len(starts) * width).to(torch.int32).view(len(starts), width)
     pages = torch.randn(table.numel(), page_size, cached_dim).to(dtype)
     queries = torch.randn(sum(lengths), num_heads, cached_dim).to(dtype)
-    given = AbsorbedRows(latents, starts, lengths, table).attend(queries, pages)
+    given = AbsorbedRows(shape, starts, lengths, table).attend(queries, pages)
     expected = []
     for own, start, length, pages_W in zip(queries.split(lengths), starts, lengths, table.long(), strict=True):
         seen = pages[pages_W].flatten(0, 1)[: start + length, None].double()
@@ -199,7 +199,7 @@ def test_absorbed_rows_attend_to_latents_as_they_are(
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("query_dim", "value_dim"), [(24, 16), (16, 36), (192, 128)])
-def test_rows_over_keys_and_values_of_their_own_come_with_their_log_sum_exp(
+def test_rows_over_decompressed_keys_and_values_come_with_their_lse(
     dtype: torch.dtype, query_dim: int, value_dim: int
 ) -> None:
     lengths, others = [65, 1, 200, 7], [70, 0, 130, 1]
@@ -207,7 +207,7 @@ def test_rows_over_keys_and_values_of_their_own_come_with_their_log_sum_exp(
     queries = torch.randn(sum(lengths), 3, query_dim).to(dtype)
     for seen, is_causal in ((lengths, True), (others, False)):
         keys = torch.randn(sum(seen), 3, query_dim).to(dtype)
-        # As the values lie that are a part of what one product gave.
+        # Values as a slice of one GEMM's output.
         values = torch.randn(sum(seen), 3, 5 + value_dim).to(dtype)[..., 5:]
         out, lse = DecompressedRows(sizes, lengths, seen, is_causal=is_causal).attend(queries, keys, values)
         for q, k, v, o, own in zip(
@@ -232,7 +232,9 @@ def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, wid
     for num_tokens in (1, 2, 150):
         x, weights = torch.randn(num_tokens, hidden).to(dtype), torch.rand(num_tokens, 3)
         chosen = torch.rand(num_tokens, 6).topk(3).indices
-        chosen[: num_tokens // 2] = torch.tensor([1, 0, 5])  # most go to three, and one alone may get none
+        chosen[: num_tokens // 2] = torch.tensor(
+            [1, 0, 5]
+        )  # most tokens go to three experts, and one expert may get none
         right = experts_in_torch(x.double(), gate_ups.double(), downs.double(), weights, chosen)
         given = held(x, weights, chosen)
         assert given.dtype == dtype
@@ -240,7 +242,7 @@ def test_experts_are_those_of_the_reference(dtype: torch.dtype, hidden: int, wid
         assert torch.equal(held(x[-1:], weights[-1:], chosen[-1:]), given[-1:]), "a token depends on its company"
 
 
-def test_experts_are_asked_for_when_those_before_them_are_copied() -> None:
+def test_an_expert_is_read_after_the_one_before_it_is_copied() -> None:
     made: list[weakref.ref[Tensor]] = []
 
     def one() -> tuple[Tensor, Tensor]:
@@ -253,7 +255,7 @@ def test_experts_are_asked_for_when_those_before_them_are_copied() -> None:
     assert len(made) == 10
 
 
-def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:
+def test_experts_that_the_kernels_cannot_hold_are_rejected() -> None:
     assert can_hold_experts(torch.zeros(128, 6), torch.zeros(6, 64))
     assert not can_hold_experts(torch.zeros(96, 6), torch.zeros(6, 48)), "gates end within a panel"
     assert not can_hold_experts(torch.zeros(128, 6).half(), torch.zeros(6, 64).half())
@@ -261,7 +263,7 @@ def test_experts_that_the_kernels_cannot_hold_are_refused() -> None:
 
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 31, 40])
-def test_what_is_not_finite_stays_so_in_products_with_blocks(what: float, place: int) -> None:
+def test_inf_and_nan_pass_through_gemms_with_gguf_blocks(what: float, place: int) -> None:
     x = torch.randn(9, 64).bfloat16()
     x[4, place] = what
     for activation_bits in ACTIVATION_LIMITS:
@@ -271,7 +273,7 @@ def test_what_is_not_finite_stays_so_in_products_with_blocks(what: float, place:
 
 
 @pytest.mark.parametrize("length", [1, 70])
-def test_a_nan_in_a_query_is_a_nan_in_what_it_finds(length: int) -> None:
+def test_a_nan_in_a_query_is_a_nan_in_its_output(length: int) -> None:
     rows = PagedRows(PagedHeads(2, 1, 32, 1.0, 128), [0], [length], torch.tensor([[0]], dtype=torch.int32))
     queries = torch.randn(length, 2, 32)
     queries[-1, 1, 3] = torch.nan
@@ -281,7 +283,7 @@ def test_a_nan_in_a_query_is_a_nan_in_what_it_finds(length: int) -> None:
     assert given[:-1].isfinite().all()
 
 
-def test_queries_may_lie_among_other_heads() -> None:
+def test_queries_may_be_a_slice_of_more_heads() -> None:
     rows = PagedRows(PagedHeads(2, 1, 8, 1.0, 16), [0], [9], torch.tensor([[0]], dtype=torch.int32))
     pages = torch.randn(1, 2, 1, 16, 8)
     wide = torch.randn(9, 5, 8)
@@ -289,7 +291,7 @@ def test_queries_may_lie_among_other_heads() -> None:
 
 
 def filters(num_rows: int) -> tuple[Tensor, Filters]:
-    """Temperatures and filters of every kind, in turn."""
+    """Temperatures and filters of every kind."""
     choices = [
         (0, 1.0, 0.0),
         (1, 1.0, 0.0),
@@ -305,8 +307,8 @@ def filters(num_rows: int) -> tuple[Tensor, Filters]:
 
 
 @pytest.mark.parametrize("vocab", [1, 300, 4097])
-def test_tokens_are_those_that_the_reference_picks(vocab: int) -> None:
-    logits = (torch.randn(70, vocab) * 3).to(torch.bfloat16).float()  # ties, as bfloat16 makes them
+def test_tokens_are_those_that_the_reference_samples(vocab: int) -> None:
+    logits = (torch.randn(70, vocab) * 3).to(torch.bfloat16).float()  # with ties, as from bfloat16
     temperature, kept = filters(70)
     uniform = torch.rand(70, dtype=torch.float64)
     assert torch.equal(native.sample_greedy(logits), reference.sample_greedy(logits))
@@ -318,7 +320,7 @@ def test_tokens_are_those_that_the_reference_picks(vocab: int) -> None:
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("vocab", [5, 300])
-def test_a_row_without_a_distribution_gives_no_token_and_leaves_the_others_theirs(vocab: int, broken: float) -> None:
+def test_a_row_without_a_softmax_gives_no_token_and_changes_no_other(vocab: int, broken: float) -> None:
     logits = torch.randn(7, vocab)
     temperature, kept = filters(7)
     uniform = torch.rand(7, dtype=torch.float64)

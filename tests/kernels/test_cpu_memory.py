@@ -1,4 +1,4 @@
-"""Memory for weights is nobody else's; where there is none for a kernel, Python learns it."""
+"""Weights share no memory; a kernel without memory raises an error in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EACH = 5
 
 
 def give_way(frame: FrameType, _event: str, _what: object) -> Any:
-    """Lets the other threads run between any two instructions of the module that is tested."""
+    """Lets other threads run between any two instructions of the tested module."""
     if frame.f_code.co_filename != memory.__file__:
         return None
     frame.f_trace_opcodes = True
@@ -27,7 +27,7 @@ def give_way(frame: FrameType, _event: str, _what: object) -> Any:
     return give_way
 
 
-def test_threads_that_take_memory_at_once_never_get_the_same() -> None:
+def test_threads_that_allocate_at_once_never_get_the_same_memory() -> None:
     together = Barrier(NUM_THREADS)
 
     def take(_thread: int) -> list[torch.Tensor]:
@@ -75,14 +75,14 @@ print(refused(lambda: library.set_num_threads(8)), sample().tolist(), sep="|")
 
 
 @pytest.mark.process
-def test_a_kernel_short_of_memory_says_so_and_works_again_when_there_is_some() -> None:
-    """On the caller's thread, and on a worker thread, where nothing could catch an exception."""
+def test_a_kernel_short_of_memory_raises_and_works_again_with_enough() -> None:
+    """On the caller's thread, and on a worker thread, where an exception would end the process."""
     ran = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     of_memory, of_threads = ran.stdout.splitlines()
-    product, sampled, ids, total = of_memory.split("|")
-    assert "plait_gemm found no room" in product
-    assert "plait_sample_filtered found no room" in sampled
+    matmul, sampled, ids, total = of_memory.split("|")
+    assert "plait_gemm found no memory" in matmul
+    assert "plait_sample_filtered found no memory" in sampled
     assert (ids, total) == ("[7, 7]", "0.0")
     started, ids = of_threads.split("|")
     assert "the system starts no more threads" in started

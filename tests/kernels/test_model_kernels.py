@@ -1,4 +1,4 @@
-"""The plain kernels compute what their papers say, in float32 inside."""
+"""The references compute what their papers say, in float32."""
 
 import math
 
@@ -41,14 +41,16 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
     x = torch.randn(4, 2, 6)
     as_complex = torch.complex(x[..., :3].double(), x[..., 3:].double())
     angles = positions[:, None].double() * frequencies.double()
-    turned = as_complex * torch.polar(torch.ones_like(angles), angles)[:, None]
+    complex_rotated = as_complex * torch.polar(torch.ones_like(angles), angles)[:, None]
     rotated = apply_rope(x, *rope_tables(positions, frequencies))
-    torch.testing.assert_close(rotated.double(), torch.cat((turned.real, turned.imag), -1), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        rotated.double(), torch.cat((complex_rotated.real, complex_rotated.imag), -1), atol=1e-3, rtol=0
+    )
     assert torch.equal(rotated[0], x[0])
 
 
 @pytest.mark.parametrize(("head_dim", "device"), [(96, "cuda"), (100, "cuda"), (128, "cpu")])
-def test_heads_that_no_kernel_of_a_gpu_rotates_are_rotated_by_torch(head_dim: int, device: str) -> None:
+def test_heads_that_no_gpu_kernel_takes_are_rotated_by_torch(head_dim: int, device: str) -> None:
     call = Call(torch.device(device), torch.bfloat16, head_dim)
     for op in ("rotate_heads", "rotate_and_store"):
         assert TABLE["plait_kernels.rope"][op].backend(call).module == "reference"
@@ -109,7 +111,7 @@ def test_query_heads_share_the_head_of_their_group() -> None:
 
 
 def weigh(scores_THL: torch.Tensor, v_LHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over part of a context, with its log-sum-exp to base 2; of no position, 0 and -inf."""
+    """Attention over part of a context, with its log-sum-exp to base 2; 0 and -inf for no position."""
     weights_THL = scores_THL.softmax(-1).nan_to_num(0.0)
     return torch.einsum("thl,lhd->thd", weights_THL, v_LHD), scores_THL.logsumexp(-1) / math.log(2)
 
@@ -124,7 +126,7 @@ def test_merged_parts_are_the_attention_over_the_whole() -> None:
         torch.testing.assert_close(lse, whole_lse)
 
 
-def test_what_an_empty_part_holds_is_not_read() -> None:
+def test_an_empty_part_is_not_read() -> None:
     nothing, lse = torch.full((2, 3, 4), torch.nan), torch.full((2, 3), -torch.inf)
     merged, merged_lse = merge(nothing, lse, nothing, lse)
     assert torch.equal(merged, torch.zeros(2, 3, 4))

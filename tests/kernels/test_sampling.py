@@ -1,4 +1,4 @@
-"""Tokens are sampled as a plain float64 account of the filters says, whatever rows share the call."""
+"""Sampling agrees with a float64 computation of the filters, whatever rows share the call."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 @pytest.mark.parametrize("vocab", [7, 256, 3000])
-def test_each_filter_keeps_what_a_float64_account_keeps(request_: Request, vocab: int) -> None:
+def test_each_filter_keeps_what_float64_keeps(request_: Request, vocab: int) -> None:
     logits_V = some_logits(vocab, 1, vocab)[0]
     expected_V = oracle(logits_V.double().numpy(), request_)
     draws_S = torch.linspace(0, 1 - 1e-9, 1001, dtype=torch.float64)
@@ -97,7 +97,7 @@ def test_each_filter_keeps_what_a_float64_account_keeps(request_: Request, vocab
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 600), st.floats(0, 1, exclude_max=True), st.data())
-def test_a_pick_is_the_inverse_of_the_cumulative_distribution(
+def test_a_sample_is_the_inverse_of_the_cumulative_distribution(
     seed: int, vocab: int, draw: float, data: st.DataObject
 ) -> None:
     request = data.draw(
@@ -133,7 +133,7 @@ def test_without_a_sort_the_distribution_runs_in_vocabulary_order(
     assert draw <= cumulative[sampled] + 1e-5
 
 
-def test_a_row_picks_the_same_token_in_any_batch() -> None:
+def test_a_row_samples_the_same_token_in_any_batch() -> None:
     vocab = 5000
     requests = [REQUESTS[i % len(REQUESTS)] for i in range(60)]
     logits_SV = some_logits(3, 60, vocab)
@@ -169,7 +169,7 @@ def test_the_frequencies_follow_the_probabilities() -> None:
 
 
 @pytest.mark.parametrize("edge", [0.0, 1 - 2**-53])
-def test_the_ends_of_the_unit_interval_pick_tokens_that_are_kept(edge: float) -> None:
+def test_the_ends_of_the_unit_interval_sample_kept_tokens(edge: float) -> None:
     logits_SV = some_logits(5, len(REQUESTS), 3001)
     logits_SV[:, -1] = -torch.inf
     logits_SV[:, 0] = -torch.inf
@@ -200,7 +200,7 @@ def test_scores_are_those_of_the_distribution_before_temperature() -> None:
     assert torch.allclose(scores.best_logprobs_SK.double(), exact_SV.topk(3).values, atol=1e-5)
 
 
-def test_no_best_tokens_are_given_where_none_are_asked_for() -> None:
+def test_no_best_tokens_are_given_if_none_are_requested() -> None:
     scores = score_tokens(some_logits(1, 2, 10), torch.tensor([1, 2]), 0)
     assert scores.best_ids_SK.shape == (2, 0)
     assert scores.best_logprobs_SK.shape == (2, 0)

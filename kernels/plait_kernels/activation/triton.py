@@ -12,7 +12,7 @@ _BLOCK = 1024
 
 
 def silu_mul(gate_up_N2I: Tensor) -> Tensor:
-    """See ``plait_kernels.activation.silu_mul``; rows are contiguous, the product is rounded once."""
+    """See ``plait_kernels.activation.silu_mul``; rows are contiguous, the result is rounded once."""
     num_rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
     out_NI = gate_up_N2I.new_empty(num_rows, width)
     if num_rows:
@@ -29,5 +29,5 @@ def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexp
     is_there = column < width
     gate = tl.load(gate_up_ptr + row * 2 * width + column, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * width + width + column, mask=is_there, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
-    tl.store(out_ptr + row * width + column, product.to(out_ptr.dtype.element_ty), mask=is_there)
+    out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=is_there)

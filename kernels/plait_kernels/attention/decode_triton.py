@@ -21,10 +21,10 @@ from plait_kernels.kv_cache.reference import PageScales
 from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _PROGRAMS_PER_SM = 4
-"""How many are wanted: enough to keep loads in flight while others compute."""
+"""Programs to aim for: enough to keep loads in flight while others compute."""
 _MAX_SPLITS = 64
 _MIN_TILE = 16
-"""Rows of the smallest tile that the matrix units take."""
+"""Rows of the smallest tile for tensor cores."""
 LOG2_E = 1.4426950408889634
 
 
@@ -66,14 +66,14 @@ def decode_paged(
 
 
 def fixed_num_splits(num_programs: int, device: torch.device) -> int:
-    """A power of two that fills the device; few values, since each is compiled by itself."""
+    """Splits of every row that fill the device; a power of two, as each value is compiled separately."""
     wanted = _PROGRAMS_PER_SM * num_sms(device) // num_programs
     most = min(max(wanted, 1), _MAX_SPLITS)
     return 1 << (most.bit_length() - 1)
 
 
 def tiling(q_BHD: Tensor, pages: Tensor) -> dict[str, int]:
-    """What kernels over decode rows are compiled for; their queries of a group fill one tile."""
+    """The compile-time sizes of decode kernels; a group's queries fill one tile."""
     num_heads, head_dim = q_BHD.shape[1:]
     num_kv_heads, page_size = pages.shape[2:4]
     group = num_heads // num_kv_heads
@@ -84,13 +84,13 @@ def tiling(q_BHD: Tensor, pages: Tensor) -> dict[str, int]:
 
 @functools.cache
 def num_sms(device: torch.device) -> int:
-    """Of a GPU, as many programs at least as run at once."""
+    """Streaming multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit
 def online_softmax(scores, v, best, total, out):  # type: ignore[no-untyped-def]
-    """More keys and values: the largest score so far, the sum of weights, and weighted values."""
+    """Takes in more keys and values: returns the largest score so far, the sum of weights, and weighted values."""
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_best[:, None])
     fade = tl.exp2(best - new_best)
@@ -123,7 +123,7 @@ def attend_pages(  # type: ignore[no-untyped-def]
     for page in range(first, last):
         page_index = tl.load(table_ptr + page).to(tl.int64)
         begin = (page_index * 2 * NUM_KV_HEADS + kv_head) * PAGE * HEAD_DIM
-        # What lies behind the row's end is not read: of a short row that is a good part.
+        # Keys past the row's end are not read: for a short row they are a good part of the page.
         is_seen = page * PAGE + token < length
         k = tl.load(pages_ptr + begin + inside, mask=is_seen[:, None], other=0.0).to(q.dtype)
         v = tl.load(pages_ptr + begin + NUM_KV_HEADS * PAGE * HEAD_DIM + inside, mask=is_seen[:, None], other=0.0).to(

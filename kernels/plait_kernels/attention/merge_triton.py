@@ -1,6 +1,6 @@
-"""Joining attention over parts of a context in Triton: some heads of some tokens a program.
+"""LSE merge of attention over parts of a context in Triton: a program takes some heads of some tokens.
 
-Shapes: T tokens, H heads, D numbers in a value.
+Shapes: T tokens, H heads, D dims of a value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 _PAIRS = 8
-"""Of a token and a head: in a program of one warp, four numbers a load of each thread."""
+"""Pairs of token and head of a program: in one warp each thread loads four elements at a time."""
 
 
 def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,17 +54,17 @@ def _merge_pairs(  # type: ignore[no-untyped-def]
     lse_a = tl.load(lse_a_ptr + pair, mask=is_pair, other=0.0)
     lse_b = tl.load(lse_b_ptr + pair, mask=is_pair, other=0.0)
     top = tl.maximum(lse_a, lse_b)
-    # Of two empty parts the difference would be inf - inf.
+    # With two empty parts the difference would be inf - inf.
     shift = tl.where(top == -float("inf"), 0.0, top)
     weight_a, weight_b = tl.exp2(lse_a - shift), tl.exp2(lse_b - shift)
     total = weight_a + weight_b
     number = tl.arange(0, BLOCK)[None, :]
     at = pair[:, None] * WIDTH + number
     is_there = is_pair[:, None] & (number < WIDTH)
-    # What an empty part holds may be no number, and is not read.
+    # An empty part may hold NaN, and is not read.
     a = tl.load(a_ptr + at, mask=is_there & (weight_a > 0)[:, None], other=0.0).to(tl.float32)
     b = tl.load(b_ptr + at, mask=is_there & (weight_b > 0)[:, None], other=0.0).to(tl.float32)
     out = (a * weight_a[:, None] + b * weight_b[:, None]) / tl.where(total == 0, 1.0, total)[:, None]
-    tl.debug_barrier()  # a sum may be written over the one that other threads read
+    tl.debug_barrier()  # the output may overwrite an LSE that other threads still read
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=is_there)
     tl.store(lse_ptr + pair, shift + tl.log2(total), mask=is_pair)

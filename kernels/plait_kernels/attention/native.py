@@ -1,6 +1,6 @@
-"""Rows of queries as the compiled CPU kernels see them, wherever their keys and values lie.
+"""Rows of queries as the compiled CPU kernels see them; keys and values may lie anywhere.
 
-Shapes: R rows, T tokens of the step, W pages in the widest table, H query heads; numbers of a head: E in a query and
+Shapes: R rows, T tokens of the step, W pages in the widest table, H query heads; dims of a head: E of a query and
 key, V in a value.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from plait_kernels.cpu import library as cpu
 
 _TILE_HEADS = 192
-"""Query tokens times the heads of a group that share each key put into panels."""
+"""Query tokens times heads of a group that share each key packed into panels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NativeRows:
         page_size: int,
         ends: Sequence[int] | None = None,
     ) -> None:
-        """``starts`` are the positions of the rows' first tokens; without ``ends`` a row sees all that it has.
+        """``starts`` are the positions of the rows' first tokens; without ``ends`` a row sees all its tokens.
 
         ``page_table_RW`` int32, contiguous, on the CPU, and wide enough for every position that is seen.
         """
@@ -103,13 +103,13 @@ class NativeRows:
 
 
 def by_token(x_THE: Tensor) -> Tensor:
-    """The tensor itself where each token's heads lie together."""
+    """The tensor itself if each token's heads are contiguous, else a copy."""
     width = x_THE.shape[2]
     return x_THE if x_THE.stride()[1:] == (width, 1) else x_THE.contiguous()
 
 
 def _query_tiles(sizes: HeadSizes, starts_R: NDArray[np.int64], lengths_R: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(row, first query, number of queries) of each piece of work, the longest first: ``[query_tiles, 3]``."""
+    """(row, first query, number of queries) of each item of work, the longest first: ``[query_tiles, 3]``."""
     height = max(1, _TILE_HEADS // (sizes.num_heads // sizes.num_kv_heads))
     counts_R = -(-lengths_R // height)
     rows = np.repeat(np.arange(len(lengths_R)), counts_R)

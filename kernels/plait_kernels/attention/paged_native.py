@@ -1,6 +1,6 @@
-"""Attention straight over the pages of a cache, by the compiled CPU kernels.
+"""Paged attention by the compiled CPU kernels.
 
-Shapes: R rows, T tokens of the step, W pages in the widest table, H query heads and G key-value heads, D numbers in a
+Shapes: R rows, T tokens of the step, W pages in the widest table, H query heads and G key-value heads, D dims of a
 head, N pages, P tokens in a page; pages are ``[N, 2, G, P, D]``.
 """
 
@@ -18,7 +18,7 @@ from plait_kernels.cpu import library as cpu
 
 @dataclass(frozen=True, slots=True)
 class PagedHeads:
-    """What the kernels know of a model's attention."""
+    """The shape of a model's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -34,7 +34,7 @@ class PagedHeads:
 
 
 class PagedRows(NativeRows):
-    """One step's rows: row r has ``lengths[r]`` new tokens behind ``starts[r]`` of context."""
+    """One step's rows: row r has ``lengths[r]`` new tokens after ``starts[r]`` of context."""
 
     def __init__(self, heads: PagedHeads, starts: Sequence[int], lengths: Sequence[int], page_table_RW: Tensor) -> None:
         """``page_table_RW`` int32, contiguous, on the CPU, and wide enough for every row."""
@@ -55,7 +55,7 @@ class PagedRows(NativeRows):
         self.library.plait_store_kv(self.reference, *keys, *values, kind, pages.data_ptr())
 
     def attend(self, q_THD: Tensor, pages: Tensor) -> Tensor:
-        """Each token attends to all before it in its row and to itself: ``out_THD`` in the dtype of the pages."""
+        """Causal attention over each row: ``out_THD`` in the dtype of the pages."""
         first = pages.data_ptr()
         strides = (2 * self._half, self.sizes.key_dim, self._head_stride)
         keys, values = (cpu.KvView(first + skipped * pages.itemsize, *strides) for skipped in (0, self._half))

@@ -1,9 +1,9 @@
-"""Rows of new tokens over pages in Triton: a program takes some tokens of a row and the queries of one group.
+"""Prefill attention over pages in Triton: a program takes some tokens of a row and the queries of one group.
 
-Numbers of float8 are widened as they are read, so that no copy of a context is kept. Which row and which of its tokens
-a program has follows from the lengths on the device: a captured step replays with any.
+FP8 elements are upcast as they are read, so that no upcast copy of the KV is kept. A program finds its row and tokens
+from the lengths on the device: a captured step replays with any.
 
-Shapes: T tokens, H query heads, G key-value heads, M = H / G, D numbers in a head, P tokens in a page, R rows.
+Shapes: T tokens, H query heads, G key-value heads, M = H / G, D dims of a head, P tokens in a page, R rows.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 _QUERIES = 128
 """Tokens times the heads of a group in a program."""
 _ROWS = 32
-"""So many rows are looked through at least: fewer kernels to compile while requests wait."""
+"""Least rows that the kernel is compiled for: fewer variants to compile while requests wait."""
 _LOG2_E = 1.4426950408889634
 
 
 def prefill_paged(
     q_THD: Tensor, pages: Tensor, rows: PagedPrefill, scale: float, out_THD: Tensor, scales: PageScales
 ) -> None:
-    """See ``plait_kernels.attention.prefill_paged``; D and P are powers of two, heads of a token lie together."""
+    """See ``plait_kernels.attention.prefill_paged``; D and P are powers of two, a token's heads are contiguous."""
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads, page_size = pages.shape[2], pages.shape[3]
     group = num_heads // num_kv_heads
@@ -120,7 +120,7 @@ def _prefill(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k)) * scale
         is_seen = position[None, :] <= (context + token)[:, None]
         scores = tl.where(is_seen, scores, -float("inf"))
-        # The first page has a position that every query sees, so that no difference of two infinities comes up.
+        # Every query sees a position of the first page, so that inf - inf does not occur.
         best, total, out = online_softmax(scores, v, best, total, out)
     out_at = (at * out_stride + head * HEAD_DIM)[:, None] + dim[None, :]
     out = out * (v_scale / total)[:, None]

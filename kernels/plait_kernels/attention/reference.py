@@ -1,6 +1,6 @@
 """Attention in torch, written for reading.
 
-Shapes: T new tokens, L tokens of context and T together, H query heads, G key-value heads, D numbers in
+Shapes: T new tokens, L tokens of context and T together, H query heads, G key-value heads, D dims of
 a head.
 """
 
@@ -15,7 +15,7 @@ from plait_kernels.kv_cache.reference import PageScales, as_bytes
 
 
 class PagedPrefill(NamedTuple):
-    """P rows of new tokens over pages, as the device knows them."""
+    """P rows of new tokens over pages; tensors on the device."""
 
     ends_q: Tensor
     """int32 ``[P + 1]``: new tokens before each row."""
@@ -42,10 +42,10 @@ class SplitKvSchedule(NamedTuple):
 
 
 def attend(q_THD: Tensor, k_LGD: Tensor, v_LGD: Tensor, scale: float) -> Tensor:
-    """Each of the last T tokens attends to itself and all before it: ``out_THD`` in the dtype of the input.
+    """Causal attention of the last T tokens: ``out_THD`` in the dtype of the input.
 
-    Query head h reads key-value head ``h // (H / G)``. Give float64 for an oracle: nothing is rounded
-    on the way.
+    Query head h reads key-value head ``h // (H / G)``. In float64 it is the oracle: nothing is rounded
+    in between.
     """
     num_new, num_heads, _ = q_THD.shape
     group = num_heads // k_LGD.shape[1]
@@ -104,7 +104,7 @@ def prefill_paged(
 def _context(
     pages: Tensor, table_W: Tensor, length: int, scales: PageScales, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values ``[length, G, D]`` of one row, what is stored times its scale."""
+    """Keys and values ``[length, G, D]`` of one row, times their scales."""
     kv = as_bytes(pages)[table_W.long()].view(pages.dtype).to(dtype).transpose(2, 3)
     k_LGD, v_LGD = (kv[:, part].flatten(0, 1)[:length] * factor for part, factor in enumerate(scales))
     return k_LGD, v_LGD

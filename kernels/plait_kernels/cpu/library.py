@@ -1,4 +1,4 @@
-"""The compiled CPU kernels (``kernels/csrc``): which build this processor takes, and its functions.
+"""The compiled CPU kernels (``kernels/csrc``): this processor's build, and its functions.
 
 Structures mirror those of the same names in the C++ headers.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 LEVELS = ("portable", "avx2", "avx512bf16")
-"""The instruction sets that there are builds for, each a part of the next."""
+"""The instruction sets of the builds, each a subset of the next."""
 
 _FOLDER = Path(__file__).parent
 _MEND = (
@@ -27,10 +27,10 @@ _MEND = (
 _log = logging.getLogger(__name__)
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
-"""The types of weights, activations and cache that the kernels take, with their numbers."""
+"""The dtypes of weights, activations and cache that the kernels take, with their numbers in C."""
 
 STORAGES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}
-"""A GGUF's blocks that the kernels multiply by as they are, with their numbers."""
+"""The GGUF block types that the kernels take, with their numbers in C."""
 
 
 class Matrix(ctypes.Structure):
@@ -68,7 +68,7 @@ class Rows(ctypes.Structure):
 
 
 class KvView(ctypes.Structure):
-    """Keys, or values, in pages; strides count numbers."""
+    """Keys, or values, in pages; strides in elements."""
 
     _fields_ = (
         ("first", c_void_p),
@@ -79,7 +79,7 @@ class KvView(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """One decoder block's weights and pages."""
+    """One decoder layer's weights and pages."""
 
     _fields_ = (
         ("qkv", Matrix),
@@ -95,7 +95,7 @@ class Layer(ctypes.Structure):
 
 
 class Decoder(ctypes.Structure):
-    """A stack of decoder blocks and the norm behind it."""
+    """A stack of decoder layers and the final norm."""
 
     _fields_ = (
         ("layers", c_void_p),
@@ -132,7 +132,7 @@ class Pairs(ctypes.Structure):
 
 
 class Filters(ctypes.Structure):
-    """How each row's token is picked; pointers to one number a row."""
+    """Each row's sampling parameters; pointers to one value a row."""
 
     _fields_ = (
         ("temperature", c_void_p),
@@ -144,7 +144,7 @@ class Filters(ctypes.Structure):
 
 
 _DONE, _NO_MEMORY = 0, 1
-"""What a function returns; any other number: the system starts no more threads."""
+"""Status of a function; any other: the system starts no more threads."""
 
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "plait_set_threads": (c_int,),
@@ -173,7 +173,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
 
 @cache
 def level() -> str:
-    """The richest of these instruction sets that this processor has."""
+    """The best of these instruction sets that this processor has."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported():
         return "avx512bf16"
@@ -181,21 +181,21 @@ def level() -> str:
 
 
 def open_library() -> ctypes.CDLL | None:
-    """This processor's build of the kernels, or a simpler one; None where the package was built without any."""
+    """This processor's build of the kernels, or a simpler one; None if the package was built without any."""
     built = choose_build(_FOLDER, level())
     return None if built is None else open_build(built)
 
 
 @cache
 def choose_build(folder: Path, wanted: str) -> str | None:
-    """The richest instruction set up to the processor's that a folder has a build for.
+    """The best instruction set up to ``wanted`` that a folder has a build for; None if it has none.
 
-    The log says what is slower, and what to do about it, where that is another one or none.
+    Unless that is ``wanted``, the log says what is slower and what to do.
     """
     possible = LEVELS[: LEVELS.index(wanted) + 1]
     built = next((name for name in reversed(possible) if (folder / _file_name(name)).exists()), None)
     if built is None:
-        _log.warning("no CPU kernels are compiled: torch computes products, attention and experts, slower; %s", _MEND)
+        _log.warning("no CPU kernels are compiled: torch computes GEMMs, attention and experts, slower; %s", _MEND)
     elif built != wanted:
         _log.warning("the CPU kernels are not compiled for %s: the build for %s is slower; %s", wanted, built, _MEND)
     return built
@@ -207,7 +207,10 @@ def _file_name(name: str) -> str:
 
 @cache
 def open_build(name: str) -> ctypes.CDLL:
-    """The build for one instruction set, which must be there and the processor must have."""
+    """The build for one instruction set, which must exist and run on this processor.
+
+    Raises ``RuntimeError`` if it was compiled from other sources.
+    """
     library = ctypes.CDLL(str(_FOLDER / _file_name(name)))
     _log.info("CPU kernels: the build for %s", name)
     for name, arguments in _SIGNATURES.items():
@@ -227,14 +230,14 @@ def _raise_unless_done(status: int, function: Callable[..., object], _arguments:
         return
     name = getattr(function, "__name__", "a CPU kernel")
     if status == _NO_MEMORY:
-        raise MemoryError(f"{name} found no room for what it keeps beside its tensors")
+        raise MemoryError(f"{name} found no memory for its scratch buffers")
     raise RuntimeError(f"{name}: the system starts no more threads; lower --threads, or raise the limit (ulimit -u)")
 
 
 def library() -> ctypes.CDLL:
     """The kernels, for backends that were chosen because they are there. Raises ``RuntimeError`` otherwise.
 
-    Its functions raise ``MemoryError`` where there is no room for what they keep beside their tensors.
+    Its functions raise ``MemoryError`` if there is no memory for their scratch buffers.
     """
     found = open_library()
     if found is None:
@@ -243,9 +246,9 @@ def library() -> ctypes.CDLL:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Threads that the kernels use, the caller's among them.
+    """Set the number of threads that the kernels use, the caller's included.
 
-    Raises ``RuntimeError`` where the system starts no more; those that it has started are used.
+    Raises ``RuntimeError`` if the system starts no more; those that were started are used.
     """
     if (found := open_library()) is not None:
         found.plait_set_threads(num_threads)
@@ -259,7 +262,7 @@ def takes(*tensors: Tensor) -> bool:
 def expect(x: Tensor, dtype: torch.dtype, *sizes: int) -> None:
     """Raise ``ValueError`` unless ``x`` is on the CPU, of ``dtype``, and its last dimensions are ``sizes``.
 
-    The kernels read what a pointer says: a tensor of another kind would be read as numbers that it does not hold.
+    The kernels get bare pointers: they would misread a tensor of another kind.
     """
     if x.dtype != dtype or x.shape[x.ndim - len(sizes) :] != sizes or not x.is_cpu:
         wanted = ", ".join(("...", *map(str, sizes)))

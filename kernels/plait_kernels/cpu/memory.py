@@ -1,4 +1,4 @@
-"""Memory in huge pages, for weights that every step reads from end to end: fewer translations to look up."""
+"""Memory in huge pages for weights, which every step reads from end to end: fewer TLB misses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LINE = 64
 
 
 class _Chunks:
-    """Large mappings of huge pages, handed out from their beginning; matrices are kept as long as the process.
+    """A bump allocator over large mappings of huge pages; matrices live as long as the process.
 
-    Ranks that are threads of one process take from them side by side.
+    Thread-safe: ranks may be threads of one process.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ _chunks = _Chunks()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros for weights, on the CPU; it is kept as long as the process."""
+    """A tensor of zeros for weights, on the CPU; it lives as long as the process."""
     return _chunks.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _map(num_bytes: int) -> Tensor:
-    """At least so many zeros, uint8, in a mapping of their own and in huge pages where the kernel has them.
+    """A new mapping of at least so many zero bytes, uint8, in huge pages if the OS has them.
 
-    The kernel hands them out as they are first touched. Raises ``OSError`` where there is no room.
+    Pages are allocated at first touch. Raises ``OSError`` if there is no memory.
     """
     size = math.ceil(num_bytes / _HUGE_PAGE) * _HUGE_PAGE
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # some kernels have none
+    with suppress(OSError):  # some systems have none
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_PAGE

@@ -1,4 +1,4 @@
-"""A whole stack of decoder blocks in one call; its plain form is the models' own composition of the other families."""
+"""A stack of dense decoder layers in one call; its reference is the models' own composition of the other families."""
 
 from plait_kernels.decoder.native import DenseBlock, DenseStack, can_stack
 

@@ -1,4 +1,4 @@
-"""A stack of dense decoder blocks by the compiled CPU kernels.
+"""A stack of dense decoder layers by the compiled CPU kernels.
 
 Shapes: T tokens of the step, H the hidden size, D a head's width.
 """
@@ -19,21 +19,21 @@ from plait_kernels.linear.native import PANEL, NativeMatrix
 
 @dataclass(frozen=True, slots=True)
 class DenseBlock:
-    """One block: ``x + output(attention(qkv(norm(x))))``, then ``x + down(silu(gate) * up)`` of the norm of that."""
+    """One layer: ``x + output(attention(qkv(norm(x))))``, then ``x + down(silu(gate) * up)`` of the norm of that."""
 
     attention_norm_H: Tensor
     q_norm_D: Tensor | None
-    """Where every head of the queries is normalised before it is rotated."""
+    """Set if every query head is normalised before rope."""
     k_norm_D: Tensor | None
     qkv: NativeMatrix
     output: NativeMatrix
     mlp_norm_H: Tensor
     gate_up: NativeMatrix
-    """Gates, then as many ups: each a multiple of 32."""
+    """Gates, then ups: a multiple of 32 each."""
     down: NativeMatrix
 
     def struct(self, pages: Tensor) -> cpu.Layer:
-        """The block with the pages of its layer, as the kernels read it."""
+        """The layer and its pages as the kernels read them."""
         return cpu.Layer(
             qkv=self.qkv.struct,
             output=self.output.struct,
@@ -48,15 +48,15 @@ class DenseBlock:
 
 
 def can_stack(block: DenseBlock) -> bool:
-    """Whether the kernel takes blocks of this shape."""
+    """Whether the kernel takes layers of this shape."""
     return block.gate_up.num_outputs % (2 * PANEL) == 0
 
 
 class DenseStack:
-    """Blocks and the norm behind them, bound to a cache. The residual stream is float32 all the way."""
+    """Layers and the final norm, bound to a cache. The residual stream is float32."""
 
     def __init__(self, blocks: Sequence[DenseBlock], norm_H: Tensor, eps: float, pages: Sequence[Tensor]) -> None:
-        """``pages`` as ``PagedRows`` takes them, one tensor a layer; all of the blocks' type."""
+        """``pages`` as ``PagedRows`` takes them, one tensor a layer; all of the layers' dtype."""
         self._kept = (tuple(blocks), norm_H, tuple(pages))
         self._layers = (cpu.Layer * len(blocks))(*(block.struct(own) for block, own in zip(blocks, pages, strict=True)))
         self._struct = cpu.Decoder(

@@ -1,4 +1,4 @@
-"""Writing a step's keys and values into the pages of the cache."""
+"""Writes of a step's keys and values to the pages of the cache, and where they go."""
 
 from __future__ import annotations
 

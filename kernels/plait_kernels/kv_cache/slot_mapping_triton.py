@@ -1,4 +1,4 @@
-"""Where a step's tokens are kept, in Triton: one kernel where torch takes seven.
+"""The slot mapping of a step in Triton: one kernel where torch takes seven.
 
 Shapes: T tokens, R rows, W pages in the widest table.
 """
@@ -14,7 +14,7 @@ _TOKENS = 128
 
 
 def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
-    """See ``plait_kernels.kv_cache.slot_mapping``; the table's pages lie side by side."""
+    """See ``plait_kernels.kv_cache.slot_mapping``; a row's pages are contiguous in the table."""
     num_tokens = positions_T.shape[0]
     slot_mapping_T = torch.empty(num_tokens, dtype=torch.int64, device=positions_T.device)
     if num_tokens:

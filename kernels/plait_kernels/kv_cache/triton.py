@@ -1,6 +1,6 @@
-"""Writing to pages in Triton: one program a token, its keys and its values.
+"""Cache writes in Triton: a program takes one token's keys and values.
 
-Shapes: T tokens, G key-value heads, D numbers in a head, N pages of P tokens.
+Shapes: T tokens, G key-value heads, D dims of a head, N pages of P tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales) -> None:
-    """See ``plait_kernels.kv_cache.store``; heads may lie apart, the numbers of a head may not."""
+    """See ``plait_kernels.kv_cache.store``; a head's dims are contiguous, heads need not be."""
     num_tokens, num_heads, head_dim = k_TGD.shape
     if num_tokens == 0:
         return
@@ -74,5 +74,5 @@ def _store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rounded(values, factor, IS_FP8: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The values as the pages keep them."""
+    """The values as the pages store them."""
     return tl.clamp(values.to(tl.float32) * factor, -448.0, 448.0).to(tl.float8e4nv) if IS_FP8 else values

@@ -1,9 +1,9 @@
-"""A matrix times one row in Triton: a program takes a few outputs and reads their weights once, in order.
+"""GEMV in Triton: a program computes a few outputs and reads their weights once, in order.
 
 cuBLAS pads the row to a tile and, for tall matrices, adds partial sums in a second kernel; on an H200 that takes 1.04
-(24576 x 4096) to 1.18 (4096 x 4096) times as long. The norm before a matrix costs every program its input once more,
-from the second-level cache, and saves a kernel; so does the gate behind one. A program's first weights are on their way
-before the kernel in front has ended.
+(24576 x 4096) to 1.18 (4096 x 4096) times as long. With the norm before it fused, each program reads the whole input
+once more, from the L2 cache, and a kernel is saved; the fused gate saves another. A program loads its first weights
+before it waits for the previous kernel (PDL).
 
 Shapes: I inputs, O outputs.
 """
@@ -24,7 +24,7 @@ from plait_kernels.pdl import pdl_launch
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """What a program reads at a time."""
+    """Tile sizes of a program."""
 
     outputs: int
     inputs: int
@@ -78,9 +78,9 @@ def _launch(
 
 
 def _tile(num_inputs: int, *, is_gated: bool, has_norm: bool) -> _Tile:
-    """The fastest on an H200 of 13 tried, for the products of a model of 4096 x 12288 (us, floor at 4.28 TB/s).
+    """The fastest of 13 on an H200 for a model of 4096 x 12288 (us; in brackets the floor at 4.28 TB/s).
 
-    Gated 46.9 (47.0), behind a norm 15.3 (11.8), plain 9.5 (7.8) and 24.2 (23.5).
+    Gated 46.9 (47.0), after a norm 15.3 (11.8), plain 9.5 (7.8) and 24.2 (23.5).
     """
     if is_gated:
         return _Tile(2, min(4096, triton.next_power_of_2(num_inputs)), 8)
@@ -124,18 +124,18 @@ def _gemv(  # type: ignore[no-untyped-def]
         if begin > 0:
             weight = _tile_of(row, output, at, num_outputs, NUM_INPUTS, IS_EVEN)
             up = _tile_of(up_row, output, at, num_outputs, NUM_INPUTS, IS_EVEN) if IS_GATED else weight
-        x = _piece_of(x_ptr, at, NUM_INPUTS, IS_EVEN)
+        x = _input_of(x_ptr, at, NUM_INPUTS, IS_EVEN)
         if HAS_NORM:
-            total = (x + _piece_of(residual_ptr, at, NUM_INPUTS, IS_EVEN)).to(sum_ptr.dtype.element_ty)
+            total = (x + _input_of(residual_ptr, at, NUM_INPUTS, IS_EVEN)).to(sum_ptr.dtype.element_ty)
             if tl.program_id(0) == 0:
                 tl.store(sum_ptr + at, total, mask=at < NUM_INPUTS)
             x = total.to(tl.float32)
             squares += x * x
-            x *= _piece_of(norm_ptr, at, NUM_INPUTS, IS_EVEN)
+            x *= _input_of(norm_ptr, at, NUM_INPUTS, IS_EVEN)
         sums += weight.to(tl.float32) * x[None, :]
         if IS_GATED:
             up_sums += up.to(tl.float32) * x[None, :]
-    # The norm's factor is the same for all inputs, so that it waits until their products are summed.
+    # The norm's factor is the same for all inputs: it is applied to their sum.
     scale = tl.rsqrt(tl.sum(squares, axis=0) / NUM_INPUTS + eps) if HAS_NORM else 1.0
     out = tl.sum(sums, axis=1) * scale
     if IS_GATED:
@@ -151,7 +151,7 @@ def _tile_of(row, output, at, num_outputs, NUM_INPUTS: tl.constexpr, IS_EVEN: tl
 
 
 @triton.jit
-def _piece_of(ptr, at, NUM_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _input_of(ptr, at, NUM_INPUTS: tl.constexpr, IS_EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     if IS_EVEN:
         return tl.load(ptr + at).to(tl.float32)
     return tl.load(ptr + at, mask=at < NUM_INPUTS, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""A matrix times one row in torch. Shapes: I inputs, O outputs."""
+"""GEMV and skinny GEMM in torch. Shapes: N rows, I inputs, O outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait_kernels.norm import reference as norms
 
 
 class RowNorm(NamedTuple):
-    """What happens to a row before a matrix: it joins the residual stream, and the sum is normalised."""
+    """The add and RMS norm before a GEMV: the row joins the residual stream, and the sum is normalised."""
 
     residual_1I: Tensor
     weight_I: Tensor
@@ -22,8 +22,8 @@ class RowNorm(NamedTuple):
 
 def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:
     """See ``plait_kernels.linear.gemv``."""
-    product_1O = F.linear(x_1I, weight_OI)
-    return product_1O if out_1O is None else torch.Tensor.copy_(out_1O, product_1O)
+    given_1O = F.linear(x_1I, weight_OI)
+    return given_1O if out_1O is None else torch.Tensor.copy_(out_1O, given_1O)
 
 
 def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, _tile: object, out_NO: Tensor | None = None) -> Tensor:
@@ -39,8 +39,8 @@ def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor
 
 def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``."""
-    product_1O, sum_1I = rmsnorm_gemv(x_1I, norm, gate_up_OI)
-    return activation.silu_mul(product_1O), sum_1I
+    gate_up_1O, sum_1I = rmsnorm_gemv(x_1I, norm, gate_up_OI)
+    return activation.silu_mul(gate_up_1O), sum_1I
 
 
 def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""A router's product of one row in Triton, with the norm in front of it: a program has one output.
+"""A router's GEMV for one row in Triton, with the norm before it: a program computes one output.
 
-Each makes the norm for itself, from the second-level cache, which saves a kernel; the first keeps it for what comes
-behind. Its weights are on their way before the kernel in front has ended.
+Each program computes the norm itself, from the L2 cache, which saves a kernel; the first one stores it for later
+kernels. A program loads its weights before it waits for the previous kernel (PDL).
 
 Shapes: I inputs, O outputs.
 """

@@ -1,8 +1,8 @@
-"""A matrix times a few rows in Triton: the weights are the tall side of the tensor cores' product, read once, in order.
+"""Skinny GEMM in Triton, for up to 64 rows: weights are the tall operand of the tensor cores, read once and in order.
 
-cuBLAS pads rows to a tile of 64 and, for tall matrices, adds partial sums in a second kernel. Here a program that
-finds all other parts of its outputs done adds them, in their order whatever the order of arrival, so that a row's sum
-is the same each time. A program's first weights are on their way before the kernel in front has ended.
+cuBLAS pads rows to a tile of 64 and, for tall matrices, adds partial sums in a second kernel. Here the program that
+finishes last adds the partial sums of its outputs (split-K), in a fixed order, so that a row's sum is the same each
+time. A program loads its first weights before it waits for the previous kernel (PDL).
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -50,7 +50,7 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
 
 @functools.cache
 def _arrivals(device: torch.device) -> Tensor:
-    """For each tile of outputs how many of its parts are done: 0 between calls, which follow each other on a stream."""
+    """Finished splits of each tile of outputs: 0 between calls, which run one after the other on a stream."""
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 

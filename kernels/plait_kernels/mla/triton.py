@@ -265,7 +265,7 @@ def _store_token(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotate_rows(source, cos_ptr, sin_ptr, target, token, is_there, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Turns the numbers at ``source`` by their token's angles; all are columns but for a single token."""
+    """Rotate the dims at ``source`` by their token's angles; all arguments are columns, or one token's."""
     dim = tl.arange(0, HALF)[None, :]
     a = tl.load(source + dim, mask=is_there, other=0.0).to(tl.float32)
     b = tl.load(source + HALF + dim, mask=is_there, other=0.0).to(tl.float32)

@@ -1,6 +1,6 @@
-"""Experts of few tokens in Triton: every pair of token and expert finds its matrices by index, in two launches.
+"""Experts of one or two tokens in Triton: each (token, expert) pair indexes its matrices, in two launches.
 
-Pairs are the fastest part of the grid, so that those of one expert read the same rows of its matrices together.
+Pairs are the fastest dimension of the grid: those of one expert read the same rows of its matrices at the same time.
 
 Shapes: T tokens, E experts, K experts a token, H the hidden size, I an expert's width, N = T K pairs of token and
 expert.
@@ -16,7 +16,7 @@ from plait_kernels.pdl import pdl_launch, pdl_wait
 
 _GATE_UP = {"OUTPUTS": 2, "INPUTS": 1024, "num_warps": 4}
 _DOWN = {"OUTPUTS": 4, "INPUTS": 2048, "num_warps": 8}
-"""How much of a matrix a program takes, and a loop's turn of it: the fastest of ten on an H200 (V2-Lite's sizes)."""
+"""Tile sizes: the fastest of ten on an H200 for DeepSeek-V2-Lite's shapes."""
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:

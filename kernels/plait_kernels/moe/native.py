@@ -16,7 +16,7 @@ from plait_kernels.linear.native import PANEL, PanelMatrix, can_hold
 class ExpertPanels:
     """Copies of all experts' matrices in the order in which the kernels read them.
 
-    Sums are float32, and an expert's result is not rounded before it joins the others'; nothing depends on the batch.
+    Sums are float32; an expert's result is not rounded before it is added. Results do not depend on the batch.
     """
 
     def __init__(self, experts: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -1,4 +1,4 @@
-"""Routers that choose among groups of experts first (DeepSeek-V2, arXiv 2405.04434; V3, arXiv 2412.19437).
+"""Group-limited routing (DeepSeek-V2, arXiv 2405.04434; V3, arXiv 2412.19437).
 
 Shapes: T tokens, E experts in N groups of M, K experts a token.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit:
-    """Of how many groups a token's experts may be; one group of one is no limit."""
+    """The number of groups that a token's experts may come from; one group of one is no limit."""
 
     num_groups: int
     """N, a divisor of E."""
@@ -36,7 +36,7 @@ class Routing:
     normalise: bool = False
     """Whether sigmoid scores are divided by their sum; a softmax's never are."""
     num_shared: int = 0
-    """S: experts behind all others that every token passes with weight 1."""
+    """S: shared experts, after all others, that every token uses with weight 1."""
 
 
 def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""Grouped routing in Triton: one token a program. Shapes: T tokens, E experts, K experts a token, S shared ones."""
+"""Group-limited routing in Triton: a program takes one token.
+
+Shapes: T tokens, E experts, K experts a token, S shared ones.
+"""
 
 from __future__ import annotations
 
@@ -94,11 +97,11 @@ def _route(  # type: ignore[no-untyped-def]
         choice = tl.where(is_kept, choice, -float("inf"))
     rank = tl.arange(0, CHOICES)
     weights = tl.zeros([CHOICES], tl.float32)
-    # Behind the chosen ones stand the shared experts, which come after all others and weigh 1.
+    # The shared experts follow the chosen ones; their ids come after all others and their weight is 1.
     experts = num_experts + rank - TOP_K
     for index in tl.static_range(TOP_K):
         _, chosen = tl.max(choice, axis=0, return_indices=True)
-        chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)  # of NaNs none is the largest
+        chosen = tl.minimum(tl.maximum(chosen, 0), num_experts - 1)  # NaNs have no largest
         weights = tl.where(rank == index, tl.sum(tl.where(expert == chosen, scores, 0.0), axis=0), weights)
         experts = tl.where(rank == index, chosen, experts)
         choice = tl.where(expert == chosen, -float("inf"), choice)

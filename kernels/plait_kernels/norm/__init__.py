@@ -11,7 +11,7 @@ _add_rms_norm = Op(__name__, "add_rms_norm", Backend("triton", (on("cuda"),)), B
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(x + residual), x + residual)``: a layer's output joins the residual stream on its way on."""
+    """``(rms_norm(x + residual), x + residual)``: a layer's output joins the residual stream."""
     normed_ND, sum_ND = _add_rms_norm(x_ND)(x_ND, residual_ND, weight_D, eps)
     return normed_ND, sum_ND
 

@@ -12,6 +12,6 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(x + residual), x + residual)``: a layer's output joins the residual stream on its way on."""
+    """See ``plait_kernels.norm.add_rms_norm``."""
     residual_ND = residual_ND + x_ND
     return rms_norm(residual_ND, weight_D, eps), residual_ND

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), the form that rotates the two halves of a head."""
+"""Rotary position embedding (arXiv 2104.09864) in the form that rotates the two halves of a head (GPT-NeoX)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait_kernels.rope.reference import HeadNorm, apply_rope
 
 
 def _is_whole(call: Call) -> str | None:
-    """The kernel takes halves of heads that are a power of two wide."""
+    """Only heads whose half is a power of two wide."""
     half = call.size // 2
     return None if half.bit_count() == 1 else f"takes heads whose half is a power of two wide, not {half}"
 
@@ -26,7 +26,7 @@ _rotate_and_store = Op(__name__, "rotate_and_store", _HEADS, _REFERENCE)
 def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
     """float32 ``cos_T1D`` and ``sin_T1D`` (its first half negated), made once a step.
 
-    Both are multiplied by ``scale``, one number or one a frequency.
+    Both are multiplied by ``scale``: one factor, or one for each frequency.
     """
     cos_T1D, sin_T1D = _rope_tables(positions_T)(positions_T, frequencies_F, scale)
     return cos_T1D, sin_T1D
@@ -35,12 +35,12 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
 def rotate_heads(
     qk_THD: Tensor, num_query_heads: int, cos_T1D: Tensor, sin_T1D: Tensor, norm: HeadNorm | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Query heads and key heads of ``qk``, normalised head by head where a norm is given, then rotated.
+    """Query heads and key heads of ``qk``, normalised by head if a norm is given, then rotated.
 
     ``cos`` and ``sin`` are those of ``rope_tables``; both results are in the dtype of ``qk``.
     """
     q_THD, k_TGD = _rotate_heads(qk_THD, qk_THD.shape[2])(qk_THD, num_query_heads, cos_T1D, sin_T1D, norm)
-    return _together(q_THD), _together(k_TGD)
+    return _contiguous(q_THD), _contiguous(k_TGD)
 
 
 def rotate_and_store(
@@ -60,11 +60,11 @@ def rotate_and_store(
     q_THD: Tensor = _rotate_and_store(qkv_THD, qkv_THD.shape[2])(
         qkv_THD, num_query_heads, cos_T1D, sin_T1D, norm, pages, slot_mapping_T, scales
     )
-    return _together(q_THD)
+    return _contiguous(q_THD)
 
 
-def _together(heads_THD: Tensor) -> Tensor:
-    """Queries or keys as a GPU's attention reads them."""
+def _contiguous(heads_THD: Tensor) -> Tensor:
+    """Contiguous on a GPU, as attention needs there."""
     return heads_THD.contiguous() if heads_THD.is_cuda else heads_THD
 
 

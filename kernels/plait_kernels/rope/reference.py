@@ -1,4 +1,4 @@
-"""Rope in torch. Shapes: T tokens, H heads, D numbers in a head, F = D / 2 frequencies.
+"""Rope in torch. Shapes: T tokens, H heads, D dims of a head, F = D / 2 frequencies.
 
 With ``x = [a, b]`` in halves the result is ``[a cos - b sin, b cos + a sin]``, which is
 ``x [cos, cos] + [b, a] [-sin, sin]``: the tables hold the bracketed factors, so that a layer needs
@@ -17,7 +17,7 @@ from plait_kernels.norm import reference as norm_reference
 
 
 class HeadNorm(NamedTuple):
-    """An RMS norm of each head's numbers before its rotation."""
+    """An RMS norm of each head before rope."""
 
     query_D: Tensor
     """Weight of the query heads."""
@@ -34,7 +34,7 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
 
 
 def apply_rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """``x`` rotated, computed in float32 and given back in the dtype of ``x``."""
+    """``x`` rotated, computed in float32; in the dtype of ``x``."""
     swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_THD * cos_T1D, swapped_THD, sin_T1D).to(x_THD.dtype)
 

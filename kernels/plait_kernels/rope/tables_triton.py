@@ -1,4 +1,4 @@
-"""A step's rotation tables in Triton: one token a program, one kernel where torch takes nine.
+"""A step's rotation tables in Triton: a program takes one token; one kernel where torch takes nine.
 
 Shapes: T tokens, F frequencies, D = 2 F.
 """
@@ -45,13 +45,13 @@ def _rope_tables(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ):
-    token, number = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    is_there = number < NUM
+    token, index = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    is_there = index < NUM
     if HAS_SCALES:
-        scale = tl.load(scales_ptr + number, mask=is_there, other=0.0)
-    angle = tl.load(positions_ptr + token).to(tl.float32) * tl.load(frequencies_ptr + number, mask=is_there, other=0.0)
+        scale = tl.load(scales_ptr + index, mask=is_there, other=0.0)
+    angle = tl.load(positions_ptr + token).to(tl.float32) * tl.load(frequencies_ptr + index, mask=is_there, other=0.0)
     cosine, sine = tl.cos(angle) * scale, tl.sin(angle) * scale
-    first = token * 2 * NUM + number
+    first = token * 2 * NUM + index
     tl.store(cos_ptr + first, cosine, mask=is_there)
     tl.store(cos_ptr + first + NUM, cosine, mask=is_there)
     tl.store(sin_ptr + first, -sine, mask=is_there)

@@ -1,6 +1,6 @@
-"""Rope in Triton: norm and rotation of some heads of one token a program, and their way into the cache.
+"""Rope in Triton, with the norm before it and the cache write after it: a program takes some heads of one token.
 
-Shapes: T tokens, H query heads, G key heads, D numbers in a head; pages ``[N, 2, G, P, D]``.
+Shapes: T tokens, H query heads, G key heads, D dims of a head; pages ``[N, 2, G, P, D]``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def rotate_heads(
 ) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.rope.rotate_heads``.
 
-    Heads of a token lie one after the other and D / 2 is a power of two; the norm is not rounded before the rotation.
+    A token's heads are contiguous and D / 2 is a power of two; the norm is not rounded before the rotation.
     """
     num_tokens, num_heads, head_dim = qk_THD.shape
     q_THD = qk_THD.new_empty(num_tokens, num_query_heads, head_dim)
@@ -55,7 +55,7 @@ def _launch(
     slot_mapping_T: Tensor | None,
     scales: PageScales,
 ) -> None:
-    """Queries go to the first target; keys to the second, and values too where it is pages."""
+    """Writes queries to the first target, keys to the second, and values too if that is pages."""
     num_tokens, num_heads, head_dim = heads_THD.shape
     num_query_heads = targets[0].shape[1]
     if num_tokens == 0:
@@ -137,7 +137,7 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
     tl.store(q_target, first, mask=is_query)
     tl.store(q_target + HALF, second, mask=is_query)
     if TO_PAGES:
-        # A page holds the keys of all heads, then the values: what is neither query nor key is a value as it came.
+        # A page holds the keys of all heads, then the values. Heads that are neither query nor key are values.
         slot = tl.load(slot_mapping_ptr + token)
         page, offset = slot // page_size, slot % page_size
         kv_head = page * 2 * num_kv_heads + head - num_query_heads

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of the best ones, from the model's own distribution.
+"""Log-probabilities of chosen tokens and of the best ones, under the model's own distribution.
 
 Shapes: S rows, V vocabulary, K best tokens.
 """
@@ -15,7 +15,7 @@ from plait_kernels.sampling.token_order import top_tokens
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What is said of one chosen token a row.
+    """Log-probabilities of one chosen token a row, and of the best ones.
 
     ``logprob_S`` float32; ``rank_S`` int64 from 1; ``best_ids_SK`` int64 and ``best_logprobs_SK`` float32, best first.
     """

@@ -1,9 +1,7 @@
-"""Sampling one token a row, by the compiled CPU kernels; the contracts are ``reference``'s.
+"""Sampling by the compiled CPU kernels.
 
-A row that is no distribution (``reference.is_distribution``) gives ``NO_TOKEN``.
-
-A filtered row is not sorted: its tokens are counted and weighed in narrow ranges of the logit, and only the ranges in
-which a filter ends or the draw falls are put in order.
+A row without a softmax (``reference.is_distribution``) gives ``NO_TOKEN``. A filtered row is not sorted: tokens are
+counted and weighed in buckets of the logit, and only buckets with a filter's boundary or the sampled token are sorted.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from plait_kernels.sampling.reference import Filters
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
-    """The id of each row's largest logit, the lowest where several are: int64 ``[S]``."""
+    """The id of each row's largest logit, the lowest of equals: int64 ``[S]``."""
     cpu.expect(logits_SV, torch.float32)
     logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
     cpu.library().plait_sample_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())

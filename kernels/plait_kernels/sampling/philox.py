@@ -1,7 +1,7 @@
 """Philox4x32-10: random numbers as a pure function of a key and a counter.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-Shapes: N numbers. torch has no unsigned arithmetic, so every 32-bit word lives in an int64.
+Shapes: N random numbers. torch has no unsigned arithmetic, so every 32-bit word lives in an int64.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
 
 
 def _multiply(word_N: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    # The product wraps around in int64, but its 64 bits are those of the unsigned product.
-    product_N = word_N * multiplier
-    return (product_N >> 32) & _WORD, product_N & _WORD
+    # int64 wraps around, but the 64 bits are those of the unsigned result.
+    wide_N = word_N * multiplier
+    return (wide_N >> 32) & _WORD, wide_N & _WORD

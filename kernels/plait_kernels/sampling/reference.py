@@ -14,7 +14,7 @@ from torch.nn import functional
 from plait_kernels.sampling.token_order import top_tokens
 
 NO_TOKEN = -1
-"""What is picked of a row that is no distribution (see ``is_distribution``)."""
+"""The token of a row without a softmax (see ``is_distribution``)."""
 _BLOCK = 256
 # Wide enough for most nuclei; for a row that needs more the candidates grow by this factor.
 _NUCLEUS_CANDIDATES = 512
@@ -36,15 +36,15 @@ class Filters:
 def is_distribution(logits_SV: Tensor) -> Tensor:
     """Whether each row has a softmax, ``[S]``: none of its logits is NaN, and the largest is finite.
 
-    The picks below are those of such rows.
+    The functions below are for such rows.
     """
     return logits_SV.amax(dim=-1).isfinite()
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
-    """The id of each row's largest logit, the lowest where several are: int64 ``[S]``.
+    """The id of each row's largest logit, the lowest of equals: int64 ``[S]``.
 
-    In two levels: the largest of every block is found by vector instructions, torch's argmax is not.
+    In two levels: torch vectorises the maximum of each block, but not argmax.
     """
     blocks_SBK = _blocks(logits_SV, padding=-torch.inf)
     block_S = blocks_SBK.amax(dim=-1).argmax(dim=-1)
@@ -66,7 +66,7 @@ def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uni
 def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst.
 
-    What a row keeps is the beginning of its own order, so how many candidates other rows need does not touch it.
+    A row keeps a prefix of its own order, which other rows' number of candidates does not change.
     """
     weights_SV = _weights(logits_SV, temperature_S)
     ids_SC, weights_SC = _candidates(logits_SV, weights_SV, filters)
@@ -85,7 +85,7 @@ def _keep_min_p(weights_SC: Tensor, min_p_S: Tensor) -> Tensor:
 
 
 def _candidates(logits_SV: Tensor, weights_SV: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-    """Ids and weights of the tokens that may be kept, best first; a weight is 0 where a filter drops its token."""
+    """Ids and weights of the tokens that may be kept, best first; the weight of a filtered token is 0."""
     vocab = logits_SV.shape[1]
     top_k_S = torch.where(filters.top_k_S == 0, vocab, filters.top_k_S.clamp(max=vocab))
     total_S = _block_mass(_blocks(weights_SV)).sum(dim=-1)
@@ -106,9 +106,9 @@ def _width(top_k_S: Tensor, vocab: int) -> int:
 def _nucleus(
     logits_SV: Tensor, weights_SV: Tensor, top_k_S: Tensor, total_S: Tensor, top_p_S: Tensor, width: int
 ) -> tuple[Tensor, Tensor, bool]:
-    """Top-k and top-p over the ``width`` best tokens; the last value says whether they hold all that any row keeps.
+    """Top-k and top-p over the ``width`` best tokens; the last value: whether these are all that any row keeps.
 
-    Top-p keeps a token while the probability of those before it is below p, of what top-k kept.
+    Top-p keeps a token while the tokens before it have less than p of the mass that top-k kept.
     """
     ids_SC = top_tokens(logits_SV, width)
     in_top_k_SC = torch.arange(width, device=logits_SV.device) < top_k_S[:, None]
@@ -139,7 +139,7 @@ def _invert_cdf(weights_SV: Tensor, uniform_S: Tensor) -> Tensor:
 
 
 def _first_above(cumulative_SN: Tensor, target_S1: Tensor) -> Tensor:
-    """The first index above the target, or the last that adds anything where rounding leaves none above."""
+    """The first index above the target; if rounding leaves none, the last of nonzero weight."""
     last_S1 = (cumulative_SN < cumulative_SN[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(cumulative_SN, target_S1, right=True), last_S1)
 
@@ -152,5 +152,5 @@ def _blocks(values_SV: Tensor, padding: float = 0.0) -> Tensor:
 
 
 def _block_mass(blocks_SBK: Tensor) -> Tensor:
-    # Sums over blocks, unlike one sum over a row, do not depend on how many rows share the call.
+    # Sums over blocks do not depend on the number of rows of the call, as one sum over a row does.
     return blocks_SBK.sum(dim=-1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The largest logit of each row in Triton, in two launches: a piece of a row a program, then a row a program.
+"""Argmax of each row in Triton, in two launches: over blocks of a row, then over their results.
 
 Shapes: S rows, V vocabulary, B blocks of a row.
 """
@@ -16,7 +16,7 @@ _BLOCK = 4096
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
-    """See ``plait_kernels.sampling.sample_greedy``; rows may lie apart."""
+    """See ``plait_kernels.sampling.sample_greedy``; rows need not be adjacent."""
     num_rows, vocab = logits_SV.shape
     num_blocks = triton.cdiv(vocab, _BLOCK)
     best_SB = logits_SV.new_empty(num_rows, num_blocks, dtype=torch.float32)

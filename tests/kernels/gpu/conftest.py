@@ -1,4 +1,4 @@
-"""What the GPU's tests of kernels share."""
+"""Fixtures of the GPU kernels' tests."""
 
 import pytest
 import torch
@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
-    """The same inputs in every run: what rounding makes of them does not differ either."""
+    """The same inputs in every run, so that rounding does not differ either."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The GPU samples what the plain account samples from the same logits, and as often as their probabilities say."""
+"""The GPU samples the reference's tokens from the same logits, as often as their probabilities say."""
 
 import pytest
 import torch
@@ -36,12 +36,12 @@ def moved(uniform_S: Tensor, by: float) -> Tensor:
 
 
 def or_any_last(high_S: Tensor, uniform_S: Tensor, order_SV: Tensor) -> Tensor:
-    """Where a draw is all but 1: the last token of all, since behind the others lies less than sums are exact to."""
+    """For a random number just below 1: the last token, as rounding of sums exceeds what follows the others."""
     return torch.where(uniform_S + NEAR >= 1, order_SV[:, -1], high_S)
 
 
 def assert_between(low_S: Tensor, given_S: Tensor, high_S: Tensor, order_SV: Tensor) -> None:
-    """Each token stands where two others do, or between them, in an order of the vocabulary."""
+    """Each token is one of two others, or between them, in an order of the vocabulary."""
     place_SV = order_SV.argsort(dim=1)
     low, given, high = (place_SV.gather(1, ids_S[:, None]) for ids_S in (low_S, given_S, high_S))
     assert bool((low <= given).all())
@@ -51,7 +51,7 @@ def assert_between(low_S: Tensor, given_S: Tensor, high_S: Tensor, order_SV: Ten
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), FILTERS)
-def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_filtered_samples_are_the_references(vocab: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
     logits, uniform_S = some_logits(vocab, spread), draws()
     temperature = torch.full((NUM_ROWS,), 0.7, device="cuda")
 
@@ -76,7 +76,7 @@ def test_filtered_picks_are_the_plain_ones(vocab: int, spread: float, top_k: int
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.2])
-def test_random_picks_are_the_plain_ones(vocab: int, spread: float, min_p: float) -> None:
+def test_random_samples_are_the_references(vocab: int, spread: float, min_p: float) -> None:
     logits, uniform_S = some_logits(vocab, spread), draws()
     temperature, min_ps = (torch.full((NUM_ROWS,), value, device="cuda") for value in (0.7, min_p))
     given = sample_random(logits, temperature, min_ps, uniform_S)

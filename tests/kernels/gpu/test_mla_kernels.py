@@ -1,4 +1,4 @@
-"""The kernels around latent attention give what their references give, up to the rounding of bfloat16."""
+"""The kernels of MLA and experts agree with their references, up to the rounding of bfloat16."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def assert_close(given: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("num_heads", [8, 16, 128])
 @pytest.mark.parametrize("num_tokens", [1, 16, 33, 300])
-def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(num_tokens: int, num_heads: int) -> None:
+def test_queries_absorb_and_entries_reach_slots_beyond_two_to_the_31_elements(num_tokens: int, num_heads: int) -> None:
     rows = normal(num_tokens, num_heads * 192 + 576)
     q, cached = rows.split([num_heads * 192, 576], dim=1)
     up = normal(num_heads * 256, 512) * 512**-0.5
@@ -50,9 +50,9 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
     index = pages.shape[0] * 64 - 1 - torch.randperm(4000, device="cuda")[:num_tokens]
     q_THE, cache = q.unflatten(1, (num_heads, 192)), CacheTarget(pages, index)
     right = mla_reference.absorb(q_THE, key, tables)
-    latents = mla_reference.make_latent(cached, norm, tables)
+    entries = mla_reference.make_latent(cached, norm, tables)
     assert_close(absorb_and_cache(AbsorbedQueries(q_THE, key), cached, norm, tables, cache), right)
-    assert_close(pages.view(-1, 576)[index], latents)
+    assert_close(pages.view(-1, 576)[index], entries)
     assert int((pages != 0).any(dim=-1).sum()) == num_tokens
     assert_close(absorb(q_THE, key, tables), right)
     pages.zero_()
@@ -60,30 +60,30 @@ def test_queries_absorb_and_latents_reach_slots_beyond_two_to_the_31_elements(nu
     rotated = mla_reference.rotate_queries(q_THE, tables)
     right = torch.cat((rotated[:num_rotated], q_THE[num_rotated:]))
     stored, given = rope_and_cache(cached, q_THE[:num_rotated], norm, tables, cache)
-    assert_close(stored, latents)
-    assert_close(pages.view(-1, 576)[index], latents)
+    assert_close(stored, entries)
+    assert_close(pages.view(-1, 576)[index], entries)
     assert_close(given, right[:num_rotated])
-    assert_close(q_THE, right)  # where they lie, and no others
+    assert_close(q_THE, right)  # rotated in place, and no others
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 @pytest.mark.parametrize("num_tokens", [1, 16, 33])
-def test_latents_reach_pages_of_float8_divided_by_their_scale(num_tokens: int, scale: float) -> None:
+def test_entries_reach_fp8_pages_divided_by_their_scale(num_tokens: int, scale: float) -> None:
     q, key = normal(num_tokens, 16, 192), normal(16, 128, 512) * 512**-0.5
     cached, norm = normal(num_tokens, 576), MlaNorm(normal(512), 1e-6)
     tables = Tables(*rope_tables(torch.arange(num_tokens, device="cuda") * 63, 1e4 ** (-torch.arange(32).cuda() / 32)))
     pages, other, right = (torch.zeros(600, 64, 576, device="cuda").to(FP8) for _ in range(3))
     index = torch.randperm(600 * 64, device="cuda")[:num_tokens]
-    latents, _ = mla_reference.rope_and_cache(cached, q, norm, tables, CacheTarget(right, index, scale))
+    entries, _ = mla_reference.rope_and_cache(cached, q, norm, tables, CacheTarget(right, index, scale))
     stored, _ = rope_and_cache(cached, q.clone(), norm, tables, CacheTarget(pages, index, scale))
-    assert_close(stored, latents)
+    assert_close(stored, entries)
     absorb_and_cache(AbsorbedQueries(q, key), cached, norm, tables, CacheTarget(other, index, scale))
     for given in (pages, other):
         torch.testing.assert_close(given.float(), right.float(), rtol=2**-3, atol=2**-9)
-    torch.testing.assert_close(right.view(-1, 576)[index].float() * scale, latents.float(), rtol=2**-4, atol=2**-9)
+    torch.testing.assert_close(right.view(-1, 576)[index].float() * scale, entries.float(), rtol=2**-4, atol=2**-9)
 
 
-def test_parts_of_a_context_are_joined() -> None:
+def test_parts_of_a_context_are_merged() -> None:
     a, b = normal(700, 16, 128).float(), normal(700, 16, 128)
     lse_a, lse_b = (torch.randn(700, 16, device="cuda") * 9 for _ in range(2))
     lse_a[5], lse_b[5:7] = -torch.inf, -torch.inf
@@ -95,19 +95,19 @@ def test_parts_of_a_context_are_joined() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 700, 8000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_parts_are_joined_in_place(dtype: torch.dtype, num_tokens: int) -> None:
-    joined, lse = normal(8192, 16, 128).to(dtype), torch.randn(8192, 16, device="cuda") * 9
+def test_parts_are_merged_in_place(dtype: torch.dtype, num_tokens: int) -> None:
+    combined, lse = normal(8192, 16, 128).to(dtype), torch.randn(8192, 16, device="cuda") * 9
     part, part_lse = normal(num_tokens, 16, 128), torch.randn(num_tokens, 16, device="cuda") * 9
     lse[100], part_lse[0] = -torch.inf, -torch.inf  # the first of these tokens sees nothing of either
-    joined[100], part[0] = torch.nan, torch.nan
+    combined[100], part[0] = torch.nan, torch.nan
     own = slice(100, 100 + num_tokens)
-    right, right_lse = joined.cpu(), lse.cpu()
+    right, right_lse = combined.cpu(), lse.cpu()
     merge_into(right[own], right_lse[own], part.cpu(), part_lse.cpu())
-    merge_into(joined[own], lse[own], part, part_lse)
+    merge_into(combined[own], lse[own], part, part_lse)
     rounding = 2**-7 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(joined.cpu(), right, atol=1e-5, rtol=rounding)
+    torch.testing.assert_close(combined.cpu(), right, atol=1e-5, rtol=rounding)
     torch.testing.assert_close(lse.cpu(), right_lse)
-    assert not joined.isnan().any()
+    assert not combined.isnan().any()
 
 
 ROUTINGS = {
@@ -119,7 +119,7 @@ ROUTINGS = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_tokens_are_routed_alike(name: str) -> None:
+def test_routing_agrees_with_the_reference(name: str) -> None:
     num_experts, routing = ROUTINGS[name]
     logits = torch.randn(3000, num_experts, device="cuda")
     bias = torch.randn(num_experts, device="cuda") * 0.3 if routing.scoring == "sigmoid" else None
@@ -135,7 +135,7 @@ def test_tokens_are_routed_alike(name: str) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 128, 1024])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "width"), [(8, 2, 384, 192), (66, 8, 2048, 1408)])
 @pytest.mark.parametrize("routing", ["spread", "same experts"])
-def test_experts_multiply_alike(
+def test_experts_agree_with_the_reference(
     backend: object, num_tokens: int, num_experts: int, top_k: int, hidden: int, width: int, routing: str
 ) -> None:
     x = normal(num_tokens, hidden)

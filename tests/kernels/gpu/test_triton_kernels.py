@@ -1,4 +1,4 @@
-"""Every GPU backend gives what its family's reference gives, up to the rounding of bfloat16."""
+"""Every GPU backend agrees with its family's reference, up to the rounding of bfloat16."""
 
 import json
 
@@ -101,8 +101,8 @@ def test_keys_and_values_reach_their_slots_beyond_two_to_the_31_elements() -> No
 
 
 @pytest.mark.parametrize(("num_rows", "vocab"), [(1, 151_936), (256, 151_936), (7, 264), (3, 4097)])
-def test_pick_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int) -> None:
-    logits = torch.randn(num_rows, vocab, device="cuda").bfloat16().float()  # so coarse that best values repeat
+def test_sample_greedy_takes_the_lowest_of_equal_logits(num_rows: int, vocab: int) -> None:
+    logits = torch.randn(num_rows, vocab, device="cuda").bfloat16().float()  # so coarse that the largest values repeat
     first = (logits == logits.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
     assert torch.equal(sample_greedy(logits), first)
 
@@ -128,7 +128,7 @@ def test_expert_mlps(num_tokens: int, num_experts: int, top_k: int, hidden: int,
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
-def test_multiply_row(num_outputs: int, num_inputs: int) -> None:
+def test_gemv(num_outputs: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
     right = x.double() @ weight.double().T
     assert gemv(x, weight).shape == (1, num_outputs)
@@ -136,7 +136,7 @@ def test_multiply_row(num_outputs: int, num_inputs: int) -> None:
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 12_288), (264, 384), (151_937, 1030)])
-def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outputs: int, num_inputs: int) -> None:
+def test_rmsnorm_gemv(num_outputs: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_outputs, num_inputs)
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
     given, total = rmsnorm_gemv(x, norm, weight)
@@ -146,7 +146,7 @@ def test_rows_join_the_stream_and_are_normed_before_they_are_multiplied(num_outp
 
 
 @pytest.mark.parametrize(("num_experts", "num_inputs"), [(64, 2048), (256, 7168), (3, 1030)])
-def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs: int) -> None:
+def test_rmsnorm_router_gemv(num_experts: int, num_inputs: int) -> None:
     x, weight = normal(1, num_inputs), normal(num_experts, num_inputs) / num_inputs**0.5
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
     logits, normed, total = rmsnorm_router_gemv(x, norm, weight)
@@ -159,7 +159,7 @@ def test_a_router_multiplies_the_norm_that_it_makes(num_experts: int, num_inputs
 
 @pytest.mark.parametrize("has_rows", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 150, 8192])
-def test_tokens_are_kept_where_their_rows_tables_say(num_tokens: int, has_rows: bool) -> None:
+def test_the_slot_mapping_follows_the_rows_page_tables(num_tokens: int, has_rows: bool) -> None:
     table = torch.randint(2**26, (num_tokens, 12), dtype=torch.int32, device="cuda")[:, :8]
     positions = torch.randint(8 * 64, (num_tokens,), device="cuda")
     row = torch.randint(num_tokens, (num_tokens,), device="cuda") if has_rows else None
@@ -169,7 +169,7 @@ def test_tokens_are_kept_where_their_rows_tables_say(num_tokens: int, has_rows: 
 
 @pytest.mark.parametrize("num", [16, 32, 50, 64])
 @pytest.mark.parametrize("is_scaled", [False, True])
-def test_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bool) -> None:
+def test_rope_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bool) -> None:
     positions = torch.tensor([0, 1, 4095, 163_839] * 500, device="cuda")
     frequencies = 1e4 ** (-torch.arange(num, device="cuda") / num)
     scale = torch.rand(num, device="cuda") if is_scaled else 1.0
@@ -179,13 +179,13 @@ def test_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bool) -
 
 
 @pytest.mark.parametrize(("width", "num_inputs"), [(12_288, 4096), (192, 384), (33, 1030)])
-def test_rows_are_gated_behind_their_product(width: int, num_inputs: int) -> None:
+def test_rmsnorm_gate_up_silu(width: int, num_inputs: int) -> None:
     x, gate_up = normal(1, num_inputs), normal(2 * width, num_inputs) * 0.03
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
     given, total = rmsnorm_gate_up_silu(x, norm, gate_up)
     _, right_total = linear_reference.rmsnorm_gate_up_silu(x, norm, gate_up)
     assert torch.equal(total, right_total)
-    # The reference rounds the norm, both products and the gate: it lies up to 0.011 from float64, the kernel 0.003.
+    # The reference rounds the norm, both matmuls and the gate: it lies up to 0.011 from float64, the kernel 0.003.
     assert_close(given, exact_gate(total.double(), norm, gate_up.double()))
 
 
@@ -198,7 +198,7 @@ def exact_gate(total: Tensor, norm: RowNorm, gate_up: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("num_rows", [2, 16, 17, 32, 64])
-def test_few_rows_are_multiplied_in_parts_that_are_added_in_one_order(num_rows: int, splits: int) -> None:
+def test_splits_of_a_skinny_gemm_are_added_in_one_order(num_rows: int, splits: int) -> None:
     x, weight, tile = normal(num_rows, 4096), normal(6144, 4096), Tile(64, 128, splits, 4, 4)
     given = skinny_gemm(x, weight, tile)
     assert_close(given, x.double() @ weight.double().T)
@@ -238,13 +238,13 @@ def test_rotate_and_store(num_heads: int, num_kv_heads: int, head_dim: int, has_
     assert_close(end[is_written], right_end[is_written])
 
 
-def test_float8_pages_get_what_fits_over_the_scales() -> None:
+def test_fp8_pages_get_clamped_values_over_the_scales() -> None:
     scales, slot_mapping_T = PageScales(0.37, 2.3), torch.tensor([7, 130, 64], device="cuda")
     qkv = normal(3, 12, 128) * 200  # some of it beyond what float8 holds
     given, right = (torch.zeros(3, 2, 2, 64, 128, device="cuda").to(FP8) for _ in range(2))
     store(qkv[:, 8:10], qkv[:, 10:], given, slot_mapping_T, scales)
     cache_reference.store(qkv[:, 8:10], qkv[:, 10:], right, slot_mapping_T, scales)
-    # A number on the edge between two of float8 may be rounded to either: one step of an eighth.
+    # A value halfway between two of float8 may be rounded to either: one step of an eighth.
     assert_near(given, right)
     tables = rope_tables(torch.arange(3, device="cuda"), torch.rand(64, device="cuda"))
     rotate_and_store(qkv, 8, *tables, None, given, slot_mapping_T, scales)
