@@ -1,4 +1,4 @@
-"""What every room's tests share: the check models, and skips that are counted in words."""
+"""Fixtures of all tests, their tiers, and skips that are counted by reason."""
 
 import importlib.metadata
 import importlib.util
@@ -127,7 +127,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def kind_of_skip(reason: str) -> str:
-    """The words under which a skip is counted."""
+    """The reason under which a skip is counted."""
     for kind in ("no demo model", "no flashinfer-python", "needs NVIDIA GPUs"):
         if kind in reason:
             return kind

@@ -1,4 +1,4 @@
-"""The source stays small: functions, files and structs keep their budgets, and the measure itself is right."""
+"""Functions, files and structs keep their budgets, and the counting itself is right."""
 
 import statistics
 

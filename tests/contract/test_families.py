@@ -1,4 +1,4 @@
-"""The list of model families that both languages read, and the worker's registrations, are about the same families."""
+"""The list of families that both languages read and the worker's registrations have the same families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installer goes by Plait's own rules, and what it could not get is tried again."""
+"""The installer follows Plait's own rules, and retries what it could not get."""
 
 from __future__ import annotations
 

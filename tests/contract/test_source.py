@@ -1,4 +1,4 @@
-"""What the source never does: load code from data, read the environment, name the place it was written in."""
+"""The source never loads code from data, reads the environment, or names the machine it was written on."""
 
 import ast
 import re
@@ -121,7 +121,7 @@ def test_no_test_folder_is_a_package() -> None:
 
 
 def test_no_file_names_the_place_it_was_written_in() -> None:
-    """A clone anywhere else must find all that a file names."""
+    """A clone on any machine must find everything that a file names."""
     texts = budgets.tracked(".py", ".rs", ".toml", ".md", ".pyi", ".sh", "Makefile", ".ci/run", ".json", ".yaml")
     named = [path for path in texts if path != Path(__file__) and WORKPLACE.search(path.read_text())]
     assert named == []

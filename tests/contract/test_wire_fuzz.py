@@ -1,4 +1,4 @@
-"""Broken frames give ``Malformed`` and nothing else; whole ones come back as they went in."""
+"""Broken frames give ``Malformed`` and nothing else; valid ones survive a round trip."""
 
 from __future__ import annotations
 

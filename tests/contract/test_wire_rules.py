@@ -1,4 +1,4 @@
-"""Each rule of the wire: what breaks it is named."""
+"""Each rule of the wire: an error names the one that was broken."""
 
 from __future__ import annotations
 

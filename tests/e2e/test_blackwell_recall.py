@@ -1,5 +1,5 @@
-"""Every answer is right through the calls of the Blackwell backends: real servers, whose workers run on a CPU with
-flashinfer's own checks and a stand-in where its kernels would be. The kernels themselves were not run.
+"""Every answer is right through the calls of the Blackwell backends. Real servers run on a CPU, with flashinfer's own
+checks and a stand-in for its kernels. The kernels themselves were never run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CASES = [
 
 @pytest.fixture
 def blackwell(flashinfer_there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers started from here have workers that take their CPU for a B200."""
+    """Workers of servers started from here take their CPU for a B200."""
     paths = [str(TESTS / "plait_testing" / "blackwell"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
@@ -66,7 +66,7 @@ def test_every_answer_is_right(
     metrics = read_metrics(running.url)
     case = " ".join([model, backend, *(flag for flag in ("--no-mixed", "fp8") if flag in flags)])
     record(f"{case}, stand-in", "problems_right", "problems", len(asked) - len(wrong), len(asked))
-    # Float8 rounds to four bits, the queries too: held to a tenth of the answers.
+    # FP8 rounds keys, values and queries to four bits: a tenth of the answers may be wrong.
     assert len(wrong) <= (len(asked) // 10 if "fp8" in flags else 0), wrong
     assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == ("--no-mixed" in flags)
     running.stop()

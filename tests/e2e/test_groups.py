@@ -1,4 +1,4 @@
-"""Engines that step together: the same answers as alone, one sequence of steps, one end."""
+"""Engines that step together: the same answers as alone, the same sequence of steps, one end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def group(tmp_path: Path, check_models: Path) -> Iterator[StartGroup]:
 
 
 def steps(running: Server) -> dict[str, float]:
-    """The last agreed step, and how many the replica ran with rows and without."""
+    """The last agreed step, and the replica's steps with rows and without."""
     metrics = read_metrics(running.url)
     kinds = [metrics[f'plait_steps_total{{kind="{kind}"}}'] for kind in ("prefill", "decode", "mixed")]
     return {

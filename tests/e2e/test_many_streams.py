@@ -85,7 +85,7 @@ def output_len(index: int) -> int:
 
 
 async def staggered(url: str, num_streams: int) -> list[Streamed]:
-    """Each stream begins when the one before it has its first text, and so while that one decodes."""
+    """Each stream begins when the one before it has its first text and decodes."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused") as client:
         model = (await client.models.list()).data[0].id
         under_way = []

@@ -1,4 +1,4 @@
-"""A folder of MiniMax-M2's kind is served: its configuration, its experts' names on disk, a template of its sort."""
+"""A folder like MiniMax-M2's is served: its configuration, its experts' tensor names, a template like its own."""
 
 from __future__ import annotations
 

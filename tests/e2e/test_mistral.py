@@ -1,4 +1,4 @@
-"""A folder of Mistral's kind is served, with a prompt several times as long as its sliding window."""
+"""A folder like Mistral's is served, with a prompt several times as long as its sliding window."""
 
 from __future__ import annotations
 

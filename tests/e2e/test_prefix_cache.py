@@ -15,7 +15,7 @@ from plait_testing.running_server import StartServer
 CONTEXT = 1024
 PAGE_SIZE = 16
 NUM_TABLES = 3
-# Pages for two dialogues at a time, of three tables that take turns: some are hit while others are evicted.
+# Pages for two dialogues, with three tables in alternation: some pages are hit while others are evicted.
 TINY_POOL = ("--num-pages", str(2 * CONTEXT // PAGE_SIZE), "--watermark", "1")
 VARIANTS = {
     "on": (),
@@ -28,8 +28,7 @@ CASES = [
     *(("recall-gqa", variant) for variant in VARIANTS),
     *(("recall-mla", variant) for variant in VARIANTS if variant != "evicted"),
 ]
-# Questions about each table, reduced and at full size; each time that a table's turn comes, one goes first, whose
-# pages the others find, two at a time.
+# Questions about each table, reduced and at full size. One goes first; the others, two at a time, find its pages.
 NUM_EACH = {"recall-gqa": (6, 40), "recall-mla": (3, 40)}
 NUM_A_TURN = 3
 

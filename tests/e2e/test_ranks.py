@@ -1,4 +1,4 @@
-"""Several ranks are one server: the same tokens, one end, and a refusal that says what works."""
+"""Several ranks are one server: the same tokens, one end, and an error that says what works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plait_testing.running_server import Server, StartServer
 def test_greedy_tokens_are_the_same_on_one_two_and_four_ranks(
     demo_gguf: Path, server: StartServer, sized: Callable[[int, int], int], record: Record
 ) -> None:
-    """SmolLM2's nine heads lie in three groups, which neither two nor four ranks divide evenly."""
+    """SmolLM2's nine heads in three groups divide evenly by neither two nor four ranks."""
     answers = {}
     for num_ranks in (1, 2, 4):
         running = server(demo_gguf, "--dtype", "float32", "--tp", str(num_ranks), "--threads", "1")

@@ -1,4 +1,4 @@
-"""Every answer of the recall models is right, whatever the settings: a wrong row, page or position would show.
+"""Every answer of the recall models is right with any settings: a wrong row, page or position would show.
 
 Where an answer is wrong, transformers is asked: a mistake that it makes too, in float32, is the model's own.
 """
@@ -15,8 +15,8 @@ from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
-# One setting varied at a time from the default (chunks of 2048 as on a GPU, mixed, overlap, a large pool), then the
-# pairs that share code: chunks and preemption, chunks and separate phases, preemption and each phase.
+# One setting varied from the default (chunks of 2048 as on a GPU, mixed, overlap, a large pool), then pairs that share
+# code: chunks and preemption, chunks and separate phases, preemption and each phase.
 CHUNK = ("--max-batch-tokens", "2048")
 ROOMY = {
     "default": (),
@@ -50,9 +50,9 @@ MLA_AND_RANKS = {
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (4, 40)}
 SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
-# Problems from which on a run is long enough to be sure of mixed steps and of preemptions.
+# With at least so many problems a run is sure to have mixed steps and preemptions.
 ENOUGH = 20
-# Context -> long answers beside the problems, where requests are to be preempted: at 8k each costs minutes.
+# Context -> long answers beside the problems, for preemption; at 8k each costs minutes.
 NUM_WRITERS = {2048: 12, 8192: 4}
 
 
@@ -135,14 +135,14 @@ def with_pool(flags: tuple[str, ...], small_pool: int) -> list[str]:
 
 
 def longest_in_pages(asked: list[recall.Problem]) -> int:
-    """Pages that hold the longest dialogue, its tokens being bytes and a few specials, and no more."""
+    """Pages that just hold the longest dialogue: its tokens are bytes and a few specials."""
     return -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
 
 
 def judge(
     model: Path, case: str, asked: list[recall.Problem], wrong: list[recall.Wrong], record: Record
 ) -> list[recall.Wrong]:
-    """Record how many answers are right; those mistakes that are the engine's."""
+    """Record how many answers are right; return the engine's mistakes."""
     mistakes = mistakes_of_the_engine(model, asked, wrong)
     record(case, "problems_right", "problems", len(asked) - len(wrong), len(asked))
     record(case, "mistakes_of_the_engine", "problems", len(mistakes), 0)
@@ -150,7 +150,7 @@ def judge(
 
 
 def assert_settings_were_exercised(variant: str, metrics: dict[str, float], num_problems: int) -> None:
-    """A variant that never did what it is named for would prove nothing; a handful of problems may not get there."""
+    """A variant must do what its name says; with a handful of problems it may not get there."""
     if num_problems < ENOUGH:
         return
     assert ("no-mixed" in variant) == (metrics['plait_steps_total{kind="mixed"}'] == 0)

@@ -1,4 +1,4 @@
-"""Greedy tokens in float32 are transformers' tokens, alone and in company, whatever the chunks and pages."""
+"""Greedy tokens in float32 are transformers' tokens, alone and beside other requests, with any chunks and pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait_testing.recording import Record
 from plait_testing.reference import Judgement, Reference, load_reference
 from plait_testing.running_server import StartServer
 
-# Two logits closer than this may change places when a sum is taken in another order.
+# Two logits closer than this may swap if a sum has another order.
 NEGLIGIBLE_GAP = 1e-3
 VARIANTS = {
     "default": (),
@@ -35,7 +35,7 @@ VARIANTS = {
 def test_greedy_tokens_are_the_references(
     variant: str, demo_gguf: Path, server: StartServer, sized: Callable[[int, int], int], record: Record
 ) -> None:
-    """Alone, then in company: reduced, of other questions, which the prefix cache does not know."""
+    """Alone, then beside others. Reduced runs ask other questions, which the prefix cache does not have."""
     running = server(demo_gguf, "--dtype", "float32", *VARIANTS[variant])
     reference, num_questions, output_len = load_reference(demo_gguf), sized(2, 20), sized(24, 64)
     questions = {"alone": QUESTIONS[:num_questions], "in company": QUESTIONS[-num_questions:]}
@@ -56,7 +56,7 @@ def keep(record: Record, case: str, judged: list[Judgement]) -> None:
 
 
 def greedy(client: httpx.Client, question: str, output_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids of the question, as the server writes the chat, and of its answer."""
+    """Ids of the question, in the server's chat template, and of its answer."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "model": client.get("/v1/models").json()["data"][0]["id"],
@@ -73,14 +73,14 @@ def greedy(client: httpx.Client, question: str, output_len: int) -> tuple[tuple[
 
 @cache
 def judge(reference: Reference, question: str, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Judgement:
-    """Once for all variants that give the same answer."""
+    """Cached: several variants give the same answer."""
     assert list(prompt) == reference.chat_ids(question)
     return reference.judge(list(prompt), list(answer))
 
 
 @contextmanager
 def others(url: str, num_others: int) -> Iterator[None]:
-    """So many requests under way at any time, of different lengths, each replaced as it ends."""
+    """So many requests at any time, of different lengths; each is replaced when it ends."""
     over = Event()
 
     def keep_asking(seed: int) -> None:

@@ -219,7 +219,7 @@ def test_token_ids_outside_the_vocabulary_are_a_400(recall_server: Server) -> No
 
 
 def wait_until(server: Server, name: str, holds: Callable[[float], bool]) -> None:
-    """Until a sample of `/metrics` is as it should be; raises `TimeoutError`."""
+    """Wait until a sample of `/metrics` is as it should be; raises `TimeoutError`."""
     deadline = time.monotonic() + 30
     while not holds(metric(server, name)):
         if time.monotonic() > deadline:
@@ -277,7 +277,7 @@ def test_keys_from_a_file_lock_the_server(server: StartServer, check_models: Pat
 
 
 def chat(server: Server, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """`plait chat` with `typed` as what the user types."""
+    """`plait chat` with `typed` as its input."""
     words = [sys.executable, "-m", "plait.cli", "chat", "--url", server.url, *flags]
     return subprocess.run(words, input=typed, capture_output=True, text=True, timeout=120)
 

@@ -1,4 +1,4 @@
-"""How a server refuses to start: the exit code, and a last line that says what to do."""
+"""Why a server does not start: the exit code, and a last line that says what to do."""
 
 from __future__ import annotations
 

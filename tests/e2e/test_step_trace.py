@@ -1,4 +1,4 @@
-"""What a server's steps took is what the simulator's cost model is fitted to."""
+"""The simulator's cost model is fitted to a server's step trace."""
 
 from __future__ import annotations
 
