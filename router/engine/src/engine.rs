@@ -96,7 +96,7 @@ impl Engine {
             settings.served_model_name.as_deref(),
         )?);
         let max_model_len = settings.model_len(model.context_length())?;
-        let trial = settings.for_replica(max_model_len, TRIAL_PAGES);
+        let trial = settings.for_replica(max_model_len, TRIAL_PAGES, &[]);
         let limits = trial.limits().map_err(SettingsProblem::from)?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let config = settings.group_fingerprint(max_model_len, model.vocab_size());

@@ -1,6 +1,9 @@
 //! The handshake: ranks say Hello, get a Welcome, and answer the warm-up step.
 
-use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, schema_fingerprint};
+use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, PageKind, schema_fingerprint};
+
+/// Page kinds of a replica at most, the first one apart.
+const MAX_OTHER_KINDS: usize = 15;
 
 /// The ranks that have said Hello so far.
 #[derive(Debug)]
@@ -44,7 +47,13 @@ impl Handshake {
                 reason,
             });
         }
-        if hello.num_pages == 0 {
+        if let Some(reason) = self.kinds_mismatch(rank, &hello) {
+            return Err(RejectedPeer {
+                code: ExitCode::Settings,
+                reason,
+            });
+        }
+        if hello.num_pages == 0 || hello.other_kinds.iter().any(|kind| kind.num_pages == 0) {
             let reason = format!(
                 "rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model"
             );
@@ -55,6 +64,23 @@ impl Handshake {
         }
         self.hellos[rank as usize] = Some(hello);
         Ok(())
+    }
+
+    /// How a rank's page kinds differ from those of the ranks that are in.
+    fn kinds_mismatch(&self, rank: u32, hello: &Hello) -> Option<String> {
+        let sizes = page_sizes(hello);
+        if sizes.len() > MAX_OTHER_KINDS || sizes.contains(&0) {
+            return Some(format!(
+                "rank {rank} keeps further kinds of pages of {sizes:?} tokens; up to {MAX_OTHER_KINDS} of at least 1 \
+                 token are allowed: install worker and engine from one release"
+            ));
+        }
+        let mut others = self.hellos.iter().flatten().map(page_sizes);
+        let expected = others.find(|expected| *expected != sizes)?;
+        Some(format!(
+            "rank {rank} keeps further kinds of pages of {sizes:?} tokens, another rank of {expected:?}; install both \
+             from one release"
+        ))
     }
 
     /// All Hellos by rank, once none is missing.
@@ -82,11 +108,6 @@ fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) 
             "the worker says that it is rank {} of {}, it dialled as rank {rank} of {world}",
             hello.rank, hello.world
         ))
-    } else if !hello.other_kinds.is_empty() {
-        Some(format!(
-            "the worker keeps {} kinds of pages, the engine's scheduler one; install both from one release",
-            1 + hello.other_kinds.len()
-        ))
     } else {
         None
     }
@@ -99,6 +120,27 @@ pub fn num_pages(hellos: &[Hello]) -> u32 {
         .map(|hello| hello.num_pages)
         .min()
         .expect("a replica has at least one rank")
+}
+
+/// The page kinds after the first, each with the least number of pages that any rank has room for.
+pub fn other_kinds(hellos: &[Hello]) -> Vec<PageKind> {
+    let mut kinds = hellos
+        .first()
+        .map_or_else(Vec::new, |hello| hello.other_kinds.clone());
+    for hello in hellos {
+        for (least, kind) in kinds.iter_mut().zip(&hello.other_kinds) {
+            least.num_pages = least.num_pages.min(kind.num_pages);
+        }
+    }
+    kinds
+}
+
+fn page_sizes(hello: &Hello) -> Vec<u32> {
+    hello
+        .other_kinds
+        .iter()
+        .map(|kind| kind.page_size)
+        .collect()
 }
 
 /// The ranks that have answered step 0.
@@ -133,8 +175,6 @@ impl WarmUp {
 
 #[cfg(test)]
 mod tests {
-    use plait_proto::PageKind;
-
     use super::*;
 
     const CONFIG: Fingerprint = [7; 16];
@@ -168,19 +208,12 @@ mod tests {
     #[test]
     fn a_rejected_rank_learns_in_what_it_differs() {
         type Change = fn(&mut Hello);
-        let cases: [(&str, Change); 6] = [
+        let cases: [(&str, Change); 5] = [
             ("protocol", |hello| hello.protocol = 9),
             ("schema", |hello| hello.schema[0] ^= 1),
             ("configuration", |hello| hello.config[0] ^= 1),
             ("rank 1 of 2, it dialled as rank 0", |hello| hello.rank = 1),
             ("of 3", |hello| hello.world = 3),
-            ("2 kinds of pages", |hello| {
-                hello.other_kinds.push(PageKind {
-                    page_size: 64,
-                    num_pages: 8,
-                    page_bytes: 1,
-                });
-            }),
         ];
         for (word, change) in cases {
             let mut other = hello(0);
@@ -188,6 +221,46 @@ mod tests {
             let refused = Handshake::new(2).add(0, other, Some(&CONFIG)).unwrap_err();
             assert!(refused.reason.contains(word), "{}", refused.reason);
             assert_eq!(refused.code, ExitCode::Settings);
+        }
+    }
+
+    fn with_pages(rank: u32, page_size: u32, num_pages: u32) -> Hello {
+        let page_bytes = 1;
+        Hello {
+            other_kinds: vec![PageKind {
+                page_size,
+                num_pages,
+                page_bytes,
+            }],
+            ..hello(rank)
+        }
+    }
+
+    #[test]
+    fn each_page_kind_takes_the_least_pages() {
+        let mut handshake = Handshake::new(2);
+        for (rank, num_pages) in [(0, 7), (1, 5)] {
+            let hello = with_pages(rank, 64, num_pages);
+            handshake.add(rank, hello, Some(&CONFIG)).unwrap();
+        }
+        let kinds = other_kinds(&handshake.complete().unwrap());
+        assert_eq!((kinds.len(), kinds[0].num_pages), (1, 5));
+    }
+
+    #[test]
+    fn ranks_keep_the_same_page_kinds() {
+        for (other, words) in [
+            (with_pages(1, 32, 7), "[32] tokens, another rank of [64]"),
+            (hello(1), "[] tokens, another rank of [64]"),
+            (with_pages(1, 0, 7), "[0] tokens; up to 15"),
+            (with_pages(1, 64, 0), "no room for a single page"),
+        ] {
+            let mut handshake = Handshake::new(2);
+            handshake
+                .add(0, with_pages(0, 64, 7), Some(&CONFIG))
+                .unwrap();
+            let rejected = handshake.add(1, other, Some(&CONFIG)).unwrap_err();
+            assert!(rejected.reason.contains(words), "{}", rejected.reason);
         }
     }
 

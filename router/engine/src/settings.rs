@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use plait_core::{PageSettings, RuntimeSettings, SchedulerSettings};
+use plait_core::{CacheKind, PageSettings, RuntimeSettings, SchedulerSettings};
+use plait_proto::PageKind;
 use serde::Deserialize;
 
 use crate::group::{
@@ -237,12 +238,22 @@ impl EngineSettings {
     }
 
     /// Everything that the scheduler needs, once the ranks have reported their pool.
-    pub fn for_replica(&self, max_model_len: u32, num_pages: u32) -> plait_core::Settings {
+    pub fn for_replica(
+        &self,
+        max_model_len: u32,
+        num_pages: u32,
+        other_kinds: &[PageKind],
+    ) -> plait_core::Settings {
+        let other_kinds = other_kinds.iter().map(|kind| CacheKind {
+            page_size: kind.page_size,
+            num_pages: kind.num_pages,
+        });
         plait_core::Settings {
             scheduler: self.scheduler.clone(),
             pages: self.pages.clone(),
             runtime: RuntimeSettings {
                 draft_width: self.draft_tokens,
+                other_kinds: other_kinds.collect(),
                 ..RuntimeSettings::new(num_pages, max_model_len, hash_seed())
             },
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
-    AppendedPage, DecodeRow, NewSlot, OtherPage, PlanEncoder, PrefillRow, SamplingParams,
+    AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow, SamplingParams,
     TrimmedSlot,
 };
 
@@ -153,9 +153,13 @@ fn prefill_row(row: &plait_core::PrefillRow) -> PrefillRow {
 const WARM_UP_TOKENS: u32 = 2;
 
 /// Step 0: one greedy slot and one chunk, so that the first real step finds everything warm.
-pub fn warm_up(page_size: u32) -> plait_proto::Plan {
+pub fn warm_up(page_size: u32, other_kinds: &[PageKind]) -> plait_proto::Plan {
     let slot = 0;
-    let num_pages = WARM_UP_TOKENS.div_ceil(page_size);
+    let pages = |page_size: u32| 0..WARM_UP_TOKENS.div_ceil(page_size);
+    let kinds = (1..).zip(other_kinds);
+    let other_pages = kinds.flat_map(|(kind, of_kind)| {
+        pages(of_kind.page_size).map(move |page| OtherPage { kind, slot, page })
+    });
     plait_proto::Plan {
         step: 0,
         new_slots: vec![NewSlot {
@@ -174,9 +178,10 @@ pub fn warm_up(page_size: u32) -> plait_proto::Plan {
             lookahead: false,
         }],
         token_ids: vec![0; WARM_UP_TOKENS as usize],
-        appended_pages: (0..num_pages)
+        appended_pages: pages(page_size)
             .map(|page| AppendedPage { slot, page })
             .collect(),
+        other_pages: other_pages.collect(),
         ..plait_proto::Plan::default()
     }
 }

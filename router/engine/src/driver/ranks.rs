@@ -1,9 +1,9 @@
 //! The ranks' messages, from Hello to Bye.
 
-use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, StepResult, Welcome};
+use plait_proto::{ExitCode, Fail, Hello, Malformed, Message, PageKind, StepResult, Welcome};
 
 use super::{EventLoop, ReplicaConfig, Stage};
-use crate::handshake::{RejectedPeer, WarmUp, num_pages};
+use crate::handshake::{RejectedPeer, WarmUp, num_pages, other_kinds};
 use crate::link::Received;
 use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
@@ -90,13 +90,14 @@ impl EventLoop {
         self.shared()
             .status
             .set_device(DeviceReport::new(&hellos, num_pages));
-        match Serving::new(self.serving_config(num_pages)) {
-            Ok(serving) => self.welcome(Box::new(serving)),
+        let other_kinds = other_kinds(&hellos);
+        match Serving::new(self.serving_config(num_pages, &other_kinds)) {
+            Ok(serving) => self.welcome(Box::new(serving), other_kinds),
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),
         }
     }
 
-    fn serving_config(&self, num_pages: u32) -> ServingConfig {
+    fn serving_config(&self, num_pages: u32, other_kinds: &[PageKind]) -> ServingConfig {
         let ReplicaConfig {
             settings,
             max_model_len,
@@ -104,7 +105,7 @@ impl EventLoop {
             ..
         } = &self.driver.replica;
         ServingConfig {
-            settings: settings.for_replica(*max_model_len, num_pages),
+            settings: settings.for_replica(*max_model_len, num_pages, other_kinds),
             credit: settings.scheduler.max_in_flight(),
             vocab_size: *vocab_size,
             timeouts: self.timeouts,
@@ -113,7 +114,7 @@ impl EventLoop {
         }
     }
 
-    fn welcome(&mut self, serving: Box<Serving>) {
+    fn welcome(&mut self, serving: Box<Serving>, other_kinds: Vec<PageKind>) {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
         let limits = serving.limits();
         let welcome = Welcome {
@@ -124,9 +125,9 @@ impl EventLoop {
             replica: group.map_or(0, |group| group.replica),
             num_replicas: group.map_or(1, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
-            other_kinds: Vec::new(),
+            other_kinds,
         };
-        let step_0 = warm_up(settings.pages.page_size);
+        let step_0 = warm_up(settings.pages.page_size, &welcome.other_kinds);
         self.stage = Stage::WarmingUp {
             warm_up: WarmUp::new(self.num_ranks),
             serving,

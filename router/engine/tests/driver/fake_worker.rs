@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_proto::{
-    Bye, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, Plan, StepResult, Welcome,
+    Bye, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, PageKind, Plan, StepResult, Welcome,
     schema_fingerprint,
 };
 use rustc_hash::FxHashMap;
@@ -22,6 +22,8 @@ pub struct Behavior {
     pub world: u32,
     pub config: Fingerprint,
     pub num_pages: u32,
+    /// Kinds of pages after the first.
+    pub other_kinds: Vec<PageKind>,
     /// From receiving a step to answering it.
     pub step: Duration,
     /// What every step is said to take.
@@ -55,6 +57,7 @@ impl Behavior {
             world: 1,
             config,
             num_pages: 64,
+            other_kinds: Vec::new(),
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
             heartbeats: true,
@@ -182,7 +185,7 @@ impl Rank {
             num_pages: self.behavior.num_pages,
             page_bytes: 1024,
             weight_bytes: 4096,
-            other_kinds: Vec::new(),
+            other_kinds: self.behavior.other_kinds.clone(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use plait_engine::Timeouts;
+use plait_proto::PageKind;
 use serde_json::json;
 
 use crate::harness::Harness;
@@ -48,6 +49,40 @@ fn drafts_reach_the_rank_and_their_tokens_come_back() {
     for plan in harness.workers[0].log().plans {
         assert!(plan.decode.iter().all(|row| row.length == 1) && plan.trimmed_slots.is_empty());
     }
+}
+
+#[test]
+fn a_rank_of_two_page_kinds_gets_pages_of_each() {
+    let kind = |num_pages| PageKind {
+        page_size: 4,
+        num_pages,
+        page_bytes: 512,
+    };
+    let mut harness = Harness::alone(&json!({"num_ranks": 2}), Timeouts::default());
+    for (rank, num_pages) in [(0, 40), (1, 30)] {
+        harness.dial(|it| {
+            (it.rank, it.world, it.other_kinds) = (rank, 2, vec![kind(num_pages)]);
+        });
+    }
+    harness.wait_for_phase("ready");
+    harness.submit(1, "abcabcabc", &json!({"max_tokens": 9}));
+    assert_eq!(harness.answer(1).text(), "defghijkl");
+    let log = harness.workers[0].log();
+    assert_eq!(log.welcome.unwrap().other_kinds, [kind(30)]);
+    assert_eq!(
+        log.plans[0].other_pages.len(),
+        1,
+        "the warm-up has a page of each"
+    );
+    let pages = log.plans[1..].iter().flat_map(|plan| &plan.other_pages);
+    let num_tokens = 9 + 8_usize;
+    assert_eq!(pages.clone().count(), num_tokens.div_ceil(4));
+    assert!(pages.clone().all(|page| page.kind == 1 && page.page < 30));
+    let num_plans = log.plans.len();
+    harness.wait_until("the other rank has the plans", |harness| {
+        harness.workers[1].log().plans.len() >= num_plans
+    });
+    assert_eq!(log.plans, harness.workers[1].log().plans[..num_plans]);
 }
 
 #[test]
