@@ -1,4 +1,4 @@
-"""Where the pools of a CPU's cache lie."""
+"""Layers' pools in the KV cache: where a CPU's begin in memory, and one shape for each kind of layer."""
 
 from __future__ import annotations
 

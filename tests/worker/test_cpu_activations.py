@@ -1,4 +1,4 @@
-"""A CPU's pages leave room for what a step computes with."""
+"""A CPU's pages leave memory for the activations of the largest step."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_process_grows_in_its_largest_step_by_no_more_than_is_counted(check_mo
         assert grown - NOISE <= counted <= MOST_COUNTED * grown, path.name
 
 
-def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
+def test_pages_that_leave_no_memory_for_a_step_are_rejected(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     config = config_for(tmp_path, tmp_path)
     working = cpu_activation_bytes(config, load_model(tmp_path, "float32", CPU, Parallel()).config, 4)
@@ -131,7 +131,7 @@ def test_pages_that_leave_a_step_no_room_are_refused(tmp_path: Path) -> None:
         choose_num_pages(config, page, cpu_pool_bytes(config, tight), tight)
 
 
-def test_pages_asked_for_beside_a_step_that_leaves_none_are_refused_in_words(tmp_path: Path) -> None:
+def test_num_pages_beyond_the_memory_is_rejected_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     config = config_for(tmp_path, tmp_path, num_pages=10)
     budget = MemoryBudget(free_bytes=2 << 30, weight_bytes=0, activation_bytes=3 << 30)

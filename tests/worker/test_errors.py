@@ -1,4 +1,4 @@
-"""Memory that is not there ends a rank as what it is, and is asked for before it is filled."""
+"""Too little memory ends a rank with its cause, before the memory is filled."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_in_little_room(engine: EngineSide, model: Path) -> tuple[Fail, int, str]
     return engine.expect(Fail), ended.returncode, ended.stderr
 
 
-def test_what_the_last_layer_has_no_memory_for_is_refused_before_the_first_is_drawn(tmp_path: Path) -> None:
+def test_a_model_too_large_is_rejected_before_its_first_random_weight(tmp_path: Path) -> None:
     write_config(tmp_path, vocab_size=1000, hidden_size=1024, intermediate_size=1 << 14, num_hidden_layers=8)
     most_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     whole = 8 * (3 * 1024 * 1024 + 3 * (1024 << 14) + 2 * 1024) + 2 * 1000 * 1024 + 1024
@@ -86,14 +86,14 @@ def test_what_the_last_layer_has_no_memory_for_is_refused_before_the_first_is_dr
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before) << 10 < 1 << 29
 
 
-def test_drawn_weights_of_more_bytes_than_can_be_counted_are_refused(tmp_path: Path) -> None:
+def test_random_weights_of_absurd_size_are_rejected(tmp_path: Path) -> None:
     wide = {"hidden_size": 1 << 20, "num_experts": 1 << 20, "moe_intermediate_size": 1 << 20, "num_experts_per_tok": 2}
     write_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], vocab_size=100, **wide)
     with pytest.raises(WorkerError, match=r"weights take .* or more and 16\.00 GiB of memory are free"):
         dummy_model(tmp_path, "float32", CPU, Parallel(), free_bytes=16 << 30)
 
 
-def test_drawn_weights_take_no_more_than_is_free(tmp_path: Path) -> None:
+def test_random_weights_take_no_more_than_is_free(tmp_path: Path) -> None:
     write_config(tmp_path, vocab_size=100)
     largest = 256 * 256 * 4
     needed = dummy_model(tmp_path, "float32", CPU, Parallel()).weight_bytes + largest

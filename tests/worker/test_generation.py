@@ -1,4 +1,4 @@
-"""A real model, stepped in process: how requests are cut into rows and mixed changes nothing."""
+"""A real model, stepped in process: chunks and mixed steps do not change its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU cannot serve is refused with what is missing and what to do, as far as that can be seen without one."""
+"""What a GPU cannot serve is rejected with the reason and what to do; these need no GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AMPERE = (8, 0)
 def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     with engine_side() as engine:
-        engine.start(config_for(tmp_path, engine.folder, kind="cuda"))
+        engine.start(config_for(tmp_path, engine.folder, device="cuda"))
         fail, code, errors = engine.failure()
     assert (fail.code, code) == (ExitCode.HARDWARE, ExitCode.HARDWARE)
     assert fail.reason.startswith("--device cuda: no NVIDIA GPU is there for torch")
@@ -35,7 +35,7 @@ def test_a_gpu_that_is_not_there_ends_the_rank_with_what_to_do(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", all_names())
-def test_a_kernel_that_does_not_run_here_is_refused_by_its_flag(name: str) -> None:
+def test_a_backend_that_cannot_run_here_is_rejected_by_its_flag(name: str) -> None:
     requirements = BackendRequirements(HEADS, 64, 0, 256, torch.device("cpu"))
     with pytest.raises(
         WorkerError, match=rf"--attention-backend {name}: it .*; auto takes one that runs here"

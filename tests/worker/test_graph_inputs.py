@@ -1,4 +1,4 @@
-"""What a captured step reads is what the step says, filled up with rows that touch nothing of anybody's."""
+"""A captured step reads the plan's inputs, padded with rows that touch no request."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Replayed:
     inputs: GraphInputs
     size: Size
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    num_picked: int = 0
+    num_sampled: int = 0
 
     def replay(self, inputs: StepInputs) -> Tensor:
         self.inputs.fill(inputs)
@@ -77,7 +77,7 @@ class Replayed:
         return self.logits[: int(inputs.samples_R.sum())]
 
     def sample(self, num: int) -> Tensor:
-        self.num_picked += 1
+        self.num_sampled += 1
         ids = sample_greedy(self.logits)
         self.rank.slots.keep_tokens(self.inputs.sampled_slots, ids)
         return ids[:num].to(torch.int32)
@@ -129,9 +129,9 @@ def test_padded_steps_sample_what_steps_of_their_own_size_do(model: Model[Any]) 
     assert len(outputs) > 5
     assert outputs == serve_some(make_rank(model, StepGraphs()))
     assert padded.totals.num_graph_steps > 30
-    num_picked = [graph.num_picked for graph in graphs]
-    assert all(num_picked)
-    assert sum(num_picked) < padded.totals.num_graph_steps  # some steps have rows that draw
+    num_sampled = [graph.num_sampled for graph in graphs]
+    assert all(num_sampled)
+    assert sum(num_sampled) < padded.totals.num_graph_steps  # some steps have rows that draw
 
 
 def test_sizes_cover_every_decode_step_with_little_padding() -> None:
@@ -148,7 +148,7 @@ def test_steps_with_prompts_fill_whole_tiles_of_a_product() -> None:
 
 
 @pytest.mark.parametrize(("num_prompt", "num_decode"), [(2048, 0), (2040, 8), (1024, 0), (512, 0), (65, 256)])
-def test_planned_steps_have_room_for_whole_budgets(num_prompt: int, num_decode: int) -> None:
+def test_planned_steps_hold_whole_token_budgets(num_prompt: int, num_decode: int) -> None:
     needed = Size(num_prompt, 1, num_decode, 100)
     roomy = [size for size in sizes(256, 2048, (0, 1024)) if size.context_tokens is not None and size.fits(needed)]
     assert roomy[0].prompt_tokens - num_prompt < 512
@@ -159,7 +159,7 @@ def test_no_graph_is_larger_than_a_step_may_be() -> None:
     assert max(size.num_tokens for size in sizes(8, 300)) == 256
 
 
-def test_cached_tokens_of_prompts_are_listed_where_there_is_room_for_them(model: Model[Any]) -> None:
+def test_cached_tokens_of_prompts_are_listed_if_the_graph_holds_them(model: Model[Any]) -> None:
     rank = make_rank(model, StepGraphs())
     stepper = Stepper(rank.step, PAGE, NUM_PAGES)
     slots = [stepper.admit(list(range(length))) for length in (40, 20, 30)]
@@ -177,7 +177,7 @@ def test_cached_tokens_of_prompts_are_listed_where_there_is_room_for_them(model:
     assert not dataclasses.replace(size, context_tokens=27).fits(needed_size(inputs))
 
 
-def test_steps_without_prompts_are_planned_by_nobody(model: Model[Any]) -> None:
+def test_steps_without_prompts_are_not_planned(model: Model[Any]) -> None:
     stepper = Stepper(make_rank(model, StepGraphs()).step, PAGE, NUM_PAGES)
     first, second = stepper.admit(list(range(9))), stepper.admit(list(range(9)))
     prompts = needed_size(read_plan(stepper.step(prefill={first: 9, second: 4})))

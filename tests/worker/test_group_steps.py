@@ -1,4 +1,4 @@
-"""What a rank computes in a step that its group agreed on: as many tokens as the decision says, on nobody's pages."""
+"""A rank's step in a group: as many tokens as the decision says, with padding on the dummy page."""
 
 from __future__ import annotations
 

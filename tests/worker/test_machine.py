@@ -1,4 +1,4 @@
-"""Limits of control groups are found in either version, wherever their controllers are mounted."""
+"""Memory and CPU limits of control groups, version 1 and 2, wherever they are mounted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_without_a_quota_the_affinity_counts(groups: Path) -> None:
 
 
 @pytest.mark.parametrize("around", ["", "a", "a/b"])
-def test_a_quota_of_the_second_version_counts_wherever_it_is_set(groups: Path, around: str) -> None:
+def test_a_cgroup_v2_quota_counts_at_every_level(groups: Path, around: str) -> None:
     write(groups, own="0::/a/b")
     write(groups / around, cpu__max="350000 100000")
     assert machine.num_usable_cores() == 3

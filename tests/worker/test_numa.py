@@ -1,4 +1,4 @@
-"""A rank stays on the cores of its GPU's node, where the machine has several and lets it."""
+"""A rank stays on its GPU's NUMA node if the machine has several."""
 
 from __future__ import annotations
 

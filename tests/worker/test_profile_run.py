@@ -1,4 +1,4 @@
-"""What a GPU runs before it serves is within the settings and leaves no kernel of theirs to its first request."""
+"""The profile run stays within the settings and runs every sampler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Noting(TorchMha):
 @pytest.mark.parametrize(
     ("max_batch_tokens", "max_seqs", "max_model_len"), [(600, 50, 250), (128, 1, 512), (7, 3, 512), (1, 1, 1)]
 )
-def test_the_largest_steps_are_as_large_as_the_settings_allow_and_pick_in_every_way(
+def test_the_largest_steps_are_as_large_as_the_settings_allow_and_sample_in_every_mode(
     max_batch_tokens: int, max_seqs: int, max_model_len: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_llama(tmp_path)

@@ -1,4 +1,4 @@
-"""What a rank computes for the rows of its plans, on a model whose tokens tell what they could see."""
+"""Steps of a rank, on a model whose tokens depend on exactly what they could see."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def broken(**changes: object) -> Plan:
         ({"freed_slots": words([0])}, "holds nothing"),
     ],
 )
-def test_a_plan_that_does_not_fit_the_slots_is_refused_with_a_sentence(
+def test_a_plan_that_contradicts_the_slots_is_rejected_with_the_reason(
     counting: Counting, changes: dict[str, object], reason: str
 ) -> None:
     stepper, _, rank = counting

@@ -1,4 +1,4 @@
-"""What a GPU computes at start so that no request waits for a kernel's first use."""
+"""Warm-up steps cover what requests need, so that none waits for a kernel's first use."""
 
 from __future__ import annotations
 

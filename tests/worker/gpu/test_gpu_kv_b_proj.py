@@ -1,4 +1,4 @@
-"""Keys and values of every head at the kernels' own sizes, against float64."""
+"""The kv_b_proj up-projection at the kernels' own sizes, against float64."""
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ TOLERANCE = 2**-7
 
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300, 4096])
-def test_one_product_makes_keys_and_values_and_brings_the_shared_key_number_for_number(
-    num_tokens: int, num_heads: int
-) -> None:
+def test_one_gemm_makes_keys_and_values_and_copies_the_shared_key_exactly(num_tokens: int, num_heads: int) -> None:
     torch.manual_seed(0)
     up_HXL = (torch.randn(num_heads, 256, 512, device=GPU) * 512**-0.5).bfloat16()
     latent_NC = torch.randn(num_tokens, 576, device=GPU).bfloat16()

@@ -1,4 +1,4 @@
-"""Torch keeps its threads where some of a step's heavy work is torch's, and the log says which."""
+"""Torch keeps its threads if it does some of the heavy work, and the log says which."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_log_probabilities_equal_transformers(
     ("family", "intermediate_size", "in_one_call"),
     [("llama", 96, True), ("qwen2", 96, True), ("qwen3", 96, True), ("llama", 80, False), ("qwen3_moe", 96, False)],
 )
-def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
+def test_dense_layers_run_in_one_call_if_the_kernel_takes_them(
     family: str,
     intermediate_size: int,
     in_one_call: bool,
@@ -139,7 +139,7 @@ def test_dense_layers_run_in_one_call_where_the_kernel_takes_them(
     ("family", "width", "is_compiled"),
     [("qwen3_moe", 32, True), ("deepseek_v3", 32, True), ("qwen3_moe", 24, False), ("deepseek_v3", 24, False)],
 )
-def test_experts_are_compiled_where_the_kernel_takes_their_width(
+def test_experts_are_compiled_if_the_kernel_takes_their_width(
     family: str, width: int, is_compiled: bool, save_tiny: Callable[..., Any], load: Callable[..., Any]
 ) -> None:
     model = load(save_tiny(family, moe_intermediate_size=width).path)
@@ -249,7 +249,7 @@ def test_bfloat16_stays_close_to_float32(
 
 
 @pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3"])
-def test_block_scaled_fp8_files_mean_what_transformers_computes_from_their_numbers(
+def test_fp8_blocks_equal_transformers_on_their_dequantised_weights(
     family: str, save_tiny: Callable[..., Any], drive: Callable[..., Any]
 ) -> None:
     path = save_tiny(family).path
@@ -274,7 +274,7 @@ def test_block_scaled_fp8_files_mean_what_transformers_computes_from_their_numbe
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe", "minimax_m2", "deepseek_v3"])
-def test_a_model_is_drawn_from_its_configuration_alone(
+def test_a_model_gets_random_weights_from_its_configuration_alone(
     family: str, save_tiny: Callable[..., Any], load: Callable[..., Any], drive_drawn: Callable[..., Any]
 ) -> None:
     path = save_tiny(family).path
@@ -300,7 +300,7 @@ def test_a_model_is_drawn_from_its_configuration_alone(
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_is_drawn_where_there_is_room_for_it_and_for_its_largest_matrix_once_more(
+def test_random_weights_need_memory_for_the_model_and_its_largest_matrix_twice(
     family: str, largest: tuple[int, int], dtype: torch.dtype, save_tiny: Callable[..., Any]
 ) -> None:
     draw = partial(dummy_model, save_tiny(family).path, str(dtype).removeprefix("torch."), CPU, Parallel())
@@ -320,23 +320,21 @@ def test_a_model_is_drawn_where_there_is_room_for_it_and_for_its_largest_matrix_
         ("deepseek_v3", {}, ("kv_b_proj.weight",)),
     ],
 )
-def test_weight_bytes_count_each_form_of_a_number(
+def test_weight_bytes_count_each_form_of_a_weight(
     family: str,
     changes: dict[str, Any],
     held_twice: tuple[str, ...],
     save_tiny: Callable[..., Any],
     load: Callable[..., Any],
 ) -> None:
-    """Embeddings are looked up and, tied, multiplied as panels; latents' matrix is absorbed and multiplied too."""
+    """Tied embeddings are dense and packed; kv_b_proj is held for absorption and packed."""
     saved = save_tiny(family, **changes)
     stored = safetensors.torch.load_file(saved.path / "model.safetensors")
     num_held = sum(tensor.numel() * (2 if name.endswith(held_twice) else 1) for name, tensor in stored.items())
     assert load(saved.path).weight_bytes == 4 * num_held
 
 
-def test_the_longest_context_of_yarn_is_the_stretched_one(
-    save_tiny: Callable[..., Any], load: Callable[..., Any]
-) -> None:
+def test_the_longest_context_of_yarn_is_the_scaled_one(save_tiny: Callable[..., Any], load: Callable[..., Any]) -> None:
     rope = {**YARN, "original_max_position_embeddings": 300}
     saved = save_tiny("qwen3", max_position_embeddings=300, rope_parameters=rope)
     assert load(saved.path).config.max_positions == 1200

@@ -1,4 +1,4 @@
-"""The comparison with transformers sees the faults that are easily made: each moves log-probabilities far."""
+"""The comparison with transformers detects faults that are easily made: each moves log-probabilities far."""
 
 from __future__ import annotations
 

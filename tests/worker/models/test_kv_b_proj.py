@@ -1,4 +1,4 @@
-"""Keys and values of every head: one product gives what a product and two copies give."""
+"""The kv_b_proj up-projection: one GEMM gives what a GEMM and two copies give."""
 
 from __future__ import annotations
 

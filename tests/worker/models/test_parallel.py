@@ -25,7 +25,7 @@ from plait_worker.weights.fields import Fields
 CPU = torch.device("cpu")
 IDS = [5, 9, 2, 44, 17, 3, 60, 8, 1, 30]
 EVEN = {"num_attention_heads": 8, "num_key_value_heads": 4}
-# What is divided: heads evenly, heads in groups that do not come out even, one head on several ranks, latents.
+# Sharded heads: evenly, in uneven groups, one head on several ranks, and MLA.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", EVEN | {"attention_bias": True, "mlp_bias": True}),
     "llama of three groups": ("llama", {"num_key_value_heads": 3, "attention_bias": True}),
@@ -79,7 +79,7 @@ def test_three_ranks_with_two_key_value_heads_compute_what_one_computes(
         torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
-def test_ranks_whose_files_differ_are_refused(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_ranks_with_different_files_are_rejected(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
     one, other = save_tiny("llama", seed=1).path, save_tiny("llama", seed=2).path
 
     def compare(parallel: Parallel) -> str:
@@ -124,7 +124,7 @@ def test_units_are_divided_evenly_and_in_order() -> None:
     assert [rank.shard(8) for rank in ranks(4)] == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
 
 
-def test_neighbouring_ranks_hold_the_same_key_value_head_where_there_are_fewer() -> None:
+def test_neighbouring_ranks_hold_the_same_key_value_head_if_there_are_fewer() -> None:
     queries, kv = zip(*(rank.shard_heads(8, 2) for rank in ranks(4)), strict=True)
     assert queries == tuple(Shard(range(first, first + 2)) for first in (0, 2, 4, 6))
     assert kv == (Shard(range(0, 1)), Shard(range(0, 1)), Shard(range(1, 2)), Shard(range(1, 2)))
@@ -138,7 +138,7 @@ def test_groups_of_heads_stay_together_and_the_last_ranks_are_filled_up() -> Non
     assert ranks(4)[3].shard_heads(9, 3) == (Shard(range(9, 9), 3), Shard(range(3, 3), 1))
 
 
-def test_what_does_not_come_out_even_is_refused() -> None:
+def test_an_uneven_shard_is_rejected() -> None:
     with pytest.raises(ValueError, match="4 heads, rows or columns cannot be divided among 3 ranks"):
         ranks(3)[0].shard(4)
 
@@ -152,7 +152,7 @@ def test_what_does_not_come_out_even_is_refused() -> None:
         ("deepseek_v3", {}, 4, r"attention heads \(num_attention_heads\), 6; these values of --tp work: 1, 2"),
     ],
 )
-def test_ranks_that_do_not_divide_a_model_are_told_which_numbers_do(
+def test_an_indivisible_tp_is_rejected_with_the_values_that_work(
     family: str, changes: dict[str, Any], world: int, reason: str, save_tiny: Callable[..., Any]
 ) -> None:
     path = save_tiny(family, **changes).path

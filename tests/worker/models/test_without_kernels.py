@@ -1,4 +1,4 @@
-"""Where no CPU kernels are compiled, torch computes the same, and the log says so."""
+"""Without compiled CPU kernels torch computes the same, and the log says so."""
 
 import logging
 from collections.abc import Callable
@@ -33,4 +33,4 @@ def test_torch_computes_what_transformers_computes(
     assert (driver.step({"a": IDS})["a"] - saved.logprobs(IDS)).abs().max() < 1e-4
     with caplog.at_level(logging.INFO):
         leave_cores_to_kernels(driver.model, driver.attention)
-    assert f"left to torch: products in float32, {left}, on 1 threads" in caplog.messages
+    assert f"left to torch: GEMMs in float32, {left}, on 1 threads" in caplog.messages

@@ -1,4 +1,4 @@
-"""A Hugging Face folder is read whole, in any layout, or refused with the reason and what to do."""
+"""A Hugging Face folder of any layout is read whole, or rejected with the reason and what to do."""
 
 import copy
 import json
@@ -137,7 +137,7 @@ def test_qwen2_states_a_window_that_it_does_not_use() -> None:
 
 @pytest.mark.parametrize("stated", [{}, {"sliding_window": None}, {"sliding_window": 64}])
 @pytest.mark.parametrize("family", [transformers.Qwen2Config, transformers.Qwen3Config, transformers.Qwen3MoeConfig])
-def test_a_window_is_refused_exactly_where_transformers_has_one(family: Any, stated: dict[str, Any]) -> None:
+def test_a_qwen_window_is_rejected_exactly_if_transformers_has_one(family: Any, stated: dict[str, Any]) -> None:
     config = family(use_sliding_window=True, max_window_layers=0, **stated)
     changes = {"use_sliding_window": True, **stated}
     if config.sliding_window is None:
@@ -161,7 +161,7 @@ M2 = {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 8, "num_ex
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "rotary_dim": 4},
     ],
 )
-def test_as_much_of_a_head_is_turned_as_transformers_turns(stated: dict[str, Any]) -> None:
+def test_partial_rope_rotates_as_much_of_a_head_as_transformers(stated: dict[str, Any]) -> None:
     config = transformers.MiniMaxM2Config(head_dim=16, **copy.deepcopy(stated))
     frequencies, _ = MiniMaxM2RotaryEmbedding.compute_default_rope_parameters(config)
     assert config_of(**M2, **stated).rope.rotary_dim == 2 * len(frequencies)

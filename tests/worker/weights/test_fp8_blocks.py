@@ -1,4 +1,4 @@
-"""FP8 checkpoints with a scale a block are read as the numbers that their makers meant."""
+"""FP8 checkpoints with a scale for each block are de-quantised exactly."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A GGUF gives the weights and the configuration that its maker meant, and a broken one says so."""
+"""A GGUF gives exact weights and configuration, and a broken one an error."""
 
 import contextlib
 import struct

@@ -1,4 +1,4 @@
-"""Tensors that were brought in ahead are there without a page fault, and are what the file holds."""
+"""Prefetched tensors cause no page faults and equal the file's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_what_was_brought_in_is_read_without_a_page_fault(tmp_path: Path) -> None:
+def test_prefetched_tensors_are_read_without_a_page_fault(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_bytes(bytes(NUM_BYTES))
     faults = []
     for is_ahead in (False, True):
@@ -37,7 +37,7 @@ def test_what_was_brought_in_is_read_without_a_page_fault(tmp_path: Path) -> Non
     assert faults[1] < 100
 
 
-def test_a_folder_s_tensors_are_the_same_while_they_are_brought_in(folder: Folder, tmp_path: Path) -> None:
+def test_tensors_are_the_same_while_they_are_prefetched(folder: Folder, tmp_path: Path) -> None:
     right = load_file(tmp_path / "model.safetensors")
     with prefetch.prefetch(folder, folder.names):
         for name, tensor in right.items():
@@ -45,7 +45,7 @@ def test_a_folder_s_tensors_are_the_same_while_they_are_brought_in(folder: Folde
 
 
 @pytest.mark.parametrize("free_bytes", [3 << 20, 1 << 10])
-def test_nothing_is_brought_in_where_it_would_fill_the_memory(
+def test_nothing_is_prefetched_if_it_would_fill_the_memory(
     folder: Folder, free_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was_asked = threading.Event()
@@ -58,7 +58,7 @@ def test_nothing_is_brought_in_where_it_would_fill_the_memory(
     assert fits == (free_bytes > 1 << 20)
 
 
-def test_layers_are_brought_in_as_a_model_takes_them() -> None:
+def test_layers_are_prefetched_in_the_order_of_the_model() -> None:
     names = ["model.layers.10.x", "model.layers.9.x", "model.embed", "model.layers.2.y", "model.layers.2.x"]
     assert sorted(names, key=prefetch._in_order) == [
         "model.embed",

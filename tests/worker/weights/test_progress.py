@@ -1,4 +1,4 @@
-"""How far a load is shows on a terminal and in a log, and not at all where it takes no time."""
+"""Loading progress on a terminal and in a log, and none for a fast load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row's norms and the products behind them are one call where a kernel takes both, and give the same."""
+"""One row's norms are fused with the GEMVs after them if a kernel does both; results are the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None}], ids=["queries by a latent", "direct queries"])
-def test_a_norm_goes_with_its_product_for_one_row(
+def test_a_norm_is_fused_with_its_gemv_for_one_row(
     changes: dict[str, Any],
     save_tiny: Callable[..., Any],
     drive: Callable[..., Any],
@@ -45,7 +45,7 @@ class _Exact(ExactOnGpu):
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
-def test_a_norm_goes_with_its_router_for_one_row(
+def test_a_norm_is_fused_with_its_router_for_one_row(
     family: str, save_tiny: Callable[..., Any], drive: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, router = save_tiny(family).path, "plait_worker.layers.router"
