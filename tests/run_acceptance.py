@@ -69,7 +69,7 @@ def missing(suite: str, paths: Sequence[str], out: Path) -> list[Task]:
 
 
 def rank(task: Task, first: Sequence[str]) -> int:
-    """The place of the first of these words that a case's name holds; behind them all where it holds none."""
+    """The index of the first of these words in a case's name; after all of them if it has none."""
     return next((place for place, word in enumerate(first) if word in task.case), len(first))
 
 

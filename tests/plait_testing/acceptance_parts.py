@@ -36,13 +36,13 @@ class Outcomes:
         self.by_case: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A case whose fixtures failed or skipped has no call; one whose end failed has failed."""
+        """A case whose fixtures failed or skipped has no call phase; one whose teardown failed has failed."""
         if report.when == "call" or not report.passed:
             self.by_case[report.nodeid] = report.outcome
 
 
 def keep(part: Part, folder: Path) -> None:
-    """Write a part beside the others: a second run of a case is a second file, so that it shows."""
+    """Write a part beside the others. A second run of a case is a second file, so that `load` finds both."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{part.suite}-{uuid.uuid4().hex}.json").write_bytes(msgspec.json.encode(part))
 

@@ -1,4 +1,4 @@
-"""Rows over pages with what they cached before, for any backend; float64 says what is right.
+"""Rows over pages that hold earlier context, for any backend; the reference is float64.
 
 What no row may see is 1000. Shapes as in `plait_worker.attention`; O dims of a head that rope does not rotate.
 """
@@ -90,7 +90,7 @@ class Tables:
 
 
 class MhaCase:
-    """One layer whose heads cache keys and values."""
+    """One MHA or GQA layer."""
 
     def __init__(self, shape: MhaShape, prefill: Spans, decode: Spans, page_size: int = 32) -> None:
         torch.manual_seed(0)
@@ -156,7 +156,7 @@ class MlaCase:
         return difference(given, right if step.order_T is None else right[step.order_T])
 
     def attended(self, step: MlaStep) -> Tensor:
-        """That layer's result, in the step's order."""
+        """The layer's result, in the step's order."""
         q, latent_TC = self.q, self.tables.new(self.contexts)
         if step.order_T is not None:
             q, latent_TC = q[step.order_T], latent_TC[step.order_T]
@@ -184,7 +184,7 @@ class MlaCase:
         return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
     def _kv_b_proj(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
-        """Parts of one tensor, as one product gives them."""
+        """Slices of one tensor, as one GEMM writes them."""
         latent_NL, key_NR = latent_NC[:, : self.shape.latent_dim], latent_NC[:, self.shape.latent_dim :]
         key_NHO, value_NHV = (
             torch.einsum("nl,hxl->nhx", latent_NL, up.to(latent_NL.dtype)) for up in (self.key_HOL, self.value_HVL)

@@ -69,7 +69,7 @@ def tracked(*suffixes: str) -> list[Path]:
 
 
 def is_test(path: Path) -> bool:
-    """Whether a file holds tests: their names are sentences and their bodies stories, so only ceilings bind them."""
+    """Whether a file holds tests; only ceilings apply to them."""
     return "tests" in path.relative_to(ROOT).parts
 
 
@@ -158,7 +158,7 @@ def measure_rust(name: str, text: str, measures: Measures) -> None:
 
 
 def masked(found: re.Match[str]) -> str:
-    """A comment as nothing, a literal as something without braces; newlines stay."""
+    """Remove comments, replace literals by text without braces, keep newlines."""
     filler = " " if found["line"] or found["block"] else "_"
     return re.sub(r"[^\n]", filler, found.group())
 

@@ -58,7 +58,7 @@ class CountingModel:
 
     num_tokens: int = 0
     num_dummy_tokens: int = 0
-    """Of rows whose whole table is the dummy page."""
+    """Rows whose whole table is the dummy page."""
     num_head_rows: list[int] = field(default_factory=list)
     first_positions: list[int] = field(default_factory=list)
     dtype: torch.dtype = torch.float32

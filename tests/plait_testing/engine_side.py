@@ -40,7 +40,7 @@ class EngineSide:
         self.folder = folder
         self.endpoint = f"ipc://{folder}/engine"
         self.heartbeats: list[float] = []
-        """When they came, in seconds of CLOCK_MONOTONIC."""
+        """Arrival times in seconds of CLOCK_MONOTONIC."""
         self.processes: list[subprocess.Popen[str]] = []
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -97,7 +97,7 @@ class EngineSide:
         return self.expect(StepResult)
 
     def ending(self) -> tuple[int, str]:
-        """Exit code and standard error of rank 0, which is about to end."""
+        """Wait for rank 0 to end: its exit code and standard error."""
         _, errors = self.processes[0].communicate(timeout=60)
         return self.processes[0].returncode, errors
 

@@ -1,4 +1,4 @@
-"""What is asked of a server on a GPU, whatever model it serves and by whatever kernels.
+"""Runs against a server on a GPU, for any model and backend.
 
 A wrong answer that transformers gives too, in float32, is the model's own.
 """
@@ -21,10 +21,10 @@ from plait_testing.running_server import Server, StartServer
 
 PAGE_SIZE = 64
 NUM_PAGES = 2048
-# Float8 rounds to four bits: what that costs is recorded, and held to a tenth of the answers.
+# FP8 rounds to four bits. The cost is recorded and may be a tenth of the answers at most.
 SHARE_WRONG_OF_FP8 = 0.1
 STRESSED = Path(__file__).parent / "stressed"
-# One setting varied at a time from the default, which mixes, overlaps, and captures what it can.
+# One setting varied at a time from the default: mixed, overlap, CUDA graphs.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "chunk-512": ("--long-prefill-token-threshold", "512"),
     "chunk-8192": ("--max-batch-tokens", "8192"),
@@ -42,7 +42,7 @@ def cases(backends: Sequence[str], variants: Iterable[str]) -> list[tuple[str, s
 
 
 def shared_cases(backends: Sequence[str], chunk: str) -> list[tuple[str, str]]:
-    """Each backend's halves over pages that another request filled; and pages that come and go beneath."""
+    """Each backend over pages that another request filled, and over a pool that evicts."""
     return [*((backend, "hits") for backend in backends), ("auto", "evicted"), ("auto", chunk)]
 
 
@@ -66,7 +66,7 @@ class GpuRuns:
         return running
 
     def judge(self, asked: list[recall.Problem], wrong: list[recall.Wrong]) -> list[recall.Wrong]:
-        """Those wrong answers that are not the model's own."""
+        """Wrong answers that are not the model's own mistakes."""
         return mistakes_of_the_engine(self.check_models / self.model, asked, wrong)
 
     def note(self, case: str, num_asked: int, num_wrong: int, num_mistakes: int) -> None:
@@ -74,7 +74,7 @@ class GpuRuns:
         self.record(f"{self.model} {case}", "mistakes_of_the_engine", "problems", num_mistakes, 0)
 
     def answers(self, backend: str, mixed: str, variant: str, *flags: str) -> None:
-        """Dialogues of up to 2k and 8k tokens are answered right, by steps of the sort that is named."""
+        """Dialogues of up to 2k and 8k tokens are answered right, by the kind of steps that is named."""
         asked = recall.problems(seed=1, num=self.sized(40, 400), context=2048)
         asked += recall.problems(seed=2, num=self.sized(10, 100), context=8192)
         longest = -(-(max(map(recall.num_bytes, asked)) + 8) // PAGE_SIZE)
@@ -94,7 +94,7 @@ class GpuRuns:
         assert (preemptions > 0) == (variant == "preempted")
 
     def shared_tables(self, backend: str, variant: str, *flags: str) -> None:
-        """Prompts that begin as others did are answered right from the pages that those filled."""
+        """Prompts that share a prefix are answered right from cached pages."""
         num_tables, num_each, context = 5, self.sized(10, 100), 4096
         tables = [recall.about_one_table(seed, num_each, context) for seed in range(num_tables)]
         num_pages = 3 * context // PAGE_SIZE if variant == "evicted" else NUM_PAGES
@@ -115,7 +115,7 @@ class GpuRuns:
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
 
     def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Slow steps over foul memory change no answer."""
+        """Slow steps over memory full of NaN change no answer."""
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
         running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill-token-threshold", "512")
         num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()

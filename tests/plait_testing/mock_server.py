@@ -65,7 +65,7 @@ class Client:
         self.received = bytearray()
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`; a client that has gone is none of our business."""
+        """Write all of `data`; ignore a client that has gone."""
         try:
             while data:
                 data = data[self.socket.send(data) :]
@@ -217,7 +217,7 @@ class MockServer:
             self._run(self._waiting.popleft(), stream.told.ended)
 
     def _accept(self) -> None:
-        """Everyone who waits: the next glance may be long in coming."""
+        """Every connection that waits, since the next look may be late."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -274,7 +274,7 @@ class MockServer:
             self._run(stream, stream.told.came)
 
     def _refusal(self, raw: bytes) -> str | None:
-        """Servers that do not tell something refuse to be asked for it, or ignore it, as `nothing` does."""
+        """Servers that cannot report something reject the request for it, or ignore it, as `nothing` does."""
         asked: dict[str, Any] = msgspec.json.decode(raw)
         running = (asked.get("stream_options") or {}).get("continuous_usage_stats")
         if running and self._timing.tells in ("token-ids", "usage"):

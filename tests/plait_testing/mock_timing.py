@@ -1,4 +1,4 @@
-"""When a mock server says what: a timeline for each answer, known to the microsecond before it begins."""
+"""The timeline of each answer of a mock server, fixed to the microsecond before it begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Timing:
     ttft: float = 0.02
     itl: float = 0.01
     jitter: float = 0.0
-    """Each gap is up to that much shorter or longer, by a draw of its own."""
+    """Each gap is up to that much shorter or longer, at random."""
     stall_at: int = 0
     """The chunk before which every answer stalls."""
     stall: float = 2.0
@@ -28,7 +28,7 @@ class Timing:
     slots: int = 0
     """Answers that run at a time; others wait."""
     fail_every: int = 0
-    """Each such request fails, the first of them being the last of its count."""
+    """Every so many requests one fails: the last of each count."""
     failure: Failure = "none"
     tells: Literal["running-usage", "token-ids", "usage", "nothing"] = "token-ids"
 

@@ -10,7 +10,7 @@ from plait_testing.recall import Problem, Wrong
 
 
 def mistakes_of_the_engine(model: Path, asked: list[Problem], wrong: list[Wrong]) -> list[Wrong]:
-    """Those wrong answers that transformers, in float32 and greedily, does not give to the same problem.
+    """The wrong answers that transformers, in float32 and greedy, does not give to the same problem.
 
     The model is loaded only if an answer is wrong.
     """

@@ -7,7 +7,7 @@ import transformers
 
 
 def random_model(config: transformers.PretrainedConfig, seed: int) -> transformers.PreTrainedModel:
-    """In float32; norms and biases are random too, for ones and zeros hide mistakes."""
+    """In float32; norms and biases are random too, since ones and zeros hide mistakes."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():

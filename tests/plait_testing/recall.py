@@ -61,7 +61,7 @@ def ask_all(url: str, asked: list[Problem], *, model: str = "recall-gqa", concur
 
 @contextmanager
 def writers(url: str, num_writers: int, num_tokens: int, model: str = "recall-gqa") -> Iterator[None]:
-    """So many streams at any time that write `num_tokens` each, and so outgrow what a small pool has left.
+    """So many streams at any time that write `num_tokens` each and outgrow a small pool.
 
     In the end they hang up in the middle of what they read.
     """

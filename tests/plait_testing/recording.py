@@ -31,7 +31,7 @@ SUITES = {
     "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
-"""What `@pytest.mark.acceptance(NAME)` may name; each is an issue's."""
+"""The names that `@pytest.mark.acceptance(NAME)` takes."""
 PARTS = {
     "keyword": "-k",
     "deselect": "--deselect",
@@ -119,7 +119,7 @@ def suites_of(item: pytest.Item) -> list[str]:
 
 
 def pytest_runtestloop(session: pytest.Session) -> object:
-    """With `--join` nothing is run: the cases that were collected are those that the parts must hold."""
+    """With `--join` nothing is run: the parts must hold the collected cases."""
     folder, suite = session.config.getoption("--join"), session.config.getoption("--suite")
     if folder is None:
         return None

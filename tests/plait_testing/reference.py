@@ -1,4 +1,4 @@
-"""SmolLM2 in transformers: what the engine's tokens are judged by."""
+"""SmolLM2 in transformers: the reference for the engine's tokens."""
 
 from __future__ import annotations
 

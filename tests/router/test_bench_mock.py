@@ -40,7 +40,7 @@ from plait_testing.running_mock import Mock, as_sent, running_mock
 pytestmark = pytest.mark.process
 FAST = Timing(ttft=0.004, itl=0.002)
 LOAD = LoadSettings(num_prompts=12, input_len="20", output_len="uniform:5-16")
-"""Each answer has a length of its own, by which what was sent finds what was seen."""
+"""Each answer has its own length, which pairs what was sent with what was seen."""
 LENGTHS = list(range(5, 17))
 STREAMS = PaceSettings(concurrency=4)
 

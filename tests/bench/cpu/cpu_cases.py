@@ -15,7 +15,7 @@ KINDS = get_args(Kind)
 
 @dataclass(frozen=True)
 class CpuCase:
-    """One load, who carries it and how often."""
+    """One load, the servers that take it, and the number of runs."""
 
     name: str
     settings: BenchSettings
@@ -66,6 +66,6 @@ CASES = (
     EIGHT,
     closed_loop(num_streams=8, input_len=512, per_stream=3, repeats=3),
     beside_busy(EIGHT, seconds=12.0, repeats=2),
-    # 40 of its 100 requests: more than are in flight at a time, and no more than a minute a server.
+    # 40 of its 100 requests: more than are in flight at a time, and at most a minute for each server.
     sonnet(num_prompts=40),
 )

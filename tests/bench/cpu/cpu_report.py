@@ -32,7 +32,7 @@ COMPARED = ("output_tokens_per_second", "ttft_p50", "itl_p50", "itl_p99", "itl_m
 ITL_P99_SECONDS = 0.15
 AHEAD_OF_PEERS = 1.2
 BUSY_SHARE = 0.5
-"""Of two cores one is kept busy: half of the speed is what the cores lost."""
+"""One of two cores is kept busy, so half of the speed is expected."""
 
 
 def report(field: Field, todo: list[CpuCase], command: str) -> dict[str, object]:

@@ -31,12 +31,12 @@ class CaseRun:
     measured: Measured
     peak_bytes: int
     foreign_cores: float
-    """What processes took that are neither the server's nor ours (our busy one is), in cores."""
+    """The load of other processes, in cores; our busy process does not count."""
 
 
 @dataclass
 class Entry:
-    """A contestant with its process, or with why it has none."""
+    """A contestant with its process, or the reason why it has none."""
 
     contestant: Contestant
     process: ServerProcess | None = None
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def computes(self) -> str:
-        """What with: known beforehand, or as Plait says itself once it has started."""
+        """Its number formats: known beforehand, or as Plait prints them."""
         return self.contestant.computes or (model_line(self.log) if self.log is not None else "")
 
     def fail(self, reason: str) -> None:
@@ -88,7 +88,7 @@ def run_all(contestants: list[Contestant], todo: list[CpuCase], logs: Path) -> F
 
 
 def _start(contestant: Contestant, logs: Path) -> Entry:
-    """Start a server, and have it stand still once it is ready."""
+    """Start a server, and pause it once it is ready."""
     entry = Entry(contestant)
     if contestant.missing is not None:
         entry.state, entry.reason = "missing", contestant.missing
@@ -172,7 +172,7 @@ def _awake(process: ServerProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _busy_process(is_wanted: bool) -> Iterator[psutil.Process | None]:
-    """A loop that takes a core, in a session of its own as a compiler in another terminal is; None is none."""
+    """A loop that takes a core, in its own session, as a compiler in another terminal; None if not asked for."""
     if not is_wanted:
         yield None
         return
@@ -185,7 +185,7 @@ def _busy_process(is_wanted: bool) -> Iterator[psutil.Process | None]:
 
 
 def _seconds_of(busy: psutil.Process | None) -> float:
-    """Processor time of the process that we have set beside the server."""
+    """Processor time of the busy process."""
     if busy is None:
         return 0.0
     times = busy.cpu_times()
@@ -193,7 +193,7 @@ def _seconds_of(busy: psutil.Process | None) -> float:
 
 
 def _busy_seconds() -> float:
-    """Processor time that the whole machine has given out."""
+    """Processor time of the whole machine."""
     times = psutil.cpu_times()
     return float(times.user + times.system + times.nice + times.irq + times.softirq)
 

@@ -70,7 +70,7 @@ class ServerProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def pause(self) -> None:
-        """Stand still: no thread of it runs, spins or wakes."""
+        """Pause: none of its threads runs."""
         for one in self.look():
             _unless_gone(one.suspend)
 

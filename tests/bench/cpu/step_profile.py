@@ -1,4 +1,4 @@
-"""Where a step's time goes in a worker: the same plans with the compiled kernels and with torch alone.
+"""The time of a worker's step, part by part: the same plans with compiled kernels and with torch alone.
 
     python tests/bench/cpu/step_profile.py MODEL --out tests/bench/results/step-profile.json
 
@@ -177,7 +177,7 @@ def least(function: Callable[[], object], now: Now) -> float:
 
 
 def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
-    """Seconds of the layers' products and of their attention, each called alone; over all layers."""
+    """Seconds of the layers' GEMMs and attention, each called alone, over all layers."""
     model = rank.model
     if not isinstance(model, MhaDecoder):
         return {}
@@ -231,7 +231,7 @@ def profile(ranks: dict[str, loop.Rank], threads: int) -> list[dict[str, object]
     rows: list[dict[str, object]] = []
     for case in CASES:
         for way, rank in ranks.items():
-            # As a rank starts: torch's own threads would go on spinning in the compiled kernels' way.
+            # As a rank starts: torch's own threads would spin and slow the compiled kernels.
             torch.set_num_threads(1 if way != TORCH else threads)
             samples = [timed_step(rank, case, index, now) for index in range(REPETITIONS)]
             extra = layer_parts(rank, case, now) if way != TORCH else {}

@@ -1,4 +1,4 @@
-"""How near the figures of `plait bench` are to the truth: a mock server that keeps time writes down what it sent.
+"""How near the figures of `plait bench` are to the truth, which a mock server writes down.
 
     python tests/bench/http/client_truth.py --out tests/bench/results/bench-client-truth.json
 
@@ -28,7 +28,7 @@ from plait_testing.running_mock import as_sent, running_mock
 SHARE, SECONDS = 0.02, 0.001
 """What a figure may be off, whichever is more."""
 LENGTHS = "uniform:20-67"
-"""Each answer has a length of its own, by which what was sent finds what was seen."""
+"""Each answer has its own length, which pairs what was sent with what was seen."""
 STREAMS, RATE = PaceSettings(concurrency=8), PaceSettings(rate=20.0)
 SCENARIOS = {
     "steady": (Timing(ttft=0.05, itl=0.02), STREAMS),

@@ -109,7 +109,7 @@ def built_test() -> str:
 
 
 def lines_of(*command: str) -> Iterator[str]:
-    """What a program tells, line by line as it does."""
+    """A program's output, line by line."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         limit = threading.Timer(LIMIT_SECONDS, running.kill)
@@ -123,7 +123,7 @@ def lines_of(*command: str) -> Iterator[str]:
 
 
 def timed(program: str) -> Iterator[Row]:
-    """Every figure that a program tells, a JSON object a line; its times are in microseconds."""
+    """Every figure that a program prints, a JSON object a line; times are in microseconds."""
     for figures in map(json.loads, lines_of(program)):
         case = figures.pop("case")
         for metric, value in figures.items():

@@ -1,4 +1,4 @@
-"""What a simulation says of a server, fitted to the steps of one run and shown beside the figures of another.
+"""A simulation fitted to the steps of one run, beside the figures of another run.
 
     python tests/bench/simulate/predicted.py --out tests/bench/results/simulate-fit.json
 

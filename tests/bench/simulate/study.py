@@ -1,4 +1,4 @@
-"""What mixing is worth on a real trace: policies compared at loads from 50% to 110% of saturation.
+"""Mixed batching on a real trace: policies compared at loads from 50% to 110% of saturation.
 
     python tests/bench/simulate/study.py --trace azure_llm_2023_conv.csv --out tests/bench/results/simulate-azure.json
 
@@ -33,7 +33,7 @@ POLICIES = {
     "mixed, target 50 ms": replace(UNBOUNDED, itl_target_ms=50.0),
     "mixed, target 25 ms": replace(UNBOUNDED, itl_target_ms=25.0),
     "mixed off (prefill first)": replace(UNBOUNDED, mixed=False),
-    # Prefill joins no step that decodes, ever: a target that nothing meets, and no grants.
+    # Prefill never joins a step that decodes: a target that nothing meets, and no grants.
     "decode first": replace(UNBOUNDED, itl_target_ms=0.001, prefill_starvation_steps=(1 << 32) - 1),
 }
 
@@ -80,7 +80,7 @@ def row(case: str, metric: str, unit: str, value: float) -> dict[str, object]:
 
 
 def line(load: str, policy: str, summary: Summary) -> str:
-    """One case for people: milliseconds, and output tokens a second."""
+    """One case for readers: milliseconds, and output tokens a second."""
     ttft, itl = summary.ttft_seconds, summary.itl_seconds
     times = (ttft.p50, ttft.p99, itl.p50, itl.p99, itl.max)
     shown = " | ".join(f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}" for seconds in times)
