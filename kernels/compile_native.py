@@ -1,7 +1,7 @@
-"""Compiles the CPU kernels into ``plait_kernels/cpu``, once for each instruction set; prints what it made.
+"""Compiles the CPU kernels into ``plait_kernels/cpu``, once for each instruction set; prints the libraries.
 
 The package's build runs this (``hatch_build.py``); by hand: ``python kernels/compile_native.py``. Nothing is compiled
-later: the processor's own build is chosen among these at start-up. What this machine's compiler cannot make is left
+later: the processor's own build is chosen among these at start-up. A build that the compiler cannot make is left
 out with a warning: a simpler build, or torch, then computes instead.
 """
 
@@ -52,19 +52,19 @@ def levels() -> dict[str, tuple[str, ...]]:
 
 
 def compiler() -> str | None:
-    """The C++ compiler; None where there is none."""
+    """The C++ compiler; None if there is none."""
     return shutil.which(os.environ.get("CXX", "c++"))
 
 
 def target(level: str) -> Path:
-    """Where a level's library goes, relative to this room."""
+    """Where a level's library goes, relative to this folder."""
     return FOLDER / f"libplait_{level}.so"
 
 
 def build() -> list[Path]:
-    """Compile every level that the compiler can; the libraries' paths, relative to this room.
+    """Compile every level that the compiler can; the libraries' paths, relative to this folder.
 
-    One of an earlier build that cannot be made again is removed: the sources' functions may be others now.
+    An earlier build's library that cannot be made again is removed: it may not fit the sources any more.
     """
     (ROOM / FOLDER).mkdir(parents=True, exist_ok=True)
     made = {level: compile_level(level, options) for level, options in levels().items()}
@@ -76,7 +76,7 @@ def build() -> list[Path]:
 
 
 def compile_level(level: str, options: tuple[str, ...]) -> bool:
-    """Whether the compiler is there and takes the sources; its own words go to standard error."""
+    """Whether the compiler exists and takes the sources; its messages go to standard error."""
     if (cxx := compiler()) is None:
         return False
     library = str(ROOM / target(level))
@@ -85,7 +85,7 @@ def compile_level(level: str, options: tuple[str, ...]) -> bool:
 
 
 def what_is_missing(is_there: Mapping[str, bool]) -> str | None:
-    """What is slower without the levels that are not there, and what brings them; None where all are."""
+    """A warning of the missing levels: what is slower, and what to install; None if all are there."""
     missing = [level for level, there in is_there.items() if not there]
     if not missing:
         return None

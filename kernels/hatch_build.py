@@ -14,10 +14,10 @@ ROOM = Path(__file__).resolve().parent
 
 
 class NativeBuild(BuildHookInterface[Any]):
-    """The libraries travel in the wheel, which is then bound to this kind of machine; without any it is for all."""
+    """Puts the libraries into the wheel, which is then for this platform; a wheel without any is for all."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build before the wheel is put together; an editable install finds them beside the sources."""
+        """Build before the wheel is assembled; an editable install finds the libraries beside the sources."""
         command = [sys.executable, str(ROOM / "compile_native.py")]
         targets = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
         if not targets:

@@ -88,7 +88,7 @@ class NativeRows:
         """Write ``out_THV``, of the dtype of keys and values, and ``lse_TH``, float32, both contiguous.
 
         The log-sum-exp is base 2; a token that sees nothing gets 0 and -inf.
-        Raises ``ValueError`` where queries are of another type, number or width.
+        Raises ``ValueError`` if queries are of another dtype, number or width.
         """
         self.expect_heads(q_THE, out_THV.dtype, self.sizes.num_heads, self.sizes.key_dim)
         q_THE = by_token(q_THE)

@@ -45,7 +45,7 @@ class PagedRows(NativeRows):
     def store(self, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> None:
         """Write the step's keys and values, of the dtype of the pages, into the pages of their rows.
 
-        Raises ``ValueError`` where they are of another type, number or width.
+        Raises ``ValueError`` if they are of another dtype, number or width.
         """
         for given in (k_TGD, v_TGD):
             self.expect_heads(given, pages.dtype, self.sizes.num_kv_heads, self.sizes.key_dim)

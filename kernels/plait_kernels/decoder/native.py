@@ -75,7 +75,7 @@ class DenseStack:
     def forward(self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, rows: PagedRows) -> Tensor:
         """Hidden states after the last norm, in place of the embeddings ``x_TH``; writes keys and values.
 
-        ``x_TH``, contiguous, is of the blocks' type, the tables of float32. Raises ``ValueError`` where one is not.
+        ``x_TH`` is contiguous and of the layers' dtype, the tables are float32. Raises ``ValueError`` otherwise.
         """
         cpu.expect(x_TH, self._dtype, rows.num_tokens, self._struct.hidden_size)
         for table in (cos_T1D, sin_T1D):

@@ -23,7 +23,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
 def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
     """int64 ``[T]``: page times page size plus offset of each token.
 
-    Position ``positions_T[t]`` (int64) of row ``row_T[t]`` (int64; of row t where that is None), whose pages
+    Position ``positions_T[t]`` (int64) of row ``row_T[t]`` (int64; of row t if that is None), whose pages
     ``table_RW`` (int32) names.
     """
     slot_mapping_T: Tensor = _slot_mapping(positions_T)(table_RW, row_T, positions_T, page_size)

@@ -19,7 +19,7 @@ MAX_TILES = 8192
 _SIBLINGS = dict.fromkeys(("h100", "h800", "h20", "gh200"), "h200")
 """GPUs that use another's table as long as they have none: here, all of compute capability 9.0."""
 _MAX_ROWS = (16, 32, 64)
-"""The numbers of rows that a tile is chosen for: those that it has room for."""
+"""The numbers of rows that tiles are tuned for; each tile serves up to so many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class NativeMatrix:
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``x @ weight^T + bias`` in the dtype of ``x``, which is the matrix's: ``[N, O]``.
 
-        Raises ``ValueError`` where ``x`` is of another type or width.
+        Raises ``ValueError`` if ``x`` is of another dtype or width.
         """
         return self._multiply(x_NI, self.dtype)
 

@@ -45,7 +45,7 @@ class AbsorbedRows(NativeRows):
 
 
 class DecompressedRows(NativeRows):
-    """Rows whose keys and values lie one row after the other: row r sees ``seen[r]`` tokens."""
+    """Rows whose keys and values are stored row after row: row r sees ``seen[r]`` tokens."""
 
     def __init__(self, sizes: HeadSizes, lengths: Sequence[int], seen: Sequence[int], *, is_causal: bool) -> None:
         """``is_causal``: a row sees its own tokens, each those up to itself; else all of its tokens see all."""

@@ -35,7 +35,7 @@ class ExpertPanels:
     def __call__(self, x_TH: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, ``[T, H]`` in the dtype of ``x``, which is the matrices'.
 
-        ``weights_TK`` is float32. Raises ``ValueError`` where a tensor is of another type or width.
+        ``weights_TK`` is float32. Raises ``ValueError`` if a tensor is of another dtype or width.
         """
         cpu.expect(x_TH, self._dtype, self._hidden_size)
         cpu.expect(weights_TK, torch.float32, *experts_TK.shape)

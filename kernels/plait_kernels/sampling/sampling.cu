@@ -1,12 +1,12 @@
-// Sampling one token a row from logits of 16 bits, one block a row, as plait_kernels.sampling.reference says.
+// Samples one token a row from 16-bit logits, one block a row. The specification is plait_kernels.sampling.reference.
 //
-// A number of 16 bits has few values: a row's tokens are counted by value, and what the filters keep follows from the
-// counts alone, without a sort. Values are named by their distance from the row's best one: bin 0 is the best.
+// 16 bits have few values: tokens are counted by value, and the filters follow from the counts, without a sort. A bin
+// is the distance of a value from the row's largest one, which is bin 0.
 
 constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / 32;
-// Values further from the best have a weight of 0 at any temperature that a request may have.
-// (An odd number of bins a thread, so that threads that walk theirs do not meet in one bank of the memory.)
+// Values further from the largest have weight 0 at any temperature that a request may have. The number of bins of a
+// thread is odd, against bank conflicts in shared memory.
 constexpr int OWN = 47;
 constexpr int BINS = THREADS * OWN;
 constexpr int VECTOR = 8;
@@ -17,7 +17,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 typedef unsigned short Bits;
 
-// The keys of two tokens, in the halves of a word: keys order as the numbers do, -0 is 0, what is no number the largest.
+// The keys of two tokens, in the halves of a word: keys order as the logits do, -0 equals 0, NaN is the largest.
 __device__ unsigned orders(unsigned word) {
 #ifdef IS_HALF
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(word), "r"(0x3c003c00), "r"(0));  // word * 1 + 0
@@ -40,8 +40,8 @@ __device__ float value(int key) {
 #endif
 }
 
-// For the ids of [begin, end) that are this lane's, of `lanes` that share them: calls pairs(id, keys) for two that
-// follow one another, the second's key in the upper half, and single(id, key) where a row's ends are left.
+// Visits this lane's ids of [begin, end), which `lanes` share: pairs(id, keys) for two adjacent ids, the second's key
+// in the upper half, and single(id, key) for the unaligned rest.
 template <class Pairs, class Single>
 __device__ void walk(const Bits* row, int begin, int end, int lane, int lanes, Pairs pairs, Single single) {
     const bool is_aligned = reinterpret_cast<unsigned long long>(row + begin) % sizeof(uint4) == 0;
@@ -72,7 +72,7 @@ __device__ void each(const Bits* row, int begin, int end, int lane, int lanes, U
 
 template <class Number>
 __device__ Number sum_up_to(Number own, Number* of_warps, Number& total) {
-    // Over the threads up to and without this one; the same order at every call.
+    // Exclusive prefix over the threads; the same order at every call.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Number sum = own;
     for (int step = 1; step < 32; step *= 2) {
@@ -106,7 +106,7 @@ __device__ int best_key(const Bits* row, int vocab) {
     return best;
 }
 
-// A warp's share of the vocabulary, a multiple of VECTOR.
+// Tokens of a warp, a multiple of VECTOR.
 __device__ int share_of(int vocab) { return ((vocab + WARPS - 1) / WARPS + VECTOR - 1) / VECTOR * VECTOR; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
     int* own = counts + threadIdx.x * OWN;
     const int first = threadIdx.x * OWN;
 
-    // Top-k: of a value that it divides, the tokens of the lowest ids are kept.
+    // Top-k: of the last value, the tokens with the lowest ids are kept.
     int number = 0, all;
     for (int i = 0; i < OWN; ++i) number += own[i];
     int left = top_k - sum_up_to(number, numbers, all);
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
         kept_mass += own[i] * static_cast<double>(each_weight);
         before += own_mass;
     }
-    // The first token whose cumulative mass exceeds the target, or the last that adds anything.
+    // The first token whose cumulative mass exceeds the target, or the last of nonzero weight.
     double sum = sum_up_to(kept_mass, masses, total);
     const double target = uniforms[blockIdx.x] * total;
     if (threadIdx.x == 0) chosen_bin = -1;
@@ -183,12 +183,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
     if (threadIdx.x % 32 == 0) numbers[threadIdx.x / 32] = last;
     __syncthreads();
     for (int i = 0; i < WARPS; ++i) last = max(last, numbers[i]);
-    last = max(last, 0);  // where the logits are not numbers
+    last = max(last, 0);  // if the logits are NaN
     const bool is_found = chosen_bin >= 0;
     const int bin = is_found ? chosen_bin : last;
     const int place = min(is_found ? chosen_place : BINS, counts[bin] - 1);
 
-    // The token of this value with so many of its kind before it.
+    // The token of this value with so many equal ones before it.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, share = share_of(vocab);
     const int begin = min(warp * share, vocab), end = min(begin + share, vocab);
     int matches = 0;
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_filtered(
 
 __device__ float number(Bits bits) { return value(order(bits)); }
 
-// The weights of a lane's tokens of a chunk, in the order of the ids; 0 behind the row's end.
+// The weights of a lane's tokens of a chunk, in the order of the ids; 0 after the row's end.
 template <class Weight>
 __device__ void chunk_weights(const Bits* row, int vocab, int chunk, Weight weight, float (&given)[OF_LANE]) {
     const int id = chunk * CHUNK + threadIdx.x % 32 * OF_LANE;
@@ -261,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_chunks = (vocab + CHUNK - 1) / CHUNK;
 #pragma unroll 4
     for (int chunk = warp; chunk < num_chunks; chunk += WARPS) {
-        // A few are added in single precision: what that loses lies far below one token's share of a vocabulary.
+        // A few weights are added in float32: the rounding is far below one token's weight on average.
         float given[OF_LANE], few[OF_LANE / VECTOR] = {};
         chunk_weights(row, vocab, chunk, weight, given);
 #pragma unroll
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
         if (lane == 0) of_chunks[chunk] = mass;
     }
     __syncthreads();
-    // The first chunk whose end lies above the target, or the last that adds anything.
+    // The first chunk whose end exceeds the target, or the last of nonzero weight.
     const int per_thread = (num_chunks + THREADS - 1) / THREADS;
     const int begin = min(static_cast<int>(threadIdx.x) * per_thread, num_chunks);
     const int end = min(begin + per_thread, num_chunks);
@@ -298,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_random(
         }
     }
     __syncthreads();
-    // The mass before that chunk, added once more by one warp, and within it the token.
+    // One warp adds the mass before that chunk again, and finds the token in it.
     if (warp > 0) return;
     double before = 0;
     for (int chunk = lane; chunk < chosen; chunk += 32) before += of_chunks[chunk];

@@ -25,7 +25,7 @@ def top_tokens(logits_SV: Tensor, num_best: int) -> Tensor:
 
 
 def _keys(logits_SV: Tensor) -> Tensor:
-    # The bits of a float, with those below the sign flipped where it is negative, order like the float itself.
+    # The bits of a float, with those below the sign flipped if it is negative, order like the float itself.
     # Adding 0 makes -0 equal to 0.
     bits_SV = (logits_SV + 0.0).view(torch.int32)
     ordered_SV = bits_SV ^ ((bits_SV >> 31) & 0x7FFFFFFF)
