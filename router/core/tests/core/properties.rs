@@ -35,7 +35,8 @@ prop_compose! {
             it.scheduler = SchedulerSettings {
                 max_batch_tokens: Some(batch_tokens.max(1 + draft_width)), max_seqs, mixed, policy, prefill_starvation_steps, max_queue,
                 long_prefill_token_threshold: Some(long_prefill_token_threshold), max_queue_tokens: 200,
-                itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3), overlap: true,
+                itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3),
+                ..SchedulerSettings::default()
             };
             it.pages = PageSettings { page_size, prefix_cache, watermark: Some(watermark), ..PageSettings::default() };
             it.runtime = RuntimeSettings {
