@@ -1,4 +1,4 @@
-//! The way in: into the queue (rule 0), and from the queue to a slot and pages (rule 4).
+//! Admission: into the queue (rule 0), then into a slot with pages (rule 4).
 
 use crate::ids::{Micros, RequestId, SlotId, TenantId};
 use crate::kv_cache::PrefixHits;
@@ -8,7 +8,7 @@ use crate::request::{Refusal, Request};
 use crate::scheduler::{Location, Scheduler};
 use crate::state::{Admission, Job, Queued};
 
-/// What the head of the queue can have now.
+/// What the head of the queue gets if it is admitted now.
 struct QueueHead {
     key: QueueKey,
     slot: SlotId,
@@ -18,15 +18,15 @@ struct QueueHead {
 }
 
 impl Scheduler {
-    /// Takes a request into the queue, its output capped by the model's length and the pool.
+    /// Puts a request into the queue. The model's length and the pool cap its output.
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<RequestId, Refusal> {
         let ids = self.submit_all(vec![request], now)?;
         Ok(ids[0])
     }
 
-    /// Takes requests that belong together into the queue: all of them, or none.
+    /// Puts requests that belong together into the queue: all or none.
     ///
-    /// An empty queue takes any number, or as many at once could never be served.
+    /// An empty queue takes any number, because so many at once could never be served otherwise.
     pub fn submit_all(
         &mut self,
         requests: Vec<Request>,
@@ -77,7 +77,7 @@ impl Scheduler {
         self.queue.push(lane, queued);
     }
 
-    /// Rule 4: the waiting requests, strictly in order.
+    /// Rule 4: admits waiting requests, strictly in order.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
         while let Some(head) = self.admissible_head(builder) {
             let Some(mut queued) = self.queue.remove(head.key) else {
@@ -97,7 +97,7 @@ impl Scheduler {
         }
     }
 
-    /// A tenant is served its prompt at the admission, and nothing for coming back from a preemption.
+    /// Charges a tenant for the prompt at admission. A return from preemption is free.
     fn charge_prompt(&mut self, queued: &mut Queued, num_cached: u32) {
         let (Some(fair_share), Queued::Waiting { job, .. }) = (&mut self.fair_share, &*queued)
         else {
@@ -108,7 +108,7 @@ impl Scheduler {
         fair_share.charge(tenant, num_tokens);
     }
 
-    /// A slot, a first chunk and what the cache has for the head of the queue, where it can be admitted
+    /// The head of the queue with a slot, its first chunk and its cached prefix, if it can be admitted
     /// now.
     fn admissible_head(&mut self, builder: &PlanBuilder) -> Option<QueueHead> {
         let slot = self.running.free_slot()?;
@@ -132,8 +132,8 @@ impl Scheduler {
         })
     }
 
-    /// Whether the pages of `num_known` tokens are left beside what prefills under way need, the
-    /// watermark, and the hits.
+    /// Whether enough pages are left for `num_known` tokens, beside the hits, the watermark and what
+    /// running prefills still need.
     fn has_pages(&self, num_known: u32, hits: &PrefixHits) -> bool {
         let reserved = self.running.num_prefill_pages();
         let keeps_watermark = !self.running.is_empty();
@@ -141,7 +141,7 @@ impl Scheduler {
             .can_admit(num_known, hits, reserved, keeps_watermark)
     }
 
-    /// Pins what the cache has in the same call that looked it up.
+    /// Pins the cached prefix in the call that looked it up, so that no page can be evicted between.
     fn admission_of(&mut self, job: &Job, head: &QueueHead) -> Admission {
         let num_cached = head.hits.num_tokens;
         self.counts.num_hit_tokens += u64::from(num_cached);
@@ -152,7 +152,7 @@ impl Scheduler {
         }
     }
 
-    /// Rule 0: output tokens that a request gets at most.
+    /// Rule 0: output tokens that a request may get.
     fn num_due(&self, request: &Request) -> Result<u32, Refusal> {
         let prompt = request.prompt.len();
         if prompt == 0 {

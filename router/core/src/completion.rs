@@ -1,4 +1,4 @@
-//! What a result, an abort or a stop does to the requests.
+//! What a result, an abort or a stop does to requests.
 
 use crate::event::{FinishReason, Output, StepResult, UnexpectedResult};
 use crate::ids::{RequestId, SlotId, TenantId, TokenId};
@@ -10,9 +10,9 @@ use crate::state::{Phase, Running};
 #[derive(Clone, Copy)]
 struct Sample<'a> {
     accepted: &'a [TokenId],
-    /// The most that it could accept.
+    /// The most tokens that it could accept.
     num_sampled: u32,
-    /// Which of the step's sampling rows it is.
+    /// Index among the step's sampling rows.
     sampled_row: u32,
 }
 
@@ -23,7 +23,7 @@ impl Sample<'_> {
 }
 
 impl Scheduler {
-    /// Takes in the result of the oldest step on the wire; rows of requests that ended are dropped.
+    /// Takes the result of the oldest step in flight. Rows of requests that have ended are dropped.
     pub(crate) fn complete(
         &mut self,
         result: &StepResult<'_>,
@@ -79,14 +79,14 @@ impl Scheduler {
         self.preempt_if_due(slot);
     }
 
-    /// Tokens that were planned for and not accepted are due again, and their pages are free.
+    /// Makes rejected draft tokens due again and frees their pages.
     fn reject_draft_tokens(&mut self, slot: SlotId) {
         self.running.resume_decoding(slot);
         self.running
             .trim(slot, &mut self.cache, &mut self.trimmed_slots);
     }
 
-    /// Lets later prompts find the pages that a result has filled.
+    /// Publishes the pages that a result has filled to the prefix cache.
     fn publish(&mut self, slot: SlotId) {
         let Some(hasher) = &mut self.prefix_hasher else {
             return;
@@ -103,7 +103,7 @@ impl Scheduler {
         );
     }
 
-    /// Ends a request wherever it is.
+    /// Ends a request, wherever it is.
     pub(crate) fn end(
         &mut self,
         request: RequestId,
@@ -157,7 +157,7 @@ impl Scheduler {
         self.trimmed_slots.retain(|trimmed| trimmed.slot != slot);
     }
 
-    /// Takes a request with nothing in flight out of its slot and back to the queue.
+    /// Moves a request with nothing in flight from its slot back to the queue.
     pub(crate) fn preempt(&mut self, slot: SlotId) {
         let (queued, lease, slot) = self.running.remove(slot).preempt();
         self.cache.release(lease);

@@ -1,25 +1,25 @@
-//! What happened, told to the scheduler, and what follows from it, told to the caller.
+//! What the scheduler is told, and what it answers.
 
 use smallvec::SmallVec;
 
 use crate::ids::{Micros, RequestId, StepId, TokenId};
 
-/// What the scheduler is told.
+/// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A step's result came in; results come in the order of their steps.
+    /// A step's result. Results come in the order of their steps.
     Result(StepResult<'a>),
-    /// How long a step on the wire took, told before its result; only [`crate::Settings::itl_target`]
-    /// asks for it.
+    /// How long a step in flight took; it comes before the step's result. Only
+    /// [`crate::SchedulerSettings::itl_target_ms`] needs it.
     Measured {
         /// Which step.
         step: StepId,
-        /// From its first row's start to its last token, on the worker's clock.
+        /// From the start of the first row to the last token, on the worker's clock.
         elapsed: Micros,
     },
-    /// The client is gone: of this request only [`Output::Finished`] is still emitted.
+    /// The client is gone. Only [`Output::Finished`] is still emitted.
     Abort(RequestId),
-    /// A stop string was found in the request's text: it has all it needs.
+    /// A stop string was found in the request's text.
     Stop(RequestId),
 }
 
@@ -28,26 +28,24 @@ pub enum Event<'a> {
 pub struct StepResult<'a> {
     /// Which step.
     pub step: StepId,
-    /// For each row that sampled, in the plan's row order (last chunks, then decode rows): how many
-    /// tokens were accepted.
+    /// Accepted tokens of each sampling row, in the plan's row order: last chunks, then decode rows.
     pub num_accepted: &'a [u32],
-    /// Their tokens, one row after the other.
+    /// These tokens, row after row.
     pub token_ids: &'a [TokenId],
 }
 
-/// A result that fits no step on the wire: the worker and the scheduler disagree, so the worker cannot
-/// be used any more.
+/// A result that fits no step in flight. Worker and scheduler disagree, so the worker is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnexpectedResult {
-    /// Results come in the order of their steps, one for each.
+    /// Every step has one result, and results come in the order of their steps.
     #[error("a result of step {} came in while {} was due", .given.0, next_step(*.expected))]
     Step {
         /// The result's step.
         given: StepId,
-        /// The oldest step on the wire.
+        /// The oldest step in flight.
         expected: Option<StepId>,
     },
-    /// Not as many rows sampled as the plan said.
+    /// The number of sampled rows is not the plan's.
     #[error("the result of step {} has {given} sampled rows, its plan has {expected}", .step.0)]
     Rows {
         /// Which step.
@@ -62,14 +60,14 @@ pub enum UnexpectedResult {
     Accepted {
         /// Which step.
         step: StepId,
-        /// Which of the rows that sample.
+        /// Index among the sampling rows.
         row: usize,
         /// Tokens accepted.
         given: u32,
         /// The most that the row could accept.
         planned: u32,
     },
-    /// Not as many tokens as were accepted.
+    /// The number of tokens is not the sum of the accepted counts.
     #[error("the result of step {} has {given} tokens, its rows accepted {expected}", .step.0)]
     Tokens {
         /// Which step.
@@ -88,7 +86,7 @@ fn next_step(expected: Option<StepId>) -> String {
     )
 }
 
-/// What the caller is told.
+/// What follows for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// New output tokens, each emitted once and in order.
@@ -97,12 +95,12 @@ pub enum Output {
         request: RequestId,
         /// Index of the first of them in the request's output.
         first: u32,
-        /// The tokens. With [`FinishReason::Stop`] following, the last one is the stop id.
+        /// The tokens. Before [`FinishReason::Stop`], the last one is the stop id.
         tokens: SmallVec<[TokenId; 2]>,
-        /// Which of the step's sampling rows they came from (for the log-probabilities).
+        /// Index of their row among the step's sampling rows, to find the log-probabilities.
         sampled_row: u32,
     },
-    /// The request ended; each submitted request ends exactly once.
+    /// The request ended. Each submitted request ends exactly once.
     Finished {
         /// Which.
         request: RequestId,
@@ -116,7 +114,7 @@ pub enum Output {
 pub enum FinishReason {
     /// A stop id was sampled, or [`Event::Stop`] came.
     Stop,
-    /// The output has as many tokens as were due.
+    /// The output has all tokens that were due.
     Length,
     /// [`Event::Abort`] came.
     Abort,

@@ -1,35 +1,35 @@
-//! Fair share: how many tokens each tenant was served, as far as it decides who goes next.
+//! Fair share: tokens served to each tenant, which decide who is admitted next.
 //!
-//! A tenant that comes back, or comes for the first time, starts level with the least served of those
-//! who are there: nobody saves up a claim by staying away (virtual token counters, Sheng et al., OSDI
-//! 2024). Who was served more than that when it left still owes it on return.
+//! A new or returning tenant starts level with the least served of those present, so nobody gains by
+//! staying away (virtual token counters, Sheng et al., OSDI 2024). A tenant that left with more than
+//! that still owes it when it returns.
 
 use rustc_hash::FxHashMap;
 
 use crate::ids::TenantId;
 
-/// Absent tenants whose debts are remembered; beyond, the smallest debt is forgiven.
+/// Absent tenants whose debts are kept. Beyond it, the smallest debt is dropped.
 const MAX_DEBTS: usize = 4096;
 
-/// A tenant with requests that wait or run.
+/// A tenant with waiting or running requests.
 #[derive(Clone, Copy, Debug)]
 struct Present {
     num_served: u64,
     num_requests: u64,
 }
 
-/// What all tenants were served.
+/// Tokens served to all tenants.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FairShare {
     present: FxHashMap<TenantId, Present>,
-    /// What absent tenants were served, where it is more than the floor.
+    /// Tokens served to absent tenants, if more than the floor.
     debts: FxHashMap<TenantId, u64>,
-    /// What the least served of those present was served; it never sinks.
+    /// Tokens served to the least served tenant present. It never sinks.
     floor: u64,
 }
 
 impl FairShare {
-    /// One more request of a tenant.
+    /// A tenant submits one more request.
     pub(crate) fn enter(&mut self, tenant: TenantId) {
         if !self.present.contains_key(&tenant) {
             self.raise_floor();
@@ -43,7 +43,7 @@ impl FairShare {
         self.present_mut(tenant).num_requests += 1;
     }
 
-    /// One request of a tenant ended.
+    /// A tenant's request ended.
     pub(crate) fn leave(&mut self, tenant: TenantId) {
         let present = self.present_mut(tenant);
         present.num_requests -= 1;
@@ -62,7 +62,7 @@ impl FairShare {
         self.present_mut(tenant).num_served += u64::from(num_tokens);
     }
 
-    /// Tokens that a present tenant was served.
+    /// Tokens served to a tenant that is present.
     pub(crate) fn num_served(&self, tenant: TenantId) -> u64 {
         self.present[&tenant].num_served
     }

@@ -1,5 +1,5 @@
-//! Replicas that must step together: each votes on its own plan, the decision follows from the votes
-//! alone, and what is sent is the plan with the decision beside it.
+//! Replicas that must step together. Each votes on its own plan; the decision follows from the votes
+//! alone, and travels beside the plan.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::scheduler::Scheduler;
 /// What one replica would do in a step, read from the rows of its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vote {
-    /// Whose vote, counted from 0.
+    /// The voting replica, from 0.
     pub replica: u32,
     /// For which step.
     pub step: StepId,
@@ -19,20 +19,20 @@ pub struct Vote {
     pub num_prefill_tokens: u32,
     /// Its decode rows.
     pub num_decode_rows: u32,
-    /// Tokens that it would compute.
+    /// Tokens that the step would compute.
     pub num_tokens: u32,
     /// Its plan has prefill and decode rows.
     pub wants_mixed: bool,
     /// Its rows, or its dummy row, could run as a captured graph.
     pub can_graph: bool,
-    /// Nothing waits, runs or is on the wire.
+    /// Nothing waits, runs or is in flight.
     pub idle: bool,
     /// It takes no new requests.
     pub draining: bool,
 }
 
 impl Vote {
-    /// Whether a plan, or having none, can say this; what came over a wire may be anything.
+    /// Whether a plan, or having none, can say this. A vote that came over a wire may be anything.
     pub fn is_valid(&self) -> bool {
         let num_rows = u64::from(self.num_prefill_tokens) + u64::from(self.num_decode_rows);
         let has_tokens = self.num_tokens > 0;
@@ -42,10 +42,10 @@ impl Vote {
     }
 }
 
-/// Which rows a group has in a step, over all its replicas.
+/// Which kinds of rows a step has, over all replicas of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// None: no step is made, its number is passed over.
+    /// No rows: the group skips this step's number.
     Idle,
     /// Prefill rows only.
     Prefill,
@@ -55,7 +55,7 @@ pub enum Mode {
     Mixed,
 }
 
-/// Everything about a step that a collective depends on; the same on every replica.
+/// Everything about a step that a collective depends on. Every replica has the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Which step.
@@ -64,13 +64,13 @@ pub struct Decision {
     pub mode: Mode,
     /// Tokens that every replica pads to.
     pub pad_tokens: u32,
-    /// Tokens of the captured graph that all run, where there is one for this step.
+    /// Tokens of the captured graph that all replicas run; None without one.
     pub graph_bucket: Option<u32>,
-    /// Replicas without rows, which run a dummy row on a page outside the pool.
+    /// Replicas without rows. They run a dummy row on a page outside the pool.
     pub dummy_replicas: Vec<u32>,
-    /// Someone drains: nobody takes new requests.
+    /// A replica drains, so none takes new requests.
     pub draining: bool,
-    /// Someone drains and all are idle: the group ends.
+    /// A replica drains and all are idle: the group ends.
     pub stop: bool,
 }
 
@@ -123,29 +123,29 @@ impl Mode {
 /// What a replica sends to its ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecidedPlan {
-    /// As it was voted on; without rows for a replica that runs a dummy row.
+    /// The plan that was voted on; without rows if the replica runs a dummy row.
     pub plan: Plan,
     /// What all replicas do.
     pub decision: Decision,
 }
 
-/// Votes from which no decision follows: the group cannot go on.
+/// Votes that allow no decision. The group cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// Not every replica voted.
     #[error("replica {replica} did not vote on step {}", .step.0)]
     Missing {
-        /// Who.
+        /// Which replica.
         replica: u32,
-        /// On what.
+        /// Which step.
         step: StepId,
     },
-    /// A vote that is none of the group's, or comes twice.
+    /// A vote of a replica outside the group, or a second one.
     #[error(
         "a vote of replica {replica} came that was not asked for; the group has {num_replicas}"
     )]
     Unexpected {
-        /// Whose.
+        /// Which replica.
         replica: u32,
         /// Replicas of the group.
         num_replicas: u32,
@@ -153,7 +153,7 @@ pub enum Disagreement {
     /// A replica is at another step.
     #[error("replica {replica} voted on step {}, replica 0 on step {}", .given.0, .expected.0)]
     Step {
-        /// Who.
+        /// Which replica.
         replica: u32,
         /// Its step.
         given: StepId,
@@ -162,9 +162,9 @@ pub enum Disagreement {
     },
 }
 
-/// The decision of a group of `num_replicas`, whose votes come in any order.
+/// The decision of a group of `num_replicas`. Votes may come in any order.
 ///
-/// `graph_buckets` are the sizes in tokens for which graphs were captured, the same in the whole group.
+/// `graph_buckets` holds the token counts for which graphs were captured, alike in the whole group.
 pub fn decide(
     votes: &[Vote],
     num_replicas: u32,
@@ -206,7 +206,7 @@ fn mode_of(votes: &[Vote]) -> Mode {
     }
 }
 
-/// One vote of each replica on the same step.
+/// One vote of each replica, all on the same step.
 fn in_order(votes: &[Vote], num_replicas: u32) -> Result<Cow<'_, [Vote]>, Disagreement> {
     let votes = if (0..num_replicas).eq(votes.iter().map(|vote| vote.replica)) {
         Cow::Borrowed(votes)
@@ -246,9 +246,9 @@ fn by_replica(votes: &[Vote], num_replicas: u32) -> Result<Vec<Vote>, Disagreeme
 }
 
 impl Scheduler {
-    /// What replica `replica` of a group says of the plan that was just made, or of having none.
+    /// The vote of replica `replica` on the plan that was just made, or on having none.
     ///
-    /// `largest_graph` is the greatest number of tokens for which a graph was captured; 0 without any.
+    /// `largest_graph` is the largest token count with a captured graph; 0 without any.
     pub fn vote(&self, plan: Option<&Plan>, replica: u32, largest_graph: u32) -> Vote {
         let count = |of: fn(&Plan) -> u32| plan.map_or(0, of);
         let num_prefill_tokens = count(Plan::num_prefill_tokens);
@@ -267,9 +267,11 @@ impl Scheduler {
         }
     }
 
-    /// What is sent for the step: the plan as it was voted on, or, where the group steps without rows
-    /// of this replica, one for its dummy row. Nothing where the whole group is idle: the step's number
-    /// is then used up, so that no vote is ever taken for one of a later round.
+    /// What to send for the step: the plan as it was voted on, or a dummy row's if this replica has no
+    /// rows.
+    /// None if the whole group is idle. The step's number is used up all the same, so that a late vote
+    /// fits
+    /// no later round.
     pub fn apply_decision(
         &mut self,
         plan: Option<Plan>,
@@ -293,7 +295,7 @@ impl Scheduler {
         StepId(self.last_step.0 + 1)
     }
 
-    /// A step in which nothing of this replica is computed; its result is waited for like any other.
+    /// A step without rows of this replica. Its result is awaited like any other.
     fn dummy(&mut self) -> Plan {
         let step = self.next_step();
         self.last_step = step;

@@ -1,13 +1,13 @@
-//! Names for numbers that must not be mixed up.
+//! Typed numbers, so that they cannot be mixed up.
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
 
-/// A request, numbered in the order of arrival; the number is given at submit and never reused.
+/// A request, numbered by arrival. The number is given at submit and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// On whose account a request is served.
+/// The account that a request is served on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u64);
 
@@ -19,7 +19,7 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
-/// One forward of the replica. Step 0 is the warm-up, which the scheduler never plans.
+/// One forward of the replica. Step 0 is the warm-up, which is never planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepId(pub u64);
 

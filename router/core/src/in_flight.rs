@@ -7,7 +7,7 @@ use crate::ids::{SlotId, StepId};
 use crate::kv_cache::PerKind;
 use crate::page_pool::ParkedPages;
 
-/// A slot and its pages whose request is gone while steps on the wire still name them.
+/// The slot and pages of a request that has ended while steps in flight still use them.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked {
     pub(crate) slot: SlotId,
@@ -18,11 +18,11 @@ pub(crate) struct Parked {
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightStep {
     pub(crate) step: StepId,
-    /// Slots of the rows that sample nothing, and the position after each row's last.
+    /// Rows that sample nothing: the slot, and the position after the row's last.
     pub(crate) chunks: Vec<(SlotId, u32)>,
-    /// Slots of the rows that sample, in the plan's order, and the most tokens that each may accept.
+    /// Rows that sample, in the plan's order: the slot, and the most tokens to accept.
     pub(crate) samples: Vec<(SlotId, u32)>,
-    /// What this step is the last to name.
+    /// Parked with this step, the last that uses them.
     pub(crate) parked: Vec<Parked>,
 }
 
@@ -48,12 +48,12 @@ impl InFlight {
             .iter_mut()
             .find(|in_flight| in_flight.step == step);
         in_flight
-            .expect("a request in flight has its last row in a step on the wire")
+            .expect("a request in flight has its last row in a step in flight")
             .parked
             .push(parked);
     }
 
-    /// The step that a result answers, once the result has been found to fit it.
+    /// Checks a result against the oldest step, and removes the step.
     pub(crate) fn complete(
         &mut self,
         result: &StepResult<'_>,

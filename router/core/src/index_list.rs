@@ -14,7 +14,7 @@ pub(crate) struct IndexList {
 }
 
 impl IndexList {
-    /// An empty queue for the numbers below `num`.
+    /// An empty list for numbers below `num`.
     pub(crate) fn new(num: u32) -> Self {
         let links = (0..=num)
             .map(|i| Link {
@@ -29,7 +29,7 @@ impl IndexList {
         self.len
     }
 
-    /// The number of the closing link: what follows it is the first, what follows the last is it.
+    /// The sentinel: it precedes the first number and follows the last.
     pub(crate) fn end(&self) -> u32 {
         u32::try_from(self.links.len() - 1).expect("made from a u32")
     }

@@ -1,4 +1,4 @@
-//! The step-time target: how much prefill may join the decoders' step.
+//! The ITL target: how many prefill tokens may join a step that decodes.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use crate::plan_builder::MIN_CHUNK;
 use crate::settings::{Limits, Settings};
 use crate::step_cost::{StepCost, StepWork};
 
-/// Keeps steps that decode within a target, by what earlier steps took.
+/// Keeps the time of decoding steps within a target, by what earlier steps took.
 #[derive(Clone, Debug)]
 pub(crate) struct ItlTarget {
     micros: f64,
@@ -16,18 +16,18 @@ pub(crate) struct ItlTarget {
     /// The last step with a prefill row.
     last_prefill: StepId,
     prefill_starvation_steps: u32,
-    /// Tokens that join where decoding has left no time for too long.
+    /// Tokens granted if decoding has left no time for too long.
     least: u32,
 }
 
 impl ItlTarget {
-    /// The target of the settings, where there is one.
+    /// None without a target in the settings.
     pub(crate) fn new(settings: &Settings, limits: &Limits) -> Option<Self> {
         let micros = limits.itl_target?.0 as f64;
         let least = settings.pages.page_size.max(MIN_CHUNK);
         Some(Self {
             micros,
-            // A guess that lets hardly any prefill join until more is known.
+            // A guess that admits hardly any prefill until steps were measured.
             cost: StepCost::new(micros / f64::from(least)),
             in_flight: VecDeque::new(),
             last_prefill: StepId(0),
@@ -36,10 +36,10 @@ impl ItlTarget {
         })
     }
 
-    /// How many tokens of a chunk from `start` on may join the work of `step`.
+    /// Tokens of a chunk from `start` on that may join the work of `step`.
     ///
-    /// A step that keeps no decoder waiting may take as long as it likes. Where decoding alone leaves
-    /// no time, a page joins after `prefill_starvation_steps` steps without prefill.
+    /// A step without decoders is not bound. If decoding alone leaves no time, one page joins after
+    /// `prefill_starvation_steps` steps without prefill.
     pub(crate) fn prefill_budget(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
         if work.num_decode_rows == 0 {
             return u32::MAX;
@@ -54,7 +54,7 @@ impl ItlTarget {
         }
     }
 
-    /// A plan is on the wire.
+    /// A plan is in flight.
     pub(crate) fn launch(&mut self, step: StepId, work: StepWork) {
         if work.num_prefill_tokens > 0 {
             self.last_prefill = step;
@@ -62,7 +62,7 @@ impl ItlTarget {
         self.in_flight.push_back((step, work));
     }
 
-    /// A step on the wire took `elapsed`.
+    /// A step in flight took `elapsed`.
     pub(crate) fn measure(&mut self, step: StepId, elapsed: Micros) {
         let launched = self
             .in_flight
@@ -73,7 +73,7 @@ impl ItlTarget {
         }
     }
 
-    /// How long a step on the wire should take.
+    /// Expected time of a step in flight.
     pub(crate) fn expected(&self, step: StepId) -> Option<Micros> {
         let (_, work) = self
             .in_flight
@@ -87,7 +87,7 @@ impl ItlTarget {
         Some(Micros(micros))
     }
 
-    /// A step's result is in: its time is known, or never will be.
+    /// A step is complete. Its time was measured before, or never will be.
     pub(crate) fn complete(&mut self, step: StepId) {
         self.in_flight.retain(|(launched, _)| *launched > step);
     }

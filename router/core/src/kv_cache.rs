@@ -1,8 +1,8 @@
 //! The KV cache: a page pool for each cache kind, and leases that hold pages of every kind.
 //!
-//! A cache kind is what one group of layers keeps of a token: its own pages, with its own number of
-//! tokens in each. Models have one kind today. A row needs pages of every kind, and a prefix counts
-//! as cached only where every kind has it.
+//! A cache kind is what one group of layers keeps of a token. It has pages of its own size, in a pool of
+//! its own. Models have one kind today. A row needs pages of every kind. A prefix is cached as far as
+//! every kind has it.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -11,7 +11,7 @@ use crate::prefix_hasher::PrefixHasher;
 use crate::settings::{Settings, default_watermark};
 use crate::state::Job;
 
-/// One value for each cache kind; while there is one kind it needs no allocation.
+/// One value for each cache kind. With one kind it allocates nothing.
 pub(crate) type PerKind<T> = SmallVec<[T; 1]>;
 
 /// Pages that one request holds, of every kind.
@@ -19,14 +19,14 @@ pub(crate) type PerKind<T> = SmallVec<[T; 1]>;
 #[must_use = "a lease that is dropped loses its pages"]
 pub(crate) struct Lease {
     lists: PerKind<PageList>,
-    /// Tokens that the pages of every kind hold.
+    /// Tokens that fit the pages of every kind.
     num_tokens: u32,
-    /// Computed tokens with which the next page of any kind is full.
+    /// Computed tokens that fill the next unpublished page of any kind.
     next_full: u32,
 }
 
 impl Lease {
-    /// Whether `num_computed` tokens fill a page that is not published yet.
+    /// Whether `num_computed` tokens fill an unpublished page.
     pub(crate) fn has_full_page(&self, num_computed: u32) -> bool {
         num_computed >= self.next_full
     }
@@ -40,7 +40,7 @@ impl Lease {
         self.lists.iter().map(PageList::num_pages).collect()
     }
 
-    /// The pages of each kind, in the order of the positions that they cover.
+    /// The pages of each kind, in the order of the positions they cover.
     pub(crate) fn lists(&self) -> &[PageList] {
         &self.lists
     }
@@ -49,9 +49,9 @@ impl Lease {
 /// What a prompt finds in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixHits {
-    /// Leading tokens that every kind has; whole pages of each.
+    /// Leading tokens that every kind has, in whole pages of each.
     pub(crate) num_tokens: u32,
-    /// Pages of them that no request holds: taking them leaves fewer for others.
+    /// Hit pages that no request holds. Leasing them leaves fewer for others.
     pub(crate) num_cached: PerKind<u32>,
 }
 
@@ -77,7 +77,7 @@ impl PageSizes {
             .collect()
     }
 
-    /// Tokens in the least number of whole pages of every kind.
+    /// Least number of tokens that fills whole pages of every kind.
     fn common_multiple(&self) -> u32 {
         self.0.iter().copied().fold(1, common_multiple)
     }
@@ -90,7 +90,7 @@ pub(crate) struct KvCache {
     page_sizes: PerKind<u32>,
     /// Pages kept free at admission.
     watermarks: PerKind<u32>,
-    /// Tokens in the least number of whole pages that all kinds can have cached.
+    /// Cached prefixes are multiples of so many tokens: whole pages of every kind.
     prefix_tokens: u32,
 }
 
@@ -116,14 +116,15 @@ impl KvCache {
         each.all(|(pool, num)| pool.num_available() >= *num)
     }
 
-    /// Whether they can be once parked pages are free, and `num_held` of each kind.
+    /// The same once parked pages and `num_held` pages of each kind are free.
     pub(crate) fn will_have(&self, num: &[u32], num_held: &[u32]) -> bool {
         let mut each = self.pools.iter().zip(num.iter().zip(num_held));
         each.all(|(pool, (num, held))| pool.num_available() + pool.num_parked() + held >= *num)
     }
 
-    /// Whether the pages of `num_tokens` tokens beyond the hits are left beside `reserved` ones and,
-    /// where it is kept, the watermark.
+    /// Whether enough pages are left for `num_tokens` tokens beyond the hits, beside `reserved` pages of
+    /// each
+    /// kind and, if kept, the watermark.
     pub(crate) fn can_admit(
         &self,
         num_tokens: u32,
@@ -152,7 +153,7 @@ impl KvCache {
         }
     }
 
-    /// How much of a request's tokens, from the first one on, is cached.
+    /// The cached prefix of a request's tokens.
     pub(crate) fn find(&mut self, job: &mut Job, hasher: &mut PrefixHasher) -> PrefixHits {
         let num_tokens = job.num_cacheable_tokens();
         let mut hits: PerKind<CacheHits> = PerKind::new();
@@ -164,7 +165,7 @@ impl KvCache {
         self.common_hits(&hits, job)
     }
 
-    /// What all kinds have.
+    /// The prefix that all kinds have.
     fn common_hits(&self, hits: &[CacheHits], job: &Job) -> PrefixHits {
         let each = hits.iter().zip(&self.page_sizes);
         let found = each.map(|(hits, size)| hits.num_pages * size).min();
@@ -184,7 +185,7 @@ impl KvCache {
         }
     }
 
-    /// A lease of the first `num_tokens` tokens, which [`KvCache::find`] has just found.
+    /// Leases the first `num_tokens` tokens, which [`KvCache::find`] has just found.
     pub(crate) fn pin(&mut self, job: &Job, num_tokens: u32) -> Lease {
         let each = self.pools.iter_mut().zip(&self.page_sizes).enumerate();
         let lists =
@@ -204,7 +205,7 @@ impl KvCache {
         lease.next_full = full.min().unwrap_or(u32::MAX);
     }
 
-    /// Adds so many available pages of each kind to a lease; the caller has seen that there are as many.
+    /// Adds pages of each kind to a lease. The caller has checked that so many are available.
     pub(crate) fn grow(&mut self, lease: &mut Lease, num: &[u32]) {
         for ((pool, list), num) in self.pools.iter_mut().zip(&mut lease.lists).zip(num) {
             pool.grow(list, *num);
@@ -212,8 +213,8 @@ impl KvCache {
         self.recount(lease);
     }
 
-    /// Takes back the pages behind the first `num_tokens` tokens; `on_trim` is told the kind, how
-    /// many pages were kept and how many were taken.
+    /// Takes back pages after the first `num_tokens` tokens. `on_trim` gets the kind, the number of pages
+    /// kept, and the number taken.
     pub(crate) fn trim(
         &mut self,
         lease: &mut Lease,
@@ -238,7 +239,7 @@ impl KvCache {
         lease.num_tokens = held.min().unwrap_or(0);
     }
 
-    /// Lets later prompts find the pages that `num_computed` tokens fill.
+    /// Publishes the pages that `num_computed` tokens fill, so that later prompts find them.
     pub(crate) fn publish(
         &mut self,
         lease: &mut Lease,
@@ -267,13 +268,13 @@ impl KvCache {
         }
     }
 
-    /// Takes a lease whose pages steps in flight still name.
+    /// Parks the pages of a lease that steps in flight still use.
     pub(crate) fn park(&mut self, lease: Lease) -> PerKind<ParkedPages> {
         let each = self.pools.iter_mut().zip(lease.lists);
         each.map(|(pool, list)| pool.park(list)).collect()
     }
 
-    /// Lets parked pages go: the last step that named them is complete.
+    /// Frees parked pages: the last step that used them is complete.
     pub(crate) fn unpark(&mut self, parked: PerKind<ParkedPages>) {
         for (pool, pages) in self.pools.iter_mut().zip(parked) {
             pool.unpark(pages);
@@ -284,7 +285,7 @@ impl KvCache {
         self.pools[kind].counts()
     }
 
-    /// Cached pages that were given to others, since the start.
+    /// Cached pages that were evicted, since the start.
     pub(crate) fn num_evicted(&self) -> u64 {
         self.pools.iter().map(PagePool::num_evicted).sum()
     }

@@ -8,7 +8,7 @@ use crate::scheduler::Scheduler;
 use crate::state::Order;
 
 impl Scheduler {
-    /// Puts the plan in flight: its rows in order, and every change since the last plan.
+    /// Puts the plan in flight, with its rows in order and every change since the last plan.
     pub(crate) fn launch(&mut self, builder: PlanBuilder) -> Plan {
         let prefill: Vec<PrefillRow> = in_order(builder.prefill);
         let decode: Vec<DecodeRow> = in_order(builder.decode);
@@ -44,7 +44,7 @@ impl Scheduler {
     }
 }
 
-/// RoundRobin rotate slowly, so the rows come as a few sorted runs, which a stable sort only merges.
+/// The round-robin order rotates slowly. Rows come as a few sorted runs, which a stable sort only merges.
 fn in_order<Row>(mut rows: Vec<(Order, Row)>) -> Vec<Row> {
     rows.sort_by_key(|(order, _)| *order);
     rows.into_iter().map(|(_, row)| row).collect()

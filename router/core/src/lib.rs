@@ -1,8 +1,8 @@
 //! Plait's scheduler: requests, pages and plans, without clock, socket or randomness.
 //!
-//! Three verbs: [`Scheduler::submit`], [`Scheduler::plan`], [`Scheduler::advance`].
-//! In a group of replicas that step together, [`Scheduler::vote`], [`decide`] and [`Scheduler::apply_decision`]
-//! come between the last two. The same calls give the same plans, byte for byte.
+//! Three verbs: [`Scheduler::submit`], [`Scheduler::plan`], [`Scheduler::advance`]. Replicas that step
+//! together call [`Scheduler::vote`], [`decide`] and [`Scheduler::apply_decision`] between the last two.
+//! The same calls give the same plans, byte for byte.
 
 #![forbid(unsafe_code)]
 

@@ -9,12 +9,12 @@ use crate::ids::PageId;
 use crate::index_list::IndexList;
 use crate::prefix_hasher::PageHash;
 
-/// Pages of one kind that one request holds, in the order of the positions that they cover.
+/// Pages of one kind that one request holds, in the order of the positions they cover.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a lease that is dropped loses its pages"]
 pub(crate) struct PageList {
     pages: Vec<PageId>,
-    /// Leading pages that later prompts can find, or whose content others have published before.
+    /// Leading pages that later prompts can find, here or as another request's copy.
     num_published: u32,
 }
 
@@ -33,30 +33,30 @@ impl PageList {
     }
 }
 
-/// Pages whose request is gone while steps on the wire still name them.
+/// Pages of a request that has ended while steps in flight still use them.
 #[derive(Clone, Debug)]
 #[must_use = "parked pages that are dropped are lost"]
 pub(crate) struct ParkedPages(Vec<PageId>);
 
-/// What a prompt finds in the cache.
+/// What a prompt finds in the cache of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheHits {
-    /// Leading pages of the prompt that are there.
+    /// Leading pages of the prompt that are cached.
     pub(crate) num_pages: u32,
-    /// Those of them that nobody holds: taking them leaves fewer for others.
+    /// Those that no request holds. Leasing them leaves fewer for others.
     pub(crate) num_cached: u32,
 }
 
 /// Counts of pages by state; they add up to the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
-    /// In nobody's hands.
+    /// Without content or user.
     pub free: u32,
-    /// In the leases of requests; one that several share counts once.
+    /// Leased by requests. A page that several share counts once.
     pub leased: u32,
-    /// Unreferenced, with content that a later prompt may find.
+    /// Held by no request, with content that later prompts may find.
     pub cached: u32,
-    /// Released, but named by a step on the wire.
+    /// Released, but used by a step in flight.
     pub parked: u32,
 }
 
@@ -66,7 +66,7 @@ struct Page {
     hash: Option<PageHash>,
     num_leases: u32,
     num_parkings: u32,
-    /// Its index in the last lookup, if it is there.
+    /// Its index in the last lookup, if it was found.
     found_at: u32,
 }
 
@@ -76,27 +76,27 @@ impl Page {
     }
 }
 
-/// The last lookup, kept true while pages change hands: the head of the queue asks at every plan, mostly
-/// for what it asked for before.
+/// The last lookup, kept current while pages change hands. The head of the queue asks at every plan,
+/// mostly for the same prompt.
 #[derive(Clone, Debug, Default)]
 struct Lookup {
     /// The prompt's last hash, which covers all before it.
     last: Option<PageHash>,
-    /// The prompt's pages that are there, from its first one on.
+    /// The prompt's cached pages, from the first on.
     found: Vec<PageId>,
-    /// Those of them that nobody holds.
+    /// Those that no request holds.
     num_cached: u32,
     /// Hashes that were looked up.
     #[cfg(test)]
     num_probes: u32,
 }
 
-/// All pages of a replica. No operation looks at more pages than it moves.
+/// All pages of one kind. No operation visits more pages than it moves.
 #[derive(Clone)]
 pub(crate) struct PagePool {
     pages: Vec<Page>,
     free: Vec<PageId>,
-    /// The cached pages; the one that was released first is the first to go.
+    /// Cached pages, least recently released first: the order of eviction.
     cached: IndexList,
     by_hash: FxHashMap<PageHash, PageId>,
     lookup: Lookup,
@@ -119,7 +119,7 @@ impl PagePool {
         }
     }
 
-    /// Pages that a lease can have now: free ones, then cached ones.
+    /// Pages that can be leased now: free and cached ones.
     pub(crate) fn num_available(&self) -> u32 {
         count(&self.free) + self.cached.len()
     }
@@ -128,7 +128,7 @@ impl PagePool {
         self.num_parked
     }
 
-    /// Cached pages that were given to others, since the start.
+    /// Cached pages that were evicted, since the start.
     pub(crate) fn num_evicted(&self) -> u64 {
         self.num_evicted
     }
@@ -142,10 +142,11 @@ impl PagePool {
         }
     }
 
-    /// How many of a prompt's pages, from its first one on, are in the cache.
+    /// Number of a prompt's leading pages that are cached.
     ///
-    /// Each page is found once: a prompt that is looked up again costs one look-up of the hash that is missing, with
-    /// a full cache too, whose pages are evicted meanwhile.
+    /// Each page is found once. Asking for the same prompt again costs one look-up, of the missing hash,
+    /// even
+    /// while a full cache evicts pages.
     pub(crate) fn find(&mut self, hashes: &[PageHash]) -> CacheHits {
         if self.lookup.last.as_ref() != hashes.last() {
             self.lookup.last = hashes.last().copied();
@@ -161,7 +162,7 @@ impl PagePool {
         hits
     }
 
-    /// Goes on behind the pages that were found.
+    /// Continues after the pages already found.
     fn find_more(&mut self, hashes: &[PageHash]) {
         for hash in &hashes[self.lookup.found.len()..] {
             #[cfg(test)]
@@ -178,7 +179,7 @@ impl PagePool {
         }
     }
 
-    /// Pages of these hashes, up to the first that is not there, that no request holds.
+    /// Of the leading pages of these hashes, those that no request holds.
     pub(crate) fn num_cached_of(&self, hashes: &[PageHash]) -> u32 {
         self.hits_of(hashes).num_cached
     }
@@ -191,7 +192,7 @@ impl PagePool {
         })
     }
 
-    /// A lease of pages that [`PagePool::find`] has just found.
+    /// Leases pages that [`PagePool::find`] has just found.
     pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> PageList {
         let pages: Vec<PageId> = hashes.iter().map(|hash| self.by_hash[hash]).collect();
         for page in &pages {
@@ -204,15 +205,15 @@ impl PagePool {
         }
     }
 
-    /// Adds `num` available pages to a lease; the caller has seen that there are as many.
+    /// Adds `num` pages to a lease. The caller has checked that so many are available.
     pub(crate) fn grow(&mut self, lease: &mut PageList, num: u32) {
         lease.pages.extend((0..num).map(|_| self.take()));
         self.num_leased += num;
     }
 
-    /// Lets later prompts find the next page of a lease; its KV is computed and its tokens are final.
+    /// Publishes the next page of a lease. Its KV is computed and its tokens are final.
     ///
-    /// Where another page has the hash already, this one stays its lease's own.
+    /// If another page has the hash already, that one stays the published copy.
     pub(crate) fn publish(&mut self, lease: &mut PageList, hash: PageHash) {
         let page = lease.pages[lease.num_published as usize];
         lease.num_published += 1;
@@ -222,7 +223,7 @@ impl PagePool {
         }
     }
 
-    /// Takes the pages behind the first `num` out of a lease.
+    /// Frees the pages of a lease after the first `num`.
     pub(crate) fn shrink(&mut self, lease: &mut PageList, num: u32) {
         for page in lease.pages.drain(num as usize..).rev() {
             self.pages[page.0 as usize].num_leases -= 1;
@@ -231,8 +232,9 @@ impl PagePool {
         }
     }
 
-    /// Releases a lease, its last page first: of one prompt the later pages are evicted before the
-    /// earlier ones, without which they could not be found.
+    /// Releases a lease, last page first. A prompt's later pages are then evicted before the earlier
+    /// ones,
+    /// without which nothing could find them.
     pub(crate) fn release(&mut self, lease: PageList) {
         for page in lease.pages.into_iter().rev() {
             self.pages[page.0 as usize].num_leases -= 1;
@@ -240,7 +242,7 @@ impl PagePool {
         }
     }
 
-    /// Takes a lease whose pages steps on the wire still name.
+    /// Parks the pages of a lease that steps in flight still use.
     pub(crate) fn park(&mut self, lease: PageList) -> ParkedPages {
         for page in &lease.pages {
             let state = &mut self.pages[page.0 as usize];
@@ -254,7 +256,7 @@ impl PagePool {
         ParkedPages(lease.pages)
     }
 
-    /// Lets parked pages go: the last step that named them is in.
+    /// Frees parked pages: the last step that used them is complete.
     pub(crate) fn unpark(&mut self, parked: ParkedPages) {
         for page in parked.0.into_iter().rev() {
             let state = &mut self.pages[page.0 as usize];
@@ -281,7 +283,7 @@ impl PagePool {
         }
     }
 
-    /// A free page, else the one that has been cached for longest, for one lease.
+    /// Takes a free page, or else evicts the least recently released one.
     fn take(&mut self) -> PageId {
         let page = self.free.pop().unwrap_or_else(|| self.evict());
         self.pages[page.0 as usize].num_leases = 1;
@@ -299,7 +301,7 @@ impl PagePool {
         page
     }
 
-    /// What the last lookup found from this page on cannot be found any more.
+    /// Cuts the last lookup before this page.
     fn lose(&mut self, page: PageId) {
         if self.is_found(page) {
             let first = self.pages[page.0 as usize].found_at;
@@ -309,13 +311,13 @@ impl PagePool {
         }
     }
 
-    /// The last lookup found this page.
+    /// Whether the last lookup found this page.
     fn is_found(&self, page: PageId) -> bool {
         let index = self.pages[page.0 as usize].found_at;
         self.lookup.found.get(index as usize) == Some(&page)
     }
 
-    /// One lease of the page is gone; parked or in other leases it stays where it is.
+    /// One lease of the page is gone. Parked or shared, it stays where it is.
     fn leave_lease(&mut self, page: PageId) {
         let state = &self.pages[page.0 as usize];
         if state.num_leases > 0 {
@@ -329,7 +331,7 @@ impl PagePool {
         }
     }
 
-    /// Nobody names the page any more.
+    /// Nothing uses the page any more.
     fn settle(&mut self, page: PageId) {
         let state = &self.pages[page.0 as usize];
         if state.hash.is_some() {
@@ -341,7 +343,7 @@ impl PagePool {
     }
 }
 
-/// The pages by state, each set in the order in which it is used.
+/// The pages by state, each set in its order of use.
 impl fmt::Debug for PagePool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let with_hash = |page: u32| (PageId(page), self.pages[page as usize].hash);
@@ -388,7 +390,7 @@ mod tests {
         pool
     }
 
-    /// Names that a lookup asks for.
+    /// Hashes that a lookup probes.
     fn num_probes(pool: &mut PagePool, hashes: &[PageHash]) -> u32 {
         let before = pool.lookup.num_probes;
         pool.find(hashes);
@@ -435,7 +437,7 @@ mod tests {
         assert_eq!(pool.find(&hashes).num_cached, 3);
     }
 
-    /// The first page was published by another request than those behind it, and is evicted before them.
+    /// Another request published the first page, so it is evicted before those after it.
     #[test]
     fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
         let hashes = hashes();

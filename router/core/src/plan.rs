@@ -4,31 +4,32 @@ use std::ops::Range;
 
 use crate::ids::{Micros, PageId, RequestId, SlotId, StepId, TokenId};
 
-/// One step: rows, and what changed on the device since the last one.
+/// One step: its rows, and what changed on the device since the last one.
 ///
-/// A worker applies the parts in the order freed, new, trimmed, appended, rows.
+/// A worker applies the changes in the order freed, new, trimmed, appended, rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Which step this is; steps count up by one from 1. A group passes over those in which nobody has rows.
+    /// The step's number. Numbers count up by one from 1; a group skips steps without rows.
     pub step: StepId,
-    /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has
-    /// rows: nothing on the device depends on them until then. One that is taken again at once is
-    /// here and in `new_slots`.
+    /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has rows,
+    /// because nothing on the device depends on them until then. A slot that is reused at once is here
+    /// and
+    /// in `new_slots`.
     pub freed_slots: Vec<SlotId>,
-    /// Slots that take a request in this plan; each has a prefill row below.
+    /// Slots that take a request. Each has a prefill row in this plan.
     pub new_slots: Vec<NewSlot>,
-    /// Slots that lose their last pages, which were leased for drafts that were not accepted.
+    /// Slots that lose their last pages, which were leased for rejected draft tokens.
     pub trimmed_slots: Vec<TrimmedSlot>,
-    /// Pages that slots gain, in the order of their positions; a new slot's first ones may be shared with
-    /// other slots (see [`NewSlot::num_cached`]).
+    /// Pages that slots gain, in the order of their positions. A new slot may share its first ones with
+    /// others (see [`NewSlot::num_cached`]).
     pub appended_pages: Vec<(SlotId, PageId)>,
-    /// The same for cache kinds after the first; empty where a model has one kind.
+    /// The same for further cache kinds; empty for models with one kind.
     pub other_pages: Vec<OtherPage>,
     /// Prefill rows, in the scheduler's order.
     pub prefill: Vec<PrefillRow>,
-    /// Decode rows, in the scheduler's order; they follow the prefill rows in the batch.
+    /// Decode rows, in the scheduler's order. They follow the prefill rows in the batch.
     pub decode: Vec<DecodeRow>,
-    /// The tokens of the prefill rows, one row after the other (see [`PrefillRow::lookahead`]).
+    /// Tokens of the prefill rows, row after row (see [`PrefillRow::lookahead`]).
     pub token_ids: Vec<TokenId>,
 }
 
@@ -50,77 +51,79 @@ impl Plan {
     }
 }
 
-/// A page of another cache kind than the first that a slot gains.
+/// A page of a further cache kind that a slot gains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherPage {
     /// Which kind, from 1.
     pub kind: u32,
-    /// Whose page it becomes.
+    /// The slot that gains it.
     pub slot: SlotId,
-    /// Which page of the kind's pool.
+    /// Its number in the kind's pool.
     pub page: PageId,
 }
 
-/// A slot that keeps its first pages of one kind and loses the others.
+/// A slot that keeps the first pages of one kind and loses the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrimmedSlot {
-    /// Which kind; 0 is the first.
+    /// Which kind, from 0.
     pub kind: u32,
-    /// Whose pages.
+    /// Which slot.
     pub slot: SlotId,
-    /// Pages that stay.
+    /// Pages that it keeps.
     pub num_pages: u32,
 }
 
 /// A request that enters a slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewSlot {
-    /// The slot; whatever it held before is forgotten.
+    /// The slot. What it held before is void.
     pub slot: SlotId,
-    /// Who takes it.
+    /// The request that takes it.
     pub request: RequestId,
     /// Index of the next output token: 0, or more after a preemption.
     pub next_output: u32,
-    /// Leading tokens whose KV is in the slot's first pages already; whole pages, which nobody writes.
-    /// Its first row starts behind them.
+    /// Leading tokens whose KV is already in the slot's first pages. These are whole pages, which no row
+    /// writes; the first row starts after them.
     pub num_cached: u32,
-    /// How long the request waited from its submit; nothing where it comes back from a preemption.
+    /// Time from submit to admission; None after a preemption.
     pub waited: Option<Micros>,
 }
 
-/// A chunk of a request's prompt (and, after a preemption, of its output so far).
+/// A chunk of a request's prompt, and after a preemption of its output so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefillRow {
-    /// Whose row it is.
+    /// Which request.
     pub request: RequestId,
-    /// Where the worker finds its pages.
+    /// The slot whose page table it uses.
     pub slot: SlotId,
     /// Position of the chunk's first token.
     pub start: u32,
     /// Tokens in the chunk, at least 1.
     pub length: u32,
-    /// Nothing of the prompt is left after this chunk; only then is a token sampled.
+    /// The chunk completes the prompt. Only then is a token sampled.
     pub is_last_chunk: bool,
-    /// The row's `token_ids` hold one more token, which is not computed: the one that follows the
-    /// chunk. It is there for middle chunks of requests that want prompt log-probabilities.
+    /// `token_ids` holds one more token of this row, which is not computed: the one after the chunk.
+    /// Middle
+    /// chunks have it if the request wants prompt log-probabilities.
     pub lookahead: bool,
-    /// Positions of the prompt tokens whose log-probabilities this row reports: no position comes
-    /// twice, though the worker computes a preempted prompt twice. Its records begin with the one of
-    /// `start + 1`; those outside the range are to be ignored. Empty where nobody asked.
+    /// Prompt positions whose log-probabilities this row reports; empty if not wanted. No position is
+    /// reported twice, even if a preempted prompt is computed twice. The row's records begin at `start +
+    /// 1`;
+    /// ignore those outside the range.
     pub prompt_logprobs: Range<u32>,
 }
 
-/// The next token of a request whose prompt has been computed, and drafts of those after it; the worker
-/// holds the tokens themselves.
+/// The next token of a request whose prompt is computed, and draft tokens after it. The worker holds
+/// the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeRow {
-    /// Whose row it is.
+    /// Which request.
     pub request: RequestId,
-    /// Where the worker finds its pages and its last token.
+    /// The slot with its page table and last token.
     pub slot: SlotId,
-    /// Position of the first token; with drafts on the wire an upper bound, as if all will be accepted.
-    /// Pages are there up to `start + length`.
+    /// Position of the first token. With drafts in flight it is an upper bound, as if all were accepted.
+    /// Pages are leased up to `start + length`.
     pub start: u32,
-    /// Tokens computed, and at most accepted: 1, or with drafts more.
+    /// Tokens computed, and the most to accept: 1, or more with drafts.
     pub length: u32,
 }

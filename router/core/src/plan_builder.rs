@@ -11,7 +11,7 @@ use crate::step_cost::StepWork;
 /// would take a prompt of 8,192 tokens through thousands of steps.
 pub(crate) const MIN_CHUNK: u32 = 16;
 
-/// What the rules have given out so far, and what is left.
+/// What the rules have scheduled so far, and what is left.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanBuilder {
     pub(crate) step: StepId,
@@ -23,9 +23,9 @@ pub(crate) struct PlanBuilder {
     pub(crate) other_pages: Vec<OtherPage>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
     pub(crate) decode: Vec<(Order, DecodeRow)>,
-    /// The last in order of those with a row.
+    /// The last request in order that has a row.
     last_with_row: Option<Order>,
-    /// Nobody after this one can still be asked for pages.
+    /// The last request in order that may still be preempted.
     pub(crate) last_victim: Option<Order>,
 }
 
@@ -54,12 +54,12 @@ impl PlanBuilder {
         self.num_tokens_left == 0 || self.num_rows_left == 0
     }
 
-    /// Whether someone after `order` has a row, and so keeps its pages in this plan.
+    /// Whether a request after `order` has a row, and so keeps its pages in this plan.
     pub(crate) fn has_row_after(&self, order: Order) -> bool {
         self.last_with_row.is_some_and(|last| last > order)
     }
 
-    /// The last `num` pages of each kind of a slot's lease are new to it.
+    /// Appends the last `num` pages of each kind of a slot's lease.
     pub(crate) fn append_pages(&mut self, slot: SlotId, lease: &Lease, num: &[u32]) {
         let mut each = (0..).zip(lease.lists().iter().zip(num));
         if let Some((_, (list, num))) = each.next() {

@@ -6,7 +6,7 @@ use crate::scheduler::Scheduler;
 use crate::state::{Order, Phase};
 
 impl Scheduler {
-    /// Leases the pages that a request lacks for `num_tokens` tokens; false where its row must wait.
+    /// Leases the pages that a request lacks for `num_tokens` tokens. If false, its row must wait.
     pub(crate) fn lease_pages(
         &mut self,
         slot: SlotId,
@@ -25,8 +25,9 @@ impl Scheduler {
         has_room
     }
 
-    /// Lets requests after the asker give way until `num` pages are free, or promised by results
-    /// on the wire; the asker itself does where nobody after it has a row in this plan.
+    /// Preempts requests after the asker until `num` pages of each kind are free, or results in flight
+    /// will
+    /// free them. If no later request has a row in this plan, the asker itself is preempted.
     fn free_pages_for(&mut self, asker: SlotId, num: &[u32], builder: &mut PlanBuilder) -> bool {
         let order = self.running.at(asker).job.order;
         while !self.cache.has(num) {
@@ -44,7 +45,7 @@ impl Scheduler {
         true
     }
 
-    /// The last in order after `asker` that has no row in this plan and is not held yet.
+    /// The last request in order after `asker` that has no row in this plan and is not held yet.
     fn last_victim(&self, asker: Order, builder: &mut PlanBuilder) -> Option<SlotId> {
         let is_candidate = |phase, last_step| phase != Phase::Held && last_step != builder.step;
         let mut after = self
@@ -59,7 +60,7 @@ impl Scheduler {
         slot
     }
 
-    /// Without rows on the wire a request goes back to the queue now, else when its results are in.
+    /// Preempts a request now if nothing of it is in flight, else when its results are in.
     fn preempt_or_hold(&mut self, slot: SlotId) {
         if self.running.at(slot).is_in_flight() {
             self.running.hold(slot);

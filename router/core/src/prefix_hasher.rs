@@ -8,7 +8,7 @@ use crate::ids::TokenId;
 
 /// Key of the page hash.
 ///
-/// Each process takes a random one: without it nobody can construct two prompts whose hashes collide.
+/// Each process draws its own: without it nobody can construct two prompts whose hashes collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashSeed(pub [u64; 2]);
 
@@ -39,12 +39,12 @@ impl PrefixHasher {
         }
     }
 
-    /// What stands before the first page of every prompt with this salt.
+    /// The parent of every prompt's first page, for this salt.
     pub(crate) fn root(&self, salt: u64) -> PageHash {
         self.hash(&salt.to_le_bytes())
     }
 
-    /// The page of `tokens` after the page `parent`.
+    /// Hash of the page with `tokens` that follows the page `parent`.
     pub(crate) fn child(&mut self, parent: PageHash, tokens: &[TokenId]) -> PageHash {
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.clear();

@@ -1,4 +1,4 @@
-//! Requests that hold nothing yet, or no longer: served strictly in order.
+//! Requests that hold no pages, waiting or preempted, in order of admission.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,31 @@ use crate::request::Refusal;
 use crate::settings::SchedulerSettings;
 use crate::state::{Job, Order, Queued};
 
-/// Where a request stands in the queue.
+/// A request's key in the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueKey {
-    /// Every request's is the same where tenants do not matter.
+    /// The tenant; the same for all requests unless the policy is fair share.
     pub(crate) lane: TenantId,
     pub(crate) order: Order,
 }
 
-/// A lane's first request, and whose turn it is between lanes.
+/// The first request of a lane, ordered between lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Head {
-    /// What the lane's tenant had been served when it was last looked at; by now it may be more.
+    /// Tokens served to the lane's tenant when it was last looked at. It may be more by now.
     num_served: u64,
     order: Order,
     lane: TenantId,
 }
 
-/// One tenant's requests in order; never empty.
+/// One tenant's requests in order. A lane is never empty.
 #[derive(Clone, Debug)]
 struct Lane {
     requests: BTreeMap<Order, Queued>,
     head: Head,
 }
 
-/// The waiting and the preempted requests; each lane in order.
+/// Waiting and preempted requests, each lane in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     lanes: BTreeMap<TenantId, Lane>,
@@ -50,8 +50,8 @@ impl Queue {
         self.lanes.is_empty()
     }
 
-    /// Whether `num_requests` with `num_tokens` in their prompts may join; an empty queue takes any,
-    /// or they could never be served.
+    /// Whether `num_requests` with `num_tokens` prompt tokens may join. An empty queue takes any number,
+    /// because so many could never be served otherwise.
     pub(crate) fn check_room(
         &self,
         num_requests: usize,
@@ -97,10 +97,11 @@ impl Queue {
         self.move_head(head);
     }
 
-    /// The head of the queue: the first in order, of the lane whose tenant was served least.
+    /// The head of the queue: the first request of the lane whose tenant was served least.
     ///
-    /// Counts only grow, so a lane that seems to come first and was served more since is put where it
-    /// belongs; the others are not looked at.
+    /// Served tokens only grow. A lane that seems first but was served more since is re-inserted; the
+    /// others
+    /// are not visited.
     pub(crate) fn first(&mut self, fair_share: Option<&FairShare>) -> Option<QueueKey> {
         loop {
             let head = *self.heads.first()?;
@@ -113,7 +114,7 @@ impl Queue {
         }
     }
 
-    /// Puts a lane where its head belongs now.
+    /// Re-inserts a lane under its current head.
     fn move_head(&mut self, head: Head) {
         if let Some(lane) = self.lanes.get_mut(&head.lane) {
             self.heads.remove(&lane.head);

@@ -9,22 +9,22 @@ use crate::ids::{TenantId, TokenId};
 pub struct Request {
     /// At least one token.
     pub prompt: Arc<[TokenId]>,
-    /// Output tokens asked for; the scheduler caps them by the model's length and the pool.
+    /// Output tokens asked for. The model's length and the pool cap them.
     pub max_tokens: u32,
-    /// Tokens that end the output with [`crate::FinishReason::Stop`]: end tokens and stop ids.
+    /// Token ids that end the output with [`crate::FinishReason::Stop`].
     pub stop_ids: Arc<[TokenId]>,
-    /// The log-probabilities of its prompt are reported, so that cached pages are computed again.
+    /// The prompt's log-probabilities are reported, so cached pages are computed again.
     pub prompt_logprobs: bool,
-    /// Smaller goes first; arrival decides between equals. [`crate::Policy::Fcfs`] does not look at it.
+    /// Smaller goes first; arrival breaks ties. [`crate::Policy::Fcfs`] ignores it.
     pub priority: i32,
-    /// Whose share [`crate::Policy::Fair`] counts its tokens against.
+    /// The tenant that [`crate::Policy::Fair`] charges.
     pub tenant: TenantId,
-    /// Requests of different salts never share pages, so that neither can tell by the time of an answer
-    /// what the other has asked.
+    /// Requests with different salts never share pages. Neither can then tell from its latency what the
+    /// other has asked.
     pub salt: u64,
 }
 
-/// Why a request was not taken.
+/// Why a request was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The prompt is empty.
@@ -40,7 +40,7 @@ pub enum Refusal {
     TooLongForModel {
         /// Tokens in the prompt.
         prompt: usize,
-        /// The model's length.
+        /// The model's context length.
         limit: u32,
     },
     /// The prompt leaves no room for one output token in the KV pool.
@@ -53,7 +53,7 @@ pub enum Refusal {
         /// Tokens that the whole pool holds.
         limit: u64,
     },
-    /// As many requests wait as may.
+    /// Too many requests wait.
     #[error("the queue is full: {waiting} requests wait, {limit} may; try again later")]
     QueueFull {
         /// Requests waiting.
@@ -61,7 +61,7 @@ pub enum Refusal {
         /// `max_queue`.
         limit: u32,
     },
-    /// As many prompt tokens wait as may.
+    /// Too many prompt tokens wait.
     #[error("the queue is full: {waiting} prompt tokens wait, {limit} may; try again later")]
     QueueTokensFull {
         /// Tokens waiting.

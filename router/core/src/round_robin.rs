@@ -3,11 +3,11 @@
 use crate::ids::SlotId;
 use crate::index_list::IndexList;
 
-/// A queue of slots, and how far this round has come in it.
+/// A queue of slots, and the position of this round in it.
 #[derive(Clone, Debug)]
 pub(crate) struct RoundRobin {
     slots: IndexList,
-    /// The last one passed over in this round, or the ring's end.
+    /// The last slot passed over in this round, or the list's end.
     passed: u32,
 }
 
@@ -39,18 +39,18 @@ impl RoundRobin {
         self.push(slot);
     }
 
-    /// Asks from the head again.
+    /// Starts again at the head.
     pub(crate) fn begin_round(&mut self) {
         self.passed = self.slots.end();
     }
 
-    /// Who is asked next; who was served stands at the tail and comes up again.
+    /// The next slot of this round. A slot that got a row is at the tail and comes up again.
     pub(crate) fn next(&self) -> Option<SlotId> {
         let next = self.slots.after(self.passed);
         (next != self.slots.end()).then_some(SlotId(next))
     }
 
-    /// Leaves a request where it is and asks the one behind it.
+    /// Passes over a slot, which keeps its position.
     pub(crate) fn pass(&mut self, slot: SlotId) {
         self.passed = slot.0;
     }

@@ -9,7 +9,7 @@ use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
 use crate::state::{Order, Phase, Running};
 
-/// The requests that run. Every index follows from their phases and leases.
+/// The running requests. Every index follows from their phases and leases.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningSet {
     by_slot: Vec<Option<Running>>,
@@ -47,7 +47,7 @@ impl RunningSet {
         self.by_order.is_empty()
     }
 
-    /// The request in a slot; none where it ended while rows of it were on the wire.
+    /// The request in a slot; None if it ended while its rows were in flight.
     pub(crate) fn get(&self, slot: SlotId) -> Option<&Running> {
         self.by_slot[slot.0 as usize].as_ref()
     }
@@ -70,12 +70,12 @@ impl RunningSet {
         self.num_held
     }
 
-    /// Pages that come free when the held requests' results are in.
+    /// Pages of each kind that become free when the held requests' results are in.
     pub(crate) fn num_held_pages(&self) -> &[u32] {
         &self.num_held_pages
     }
 
-    /// Pages that the prefills under way still need.
+    /// Pages of each kind that running prefills still need.
     pub(crate) fn num_prefill_pages(&self) -> &[u32] {
         &self.num_prefill_pages
     }
@@ -97,7 +97,7 @@ impl RunningSet {
             .map(|(_, slot)| *slot)
     }
 
-    /// The running requests from `last` backwards, the last in order first.
+    /// The running requests from `last` backwards, last in order first.
     pub(crate) fn backwards_from(&self, last: Option<Order>) -> impl Iterator<Item = &Running> {
         use std::ops::Bound::{Included, Unbounded};
         let range = self
@@ -114,7 +114,7 @@ impl RunningSet {
         self.free_slots.push(slot);
     }
 
-    /// Puts a request into the slot that [`RunningSet::free_slot`] showed.
+    /// Puts a request into the slot that [`RunningSet::free_slot`] returned.
     pub(crate) fn insert(&mut self, running: Running) {
         let (order, slot) = (running.job.order, running.slot);
         assert_eq!(
@@ -127,7 +127,7 @@ impl RunningSet {
         self.enter(slot);
     }
 
-    /// Takes a request out; its lease and slot are the caller's to free or to park.
+    /// Removes a request. The caller frees or parks its lease and slot.
     pub(crate) fn remove(&mut self, slot: SlotId) -> Running {
         self.leave(slot);
         let running = self.by_slot[slot.0 as usize]
@@ -137,12 +137,12 @@ impl RunningSet {
         running
     }
 
-    /// Gives a request no more rows.
+    /// Schedules no more rows of a request.
     pub(crate) fn hold(&mut self, slot: SlotId) {
         self.shift(slot, Phase::Held);
     }
 
-    /// Schedules a row that samples `num_sampled` tokens at most; a decoder goes to the tail of the decode queue.
+    /// Schedules a row that samples `num_sampled` tokens at most. A decoder moves to the queue's tail.
     pub(crate) fn schedule_row(
         &mut self,
         slot: SlotId,
@@ -160,13 +160,13 @@ impl RunningSet {
         }
     }
 
-    /// Pages of each kind that the request in a slot lacks to hold `num_tokens` tokens.
+    /// Pages of each kind that a slot's request lacks for `num_tokens` tokens.
     pub(crate) fn num_missing_pages(&self, slot: SlotId, num_tokens: u32) -> PerKind<u32> {
         let lease = &self.at(slot).lease;
         self.page_sizes.num_missing(lease, num_tokens)
     }
 
-    /// Leases so many free pages of each kind to a request; its lease with them.
+    /// Leases so many free pages of each kind to a request, and returns its lease.
     pub(crate) fn grow(&mut self, slot: SlotId, num: &[u32], cache: &mut KvCache) -> &Lease {
         let running = self.by_slot[slot.0 as usize]
             .as_mut()
@@ -178,7 +178,7 @@ impl RunningSet {
         &running.lease
     }
 
-    /// A decoder that was planned to its end is due tokens after all: its drafts were not accepted.
+    /// Puts a fully planned decoder back into the queue, because draft tokens were rejected.
     pub(crate) fn resume_decoding(&mut self, slot: SlotId) {
         let running = self.at(slot);
         if running.phase == Phase::FullyPlanned && running.num_left() > 0 {

@@ -25,7 +25,7 @@ pub(crate) enum Location {
     Slot(SlotId),
 }
 
-/// One replica's scheduler. It is a value: a clone goes on as the original would.
+/// One replica's scheduler. It is a value: a clone continues as the original would.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     pub(crate) settings: Settings,
@@ -37,21 +37,21 @@ pub struct Scheduler {
     pub(crate) counts: Counts,
     pub(crate) itl_target: Option<ItlTarget>,
     pub(crate) locations: FxHashMap<RequestId, Location>,
-    /// Slots that the worker has not been told of yet.
+    /// Freed slots that no plan has named yet.
     pub(crate) freed_slots: Vec<SlotId>,
     /// Slots that lost pages since the last plan.
     pub(crate) trimmed_slots: Vec<TrimmedSlot>,
     pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
-    /// What tenants were served, where it decides who goes first.
+    /// Tokens served to each tenant; None unless the policy is fair share.
     pub(crate) fair_share: Option<FairShare>,
-    /// Hashes full pages, where prefixes are kept.
+    /// Hashes full pages; None without a prefix cache.
     pub(crate) prefix_hasher: Option<PrefixHasher>,
 }
 
 impl Scheduler {
-    /// A scheduler with an empty pool; fails where no request could ever run.
+    /// A scheduler with an empty pool. Fails if no request could ever run.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
         let limits = settings.limits()?;
         Ok(Self {
@@ -77,10 +77,9 @@ impl Scheduler {
         })
     }
 
-    /// Decides the next step; nothing where no request can have a row now.
+    /// Plans the next step; None if no request can have a row now.
     ///
-    /// May be called while earlier steps have no result yet. How many may be in flight is the
-    /// caller's choice.
+    /// It may be called while earlier steps are in flight. The caller chooses how many.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
         if self.settings.scheduler.mixed {
@@ -98,10 +97,11 @@ impl Scheduler {
         (!builder.is_empty()).then(|| self.launch(builder))
     }
 
-    /// Takes in what happened. What follows from it is appended to `outputs`, in order.
+    /// Takes an event, and appends what follows to `outputs`, in order.
     ///
-    /// An abort or a stop of a request that has ended is no error: the two cross on their way.
-    /// After an error nothing has changed.
+    /// Aborting or stopping a request that has ended is no error: the two cross on their way. After an
+    /// error
+    /// nothing has changed.
     pub fn advance(
         &mut self,
         event: Event<'_>,
@@ -120,32 +120,32 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The limits that follow from its settings.
+    /// The limits that follow from the settings.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Closes submission; what was taken is served to its end.
+    /// Takes no new requests. Those already taken are served to their end.
     pub fn drain(&mut self) {
         self.is_draining = true;
     }
 
-    /// Nothing waits, runs or is on the wire.
+    /// Nothing waits, runs or is in flight.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.running.is_empty() && self.num_in_flight() == 0
     }
 
-    /// Steps on the wire.
+    /// Number of steps in flight.
     pub fn num_in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// How long a step on the wire should take by what earlier ones took; nothing without a step-time target.
+    /// Expected time of a step in flight, from earlier steps; None without an ITL target.
     pub fn expected(&self, step: StepId) -> Option<Micros> {
         self.itl_target.as_ref()?.expected(step)
     }
 
-    /// Tokens of a request's prompt; nothing once it has ended.
+    /// Tokens of a request's prompt; None once it has ended.
     pub fn prompt_len(&self, request: RequestId) -> Option<u32> {
         let job = match self.locations.get(&request)? {
             Location::Queue(key) => self.queue.job(*key)?,
@@ -168,12 +168,13 @@ impl Scheduler {
         }
     }
 
-    /// Pages by state of one cache kind; 0 is the first.
+    /// Pages of one cache kind by state. Kinds count from 0.
     pub fn page_counts(&self, kind: usize) -> PageCounts {
         self.cache.counts(kind)
     }
 
-    /// Rule 1: a prefill that had no row for too long comes before the decoders, with a page at most.
+    /// Rule 1, the starvation grant: a prefill without a row for too long goes first, with one page at
+    /// most.
     fn grant(&mut self, builder: &mut PlanBuilder) {
         let Some(slot) = self.running.first_prefill() else {
             return;
@@ -196,7 +197,7 @@ impl Scheduler {
         }
     }
 
-    /// Rule 2: every decoder in turn, one row each.
+    /// Rule 2: one row for every decoder, round-robin.
     fn decode(&mut self, builder: &mut PlanBuilder) {
         let mut num_asked = 0;
         self.running.decode_queue().begin_round();
@@ -216,7 +217,7 @@ impl Scheduler {
         }
     }
 
-    /// Rule 3: the prefills under way, in order, as long as tokens are left.
+    /// Rule 3: running prefills, in order, while tokens are left.
     fn resume(&mut self, builder: &mut PlanBuilder) {
         let mut next = self.running.first_prefill();
         while let Some(slot) = next {
@@ -236,8 +237,9 @@ impl Scheduler {
         }
     }
 
-    /// How many of the `remaining` tokens from `start` on a chunk may take now; nothing where it would
-    /// be cut too short.
+    /// Tokens of the `remaining` ones from `start` on that a chunk may take now; None if the chunk would
+    /// be
+    /// too short.
     pub(crate) fn chunk_length(
         &self,
         start: u32,

@@ -1,16 +1,16 @@
-//! What a replica's scheduler is given: the user's settings, and what its ranks report.
+//! Settings of a replica's scheduler: the user's, and what its ranks report.
 //!
-//! `plait/settings.py` declares each user setting with its bounds and help. The structs here mirror
-//! it, and pass whole from the command line to [`crate::Scheduler::new`].
-//! `tests/contract/settings.json` checks names, types and defaults of both.
+//! `plait/settings.py` declares each user setting with its bounds and help. The structs here mirror it,
+//! and pass whole from the command line to [`crate::Scheduler::new`]. `tests/contract/settings.json`
+//! checks names, types and defaults of both.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Micros;
 use crate::prefix_hasher::HashSeed;
 
-/// The order in which requests are admitted, prefilled and, from its end, preempted.
-/// Decode rows do not follow it: they are served round-robin.
+/// The order in which requests are admitted and prefilled. Preemption takes them from its end. Decode
+/// rows are served round-robin instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
@@ -19,7 +19,7 @@ pub enum Policy {
     Fcfs,
     /// The request's priority, then arrival.
     Priority,
-    /// The tenant that was served fewer tokens, then priority and arrival within it.
+    /// The tenant that was served fewest tokens, then priority and arrival within it.
     Fair,
 }
 
@@ -27,15 +27,15 @@ pub enum Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SchedulerSettings {
-    /// T: tokens of one plan at most. Its default depends on the device, so the launch fills it in.
+    /// T: tokens of one plan at most. The default depends on the device, so the launch fills it in.
     pub max_batch_tokens: Option<u32>,
     /// S: requests that hold a slot and pages at a time.
     pub max_seqs: u32,
     /// L: tokens of one request's chunk at most; None means T.
     pub long_prefill_token_threshold: Option<u32>,
-    /// Prefill and decode rows share a step. Off is the baseline that mixing is measured against.
+    /// Prefill and decode rows in one step. Off runs prefill first.
     pub mixed: bool,
-    /// Target time of a step that decodes; prefill joins as far as it fits. Needs `mixed`.
+    /// Target time of a decoding step. Prefill joins as far as it fits. Needs `mixed`.
     pub itl_target_ms: Option<f64>,
     /// Plan a step while the one before it runs.
     pub overlap: bool,
@@ -79,9 +79,9 @@ impl SchedulerSettings {
 pub struct PageSettings {
     /// P: tokens in one page.
     pub page_size: u32,
-    /// Pages that the user asked for; the ranks report how many there are.
+    /// Pages that the user asked for. The ranks report how many there are.
     pub num_pages: Option<u32>,
-    /// Keep computed pages for later prompts that share a prefix.
+    /// Keep computed pages for later prompts with the same prefix.
     pub prefix_cache: bool,
     /// Pages kept free at admission for the decoders' next pages; None means 1% of the pool.
     pub watermark: Option<u32>,
@@ -110,11 +110,11 @@ pub struct RuntimeSettings {
     pub max_model_len: u32,
     /// Rows of one plan at most; None means `max_seqs`.
     pub max_rows: Option<u32>,
-    /// k: draft tokens that a decode row computes beside the last sampled one, and may have accepted.
+    /// k: draft tokens that a decode row computes and may accept beside the last sampled one.
     pub draft_width: u32,
     /// Key of the prefix cache's hashes. Each process draws its own.
     pub hash_seed: HashSeed,
-    /// Cache kinds after the first, whose pages the other fields describe; empty for one kind.
+    /// Cache kinds after the first, which the other fields describe; empty for one kind.
     pub other_kinds: Vec<CacheKind>,
 }
 
@@ -132,7 +132,7 @@ impl RuntimeSettings {
     }
 }
 
-/// What one group of layers keeps of a token: pages of its own, in a pool of its own.
+/// What one group of layers keeps of a token: pages of its own size, in a pool of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheKind {
     /// Tokens in one page.
@@ -256,7 +256,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Guards against what would divide by zero or admit nothing, whoever the caller is.
+    /// Rejects what would divide by zero or admit nothing.
     fn check_counts(&self, limits: &Limits) -> Result<(), SettingsError> {
         let least = [
             (
@@ -334,7 +334,7 @@ fn refused(
     }
 }
 
-/// A hundredth of a pool, where it leaves a page to admit requests.
+/// A hundredth of a pool, but never all of it.
 pub(crate) fn default_watermark(num_pages: u32) -> u32 {
     (num_pages / 100).max(1).min(num_pages.saturating_sub(1))
 }

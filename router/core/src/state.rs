@@ -1,7 +1,7 @@
-//! The states of a request, and the only ways from one to the next.
+//! The states of a request, and the transitions between them.
 //!
-//! [`Queued`] (waiting, or preempted) holds no page; [`Running`] (prefilling, decoding, or on its way
-//! out) owns a lease and a slot. A transition consumes the old state, so a request is in one place.
+//! [`Queued`] (waiting or preempted) holds no page. [`Running`] owns a lease and a slot. A transition
+//! consumes the old state, so a request is in one state at a time.
 
 use smallvec::SmallVec;
 
@@ -13,17 +13,16 @@ use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
 use crate::settings::Policy;
 
-/// Who goes first: what the policy says, then the smaller priority, and between equals the earlier
-/// arrival.
+/// The order of requests: the policy's key, then the smaller priority, then the earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    /// Fair share: tokens that the tenant had been served at the first admission; until then the most.
+    /// Fair share: tokens served to the tenant at first admission; until then the maximum.
     num_served: u64,
     priority: i32,
     request: RequestId,
 }
 
-/// What stays with a request in every state.
+/// What a request keeps in every state.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) order: Order,
@@ -31,9 +30,9 @@ pub(crate) struct Job {
     /// Output tokens after which the request ends.
     num_due: u32,
     output: Vec<TokenId>,
-    /// Prompt positions below this one had their log-probabilities asked of the worker.
+    /// The worker was asked for the log-probabilities of prompt positions below this one.
     num_prompt_reported: u32,
-    /// Hashes of its full pages, as far as they were needed; a known token never changes.
+    /// Hashes of its full pages of each kind, as far as they were needed. Known tokens never change.
     page_hashes: PerKind<Vec<PageHash>>,
 }
 
@@ -70,7 +69,7 @@ impl Job {
         len_u32(&self.output)
     }
 
-    /// Tokens whose KV a lease must hold before the next output token can be sampled.
+    /// Tokens whose KV must be leased before the next output token can be sampled.
     pub(crate) fn num_known(&self) -> u32 {
         self.prompt_len() + self.num_output()
     }
@@ -83,7 +82,7 @@ impl Job {
         tokens.extend_from_slice(&self.output[past_prompt(start)..past_prompt(end)]);
     }
 
-    /// Hashes of the first `num_pages` pages of a kind, whose tokens are all known; each is computed once.
+    /// Hashes of the first `num_pages` pages of a kind. Their tokens are known, and each is hashed once.
     pub(crate) fn page_hashes(
         &mut self,
         kind: usize,
@@ -105,7 +104,7 @@ impl Job {
         self.known_hashes(kind, num_pages)
     }
 
-    /// Hashes of the first `num_pages` pages of a kind, which were computed before.
+    /// The same, if they were hashed before.
     pub(crate) fn known_hashes(&self, kind: usize, num_pages: u32) -> &[PageHash] {
         let hashes = self.page_hashes.get(kind);
         &hashes.map_or(&[][..], Vec::as_slice)[..num_pages as usize]
@@ -125,8 +124,9 @@ impl Job {
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.
     ///
-    /// A chunk predicts the token after each of its own; a preempted request computes its prompt
-    /// again, and what was reported once is not reported twice.
+    /// A chunk predicts the token after each of its own. A preempted request computes its prompt again,
+    /// but
+    /// reports no position twice.
     pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> std::ops::Range<u32> {
         if !self.request.prompt_logprobs {
             return 0..0;
@@ -137,12 +137,12 @@ impl Job {
         first..past.max(first)
     }
 
-    /// A middle chunk's last position predicts a token that the chunk itself does not hold.
+    /// Whether the chunk's last position predicts a prompt token that the chunk does not hold.
     pub(crate) fn wants_lookahead(&self, chunk_end: u32) -> bool {
         self.request.prompt_logprobs && chunk_end < self.prompt_len()
     }
 
-    /// Takes one sampled token into the output; says whether it ends the request.
+    /// Appends a sampled token to the output. Returns why it ends the request, if it does.
     fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.output.push(token);
         if self.request.stop_ids.contains(&token) {
@@ -163,7 +163,7 @@ pub(crate) enum Queued {
         /// When it was submitted.
         since: Micros,
     },
-    /// Gave its pages to one before it in order; it keeps its output and computes both again.
+    /// Gave its pages to an earlier request. It keeps its output, and computes prompt and output again.
     Preempted {
         /// The request.
         job: Box<Job>,
@@ -183,7 +183,7 @@ impl Queued {
         }
     }
 
-    /// Fair share: a request keeps the position that its first admission gave it.
+    /// Fair share: a request keeps the position of its first admission.
     pub(crate) fn set_num_served(&mut self, num_served: u64) {
         if let Self::Waiting { job, .. } = self {
             job.order.num_served = num_served;
@@ -212,7 +212,7 @@ impl Queued {
     }
 }
 
-/// What a request is admitted to.
+/// What a request gets at admission.
 #[derive(Debug)]
 pub(crate) struct Admission {
     pub(crate) slot: SlotId,
@@ -222,16 +222,16 @@ pub(crate) struct Admission {
     pub(crate) num_cached: u32,
 }
 
-/// How far a request that holds a lease has come.
+/// The phase of a request that holds a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Tokens of its prompt (or of the output it had before a preemption) are not planned yet.
+    /// Tokens of its prompt, or of its output before a preemption, are not planned yet.
     Prefilling,
-    /// It is in the decode queue, one token a row.
+    /// It is in the decode queue.
     Decoding,
-    /// Every token it is due is on the wire: it needs no more rows.
+    /// All tokens that are due are in flight. It needs no more rows.
     FullyPlanned,
-    /// It gets no more rows, and gives its pages up when its results are in.
+    /// It gets no more rows, and is preempted when its results are in.
     Held,
 }
 
@@ -242,15 +242,15 @@ pub(crate) struct Running {
     pub(crate) slot: SlotId,
     pub(crate) lease: Lease,
     pub(crate) phase: Phase,
-    /// Positions whose computation is done or on the wire, as if all drafts will be accepted: where the
-    /// next row starts.
+    /// Positions that are computed or in flight, as if all drafts were accepted: where the next row
+    /// starts.
     pub(crate) num_planned: u32,
     /// Positions whose KV is computed and whose tokens are final.
     pub(crate) num_computed: u32,
     /// The last step in which it had a row.
     pub(crate) last_step: StepId,
     num_rows_in_flight: u32,
-    /// Output tokens that the rows on the wire can give at most.
+    /// Output tokens that rows in flight can give at most.
     num_tokens_in_flight: u32,
 }
 
@@ -278,13 +278,12 @@ impl Running {
         self.num_rows_in_flight > 0
     }
 
-    /// Output tokens that are due and that no row on the wire can give.
+    /// Output tokens that are due and not in flight.
     pub(crate) fn num_left(&self) -> u32 {
         self.job.num_due - self.job.num_output() - self.num_tokens_in_flight
     }
 
-    /// Schedules a row of `length` tokens that samples `num_sampled` at most, and gives the phase that
-    /// follows.
+    /// Schedules a row of `length` tokens that samples `num_sampled` at most. Returns the next phase.
     pub(crate) fn schedule_row(&mut self, step: StepId, length: u32, num_sampled: u32) -> Phase {
         self.num_planned += length;
         self.last_step = step;
@@ -297,14 +296,14 @@ impl Running {
         }
     }
 
-    /// The result of a middle chunk that ends before position `end` is in.
+    /// A middle chunk that ends before position `end` is complete.
     pub(crate) fn complete_chunk(&mut self, end: u32) {
         self.num_rows_in_flight -= 1;
         self.num_computed = end;
     }
 
-    /// The result of a row that could accept `num_sampled` tokens is in: the output that follows, up to
-    /// what ends the request, and whether it does.
+    /// A row that could accept `num_sampled` tokens is complete. Returns the output up to what ends the
+    /// request, and the reason if it ends.
     pub(crate) fn complete_sample(
         &mut self,
         accepted: &[TokenId],
@@ -333,11 +332,11 @@ impl Running {
         )
     }
 
-    /// Back to the queue; the lease and the slot are the caller's to release.
+    /// Back to the queue. The caller releases lease and slot.
     pub(crate) fn preempt(self) -> (Queued, Lease, SlotId) {
         assert!(
             !self.is_in_flight(),
-            "{:?} in {:?} cannot be preempted: its rows are on the wire",
+            "{:?} in {:?} cannot be preempted: its rows are in flight",
             self.job.id(),
             self.phase
         );

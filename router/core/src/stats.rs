@@ -2,14 +2,14 @@
 
 use crate::page_pool::PageCounts;
 
-/// The state of now, and what happened since the start.
+/// The current state, and counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that wait for a slot, preempted ones too.
+    /// Requests without a slot, waiting or preempted.
     pub num_waiting: u32,
     /// Requests that hold pages.
     pub num_running: u32,
-    /// Steps on the wire.
+    /// Steps in flight.
     pub num_in_flight: usize,
     /// The pages of the first cache kind by state.
     pub pages: PageCounts,
@@ -20,19 +20,19 @@ pub struct Stats {
 /// Counts since the start; they only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests that gave their pages up and went back to the queue.
+    /// Preempted requests.
     pub num_preemptions: u64,
-    /// RoundRobin to decode that were put off, by cause.
+    /// Decode rows that were put off, by cause.
     pub carryover: Carryover,
-    /// Tokens of admitted requests whose KV was in the cache, returns from a preemption included.
+    /// Tokens of admitted requests that were cached, including returns from preemption.
     pub num_hit_tokens: u64,
-    /// Cached pages that were given to others.
+    /// Cached pages that were evicted.
     pub num_evictions: u64,
-    /// Prefills that were served first because they had waited too long.
+    /// Prefills that went first because they had waited too long.
     pub num_starvation_grants: u64,
 }
 
-/// RoundRobin to decode that were put off to a later plan.
+/// Decode rows that were put off to a later plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carryover {
     /// The plan had no token left.

@@ -1,9 +1,9 @@
-//! What a step costs: coefficients fitted to measured steps by least squares that forget.
+//! Step time: coefficients fitted to measured steps by least squares with exponential decay.
 
 use crate::ids::Micros;
 use crate::plan::Plan;
 
-/// What a step computes, in the terms in which its time is nearly linear.
+/// What a step computes, in terms that its time is nearly linear in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     /// Tokens of its prefill rows.
@@ -57,76 +57,76 @@ impl StepWork {
 const NUM_TERMS: usize = 5;
 type Terms = [f64; NUM_TERMS];
 
-/// What a measured step weighs against the one after it: after 100 steps a third is left.
-const MEMORY: f64 = 0.99;
-/// Passes over the coefficients after each step; they start from the last fit, which is close.
+/// Weight of a step against the one after it. After 100 steps a third is left.
+const DECAY: f64 = 0.99;
+/// Coordinate-descent passes after each step. They start from the last fit, which is close.
 const NUM_PASSES: usize = 16;
-/// The same where they start from nothing.
-const NUM_PASSES_OF_A_RUN: usize = 10_000;
-/// A hiccup counts as this many times what was expected at most; a lasting change is followed in a
-/// few steps all the same.
-const MAX_SURPRISE: f64 = 4.0;
+/// Passes for a whole run, which start from nothing.
+const NUM_OFFLINE_PASSES: usize = 10_000;
+/// Cap of a measured time, as a multiple of the estimate. One outlier hardly counts; a lasting change is
+/// followed within a few steps.
+const MAX_OUTLIER: f64 = 4.0;
 
-/// Microseconds that each term costs, never negative, and how far beyond them steps go.
+/// Microseconds of each term, never negative, and how far steps exceed the estimate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepCost {
     coefficients: Terms,
-    /// Sums of products of terms, and of terms, both as shares of their step's time.
-    moments: [Terms; NUM_TERMS],
-    products: Terms,
-    /// The largest excess of a decoding step's time over its estimate, forgotten like the rest.
+    /// The normal equations, with terms relative to their step's time.
+    gram: [Terms; NUM_TERMS],
+    rhs: Terms,
+    /// Largest excess of a decoding step's time over its estimate, with decay.
     excess: f64,
 }
 
 impl StepCost {
-    /// Nothing is known but a guess at what a prefill token costs, in microseconds.
+    /// Knows only a guess of a prefill token's time, in microseconds.
     pub fn new(prefill_token_micros: f64) -> Self {
         Self {
             coefficients: [0.0, prefill_token_micros, 0.0, 0.0, 0.0],
-            moments: [[0.0; NUM_TERMS]; NUM_TERMS],
-            products: [0.0; NUM_TERMS],
+            gram: [[0.0; NUM_TERMS]; NUM_TERMS],
+            rhs: [0.0; NUM_TERMS],
             excess: 0.0,
         }
     }
 
-    /// The best fit to the steps of a whole run, which all weigh alike.
+    /// The best fit to the steps of a whole run, all with equal weight.
     pub fn fitted(steps: &[(StepWork, Micros)]) -> Self {
         let mut cost = Self::new(0.0);
         for (work, time) in steps {
-            cost.remember(&work.terms(), time.0.max(1) as f64, 1.0);
+            cost.accumulate(&work.terms(), time.0.max(1) as f64, 1.0);
         }
-        for _ in 0..NUM_PASSES_OF_A_RUN {
+        for _ in 0..NUM_OFFLINE_PASSES {
             cost.refine();
         }
         cost
     }
 
-    /// Microseconds that `work` is expected to take.
+    /// Expected microseconds of `work`.
     pub fn estimate(&self, work: &StepWork) -> f64 {
         dot(&self.coefficients, &work.terms())
     }
 
-    /// Microseconds by which recent decoding steps went beyond their estimates at most.
+    /// Microseconds by which recent decoding steps exceeded their estimates at most.
     pub fn excess(&self) -> f64 {
         self.excess
     }
 
-    /// Learns that a step with this work took `micros`.
+    /// Adds a measured step that took `micros`.
     pub fn observe(&mut self, work: &StepWork, micros: f64) {
         let estimate = self.estimate(work).max(1.0);
-        let micros = micros.clamp(1.0, MAX_SURPRISE * estimate);
+        let micros = micros.clamp(1.0, MAX_OUTLIER * estimate);
         if work.num_decode_rows > 0 {
-            self.excess = (self.excess * MEMORY).max(micros - estimate);
+            self.excess = (self.excess * DECAY).max(micros - estimate);
         }
-        self.remember(&work.terms(), micros, MEMORY);
+        self.accumulate(&work.terms(), micros, DECAY);
         for _ in 0..NUM_PASSES {
             self.refine();
         }
     }
 
-    /// How many tokens of a chunk that begins at `start` fit into `micros`.
+    /// Tokens of a chunk from `start` on that fit into `micros`.
     ///
-    /// They cost `a n + b (n start + n (n + 1) / 2)`, which is solved for n.
+    /// Solves `a n + b (n start + n (n + 1) / 2) = micros` for n.
     pub fn num_tokens_within(&self, micros: f64, start: u32) -> u32 {
         if micros <= 0.0 {
             return 0;
@@ -142,24 +142,24 @@ impl StepCost {
         num_tokens
     }
 
-    /// Errors count by their share of the step: long prefills do not drown the steps that decode.
-    fn remember(&mut self, terms: &Terms, micros: f64, memory: f64) {
-        let shares = terms.map(|term| term / micros);
+    /// Errors count relative to the step's time, so that long prefills do not outweigh decoding steps.
+    fn accumulate(&mut self, terms: &Terms, micros: f64, decay: f64) {
+        let relative = terms.map(|term| term / micros);
         for i in 0..NUM_TERMS {
             for j in 0..NUM_TERMS {
-                self.moments[i][j] = self.moments[i][j] * memory + shares[i] * shares[j];
+                self.gram[i][j] = self.gram[i][j] * decay + relative[i] * relative[j];
             }
-            self.products[i] = self.products[i] * memory + shares[i];
+            self.rhs[i] = self.rhs[i] * decay + relative[i];
         }
     }
 
-    /// Moves each coefficient in turn to where the squared error is least, or to zero.
+    /// Minimises the squared error over each coefficient in turn, bounded below by zero.
     fn refine(&mut self) {
         for i in 0..NUM_TERMS {
-            let moment = self.moments[i][i];
-            if moment > f64::MIN_POSITIVE {
-                let error = self.products[i] - dot(&self.moments[i], &self.coefficients);
-                self.coefficients[i] = (self.coefficients[i] + error / moment).max(0.0);
+            let diagonal = self.gram[i][i];
+            if diagonal > f64::MIN_POSITIVE {
+                let error = self.rhs[i] - dot(&self.gram[i], &self.coefficients);
+                self.coefficients[i] = (self.coefficients[i] + error / diagonal).max(0.0);
             }
         }
     }

@@ -23,7 +23,7 @@ struct Case {
     settings: Settings,
     /// Prompt length and output of each request.
     requests: [(u32, u32); 3],
-    /// Steps on the wire at most.
+    /// Steps in flight at most.
     depth: usize,
     num_aborts: usize,
     /// Of the last request; the others have 0.

@@ -149,7 +149,7 @@ impl FakeDevice {
             .expect("only taken slots are freed");
     }
 
-    /// A page that is not from the cache is wiped, so that nobody can profit from what it held.
+    /// A page that is not from the cache is wiped, so that no read can profit from what it held.
     fn append(&mut self, plan: &Plan, kind: usize, slot: SlotId, page: PageId) {
         let new = plan.new_slots.iter().find(|new| new.slot == slot);
         let num_hits = new.map_or(0, |new| new.num_cached / self.pools[kind].page_size);

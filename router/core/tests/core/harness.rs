@@ -221,7 +221,7 @@ impl Harness {
         self.end(Event::Stop(request), request, FinishReason::Stop)
     }
 
-    /// Goes on, with up to `depth` steps on the wire, until nothing is left to do.
+    /// Goes on, with up to `depth` steps in flight, until nothing is left to do.
     pub fn run_to_the_end(&mut self, depth: usize) {
         let due: usize = self
             .clients
@@ -348,7 +348,7 @@ impl Harness {
         (priority, request)
     }
 
-    /// Invariant 5, where nothing was on the wire, so that victims of this plan left in this plan:
+    /// Invariant 5, if nothing was in flight, so that victims of this plan left in this plan:
     /// the first in order is none, and whoever comes after one has a row.
     fn check_victims(&self, plan: &Plan, num_preempted: u64) {
         if self.settings.scheduler.policy == Policy::Fair {
@@ -387,7 +387,7 @@ impl Harness {
         }
     }
 
-    /// Slots and pages change hands only when no step on the wire names them for another.
+    /// Slots and pages change hands only when no step in flight uses them for another.
     fn check_deltas(&mut self, plan: &Plan) {
         for slot in &plan.freed_slots {
             self.slots.remove(slot).expect("only taken slots are freed");

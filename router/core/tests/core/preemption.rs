@@ -1,4 +1,4 @@
-//! Claims about pages: who gives way, what is parked, and that nothing is lost by it.
+//! Claims about preemption: which request loses its pages, which are parked, and that no token is lost.
 
 use plait_core::{
     Event, FinishReason, Output, RequestId, Settings, StepId, StepResult, UnexpectedResult,

@@ -1,4 +1,4 @@
-//! Claims about the prefix cache: who finds which pages, and what is evicted.
+//! Claims about the prefix cache: which pages are found, and which are evicted.
 
 use plait_core::{RequestId, Settings, StepResult};
 
