@@ -27,6 +27,10 @@ def load() -> ModuleType:
 retired_words = load()
 
 
+def test_no_tracked_file_has_a_retired_word() -> None:
+    assert list(map(str, retired_words.all_hits())) == []
+
+
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [

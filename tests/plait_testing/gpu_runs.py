@@ -115,7 +115,7 @@ class GpuRuns:
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
 
     def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Slow steps over memory full of NaN change no answer."""
+        """Slow steps over overwritten pages change no answer."""
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STRESSED), os.environ.get("PYTHONPATH", "")]))
         running = self.start(backend, NUM_PAGES, "--no-prefix-cache", "--long-prefill-token-threshold", "512")
         num_asked, num_wrong, mistakes = 0, 0, list[recall.Wrong]()

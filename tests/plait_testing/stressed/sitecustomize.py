@@ -1,8 +1,8 @@
-"""Python reads this at its start where its folder is on the path: a GPU worker's steps get slow, its memory foul.
+"""Python reads this at its start if its folder is on the path. It slows a GPU worker down and fills its unused pages.
 
-Every number of the cache that no request has written is large, and must stay as it is; a kernel that spins for 20 ms
-heads each step, so that the host runs two plans ahead; and the host dawdles at random. The worker ends with an error
-where a number was written that no plan names. Only the dummy page is free: rows that pad a step write there.
+Every element of the cache that no request has written is large, and must stay so. A kernel that spins for 20 ms comes
+before each step, so that the host runs two plans ahead. The host sleeps at random. The worker ends with an error if an
+element was written that no plan names. The dummy page is exempt: rows that pad a step write there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-FOUL = 1000.0
+UNWRITTEN = 1000.0
 SPIN_SECONDS = 0.020
 LONGEST_DELAY_SECONDS = 0.004
 # Steps between two looks at what the checks have counted so far.
@@ -23,7 +23,7 @@ LOOK_EVERY = 50
 
 
 class Warden:
-    """Fouls pages as they change hands, and counts numbers of a page's unwritten tail that have changed."""
+    """Overwrites pages as they change hands, and counts elements of a page's unwritten tail that have changed."""
 
     def __init__(self, rank: Any) -> None:
         import torch
@@ -37,20 +37,20 @@ class Warden:
         self.cycles_per_second = self._measure_cycles()
         self._fill(torch.arange(rank.cache.num_pages + 1, device=rank.slots.device))
 
-    def before(self, delta: Any) -> None:
-        """Spin, and foul the pages that the step's slots are given."""
+    def before(self, inputs: Any) -> None:
+        """Spin, and overwrite the pages that the step's slots are given."""
         self.torch.cuda._sleep(int(SPIN_SECONDS * self.cycles_per_second))
-        for slot in [*delta.freed_F.tolist(), *(new.slot for new in delta.new_slots)]:
+        for slot in [*inputs.freed_F.tolist(), *(new.slot for new in inputs.new_slots)]:
             self.pages.pop(slot, None)
-        for slot, page in delta.appended_A2.tolist():
+        for slot, page in inputs.appended_A2.tolist():
             self.pages.setdefault(slot, []).append(page)
-        given = self._upload(delta.appended_A2[:, 1])
+        given = self._upload(inputs.appended_A2[:, 1])
         if len(given):
             self._fill(given)
             self.is_leased[given] = True
 
     def after(self) -> None:
-        """Behind the step: the last page of each request has its tail, and free pages are untouched."""
+        """After the step: the last page of each request has its tail, and free pages are untouched."""
         self.num_steps += 1
         self._count_tails()
         if self.num_steps % LOOK_EVERY:
@@ -58,9 +58,9 @@ class Warden:
         never = ~self.is_leased
         never[-1] = False
         for layer in self.rank.cache.layers:
-            self.faults += (layer[never].float() != FOUL).sum()
+            self.faults += (layer[never].float() != UNWRITTEN).sum()
         if int(self.faults):
-            raise RuntimeError(f"{int(self.faults)} numbers of the cache were written that no plan names")
+            raise RuntimeError(f"{int(self.faults)} elements of the cache were written that no plan names")
 
     def _count_tails(self) -> None:
         slots, page_size = self.rank.slots, self.rank.cache.page_size
@@ -71,19 +71,19 @@ class Warden:
         pages, offsets = self._upload(np.array(cut)).unbind(1)
         is_tail = self.torch.arange(page_size, device=self.faults.device) >= offsets[:, None]
         for layer in self.rank.cache.layers[:: max(1, len(self.rank.cache.layers) // 2)]:
-            is_changed = layer[pages].float() != FOUL  # a page's tokens are the last axis but one
+            is_changed = layer[pages].float() != UNWRITTEN  # a page's tokens are the last axis but one
             of_page = is_tail.view(len(is_tail), *[1] * (layer.ndim - 3), page_size, 1)
             self.faults += (is_changed & of_page).sum()
 
     def _upload(self, values: Any) -> Any:
-        """Without waiting for what the device still has to do: the host is to run ahead."""
+        """Without waiting for the device: the host is to run ahead."""
         from plait_worker.transfer import upload
 
         return upload(np.ascontiguousarray(values), self.faults.device)
 
     def _fill(self, pages: Any) -> None:
         for layer in self.rank.cache.layers:
-            layer.index_fill_(0, pages, FOUL)
+            layer.index_fill_(0, pages, UNWRITTEN)
 
     def _measure_cycles(self) -> float:
         cycles = 50_000_000
@@ -95,7 +95,7 @@ class Warden:
 
 
 def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``Rank.launch`` under the warden's eyes."""
+    """``Rank.launch`` with the warden's checks."""
     from plait_worker.step_inputs import read_plan
 
     wardens: list[Warden] = []
@@ -105,10 +105,10 @@ def stress(launch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         if not wardens:
             wardens.append(Warden(rank))
         wardens[0].before(read_plan(plan))
-        flight = launch(rank, plan)
+        in_flight = launch(rank, plan)
         wardens[0].after()
         time.sleep(choose.random() * LONGEST_DELAY_SECONDS)
-        return flight
+        return in_flight
 
     return slow
 
