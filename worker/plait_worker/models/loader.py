@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.source import TensorSource
+
+_log = logging.getLogger(__name__)
 
 _DERIVED = "rotary_emb.inv_freq"
 """Ending of tensors in old files that the configuration implies."""
@@ -99,6 +102,8 @@ def load_model(
     with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused)
+    if unused:
+        _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), len(files.names))
     return model
 
 
