@@ -2,7 +2,7 @@
 
 use plait_core::Micros;
 
-/// The nearest whole microseconds; 0 where the number is negative.
+/// The nearest whole microseconds; 0 for negative numbers.
 pub(crate) fn micros(micros: f64) -> Micros {
     #[expect(clippy::cast_sign_loss, reason = "the cast saturates")]
     Micros(micros.round() as u64)

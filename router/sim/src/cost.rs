@@ -1,4 +1,4 @@
-//! How long a step takes: a roofline of hardware and model, or what a run's steps took.
+//! Step time: a roofline of hardware and model, or a fit to measured steps.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -13,7 +13,7 @@ use crate::files::next_line;
 use crate::hardware::Hardware;
 use crate::model::ModelCost;
 
-/// Gives the time of any plan.
+/// The time of any plan's step.
 #[derive(Clone, Debug)]
 pub enum CostModel {
     /// From rates and sizes.
@@ -23,7 +23,7 @@ pub enum CostModel {
 }
 
 impl CostModel {
-    /// How long the step of this plan takes; at least a microsecond.
+    /// Time of this plan's step, at least a microsecond.
     pub fn time(&self, plan: &Plan) -> Micros {
         let work = StepWork::of(plan);
         let time = micros(match self {
@@ -39,8 +39,8 @@ fn num_sampled(plan: &Plan) -> f64 {
     (num_last_chunks + plan.decode.len()) as f64
 }
 
-/// The weights are read once a step or multiplied with every token, whichever takes longer, and so
-/// are the output head, the KV and the attention to it. These follow each other without overlap.
+/// A step reads its weights once or multiplies them with every token, whichever takes longer. The same
+/// holds for the output head, and for the KV and its attention. These phases do not overlap.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     hardware: Hardware,
@@ -76,7 +76,7 @@ impl Roofline {
             + self.all_reduces(num_tokens)
     }
 
-    /// Seconds to read `num_read` parameters, or for `num_macs` products with them.
+    /// Seconds of GEMMs that read `num_read` parameters and do `num_macs` multiply-adds.
     fn gemm_seconds(&self, num_read: f64, num_macs: f64) -> f64 {
         let rates = self.hardware.flops_per_second;
         let flops = if self.model.is_float8() {
@@ -99,7 +99,7 @@ impl Roofline {
         work.num_decode_kv_tokens as f64 * reading.max(computing)
     }
 
-    /// Two a layer, where there is more than one accelerator.
+    /// Two per layer, if there is more than one accelerator.
     fn all_reduces(&self, num_tokens: f64) -> f64 {
         if self.num_gpus == 1.0 {
             return 0.0;
@@ -122,12 +122,12 @@ struct StepRecord {
     seconds: f64,
 }
 
-/// Fewer steps than this do not tell five coefficients apart.
+/// Fewer steps cannot tell five coefficients apart.
 const MIN_RECORDS: usize = 10;
-/// Longest step that is believed.
+/// Longest plausible step.
 const MAX_SECONDS: f64 = 3600.0;
 
-/// Fits a run's step records, a JSON object a line.
+/// Fits a run's step trace, one JSON object per line.
 pub fn fit(path: &Path) -> Result<StepCost, SimError> {
     let file = File::open(path).map_err(|source| SimError::File {
         path: path.to_owned(),

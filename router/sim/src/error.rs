@@ -1,4 +1,4 @@
-//! What is wrong with what a simulation was given: what it was, what is allowed, what to do.
+//! Errors of a simulation: what was given, what is allowed, what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,9 @@ pub enum SimError {
     /// A file that cannot be read.
     #[error("{} cannot be read: {source}", .path.display())]
     File {
-        /// Which.
+        /// Which file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A line of a file that cannot be used.
@@ -41,7 +41,7 @@ pub enum SimError {
         /// What is allowed, and what to do.
         allowed: String,
     },
-    /// The caller asked for the end.
+    /// The caller stopped the simulation.
     #[error("the simulation was stopped")]
     Stopped,
 }

@@ -1,4 +1,4 @@
-//! Files that users give: small JSON files that describe hardware and models, and files of lines.
+//! Files that users give: JSON descriptions of hardware and models, and files of lines.
 
 use std::fs::File;
 use std::io::{BufRead, Read};
@@ -8,16 +8,16 @@ use serde::de::DeserializeOwned;
 
 use crate::error::SimError;
 
-/// A description of hardware or of a model is a page of text.
+/// Descriptions of hardware and models are a page of text.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The longest line of a trace is a prompt's: 32,768 ids of up to 12 bytes.
+/// The longest line of a trace has 32,768 ids of up to 12 bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// A description that is compiled in.
 pub(crate) type BuiltIn = (&'static str, &'static str);
 
-/// The built-in description of this name, or else the file at this path.
+/// The built-in description of this name, or the file at this path.
 pub(crate) fn describe<T: DeserializeOwned>(
     setting: &str,
     name: &str,
@@ -52,7 +52,7 @@ fn read(path: &Path) -> Result<String, SimError> {
     Ok(text)
 }
 
-/// The next line, however the file ends; nothing after the last.
+/// The next line with any line ending; None after the last.
 pub(crate) fn next_line(file: &mut impl BufRead) -> Result<Option<Vec<u8>>, String> {
     let mut line = Vec::new();
     let num_read = file

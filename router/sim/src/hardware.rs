@@ -1,4 +1,4 @@
-//! What one accelerator does in a second.
+//! Rates of one accelerator.
 
 use std::path::Path;
 
@@ -12,27 +12,27 @@ const BUILT_IN: [BuiltIn; 2] = [
     ("b200", include_str!("../data/hardware/b200.json")),
 ];
 
-/// One accelerator at the rates that it reaches, and what a step costs on top.
+/// One accelerator: the rates it reaches, and the overhead of a step.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// What people call it.
+    /// Its name.
     pub name: String,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
-    /// Of large matrix products, by number format.
+    /// Of large GEMMs, by number format.
     pub flops_per_second: Flops,
-    /// Of a prefill's attention.
+    /// Of prefill attention.
     pub attention_flops_per_second: f64,
-    /// From its own memory.
+    /// Memory bandwidth.
     pub bytes_per_second: f64,
-    /// Its own memory.
+    /// Memory size.
     pub memory_bytes: f64,
-    /// Of each step, whatever it computes: launches, sampling, the way there and back.
+    /// Fixed cost of a step: launches, sampling, messages.
     pub step_overhead_seconds: f64,
-    /// Of one all-reduce between the accelerators of a replica.
+    /// Latency of one all-reduce between a replica's accelerators.
     pub link_latency_seconds: f64,
-    /// Bytes of a tensor that an all-reduce takes in in a second.
+    /// Tensor bytes that an all-reduce processes per second.
     pub link_bytes_per_second: f64,
 }
 

@@ -1,6 +1,6 @@
-//! Plait's scheduler driven by traces in virtual time.
+//! Plait's scheduler, driven by traces in virtual time.
 //!
-//! The same `plan` and `advance` that serve, with a cost model in the place of a worker.
+//! It is the scheduler that serves, with a cost model in place of a worker.
 
 #![forbid(unsafe_code)]
 

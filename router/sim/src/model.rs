@@ -1,4 +1,4 @@
-//! A model's shape, from the fields of its `config.json`, and what follows from it.
+//! A model's shape, from its `config.json`, and the cost that follows.
 
 use std::path::Path;
 
@@ -24,10 +24,10 @@ const BUILT_IN: [BuiltIn; 4] = [
     ),
 ];
 
-/// Numbers of a shape that is larger than this are mistakes, and products of them must stay exact.
+/// Larger numbers in a shape are mistakes. Their products must stay exact.
 const MAX_NUMBER: u64 = 1 << 24;
 
-/// The fields of a Hugging Face `config.json` that say how much a step computes and reads.
+/// The fields of a Hugging Face `config.json` that decide what a step computes and reads.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ModelShape {
     #[serde(default)]
@@ -71,7 +71,7 @@ struct MlaHeads {
     v_head_dim: Option<u64>,
 }
 
-/// Routed experts, where there are any.
+/// Routed experts, if any.
 #[derive(Clone, Debug, Deserialize)]
 struct Experts {
     #[serde(alias = "num_experts", alias = "num_local_experts")]
@@ -82,7 +82,7 @@ struct Experts {
     first_k_dense_replace: Option<u64>,
 }
 
-/// What a layer's attention holds and does.
+/// Size and cost of one layer's attention.
 struct Attention {
     num_parameters: u64,
     num_cache_values: u64,
@@ -90,32 +90,32 @@ struct Attention {
     decode_flops_per_pair: u64,
 }
 
-/// What a step computes and reads, per token, row and pair of tokens. Whole model, all layers.
+/// What a step computes and reads per token, row and token pair, over all layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
-    /// Parameters that every token is multiplied with, experts and output head apart.
+    /// Parameters that every token is multiplied with, without experts and output head.
     pub dense_parameters: f64,
-    /// Of the output head, which only sampled rows meet.
+    /// Of the output head, which only sampled rows use.
     pub head_parameters: f64,
-    /// Held in memory beside those: the embedding.
+    /// Of the embedding, which is held in memory only.
     pub embedding_parameters: f64,
-    /// Of one routed expert in all layers that have them.
+    /// Of one routed expert, over all layers that have experts.
     pub expert_parameters: f64,
-    /// Routed experts of a layer; 0 where there are none.
+    /// Routed experts of a layer, or 0.
     pub num_experts: f64,
-    /// Routed experts that a token meets.
+    /// Routed experts that a token activates.
     pub num_experts_per_token: f64,
-    /// Of a parameter.
+    /// Bytes of one parameter.
     pub weight_bytes: f64,
-    /// Of the KV of one token, 16 bits a value.
+    /// Bytes of one token's KV, at 16 bits a value.
     pub kv_bytes_per_token: f64,
-    /// For one prefill token and one KV token that it attends to.
+    /// Of one prefill token and one KV token that it attends to.
     pub prefill_flops_per_pair: f64,
-    /// The same for a decode row, which works in the latent space where there is one.
+    /// The same for a decode row. MLA absorbs the up-projection here.
     pub decode_flops_per_pair: f64,
     /// Layers.
     pub num_layers: f64,
-    /// Values of a token between layers.
+    /// Values per token between layers.
     pub hidden_size: f64,
     /// Longest prompt plus output.
     pub max_model_len: u32,
@@ -141,13 +141,14 @@ impl ModelCost {
             + self.expert_parameters * self.num_experts
     }
 
-    /// Whether the weights are held in 8 bits.
+    /// Whether the weights are FP8.
     pub fn is_float8(&self) -> bool {
         self.weight_bytes < 2.0
     }
 
-    /// Parameters that a step with this many tokens reads: of the routed experts those that any token
-    /// chose, each token choosing evenly and independently.
+    /// Parameters that a step with so many tokens reads. Of the routed experts, it reads those that any
+    /// token
+    /// chose; each token chooses evenly and independently.
     pub fn parameters_read(&self, num_tokens: f64) -> f64 {
         if self.num_experts == 0.0 {
             return self.dense_parameters;
@@ -157,7 +158,7 @@ impl ModelCost {
         self.dense_parameters + self.expert_parameters * num_met
     }
 
-    /// Parameters that one token is multiplied with, the output head apart.
+    /// Parameters that one token is multiplied with, without the output head.
     pub fn parameters_per_token(&self) -> f64 {
         self.dense_parameters + self.expert_parameters * self.num_experts_per_token
     }
@@ -299,7 +300,7 @@ impl ModelShape {
         }
     }
 
-    /// Width of one routed expert; it counts only where there are any.
+    /// Width of one routed expert; 0 without experts.
     fn expert_size(&self) -> Result<u64, String> {
         match self.experts.n_routed_experts {
             Some(_) => needed("moe_intermediate_size", self.experts.moe_intermediate_size),

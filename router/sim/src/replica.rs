@@ -1,4 +1,4 @@
-//! One replica in virtual time: the engine's driver loop, with a cost model for a worker.
+//! One replica in virtual time: the engine's driver loop, with a cost model as the worker.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,10 @@ use crate::run_metrics::RunMetrics;
 use crate::settings::Setup;
 use crate::trace::Arrival;
 
-/// Every sampled token; answers end by their lengths, so none means anything.
+/// Every sampled token. Answers end by length, so its value does not matter.
 const ANY_TOKEN: TokenId = 0;
 
-/// A step that the worker computes, or will when the one before it is done.
+/// A step that the worker computes, or will compute after the one before it.
 struct InFlight {
     step: StepId,
     elapsed: Micros,
@@ -23,18 +23,18 @@ struct InFlight {
     num_samples: usize,
 }
 
-/// What is remembered of a request until it ends.
+/// What is kept of a request until it ends.
 struct Live {
     arrived: Micros,
     last_token: Option<Micros>,
 }
 
-/// A scheduler, its worker, and what was seen of both.
+/// A scheduler, its worker, and the measurements of both.
 pub struct Replica<'a> {
     scheduler: Scheduler,
     setup: &'a Setup,
     in_flight: VecDeque<InFlight>,
-    /// When the worker has computed everything it was sent.
+    /// When the worker has computed all steps it was sent.
     free_at: Micros,
     live: FxHashMap<RequestId, Live>,
     outputs: Vec<Output>,
@@ -59,12 +59,12 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// How much is asked of it: the requests that are not answered yet, then all that it got so far.
+    /// Its load: unanswered requests, then all requests so far.
     pub fn load(&self) -> (usize, u64) {
         (self.live.len(), self.metrics.counts.num_requests)
     }
 
-    /// Goes on until everything is answered, and gives what was counted.
+    /// Runs until everything is answered, and returns the measurements.
     pub fn finish(mut self) -> RunMetrics {
         self.run_until(Micros(u64::MAX));
         assert!(
@@ -77,7 +77,7 @@ impl<'a> Replica<'a> {
         self.metrics
     }
 
-    /// Goes on until `now`.
+    /// Runs until `now`.
     pub fn run_until(&mut self, now: Micros) {
         while self.in_flight.front().is_some_and(|step| step.end <= now) {
             let step = self.in_flight.pop_front().expect("it was just looked at");
@@ -86,7 +86,7 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// Takes a request into the queue; [`Replica::send_steps`] follows when all of this time are in.
+    /// Puts a request into the queue. Call [`Replica::send_steps`] after the last one of this time.
     pub fn submit(&mut self, arrival: &Arrival, now: Micros) {
         self.metrics.counts.num_requests += 1;
         match self.scheduler.submit(request(arrival), now) {
@@ -115,7 +115,7 @@ impl<'a> Replica<'a> {
         self.metrics.counts.num_too_long += u64::from(is_too_long);
     }
 
-    /// Plans as many steps as may be on the wire.
+    /// Plans as many steps as may be in flight.
     pub fn send_steps(&mut self, now: Micros) {
         while self.in_flight.len() < self.setup.scheduler.scheduler.max_in_flight() {
             let Some(plan) = self.scheduler.plan(now) else {

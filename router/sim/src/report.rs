@@ -1,4 +1,4 @@
-//! What a simulation found, as JSON.
+//! The results of a simulation, as JSON.
 
 use serde::Serialize;
 
@@ -6,16 +6,16 @@ use crate::clock::seconds;
 use crate::run_metrics::{Bin, RunMetrics};
 use crate::settings::Setup;
 
-/// Everything that is told of a run.
+/// All results of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The figures.
     pub summary: Summary,
-    /// What the settings came to.
+    /// Settings that were left open, as they were used.
     pub resolved: Resolved,
-    /// Share of gaps between tokens that were longer, and their length in seconds.
+    /// Pairs of an ITL in seconds and the share of longer ones, share first.
     pub itl_tail: Vec<(f64, f64)>,
-    /// Steps by time.
+    /// Steps over time.
     pub composition: Composition,
 }
 
@@ -30,19 +30,19 @@ pub struct Summary {
     pub e2e_seconds: Percentiles,
     /// Output tokens a second, from the first arrival to the last token.
     pub output_tokens_per_second: f64,
-    /// Share of the steps that both prefill and decode.
+    /// Share of mixed steps.
     pub mixed_share: f64,
-    /// Share of the prompts' tokens that the prefix cache held.
+    /// Share of prompt tokens that were cached.
     pub prefix_hit_ratio: f64,
     /// Preemptions.
     pub num_preemptions: u64,
-    /// Prefills that came first because they had waited too long.
+    /// Prefills that went first because they had waited too long.
     pub num_starvation_grants: u64,
     /// Requests that arrived.
     pub num_requests: u64,
-    /// Requests that were refused.
+    /// Rejected requests.
     pub num_refused: u64,
-    /// Those of them that are longer than context or pool; the others found a full queue.
+    /// Rejected requests that exceed context or pool. The others found a full queue.
     pub num_too_long: u64,
     /// Output tokens.
     pub num_output_tokens: u64,
@@ -52,16 +52,16 @@ pub struct Summary {
     pub duration_seconds: f64,
 }
 
-/// Nearest rank: the smallest value that this share of all does not exceed. Zeros where there is none.
+/// Nearest-rank percentiles; zeros without values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// Half.
+    /// 50%.
     pub p50: f64,
-    /// Nine of ten.
+    /// 90%.
     pub p90: f64,
-    /// Ninety-nine of a hundred.
+    /// 99%.
     pub p99: f64,
-    /// All.
+    /// 100%.
     pub max: f64,
 }
 
@@ -74,14 +74,14 @@ pub struct Resolved {
     pub max_model_len: u32,
     /// Pages kept free at admission.
     pub watermark: u32,
-    /// Cap of one request's chunk.
+    /// Tokens of one request's chunk at most.
     pub long_prefill_token_threshold: u32,
 }
 
-/// Steps by time, all replicas together; one number for each span.
+/// Steps over time, all replicas together, one number for each interval.
 #[derive(Debug, Serialize)]
 pub struct Composition {
-    /// Length of a span.
+    /// Length of an interval.
     pub bin_seconds: f64,
     /// Prefill tokens a second.
     pub prefill_tokens_per_second: Vec<f64>,
@@ -96,7 +96,7 @@ pub struct Composition {
 }
 
 impl Report {
-    /// Of the replicas' metrics together.
+    /// From the replicas' measurements together.
     pub fn new(setup: &Setup, mut metrics: RunMetrics) -> Self {
         for times in [&mut metrics.ttft, &mut metrics.itl, &mut metrics.e2e] {
             times.sort_unstable();
@@ -144,7 +144,7 @@ impl Summary {
 }
 
 impl Percentiles {
-    /// Of sorted microseconds, in seconds.
+    /// Of sorted microseconds, as seconds.
     pub fn of(sorted: &[u64]) -> Self {
         let Some(last) = sorted.last() else {
             return Self::default();
@@ -159,10 +159,10 @@ impl Percentiles {
     }
 }
 
-/// Points of the tail for each power of ten.
+/// Points of the tail per power of ten.
 const POINTS_PER_DECADE: u32 = 16;
 
-/// How long the longest of all, of one in 10 to the power of i/16, and so on down to all are.
+/// The ITL that one in 10 to the power of i/16 exceeds, for each i up to the longest.
 fn tail(sorted: &[u64]) -> Vec<(f64, f64)> {
     let num = sorted.len();
     let decades = (num.max(1) as f64).log10();

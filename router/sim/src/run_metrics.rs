@@ -1,12 +1,11 @@
-//! What a replica counts while it runs; received of replicas add up.
+//! What is measured while a replica runs. Measurements of replicas add up.
 
 use plait_core::{Micros, Plan};
 
-/// Spans of time in which steps are summed up, from the trace's beginning to its last arrival; what
-/// comes after fills as many more as it takes.
+/// Intervals from the trace's start to its last arrival. What comes after takes as many more as needed.
 const NUM_BINS: u64 = 240;
 
-/// Everything that is counted.
+/// All measurements.
 #[derive(Clone, Debug)]
 pub struct RunMetrics {
     /// Microseconds from each request's arrival to its first token.
@@ -19,7 +18,7 @@ pub struct RunMetrics {
     pub end: Micros,
     /// Counts of the whole run.
     pub counts: RunCounts,
-    /// Counts by time.
+    /// Counts over time.
     pub bins: Bins,
 }
 
@@ -28,19 +27,19 @@ pub struct RunMetrics {
 pub struct RunCounts {
     /// Requests that arrived.
     pub num_requests: u64,
-    /// Requests that no queue took.
+    /// Rejected requests.
     pub num_refused: u64,
-    /// Those of them that no replica could ever serve: longer than its context or its pool.
+    /// Rejected requests that exceed the context or the pool.
     pub num_too_long: u64,
     /// Output tokens.
     pub num_output_tokens: u64,
     /// Tokens of admitted prompts.
     pub num_prompt_tokens: u64,
-    /// Those of them that were found in the prefix cache.
+    /// Those that were cached.
     pub num_hit_tokens: u64,
     /// Preemptions.
     pub num_preemptions: u64,
-    /// Prefills that came first because they had waited too long.
+    /// Prefills that went first because they had waited too long.
     pub num_starvation_grants: u64,
     /// Steps that only prefill.
     pub num_prefill_steps: u64,
@@ -50,27 +49,27 @@ pub struct RunCounts {
     pub num_mixed_steps: u64,
 }
 
-/// What the steps that begin in one span of time do.
+/// Steps that begin in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
     /// Prefill tokens.
     pub num_prefill_tokens: u64,
     /// Decode rows.
     pub num_decode_rows: u64,
-    /// Microseconds in steps that only prefill, only decode, and do both.
+    /// Microseconds in prefill, decode and mixed steps.
     pub busy: [u64; 3],
 }
 
-/// Counts by time, in spans of equal width.
+/// Counts over time, in intervals of equal width.
 #[derive(Clone, Debug)]
 pub struct Bins {
     /// Microseconds.
     pub width: u64,
-    /// The spans.
+    /// The intervals.
     pub bins: Vec<Bin>,
 }
 
-/// Which rows a step has.
+/// The kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StepKind {
     Prefill,
@@ -79,7 +78,7 @@ enum StepKind {
 }
 
 impl RunMetrics {
-    /// Nothing so far, of a trace whose last request arrives at `last`.
+    /// Empty measurements of a trace whose last request arrives at `last`.
     pub fn new(last: Micros) -> Self {
         let width = (last.0 / NUM_BINS).max(10_000);
         let bins = Bins {
@@ -96,7 +95,7 @@ impl RunMetrics {
         }
     }
 
-    /// A step that begins at `start`.
+    /// Adds a step that begins at `start`.
     pub fn step(&mut self, plan: &Plan, start: Micros, elapsed: Micros) {
         let kind = match (plan.prefill.is_empty(), plan.decode.is_empty()) {
             (false, true) => StepKind::Prefill,
@@ -116,7 +115,7 @@ impl RunMetrics {
         self.bins.add_busy(kind, start, elapsed);
     }
 
-    /// Adds another replica's.
+    /// Adds another replica's measurements.
     pub fn add(&mut self, other: Self) {
         self.ttft.extend(other.ttft);
         self.itl.extend(other.itl);
@@ -127,7 +126,7 @@ impl RunMetrics {
     }
 }
 
-/// Tokens that newly admitted requests found in the prefix cache: where their first chunks begin.
+/// Cached tokens of newly admitted requests: where their first chunks begin.
 fn num_hits(plan: &Plan) -> u64 {
     let first_chunks = plan
         .new_slots
@@ -157,12 +156,12 @@ impl RunCounts {
         self.num_prefill_steps + self.num_decode_steps + self.num_mixed_steps
     }
 
-    /// Share of the steps that both prefill and decode; 0 without steps.
+    /// Share of mixed steps; 0 without steps.
     pub fn mixed_share(&self) -> f64 {
         ratio(self.num_mixed_steps, self.num_steps())
     }
 
-    /// Share of the admitted prompts' tokens that were found in the prefix cache; 0 without prompts.
+    /// Share of admitted prompt tokens that were cached; 0 without prompts.
     pub fn prefix_hit_ratio(&self) -> f64 {
         ratio(self.num_hit_tokens, self.num_prompt_tokens)
     }
@@ -185,7 +184,7 @@ impl Bins {
         &mut self.bins[index]
     }
 
-    /// Shares a step's time among the spans that it touches.
+    /// Spreads a step's time over the intervals that it touches.
     fn add_busy(&mut self, kind: StepKind, start: Micros, elapsed: Micros) {
         let (mut now, end) = (start.0, start.0.saturating_add(elapsed.0));
         while now < end {

@@ -1,4 +1,4 @@
-//! What a simulation is told, and what follows from it.
+//! Settings of a simulation, and what follows from them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,27 +13,27 @@ use crate::hardware::Hardware;
 use crate::model::ModelCost;
 use crate::trace::{self, Arrival, Poisson};
 
-/// The JSON of `plait.simulate.settings.SimulatorSettings`; defaults live there.
+/// The JSON of `plait.simulate.settings.SimulatorSettings`, which has the defaults.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// What arrives.
+    /// The arrivals.
     pub load: Load,
-    /// Where it is served.
+    /// The replicas.
     pub cluster: Cluster,
-    /// How each replica makes requests into steps.
+    /// The scheduler of each replica.
     pub scheduler: SchedulerSettings,
     /// The KV pages of each replica.
     pub pages: PageSettings,
 }
 
-/// What arrives.
+/// The arrivals.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
     /// A trace file, or synthetic arrivals.
     pub source: Source,
-    /// How many times as fast the arrivals come.
+    /// Factor by which requests arrive faster.
     pub rate_scale: f64,
 }
 
@@ -47,19 +47,19 @@ pub enum Source {
     Poisson(Poisson),
 }
 
-/// Where requests are served.
+/// The replicas.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// Replicas that requests are shared among.
+    /// Number of replicas.
     pub replicas: u32,
-    /// Which of them a request goes to.
+    /// How requests are routed to them.
     pub routing: Routing,
-    /// A built-in name, a file of rates, or a run's step records (`.jsonl`).
+    /// A built-in name, a file of rates, or a run's step trace (`.jsonl`).
     pub hardware: String,
     /// A built-in name or a `config.json`.
     pub model: String,
-    /// Accelerators of one replica; None takes the fewest, in powers of two, that hold the weights.
+    /// Accelerators per replica; None takes the smallest power of two that holds the weights.
     pub tp: Option<u32>,
     /// Longest prompt plus output; None takes the model's.
     pub max_model_len: Option<u32>,
@@ -67,20 +67,20 @@ pub struct Cluster {
     pub threads: Option<u32>,
 }
 
-/// Which replica a request goes to.
+/// How requests are routed to replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Routing {
-    /// One after the other.
+    /// Round-robin.
     InTurn,
-    /// The one with the fewest requests that are not answered yet; of equals the one that got fewer so far.
+    /// To the replica with the fewest unanswered requests; of equals, to the one that got fewer so far.
     LeastLoaded,
 }
 
 /// Everything that a simulation needs, checked.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// In the order of their times.
+    /// In order of time.
     pub arrivals: Vec<Arrival>,
     /// The time of any step.
     pub cost: CostModel,
@@ -90,19 +90,19 @@ pub struct Setup {
     pub limits: Limits,
     /// Replicas.
     pub num_replicas: u32,
-    /// Which of them a request goes to.
+    /// How requests are routed to them.
     pub routing: Routing,
     /// Threads that simulate.
     pub num_threads: usize,
 }
 
-/// Any: nobody chooses tokens here so that their hashes meet.
+/// Any seed will do: nobody constructs colliding prompts here.
 const HASH_SEED: HashSeed = HashSeed([0, 0]);
-/// Replicas of one simulation at most.
+/// Most replicas of one simulation.
 const MAX_REPLICAS: u32 = 1024;
-/// Accelerators of one replica at most.
+/// Most accelerators of one replica.
 const MAX_GPUS: u32 = 64;
-/// Rate scales are allowed from its inverse on.
+/// Largest rate scale; the smallest is its inverse.
 const MAX_RATE_SCALE: f64 = 1e6;
 
 impl Settings {
@@ -112,12 +112,12 @@ impl Settings {
             .map_err(|error| SimError::setting("settings", &"not valid", error.to_string()))
     }
 
-    /// Reads what the settings name, and checks that it fits together.
+    /// Reads the files that the settings name, and checks that all fits together.
     pub fn set_up(&self) -> Result<Setup, SimError> {
         self.check()?;
         let device = self.cluster.device(memory_fraction(&self.pages)?)?;
         let scheduler = self.for_replica(&device)?;
-        // Finds what no request could run with before the trace is read.
+        // Rejects impossible settings before the trace is read.
         let limits = scheduler.limits()?;
         Ok(Setup {
             arrivals: self.load.arrivals()?,
@@ -208,7 +208,7 @@ struct KvCapacity {
 }
 
 impl Cluster {
-    /// Replicas are divided among threads where none of them needs to know of another.
+    /// Replicas share threads out only if none needs to know of another.
     fn num_threads(&self) -> Result<usize, SimError> {
         match (self.routing, self.threads) {
             (Routing::LeastLoaded, Some(asked)) if asked > 1 => {
@@ -256,7 +256,7 @@ impl Cluster {
         })
     }
 
-    /// As asked, or the fewest whose memory the weights fill to four fifths at most.
+    /// As asked, or the fewest whose memory is at most four fifths weights.
     fn num_gpus(
         &self,
         hardware: &Hardware,
@@ -295,7 +295,7 @@ fn memory_fraction(pages: &PageSettings) -> Result<f64, SimError> {
     Err(SimError::setting("--memory-fraction", &given, allowed))
 }
 
-/// What the weights leave of the replica's memory.
+/// Bytes that the weights leave of the replica's memory.
 fn kv_bytes(model: &ModelCost, memory: f64, num_gpus: u32) -> Result<f64, SimError> {
     let weights = model.num_parameters() * model.weight_bytes;
     let usable = memory * f64::from(num_gpus);
@@ -311,6 +311,6 @@ fn kv_bytes(model: &ModelCost, memory: f64, num_gpus: u32) -> Result<f64, SimErr
 }
 
 fn not_in_records(setting: &str) -> SimError {
-    let allowed = "step records do not tell it; give it";
+    let allowed = "a step trace does not have it; give it";
     SimError::setting(setting, &"not given", allowed)
 }

@@ -1,4 +1,4 @@
-//! Replicas side by side: where requests go to them in turn, each can run on a thread of its own.
+//! Runs the replicas. With round-robin routing, each can run on its own thread.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use crate::run_metrics::RunMetrics;
 use crate::settings::{Routing, Setup};
 use crate::trace::Arrival;
 
-/// How often the caller is told how far the simulation is.
+/// Interval of progress reports to the caller.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a thread does.
+/// The work of a thread.
 type Run = fn(&Setup, &Progress, &SyncSender<RunMetrics>);
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Default)]
 struct Progress {
     num_arrived: AtomicU64,
@@ -27,7 +27,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// Counts requests that have arrived; says whether the caller wants more.
+    /// Counts arrived requests. Breaks if the caller has stopped the simulation.
     fn goes_on_after(&self, num_arrived: usize) -> ControlFlow<()> {
         self.num_arrived
             .fetch_add(num_arrived as u64, Ordering::Relaxed);
@@ -38,7 +38,7 @@ impl Progress {
     }
 }
 
-/// What a caller does with the number of requests that have arrived; false ends the simulation.
+/// Gets the number of arrived requests. Returning false stops the simulation.
 pub type OnProgress<'a> = dyn FnMut(u64) -> bool + 'a;
 
 /// Simulates the whole trace.
@@ -89,7 +89,7 @@ fn run_replicas(setup: &Setup, progress: &Progress, sender: &SyncSender<RunMetri
     }
 }
 
-/// Everything that one replica is asked; nothing where the simulation was stopped.
+/// Runs all requests of one replica; None if the simulation was stopped.
 fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<RunMetrics> {
     let (first, step) = (usize::try_from(index).ok()?, setup.num_replicas as usize);
     let own: Vec<&Arrival> = setup.arrivals.iter().skip(first).step_by(step).collect();
@@ -108,7 +108,7 @@ fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<RunMetr
     Some(replica.finish())
 }
 
-/// Runs all replicas at the same pace, which is what it takes to compare their loads.
+/// Runs all replicas in lockstep, so that their loads can be compared.
 fn run_all_replicas(setup: &Setup, progress: &Progress, sender: &SyncSender<RunMetrics>) {
     let mut replicas: Vec<Replica<'_>> = (0..setup.num_replicas)
         .map(|_| Replica::new(setup))

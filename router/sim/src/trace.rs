@@ -1,4 +1,4 @@
-//! What arrives and when: recorded traces and synthetic ones.
+//! Arrivals: recorded traces and synthetic ones.
 
 mod azure;
 mod mooncake;
@@ -15,30 +15,30 @@ use crate::clock::micros;
 use crate::error::SimError;
 pub use poisson::Poisson;
 
-/// Requests in one trace at most.
+/// Most requests in one trace.
 const MAX_REQUESTS: usize = 10_000_000;
-/// Tokens of one prompt or one answer at most: the longest context that `plait serve` takes.
+/// Most tokens of a prompt or an answer: the longest context that `plait serve` takes.
 const MAX_TOKENS: u32 = 1 << 24;
 
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// When it comes, from the trace's beginning.
+    /// Time of arrival, from the trace's beginning.
     pub at: Micros,
     /// Tokens of its prompt.
     pub num_prompt: u32,
-    /// Tokens that it is answered with.
+    /// Tokens of its answer.
     pub num_output: u32,
     /// What its prompt shares with others.
     pub content: Content,
 }
 
-/// Which tokens a prompt is made of: only equality counts.
+/// The tokens of a prompt. Only their equality counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Like no other prompt.
+    /// Shared with no other prompt.
     Unique(TokenId),
-    /// One id for each block of [`mooncake::BLOCK_TOKENS`] tokens; equal ids hold equal tokens.
+    /// One id for each block of [`mooncake::BLOCK_TOKENS`] tokens. Equal ids mean equal tokens.
     Blocks(Box<[TokenId]>),
 }
 
@@ -58,9 +58,9 @@ impl Arrival {
     }
 }
 
-/// Reads a trace file by its ending: `.csv` as Azure writes them, `.jsonl` as Mooncake does.
+/// Reads a trace by its file ending: `.csv` in Azure's format, `.jsonl` in Mooncake's.
 ///
-/// The arrivals are in the order of their times and begin at 0.
+/// The arrivals are in order of time and begin at 0.
 pub fn read(path: &Path) -> Result<Vec<Arrival>, SimError> {
     let ending = path.extension().and_then(|ending| ending.to_str());
     let reader = match ending {
@@ -101,7 +101,7 @@ pub fn speed_up(arrivals: &mut [Arrival], scale: f64) {
     }
 }
 
-/// A count of tokens within its limits, or what is wrong with it.
+/// A token count within its limits, or what is wrong with it.
 fn num_tokens(name: &str, given: u64) -> Result<u32, String> {
     match u32::try_from(given) {
         Ok(num) if (1..=MAX_TOKENS).contains(&num) => Ok(num),
@@ -109,7 +109,7 @@ fn num_tokens(name: &str, given: u64) -> Result<u32, String> {
     }
 }
 
-/// Whether one more request may be taken.
+/// Fails if the trace has too many requests.
 fn check_room(path: &Path, line: u64, num_taken: usize) -> Result<(), SimError> {
     if num_taken < MAX_REQUESTS {
         return Ok(());

@@ -14,7 +14,7 @@ use crate::files::next_line;
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const TIME_FORMAT: &str = "%Y-%m-%d %H:%M:%S%.f";
 
-/// Line by line, since a reader of whole files counts one line too few where lines end with a return.
+/// Reads line by line, because a CSV reader miscounts lines that end with a carriage return.
 pub(super) fn read(path: &Path, mut file: impl BufRead) -> Result<Vec<Arrival>, SimError> {
     let mut arrivals = Vec::new();
     for number in 1.. {
@@ -33,7 +33,7 @@ pub(super) fn read(path: &Path, mut file: impl BufRead) -> Result<Vec<Arrival>, 
     Ok(arrivals)
 }
 
-/// Of one line; none of a blank one.
+/// The columns of one line; none for a blank one.
 fn columns(line: &[u8]) -> Result<StringRecord, String> {
     let mut record = StringRecord::new();
     let mut reader = csv::ReaderBuilder::new();

@@ -1,4 +1,4 @@
-//! Mooncake's traces: a JSON object a line, with an id for each block of the prompt.
+//! Mooncake's traces: one JSON object per line, with an id for each block of the prompt.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -10,9 +10,9 @@ use super::{Arrival, Content, check_room, num_tokens};
 use crate::error::SimError;
 use crate::files::next_line;
 
-/// Tokens that one of a trace's `hash_ids` stands for; the last block may hold fewer.
+/// Tokens of one `hash_ids` block. The last block may hold fewer.
 pub(super) const BLOCK_TOKENS: u32 = 512;
-/// Milliseconds from the trace's beginning at most: a year.
+/// Latest timestamp in milliseconds: a year.
 const MAX_TIMESTAMP: u64 = 366 * 24 * 3600 * 1000;
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! Synthetic arrivals: exponential gaps, and prompts and answers of fixed lengths.
+//! Synthetic arrivals: exponential gaps, prompts and answers of fixed length.
 
 use plait_core::Micros;
 use rand_chacha::ChaCha8Rng;
@@ -9,13 +9,13 @@ use super::{Arrival, Content, MAX_REQUESTS, num_tokens};
 use crate::clock::micros;
 use crate::error::SimError;
 
-/// Requests that come independently of each other.
+/// A Poisson process of requests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Poisson {
-    /// Requests a second in the mean.
+    /// Mean requests per second.
     pub rate: f64,
-    /// Requests in all.
+    /// Number of requests.
     pub num_prompts: u32,
     /// Tokens of each prompt.
     pub input_len: u32,

@@ -1,4 +1,4 @@
-//! Hardware, models and step records of the user's own.
+//! Hardware, models and step traces of the user's own.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -117,7 +117,7 @@ fn step_records_ask_for_what_they_do_not_tell_and_name_broken_lines() {
     };
     assert!(
         error("whole.jsonl", &records(50))
-            .starts_with("--num-pages is not given; step records do not")
+            .starts_with("--num-pages is not given; a step trace does not")
     );
     assert!(error("few.jsonl", &records(9)).ends_with("it holds 9 steps; at least 10 are needed"));
     let broken = records(20) + &records(1).replace("0.002", "0");
