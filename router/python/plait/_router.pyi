@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
-__all__ = ["Engine", "ModelFilesError", "Simulation"]
+__all__ = ["Engine", "ModelFilesError", "Simulation", "model_size"]
 
 class ModelFilesError(ValueError):
     """The model's files are missing, broken or not supported (exit code 4)."""
@@ -95,3 +95,9 @@ class Simulation:
         Calls `on_progress` with the number of requests that have arrived, ten times a second. An exception from it,
         or Ctrl-C, ends the simulation and is raised here.
         """
+
+def model_size(config: str) -> bytes:
+    """JSON of `plait.gpu_defaults.ModelSize` for a model's `config.json`.
+
+    Raises `ValueError` for a shape that is not known, `OSError` for a file that cannot be read.
+    """

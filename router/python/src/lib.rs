@@ -1,7 +1,7 @@
 //! Python bindings of Plait's engine and simulator, and nothing else.
 
 use plait_engine::{Engine as CoreEngine, StartError};
-use plait_sim::{Settings, Setup, SimError, simulate};
+use plait_sim::{ModelSize, Settings, Setup, SimError, simulate};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -140,9 +140,17 @@ fn raised(error: StartError) -> PyErr {
     }
 }
 
+/// JSON of [`ModelSize`]; see `_router.pyi`.
+#[pyfunction]
+fn model_size<'py>(py: Python<'py>, config: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let size = ModelSize::read(config).map_err(|error| unfit(&error))?;
+    Ok(PyBytes::new(py, &size.to_json()))
+}
+
 #[pymodule]
 fn _router(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
     module.add_class::<Simulation>()?;
+    module.add_function(wrap_pyfunction!(model_size, module)?)?;
     module.add("ModelFilesError", module.py().get_type::<ModelFilesError>())
 }

@@ -19,6 +19,7 @@ mod trace;
 
 pub use cost::CostModel;
 pub use error::SimError;
+pub use model::ModelSize;
 pub use report::{Composition, Percentiles, Report, Resolved, Summary};
 pub use settings::{Cluster, Load, Routing, Settings, Setup, Source};
 pub use simulate::{OnProgress, simulate};

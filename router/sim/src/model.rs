@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plait_proto::Family;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::SimError;
 use crate::files::{BuiltIn, describe};
@@ -119,6 +119,37 @@ pub struct ModelCost {
     pub hidden_size: f64,
     /// Longest prompt plus output.
     pub max_model_len: u32,
+}
+
+/// What a server's batch sizes follow from. Whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ModelSize {
+    /// Of all parameters in memory.
+    pub weight_bytes: f64,
+    /// Parameters that one token is multiplied with, the output head apart.
+    pub parameters_per_token: f64,
+    /// KV cache of one token, 16 bits a value.
+    pub kv_bytes_per_token: f64,
+    /// Elements of a token between layers.
+    pub hidden_size: f64,
+}
+
+impl ModelSize {
+    /// Of the `config.json` at this path.
+    pub fn read(path: &str) -> Result<Self, SimError> {
+        let model = ModelCost::named(path)?;
+        Ok(Self {
+            weight_bytes: model.num_parameters() * model.weight_bytes,
+            parameters_per_token: model.parameters_per_token(),
+            kv_bytes_per_token: model.kv_bytes_per_token,
+            hidden_size: model.hidden_size,
+        })
+    }
+
+    /// As `plait.gpu_defaults.ModelSize` reads it.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers become JSON")
+    }
 }
 
 impl ModelCost {
