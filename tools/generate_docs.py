@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from plait import cli
 from plait._router import Engine
+from plait.batch_sizes import with_batch_sizes
 from plait.bench.settings import BenchSettings
 from plait.errors import ADVICE, MEANINGS
 from plait.flags import Flag, Parser, flags
@@ -128,7 +129,8 @@ def metrics_page() -> str:
 def _metrics_text() -> str:
     """`/metrics` of an engine that has just started and has no worker."""
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
-        engine = Engine(msgspec.json.encode(engine_settings(ServeSettings(), str(MODEL), None, folder)))
+        settings, _ = with_batch_sizes(ServeSettings(), MODEL)
+        engine = Engine(msgspec.json.encode(engine_settings(settings, str(MODEL), None, folder)))
         try:
             return engine.metrics().decode()
         finally:

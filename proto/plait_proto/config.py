@@ -12,8 +12,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """``auto``, ``cpu`` or ``cuda``."""
     cuda_graphs: bool
     """Whether decode steps are captured."""
-    cuda_graph_max_bs: int
-    """Rows of the largest captured step."""
+    cuda_graph_max_bs: int | None
+    """Rows of the largest captured step; None means all slots, as far as sizes are listed."""
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from plait._router import Engine
+from plait.batch_sizes import with_batch_sizes
 from plait.http.bodies import SamplingFields
 from plait.settings import ServeSettings, engine_settings
 from plait_proto import NewSlot
@@ -17,7 +18,8 @@ MODEL = budgets.ROOT / "tests/models/recall-gqa"
 
 def description() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="plait-") as folder:
-        engine = Engine(msgspec.json.encode(engine_settings(ServeSettings(), str(MODEL), None, folder)))
+        settings, _ = with_batch_sizes(ServeSettings(), MODEL)
+        engine = Engine(msgspec.json.encode(engine_settings(settings, str(MODEL), None, folder)))
         try:
             described: dict[str, Any] = msgspec.json.decode(engine.describe())
             return described

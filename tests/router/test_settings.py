@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from plait import cli
+from plait.batch_sizes import with_batch_sizes
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.kernels import KernelsSettings
@@ -19,7 +20,6 @@ from plait.settings import (
     GroupMembership,
     MemberKeys,
     ServeSettings,
-    batch_tokens,
     engine_settings,
 )
 from plait.simulate.settings import SimulateSettings
@@ -71,15 +71,8 @@ def test_help_prints_each_default() -> None:
         for flag in flags(component.type):
             assert flag.name in text
             assert without_spaces(flag.help.replace("%%", "%")) in text
-    assert without_spaces("(default: 2048 on a GPU, 160 on a CPU)") in text
+    assert without_spaces("(default: 64 on a CPU; on a GPU 64 to 1024, by the tokens that its memory holds)") in text
     assert without_spaces("(default: the model's context)") in text
-
-
-def test_a_step_is_as_large_as_its_device_computes_quickly() -> None:
-    assert batch_tokens(parse("--device", "cpu")) == 160
-    assert batch_tokens(parse("--device", "cuda")) == 2048
-    asked = engine_settings(parse("--device", "cpu", "--max-batch-tokens", "7"), "model", None, "run")
-    assert asked.scheduler.max_batch_tokens == 7
 
 
 def test_flags_reach_their_component() -> None:
@@ -158,7 +151,8 @@ def test_an_error_names_the_main_flag_where_an_alias_was_typed(alias: str) -> No
 
 def test_the_worker_gets_its_settings_under_the_same_names() -> None:
     words = ("--device", "cpu", "--attention-backend", "torch", "--kv-cache-dtype", "fp8", "--k-scale", "0.5")
-    config = worker_config(parse(*words, "--page-size", "16", "--no-cuda-graphs"), Path("/m"), Path("/r"), 99)
+    settings, _ = with_batch_sizes(parse(*words, "--page-size", "16", "--no-cuda-graphs"), Path("/m"))
+    config = worker_config(settings, Path("/m"), Path("/r"), 99)
     assert (config.device.device, config.device.cuda_graphs, config.pages.page_size) == ("cpu", False, 16)
     assert (config.attention.attention_backend, config.kv_cache.kv_cache_dtype) == ("torch", "fp8")
     assert (config.kv_cache.k_scale, config.max_model_len, config.max_batch_tokens) == (0.5, 99, 160)

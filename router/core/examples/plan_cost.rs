@@ -31,7 +31,7 @@ const FILLERS: u64 = 1 << 32;
 fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
     let scheduler = SchedulerSettings {
         max_batch_tokens: Some(LONGEST),
-        max_seqs: num_seqs,
+        max_seqs: Some(num_seqs),
         policy,
         max_queue: LONGEST,
         max_queue_tokens: u64::MAX,

@@ -27,11 +27,14 @@ impl RunningSet {
     pub(crate) fn new(settings: &Settings) -> Self {
         let num_kinds = 1 + settings.runtime.other_kinds.len();
         Self {
-            by_slot: (0..settings.scheduler.max_seqs).map(|_| None).collect(),
-            free_slots: (0..settings.scheduler.max_seqs).rev().map(SlotId).collect(),
+            by_slot: (0..settings.scheduler.num_slots()).map(|_| None).collect(),
+            free_slots: (0..settings.scheduler.num_slots())
+                .rev()
+                .map(SlotId)
+                .collect(),
             by_order: BTreeMap::new(),
             prefills: BTreeMap::new(),
-            decode_queue: RoundRobin::new(settings.scheduler.max_seqs),
+            decode_queue: RoundRobin::new(settings.scheduler.num_slots()),
             num_held: 0,
             num_held_pages: PerKind::from_elem(0, num_kinds),
             num_prefill_pages: PerKind::from_elem(0, num_kinds),

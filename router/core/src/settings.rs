@@ -29,8 +29,8 @@ pub enum Policy {
 pub struct SchedulerSettings {
     /// T: tokens of one plan at most. The default depends on the device, so the launch fills it in.
     pub max_batch_tokens: Option<u32>,
-    /// S: requests that hold a slot and pages at a time.
-    pub max_seqs: u32,
+    /// S: requests that hold a slot and pages at a time. Its default depends on the device too.
+    pub max_seqs: Option<u32>,
     /// L: tokens of one request's chunk at most; None means T.
     pub long_prefill_token_threshold: Option<u32>,
     /// Prefill and decode rows in one step. Off runs prefill first.
@@ -53,7 +53,7 @@ impl Default for SchedulerSettings {
     fn default() -> Self {
         Self {
             max_batch_tokens: None,
-            max_seqs: 64,
+            max_seqs: None,
             long_prefill_token_threshold: None,
             mixed: true,
             itl_target_ms: None,
@@ -67,6 +67,11 @@ impl Default for SchedulerSettings {
 }
 
 impl SchedulerSettings {
+    /// Slots on the workers, one for each request that runs; 0 if the launch gave none.
+    pub fn num_slots(&self) -> u32 {
+        self.max_seqs.unwrap_or_default()
+    }
+
     /// Plans that may be in flight.
     pub fn max_in_flight(&self) -> usize {
         if self.overlap { 2 } else { 1 }
@@ -196,7 +201,7 @@ impl Settings {
         let num_pages = self.runtime.num_pages;
         Limits {
             max_batch_tokens,
-            max_rows: self.runtime.max_rows.unwrap_or(self.scheduler.max_seqs),
+            max_rows: self.runtime.max_rows.unwrap_or(self.scheduler.num_slots()),
             long_prefill_token_threshold: self
                 .scheduler
                 .long_prefill_token_threshold
@@ -273,7 +278,7 @@ impl Settings {
             ),
             (
                 "max-seqs",
-                self.scheduler.max_seqs,
+                self.scheduler.num_slots(),
                 1,
                 "a request needs a slot",
             ),

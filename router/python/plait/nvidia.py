@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 ROOT = Path("/")
+NVIDIA_SMI_SECONDS = 10.0
 _WSL_CUDA = "usr/lib/wsl/lib/libcuda.so.1"
 
 
@@ -18,3 +20,13 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     if (devices / "nvidiactl").exists() or any(devices.glob("nvidia[0-9]*")):
         return True
     return (devices / "dxg").exists() and (root / _WSL_CUDA).exists()
+
+
+def gpu_memory_bytes() -> int | None:
+    """Memory of the smallest GPU, as `nvidia-smi` reports it; None without that command."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        return min(int(line) for line in done.stdout.split()) << 20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

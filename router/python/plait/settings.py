@@ -10,12 +10,6 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from plait.nvidia import has_nvidia_gpu
-
-GPU_BATCH_TOKENS = 2048
-CPU_BATCH_TOKENS = 160
-"""Decode rows wait for the whole step: on two cores 160 tokens take a model of 135M parameters 0.1 s. Larger steps
-bring no more throughput."""
 DRAFT_TOKENS = 0
 """Speculative tokens of a decode row: no attention backend verifies any yet."""
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -101,9 +95,13 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
     cuda_graph_max_bs: Annotated[
-        SlotCount,
-        Setting("rows of the largest captured decode step", ("--max-graph-batch", "--max-cudagraph-capture-size")),
-    ] = 512
+        SlotCount | None,
+        Setting(
+            "rows of the largest captured decode step",
+            ("--max-graph-batch", "--max-cudagraph-capture-size"),
+            unset="--max-seqs, up to 1024",
+        ),
+    ] = None
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,14 +112,17 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "most tokens of one step",
             ("--max-num-batched-tokens", "--chunked-prefill-size"),
-            unset=f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on a CPU",
+            unset="160 on a CPU; on a GPU 2048 to 8192, by the work that a token takes",
         ),
     ] = None
     max_seqs: Annotated[
-        SlotCount,
-        Setting("most requests that run at a time; others wait", ("--max-num-seqs", "--max-running-requests")),
-    ] = 64
-    """Over 64 rows a CPU hardly gains throughput, while each request's ITL grows."""
+        SlotCount | None,
+        Setting(
+            "most requests that run at a time; others wait",
+            ("--max-num-seqs", "--max-running-requests"),
+            unset="64 on a CPU; on a GPU 64 to 1024, by the tokens that its memory holds",
+        ),
+    ] = None
     long_prefill_token_threshold: Annotated[
         TokenLimit | None,
         Setting("most tokens of one prompt in one step", ("--long-prefill",), unset="--max-batch-tokens"),
@@ -327,7 +328,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None
     """None: the model's context."""
     scheduler: SchedulerSettings
-    """With `max_batch_tokens` filled in."""
+    """With the batch sizes filled in."""
     pages: PageSettings
     draft_tokens: int
     """Speculative tokens of a decode row at most."""
@@ -336,15 +337,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
-
-
-def batch_tokens(settings: ServeSettings) -> int:
-    """Most tokens of one step; the default depends on the device."""
-    if settings.scheduler.max_batch_tokens is not None:
-        return settings.scheduler.max_batch_tokens
-    kind = settings.device.device
-    on_gpu = kind == "cuda" or (kind == "auto" and has_nvidia_gpu())
-    return GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS
 
 
 def engine_settings(
@@ -357,7 +349,7 @@ def engine_settings(
         run_dir=run_dir,
         num_ranks=settings.process.tp,
         max_model_len=settings.model.max_model_len,
-        scheduler=msgspec.structs.replace(settings.scheduler, max_batch_tokens=batch_tokens(settings)),
+        scheduler=settings.scheduler,
         pages=settings.pages,
         draft_tokens=DRAFT_TOKENS,
         seed=settings.process.seed,

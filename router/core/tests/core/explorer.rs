@@ -188,7 +188,7 @@ fn all_settings() -> Vec<(Settings, usize)> {
     let small = with(settings(), |it| {
         it.pages.page_size = 2;
         it.runtime.num_pages = 4;
-        it.scheduler.max_seqs = 3;
+        it.scheduler.max_seqs = Some(3);
         it.scheduler.prefill_starvation_steps = 2;
         it.scheduler.itl_target_ms = None;
     });

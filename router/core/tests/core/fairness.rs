@@ -8,7 +8,7 @@ use crate::harness::{Harness, Spec};
 fn fair() -> Settings {
     with(settings(), |it| {
         it.scheduler.policy = Policy::Fair;
-        it.scheduler.max_seqs = 1;
+        it.scheduler.max_seqs = Some(1);
         it.runtime.max_rows = Some(1);
     })
 }

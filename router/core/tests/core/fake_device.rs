@@ -81,7 +81,7 @@ impl FakeDevice {
         pools.extend(others.map(|kind| Pool::new(kind.num_pages, kind.page_size)));
         Self {
             pools,
-            slots: vec![None; settings.scheduler.max_seqs as usize],
+            slots: vec![None; settings.scheduler.num_slots() as usize],
         }
     }
 

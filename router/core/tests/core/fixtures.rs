@@ -10,7 +10,7 @@ pub fn settings() -> Settings {
     Settings {
         scheduler: SchedulerSettings {
             max_batch_tokens: Some(64),
-            max_seqs: 8,
+            max_seqs: Some(8),
             long_prefill_token_threshold: Some(32),
             policy: Policy::Priority,
             max_queue: 16,

@@ -117,7 +117,7 @@ impl Paced {
             it.scheduler.max_batch_tokens = Some(4096);
             it.scheduler.long_prefill_token_threshold = Some(4096);
             it.runtime.max_rows = Some(64);
-            it.scheduler.max_seqs = 64;
+            it.scheduler.max_seqs = Some(64);
             it.runtime.num_pages = 4096;
             it.runtime.max_model_len = 8192;
             it.scheduler.max_queue = 64;

@@ -159,7 +159,7 @@ fn nobody_gives_way_where_parked_pages_will_do() {
 #[test]
 fn a_parked_slot_is_not_given_out() {
     let mut harness = harness(
-        with(settings(), |it| it.scheduler.max_seqs = 1),
+        with(settings(), |it| it.scheduler.max_seqs = Some(1)),
         [(20, 9), (5, 1)],
     );
     harness.plan();
@@ -173,7 +173,7 @@ fn a_parked_slot_is_not_given_out() {
 #[test]
 fn a_waiting_request_can_be_aborted() {
     let mut harness = harness(
-        with(settings(), |it| it.scheduler.max_seqs = 1),
+        with(settings(), |it| it.scheduler.max_seqs = Some(1)),
         [(20, 9), (5, 1)],
     );
     step(&mut harness);

@@ -33,7 +33,7 @@ prop_compose! {
     ) -> Settings {
         with(settings(), |it| {
             it.scheduler = SchedulerSettings {
-                max_batch_tokens: Some(batch_tokens.max(1 + draft_width)), max_seqs, mixed, policy, prefill_starvation_steps, max_queue,
+                max_batch_tokens: Some(batch_tokens.max(1 + draft_width)), max_seqs: Some(max_seqs), mixed, policy, prefill_starvation_steps, max_queue,
                 long_prefill_token_threshold: Some(long_prefill_token_threshold), max_queue_tokens: 200,
                 itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3),
                 ..SchedulerSettings::default()

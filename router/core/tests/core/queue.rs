@@ -8,7 +8,7 @@ use crate::harness::Spec;
 #[test]
 fn as_much_may_wait_as_the_limits_say_and_what_is_admitted_makes_room() {
     let settings = with(settings(), |it| {
-        it.scheduler.max_seqs = 1;
+        it.scheduler.max_seqs = Some(1);
         it.scheduler.max_queue = 3;
         it.scheduler.max_queue_tokens = 10;
     });

@@ -118,7 +118,7 @@ impl EventLoop {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
         let limits = serving.limits();
         let welcome = Welcome {
-            num_slots: settings.scheduler.max_seqs,
+            num_slots: settings.scheduler.num_slots(),
             num_pages: settings.runtime.num_pages,
             max_batch_tokens: limits.max_batch_tokens,
             max_rows: limits.max_rows,

@@ -81,7 +81,7 @@ pub fn settings(folder: &TempDir, change: &Value) -> Value {
         "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
         "max_model_len": null, "draft_tokens": 0, "seed": 0, "log_level": "error",
         "scheduler": SchedulerSettings {
-            max_batch_tokens: Some(64), max_seqs: 32, policy: Policy::Priority, max_queue: 64, max_queue_tokens: 65536,
+            max_batch_tokens: Some(64), max_seqs: Some(32), policy: Policy::Priority, max_queue: 64, max_queue_tokens: 65536,
             ..SchedulerSettings::default()
         },
         "pages": PageSettings { page_size: 16, ..PageSettings::default() },

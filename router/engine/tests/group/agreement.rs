@@ -172,7 +172,7 @@ prop_compose! {
     ) -> Devices {
         let mut settings = settings();
         settings.scheduler.max_batch_tokens = Some(batch_tokens.max(1 + draft_width));
-        settings.scheduler.max_seqs = max_seqs;
+        settings.scheduler.max_seqs = Some(max_seqs);
         settings.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold);
         settings.scheduler.mixed = mixed;
         settings.pages.page_size = page_size;

@@ -34,7 +34,7 @@ pub fn settings() -> Settings {
     Settings {
         scheduler: SchedulerSettings {
             max_batch_tokens: Some(24),
-            max_seqs: 6,
+            max_seqs: Some(6),
             long_prefill_token_threshold: Some(16),
             prefill_starvation_steps: 4,
             max_queue: 256,

@@ -20,7 +20,7 @@ def print_startup_summary(description: Description, status: Status, settings: Se
     """Print model, memory, context, settings without effect, URL, and a command to try."""
     say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
     say(f"  memory   {_memory(status, settings.pages.page_size)}")
-    say(f"  context  {description.max_model_len:,} tokens, {settings.scheduler.max_seqs} requests at a time")
+    say(f"  context  {description.max_model_len:,} tokens")
     if unused := unused_settings(settings, description.architecture, status.device):
         say(f"  unused   {unused}")
     say(f"{READY}{url}")

@@ -8,13 +8,19 @@ from typing import TypeVar
 import msgspec
 from plait_proto import AttentionConfig, DeviceConfig, KvCacheConfig, PageConfig, WorkerConfig
 
-from plait.settings import DRAFT_TOKENS, ServeSettings, batch_tokens
+from plait.settings import DRAFT_TOKENS, ServeSettings
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model_len: int) -> WorkerConfig:
-    """What every rank is given. `max_model_len` is the model's context, or what the user limits it to."""
+    """What every rank is given. `max_model_len` is the model's context, or what the user limits it to.
+
+    The batch sizes are filled in.
+    """
+    max_batch_tokens, max_seqs = settings.scheduler.max_batch_tokens, settings.scheduler.max_seqs
+    assert max_batch_tokens is not None, "with_batch_sizes fills it in"
+    assert max_seqs is not None, "with_batch_sizes fills it in"
     return WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
@@ -26,8 +32,8 @@ def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model
         kv_cache=_fields_of(settings.kv_cache, KvCacheConfig),
         pages=_fields_of(settings.pages, PageConfig),
         max_model_len=max_model_len,
-        max_batch_tokens=batch_tokens(settings),
-        max_seqs=settings.scheduler.max_seqs,
+        max_batch_tokens=max_batch_tokens,
+        max_seqs=max_seqs,
         draft_tokens=DRAFT_TOKENS,
         threads=settings.process.threads,
         log_level=settings.process.log_level,

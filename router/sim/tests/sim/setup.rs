@@ -15,7 +15,7 @@ pub fn settings(change: Value) -> Value {
             "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "max_model_len": null, "threads": 1,
         },
         "scheduler": SchedulerSettings {
-            max_batch_tokens: Some(8192), max_seqs: 256, ..SchedulerSettings::default()
+            max_batch_tokens: Some(8192), max_seqs: Some(256), ..SchedulerSettings::default()
         },
         "pages": PageSettings { memory_fraction: Some(0.85), ..PageSettings::default() },
     });

@@ -1,0 +1,109 @@
+"""Requests at a time, tokens a step and rows of CUDA graphs, where the user gives none.
+
+On a GPU they follow from its memory and the model's size. The constants come from five loads of two shapes on one
+H200 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from plait._router import model_size
+from plait.nvidia import gpu_memory_bytes, has_nvidia_gpu
+from plait.settings import ServeSettings
+
+CPU_SEQS = 64
+"""Over 64 rows a CPU hardly gains throughput, while each request's ITL grows."""
+CPU_BATCH_TOKENS = 160
+"""On two cores such a step takes 0.1 s with a 135M model. Larger steps do not raise the throughput."""
+MIN_SEQS, MAX_SEQS = 64, 1024
+BATCH_TOKENS = (8192, 4096, 2048)
+"""Tokens a step that are considered on a GPU; the last one is always taken if no other fits."""
+TOKENS_PER_REQUEST = 512
+"""KV tokens expected of one request. Longer requests wait for pages instead of slots."""
+MAX_STEP_FLOPS = 1e14
+"""Most work of one rank in a step. A Hopper GPU takes 0.15 s for it, which bounds the ITL beside long prompts."""
+ACTIVATION_SHARE = 0.05
+"""Share of a GPU's memory that the activations of the largest step may take."""
+ACTIVATION_BYTES = 80
+"""Activations of a token, in bytes for each element of the hidden state."""
+MEMORY_FRACTION = 0.9
+
+
+class ModelSize(msgspec.Struct, frozen=True):
+    """Size of the whole model, as `plait._router.model_size` gives it."""
+
+    weight_bytes: float
+    parameters_per_token: float
+    """Parameters that a token is multiplied with: in an MoE those of its experts alone."""
+    kv_bytes_per_token: float
+    hidden_size: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Batch sizes and where they come from."""
+
+    max_seqs: int
+    max_batch_tokens: int
+    reason: str
+
+
+CPU_SIZES = BatchSizes(CPU_SEQS, CPU_BATCH_TOKENS, "a CPU hardly gains from more")
+
+
+def with_batch_sizes(
+    settings: ServeSettings, model: Path, gpu_memory: Callable[[], int | None] = gpu_memory_bytes
+) -> tuple[ServeSettings, str]:
+    """The settings with all batch sizes filled in, and the reason for those that the user left open."""
+    given = settings.scheduler
+    if given.max_seqs is not None and given.max_batch_tokens is not None:
+        return settings, "as given"
+    sizes = gpu_sizes(_size_of(model), gpu_memory(), settings.process.tp) if uses_gpu(settings) else CPU_SIZES
+    filled = msgspec.structs.replace(
+        given,
+        max_seqs=given.max_seqs or sizes.max_seqs,
+        max_batch_tokens=given.max_batch_tokens or sizes.max_batch_tokens,
+    )
+    return msgspec.structs.replace(settings, scheduler=filled), sizes.reason
+
+
+def uses_gpu(settings: ServeSettings) -> bool:
+    """Whether the workers will compute on a GPU."""
+    device = settings.device.device
+    return device == "cuda" or (device == "auto" and has_nvidia_gpu())
+
+
+def gpu_sizes(model: ModelSize | None, memory_bytes: int | None, num_ranks: int) -> BatchSizes:
+    """Batch sizes for ranks with `memory_bytes` each; the smallest if a size is unknown."""
+    if model is None or memory_bytes is None:
+        unknown = "the model's size" if model is None else "the GPU's memory"
+        return BatchSizes(MIN_SEQS, BATCH_TOKENS[-1], f"{unknown} is unknown, so these are the smallest")
+    kv_tokens = _kv_tokens(model, memory_bytes, num_ranks)
+    flops = 2 * model.parameters_per_token / num_ranks
+    limit = min(MAX_STEP_FLOPS / flops, memory_bytes * ACTIVATION_SHARE / (model.hidden_size * ACTIVATION_BYTES))
+    return BatchSizes(
+        max_seqs=max(MIN_SEQS, min(MAX_SEQS, int(kv_tokens / TOKENS_PER_REQUEST) // 64 * 64)),
+        max_batch_tokens=next((tokens for tokens in BATCH_TOKENS if tokens <= limit), BATCH_TOKENS[-1]),
+        reason=(
+            f"{memory_bytes / 1e9:.0f} GB of GPU memory leave {kv_tokens:,.0f} tokens of KV cache, "
+            f"a token takes {flops / 1e9:.1f} GFLOP"
+        ),
+    )
+
+
+def _size_of(model: Path) -> ModelSize | None:
+    """None for a GGUF file and for a configuration without the sizes."""
+    try:
+        return msgspec.json.decode(model_size(str(model / "config.json")), type=ModelSize)
+    except (ValueError, OSError):
+        return None
+
+
+def _kv_tokens(model: ModelSize, memory_bytes: int, num_ranks: int) -> float:
+    kv_bytes = memory_bytes * MEMORY_FRACTION * num_ranks - model.weight_bytes
+    return max(0.0, kv_bytes) / model.kv_bytes_per_token
