@@ -83,7 +83,7 @@ impl Scheduler {
     fn reject_draft_tokens(&mut self, slot: SlotId) {
         self.running.resume_decoding(slot);
         self.running
-            .trim(slot, &mut self.cache, &mut self.trimmed_slots);
+            .trim(slot, &mut self.cache, &mut self.slot_changes.trimmed);
     }
 
     /// Publishes the pages that a result has filled to the prefix cache.
@@ -153,8 +153,10 @@ impl Scheduler {
     }
 
     fn free_slot(&mut self, slot: SlotId) {
-        self.freed_slots.push(slot);
-        self.trimmed_slots.retain(|trimmed| trimmed.slot != slot);
+        self.slot_changes.freed.push(slot);
+        self.slot_changes
+            .trimmed
+            .retain(|trimmed| trimmed.slot != slot);
     }
 
     /// Moves a request with nothing in flight from its slot back to the queue.

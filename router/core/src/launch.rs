@@ -20,9 +20,9 @@ impl Scheduler {
         }
         Plan {
             step: builder.step,
-            freed_slots: std::mem::take(&mut self.freed_slots),
+            freed_slots: std::mem::take(&mut self.slot_changes.freed),
             new_slots: builder.new_slots,
-            trimmed_slots: std::mem::take(&mut self.trimmed_slots),
+            trimmed_slots: std::mem::take(&mut self.slot_changes.trimmed),
             appended_pages: builder.appended_pages,
             other_pages: builder.other_pages,
             token_ids: self.tokens_of(&prefill),

@@ -37,10 +37,7 @@ pub struct Scheduler {
     pub(crate) counts: Counts,
     pub(crate) itl_target: Option<ItlTarget>,
     pub(crate) locations: FxHashMap<RequestId, Location>,
-    /// Freed slots that no plan has named yet.
-    pub(crate) freed_slots: Vec<SlotId>,
-    /// Slots that lost pages since the last plan.
-    pub(crate) trimmed_slots: Vec<TrimmedSlot>,
+    pub(crate) slot_changes: SlotChanges,
     pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
@@ -48,6 +45,15 @@ pub struct Scheduler {
     pub(crate) fair_share: Option<FairShare>,
     /// Hashes full pages; None without a prefix cache.
     pub(crate) prefix_hasher: Option<PrefixHasher>,
+}
+
+/// Changes of slots that no plan has named yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SlotChanges {
+    /// Slots that were freed.
+    pub(crate) freed: Vec<SlotId>,
+    /// Slots that lost pages.
+    pub(crate) trimmed: Vec<TrimmedSlot>,
 }
 
 impl Scheduler {
@@ -62,8 +68,7 @@ impl Scheduler {
             counts: Counts::default(),
             itl_target: ItlTarget::new(&settings, &limits),
             locations: FxHashMap::default(),
-            freed_slots: Vec::new(),
-            trimmed_slots: Vec::new(),
+            slot_changes: SlotChanges::default(),
             num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
