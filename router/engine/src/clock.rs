@@ -37,7 +37,7 @@ impl Clock for SystemClock {
 
 /// Whole microseconds of a duration.
 pub fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).expect("a process does not run for half a million years")
+    u64::try_from(duration.as_micros()).expect("a process does not run for 500,000 years")
 }
 
 /// From `start` to `end`; zero if the order is reversed.

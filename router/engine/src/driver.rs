@@ -209,7 +209,7 @@ impl EventLoop {
         match self.stage {
             Stage::Serving(_) if self.is_formed() => self.shared().status.enter(Phase::Draining),
             Stage::Handshaking(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
-                self.leave_group("it was stopped before all were there");
+                self.leave_group("it was stopped before all engines had joined");
                 self.start_shutdown();
             }
             Stage::ShuttingDown { .. } | Stage::Ended => {}

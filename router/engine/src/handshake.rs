@@ -55,7 +55,7 @@ impl Handshake {
         }
         if hello.num_pages == 0 || hello.other_kinds.iter().any(|kind| kind.num_pages == 0) {
             let reason = format!(
-                "rank {rank} has no room for a single page of the KV cache; free memory or ask for a smaller model"
+                "rank {rank} has no memory for a single page of the KV cache; free memory or serve a smaller model"
             );
             return Err(RejectedPeer {
                 code: ExitCode::Hardware,
@@ -253,7 +253,7 @@ mod tests {
             (with_pages(1, 32, 7), "[32] tokens, another rank of [64]"),
             (hello(1), "[] tokens, another rank of [64]"),
             (with_pages(1, 0, 7), "[0] tokens; up to 15"),
-            (with_pages(1, 64, 0), "no room for a single page"),
+            (with_pages(1, 64, 0), "no memory for a single page"),
         ] {
             let mut handshake = Handshake::new(2);
             handshake

@@ -8,7 +8,7 @@ use crate::step::{MeasuredRow, StepInFlight};
 
 /// A frame with other records than the plan asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the {frame} of step {step} are not the records that its plan asked for")]
+#[error("the {frame} of step {step} are not those that its plan asked for")]
 pub struct WrongRecords {
     frame: &'static str,
     step: u64,

@@ -64,7 +64,7 @@ impl Drop for Sentinel {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("unnamed");
             let reason = format!(
-                "the engine's thread {name} panicked, which is a bug; stderr has the place"
+                "the engine's thread {name} panicked, which is a bug; stderr has the stack"
             );
             self.0.status.fail(ExitCode::Bug, &reason);
             self.0.reject_pending();

@@ -59,7 +59,7 @@ impl Grouped {
         let planned = serving.plan_step(now);
         let vote = serving.vote(planned.as_ref(), self.replica, self.largest_graph);
         if !self.exchange.must_cast(&[vote]) {
-            assert!(planned.is_none(), "rows that the group does not hear of");
+            assert!(planned.is_none(), "a plan with rows needs a vote");
             return Ok(());
         }
         self.planned = planned;

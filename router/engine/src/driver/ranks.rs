@@ -72,10 +72,10 @@ impl EventLoop {
 
     fn reject(&self, rank: u32, rejected: RejectedPeer) {
         let RejectedPeer { code, reason } = rejected;
-        tracing::warn!(rank, "a worker was refused: {reason}");
+        tracing::warn!(rank, "a worker was rejected: {reason}");
         let refused = plait_proto::encode(&Fail { rank, code, reason }.into());
         if let Err(error) = self.driver.link.send(rank, &refused) {
-            tracing::warn!(rank, "the refused worker could not be told: {error}");
+            tracing::warn!(rank, "the rejected worker cannot be reached: {error}");
         }
     }
 
@@ -152,10 +152,7 @@ impl EventLoop {
             Stage::Ended | Stage::ShuttingDown { .. } => {}
             _ => self.lose_rank(
                 rank,
-                &format!(
-                    "it answered step {}, which it was not asked for",
-                    result.step
-                ),
+                &format!("it answered step {}, which is not in flight", result.step),
             ),
         }
     }

@@ -196,7 +196,7 @@ impl Coordinator {
         let engine = join.engine;
         if let Some(reason) = self.mismatch(join) {
             self.drop_counts.num_unknown_peers += 1;
-            tracing::warn!(engine, "an engine was refused: {reason}");
+            tracing::warn!(engine, "an engine was rejected: {reason}");
             self.refuse(&peer, engine, &reason);
             return Ok(());
         }
@@ -247,7 +247,7 @@ impl Coordinator {
         let replicas = self.owners.replicas_of(engine);
         if join.first_replica != replicas.start || join.num_replicas as usize != replicas.len() {
             return Some(format!(
-                "engine {engine} brings {} replicas from {} on; engine 0 expects {replicas:?} of it",
+                "engine {engine} has {} replicas from number {} on; engine 0 expects {replicas:?}",
                 join.num_replicas, join.first_replica
             ));
         }
@@ -280,7 +280,7 @@ impl Coordinator {
             Err(VoteError::Duplicate) => self.drop_counts.num_duplicate += 1,
             Err(VoteError::Unexpected) => self.drop_counts.num_unexpected += 1,
             Err(VoteError::Invalid) => {
-                tracing::warn!(engine, "a vote that no plan can give: {vote:?}");
+                tracing::warn!(engine, "an invalid vote: {vote:?}");
                 self.drop_counts.num_malformed += 1;
             }
         }

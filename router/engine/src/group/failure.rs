@@ -62,7 +62,7 @@ pub enum GroupFailure {
         reason: String,
     },
     /// An engine does not read its messages, and its queue is full.
-    #[error("engine {engine} ({}) does not read what it is sent: it hangs", named("replica", .replicas))]
+    #[error("engine {engine} ({}) does not read its messages: it hangs", named("replica", .replicas))]
     NotReading {
         /// Which.
         engine: u32,
@@ -83,7 +83,7 @@ pub enum GroupFailure {
     },
     /// A decision that cannot follow from this engine's vote.
     #[error(
-        "engine 0 sent a decision on step {step} that cannot be: {why}; install all engines from one release"
+        "engine 0 sent a decision on step {step} that cannot follow from its votes: {why}; install all engines from one release"
     )]
     InvalidDecision {
         /// Which.
@@ -92,7 +92,7 @@ pub enum GroupFailure {
         why: String,
     },
     /// The handshake with the coordinator failed.
-    #[error("engine 0 at {endpoint} cannot be talked to: {handshake}")]
+    #[error("engine 0 at {endpoint} cannot be reached: {handshake}")]
     ConnectFailed {
         /// Where.
         endpoint: String,

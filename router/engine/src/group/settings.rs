@@ -100,7 +100,7 @@ pub struct GroupSettings {
 pub enum GroupProblem {
     /// The numbers of replicas make no group.
     #[error(
-        "a group has 1 to {MAX_REPLICAS} replicas and each of its engines at least one; {given:?} were given, engine by engine"
+        "the engines have {given:?} replicas; a group has 1 to {MAX_REPLICAS} replicas, and each engine at least one"
     )]
     Replicas {
         /// Replicas of each engine.
@@ -126,7 +126,7 @@ pub enum GroupProblem {
         why: String,
     },
     /// Not a key.
-    #[error("{whose} is no CURVE key: give the 40 characters of Z85 that stand for its 32 bytes")]
+    #[error("{whose} is not a CURVE key: give its 32 bytes as 40 characters of Z85")]
     Key {
         /// Which of the settings.
         whose: &'static str,

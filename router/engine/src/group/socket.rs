@@ -230,10 +230,10 @@ impl fmt::Display for HandshakeFailure {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HungUp { has_keys: false } => to.write_str(
-                "it hung up before the link was open; it ended, or is no engine of a group",
+                "it hung up during the handshake; it ended, or is not an engine of a group",
             ),
             Self::HungUp { has_keys: true } => to.write_str(
-                "it hung up before the link was open; it ended, or is no engine of a group, or its CURVE key is not \
+                "it hung up during the handshake; it ended, or is not an engine of a group, or its CURVE key is not \
                  the one that was given here",
             ),
             Self::Denied(status) => write!(

@@ -229,7 +229,7 @@ fn an_engine_that_is_told_to_stop_before_all_are_there_tells_the_others() {
     let reason = first.status()["reason"].as_str().unwrap().to_owned();
     assert_eq!(
         reason,
-        "engine 1 gave up: it was stopped before all were there"
+        "engine 1 gave up: it was stopped before all engines had joined"
     );
 }
 

@@ -182,7 +182,7 @@ fn strangers_are_refused_and_told_in_what_they_differ() {
             join.num_engines = 8;
         }),
         (
-            "brings 2 replicas from 1 on; engine 0 expects 1..2 of it",
+            "has 2 replicas from number 1 on; engine 0 expects 1..2",
             |join| join.num_replicas = 2,
         ),
     ];
