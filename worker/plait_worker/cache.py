@@ -20,7 +20,7 @@ from torch import Tensor
 from plait_worker.attention.spec import AttentionSpec
 
 _HUGE_PAGE = 1 << 21
-"""What Linux maps at once where it can: 2 MiB on x86-64, and on ARM with pages of 4 KiB."""
+"""A huge page of Linux: 2 MiB on x86-64, and on ARM with pages of 4 KiB."""
 
 
 @dataclass(frozen=True, slots=True)

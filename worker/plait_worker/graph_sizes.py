@@ -93,7 +93,7 @@ def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[
 
 
 def _up_to(steps: Sequence[int], largest: int) -> Iterator[int]:
-    """The steps below ``largest``, then it, where they reach so far."""
+    """The steps below ``largest``, then ``largest`` if the steps reach it."""
     yield from (step for step in steps if step < largest)
     if largest <= steps[-1]:
         yield largest

@@ -45,7 +45,7 @@ class Link:
     def __init__(self, endpoint: str, rank: int) -> None:
         """Dial ``endpoint`` (a ZeroMQ address) as ``rank-RANK``; returns before anything is connected.
 
-        Raises ``zmq.ZMQError`` where the address is none.
+        Raises ``zmq.ZMQError`` if the address is invalid.
         """
         # Not a SimpleQueue: before CPython 3.13 its ``get`` can hang if the timeout ends between taking the queue's
         # lock and waiting for it. With a timeout of 50 us on a busy machine that happens.
@@ -81,7 +81,7 @@ class Link:
         """
         while not isinstance(message := self._receive(is_busy), Drain):
             if not isinstance(message, Plan):
-                raise WorkerError(ExitCode.BUG, f"the engine sent {type(message).__name__} where a plan was due")
+                raise WorkerError(ExitCode.BUG, f"the engine sent {type(message).__name__} instead of a plan")
             yield message
 
     def finished(self, step: int) -> None:

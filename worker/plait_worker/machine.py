@@ -19,7 +19,7 @@ _FIRST_VERSION_CPU = ("cpu", "cpu,cpuacct")
 def die_with_parent(parent: int | None) -> None:
     """Have the kernel end this process when its parent dies (Linux).
 
-    ``parent`` is the one that started it: where it is gone already, nobody is left to give the signal, and this
+    ``parent`` is the one that started it: if it is gone already, no signal will come, and this
     raises ``ProcessLookupError``. Raises ``OSError`` if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +57,7 @@ class _MemoryGroup:
         return _folders(self.mounted, self.controller)
 
     def free_bytes(self, folder: Path) -> float:
-        """Limit less use, where file pages that the kernel drops first do not count as used."""
+        """Limit minus use; file pages that the kernel can drop do not count as used."""
         limit, used = _words(folder / self.limit), _words(folder / self.used)
         if not limit or not used or limit[0] == "max":
             return math.inf
@@ -73,7 +73,7 @@ _MEMORY_GROUPS = (
 
 
 def _folders(mounted: str, controller: str) -> list[Path]:
-    """This process's group of a controller and all groups around it; the root alone where a namespace hides them.
+    """This process's group of a controller and all groups around it; the root alone if a namespace hides them.
 
     ``controller`` is empty for groups of the second version, of which there is one tree; one of the first version
     may share its tree with others.
@@ -93,7 +93,7 @@ def _available_bytes() -> int:
 
 
 def _quota_cores(words: list[str]) -> float:
-    """Of a quota and its period, in microseconds; the quota is max or -1 where there is none."""
+    """Of a quota and its period, in microseconds; the quota is max or -1 if there is none."""
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] not in ("max", "-1") else math.inf
 
 

@@ -1,4 +1,4 @@
-"""The profile run: what a GPU needs beside weights and pages, measured by running the largest steps once.
+"""The profile run: a GPU's activation memory, measured by running the largest steps once.
 
 It also compiles and loads kernels that the first real step would wait for. A second run, after everything is allocated,
 fills torch's caching allocator: a later allocation by the driver would wait for running kernels.
@@ -24,7 +24,7 @@ from plait_worker.transfer import upload
 
 _MIXED_START, _MIXED_LENGTH = 64, 1024
 _MIXED_DECODE = (1, 40)
-"""Decode rows beside it: kernels take larger tiles between these two."""
+"""Decode rows of those mixed steps: kernels take larger tiles between these two."""
 _CONTEXT = 32_768
 """Context of a long prompt's last chunk: kernels that copy or upcast context do so for no more tokens at a time."""
 _GRAPH_BYTES = 2 << 30

@@ -63,7 +63,7 @@ class SamplingTable:
         self._ints_N3[index] = upload(np.array(ints, dtype=np.int64), self._device)
 
     def is_plain(self, slots_S: Ints) -> bool:
-        """Whether the rows of these slots want their best tokens, and nothing told of them."""
+        """Whether the rows of these slots are greedy and want no log-probabilities."""
         return not self.mode_N[slots_S].any() and all(self.num_logprobs[slot] is None for slot in slots_S.tolist())
 
     def temperature(self, slots_S: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ def _start(generator: np.random.Generator, limits: StepLimits, length: int) -> i
 
 def _spread(generator: np.random.Generator, least: int, most: int) -> int:
     """An integer from ``least`` to ``most``, log-uniform."""
-    drawn = np.exp(generator.uniform(np.log(least + 1), np.log(most + 2)))
-    return min(int(drawn) - 1, most)
+    value = np.exp(generator.uniform(np.log(least + 1), np.log(most + 2)))
+    return min(int(value) - 1, most)
 
 
 def _inputs(starts_R: Ints, lengths_R: Ints, num_prompts: int) -> StepInputs:

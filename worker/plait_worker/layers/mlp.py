@@ -51,7 +51,7 @@ class MoeNames:
     up: str = "up_proj"
     down: str = "down_proj"
     bias: str = "gate.e_score_correction_bias"
-    """Of the router, where it has one."""
+    """Of the router, if it has one."""
 
 
 class SparseMlp:

@@ -32,7 +32,7 @@ class Router(ABC):
 
 
 def read_router(moe: MoeConfig, hidden_size: int, weights: Weights, bias_name: str, num_shared: int = 0) -> Router:
-    """The configuration's kind of router, from ``gate`` and, where it has a bias, the tensor of that name.
+    """The configuration's kind of router, from ``gate`` and, if it has a bias, the tensor of that name.
 
     DeepSeek's add ``num_shared`` experts to every token's.
     """

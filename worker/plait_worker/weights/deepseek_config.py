@@ -91,13 +91,13 @@ def _read_v3_routing(fields: Fields) -> GroupRouting:
 
 
 def _only(fields: Fields, name: str, allowed: str) -> None:
-    """Raise where a field is there and is another word."""
+    """Raise if the field is present and different."""
     if fields.text(name, allowed) != allowed:
         raise fields.wrong(name, f"{allowed} in this architecture")
 
 
 def _check_groups(fields: Fields, routing: GroupRouting, num_experts: int, top_k: int) -> None:
-    """Raise ``ModelFilesError`` if a router could not choose so many experts from so many groups."""
+    """Raise ``ModelFilesError`` if the router cannot choose ``top_k`` experts from the groups it keeps."""
     limit = routing.limit
     if num_experts % limit.num_groups or limit.num_kept > limit.num_groups:
         raise ModelFilesError(

@@ -14,7 +14,7 @@ MAX_SHOWN = 80
 class Fields:
     """Named values of any type, read with type and range checks.
 
-    Every reader raises ``ModelFilesError`` naming the field where the value is absent and has no
+    Every reader raises ``ModelFilesError`` naming the field if the value is absent and has no
     default, has another type, or lies out of range. A null counts as absent.
     """
 

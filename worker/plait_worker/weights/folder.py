@@ -21,7 +21,7 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 class _Slice(Protocol):
-    """What safetensors tells of one tensor; the library carries no types."""
+    """safetensors' description of a tensor; the library has no types."""
 
     def get_shape(self) -> list[int]: ...
     def get_dtype(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The header of a GGUF file (version 2 or 3, little-endian): metadata and where each tensor lies.
+"""The header of a GGUF file (version 2 or 3, little-endian): metadata, and the offset of each tensor.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 

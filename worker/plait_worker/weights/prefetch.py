@@ -39,7 +39,7 @@ def prefetch(folder: Folder, names: Collection[str]) -> Iterator[None]:
 
 
 def populate(tensor: Tensor) -> bool:
-    """Have a mapped tensor's pages mapped and read; False where the system does not do that."""
+    """Map and read a tensor's pages; False if the kernel does not support it."""
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     end = tensor.data_ptr() + tensor.nbytes
     madvise = ctypes.CDLL(None).madvise
@@ -55,5 +55,5 @@ def _populate_tensor(folder: Folder, name: str) -> None:
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """Layer 10 behind layer 9, as a model takes them."""
+    """Sort key that puts layer 10 after layer 9."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -18,7 +18,7 @@ class LoadingProgress:
     """Shown as tensors are taken."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        """The bar goes to ``stream`` where that is a terminal; ``clock`` gives seconds."""
+        """The bar goes to ``stream`` if that is a terminal; ``clock`` gives seconds."""
         self._stream = stream
         self._clock = clock
         self._pause = _BAR_SECONDS if stream.isatty() else _LINE_SECONDS

@@ -92,7 +92,7 @@ def _read_yarn(rope: Fields, original: int) -> YarnRope:
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
-    """The paper's temperature, or the ratio of two where the file states both."""
+    """The paper's temperature, or the ratio of two if the file states both."""
     mscale, mscale_all_dim = _strength(rope, "mscale"), _strength(rope, "mscale_all_dim")
     if mscale and mscale_all_dim:
         return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
@@ -105,5 +105,5 @@ def _strength(rope: Fields, name: str) -> float:
 
 
 def yarn_temperature(factor: float, strength: float = 1.0) -> float:
-    """``0.1 strength ln(factor) + 1`` (arXiv 2309.00071, equation 22); 1 where nothing is stretched."""
+    """``0.1 strength ln(factor) + 1`` (arXiv 2309.00071, equation 22); 1 without scaling."""
     return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -25,7 +25,7 @@ class Dense:
         return None
 
     def read(self, weights: Weights, shard: MatrixShard) -> Tensor:
-        """``[O, I]``, zeros where the files have nothing."""
+        """``[O, I]``, padded with zeros."""
         rows, columns = (None if each is None else each.own for each in (shard.rows, shard.columns))
         weight_OI = weights.take(shard.name, shard.shape, rows, columns)
         if not shard.is_padded:
