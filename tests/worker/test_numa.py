@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_every_thread_keeps_to_those_cores_of_the_devices_node_that_it_may_use(kept: list[set[int]]) -> None:
-    assert numa.stay_on_node(ADDRESS) == "node 1, 6 cores"
+    assert numa.bind_to_node(ADDRESS) == "node 1, 6 cores"
     assert kept == [{4, 5, 6, 7, 12, 13}] * 2
 
 
@@ -43,23 +43,23 @@ def test_a_device_of_no_node_or_of_one_without_cores_changes_nothing(
 ) -> None:
     write(tmp_path / "bus/pci/devices" / ADDRESS / "numa_node", node)
     write(tmp_path / "devices/system/node/node7/cpulist", "")
-    assert numa.stay_on_node(ADDRESS) is None
+    assert numa.bind_to_node(ADDRESS) is None
     assert kept == []
 
 
 def test_a_device_that_the_system_does_not_show_changes_nothing(kept: list[set[int]]) -> None:
-    assert numa.stay_on_node("0000:01:00.0") is None
+    assert numa.bind_to_node("0000:01:00.0") is None
     assert kept == []
 
 
 def test_cores_that_the_process_may_not_use_stay_out(kept: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
-    assert numa.stay_on_node(ADDRESS) is None
+    assert numa.bind_to_node(ADDRESS) is None
     assert kept == []
 
 
 def test_a_machine_of_one_node_is_left_as_it_is(kept: list[set[int]], tmp_path: Path) -> None:
     (tmp_path / "devices/system/node/node0/cpulist").unlink()
     (tmp_path / "devices/system/node/node0").rmdir()
-    assert numa.stay_on_node(ADDRESS) is None
+    assert numa.bind_to_node(ADDRESS) is None
     assert kept == []

@@ -103,7 +103,7 @@ def test_an_engine_that_sends_far_beyond_the_credit_is_refused(engine: EngineSid
         engine.send(welcome(64))
     fail, code, _ = engine.failure()
     assert code == ExitCode.BUG
-    assert "credit" in fail.reason or "Welcome where a plan was due" in fail.reason
+    assert "credit" in fail.reason or "Welcome instead of a plan" in fail.reason
 
 
 def test_a_stranger_is_told_why_and_exits_with_that_code(engine: EngineSide, tiny: Path) -> None:

@@ -10,7 +10,7 @@ from plait_proto import ExitCode, WorkerConfig
 
 from plait_worker.errors import WorkerError
 from plait_worker.machine import num_usable_cores
-from plait_worker.numa import stay_beside
+from plait_worker.numa import bind_to_gpu_node
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ def _open_gpu(world: int) -> tuple[torch.device, str]:
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
-    if (node := stay_beside(device)) is not None:
-        _log.info("beside the GPU on %s", node)
+    if (node := bind_to_gpu_node(device)) is not None:
+        _log.info("bound to the NUMA node of the GPU: %s", node)
     return device, name
 
 

@@ -13,14 +13,14 @@ _SYSTEM = Path("/sys")
 _OWN_THREADS = Path("/proc/self/task")
 
 
-def stay_beside(device: torch.device) -> str | None:
+def bind_to_gpu_node(device: torch.device) -> str | None:
     """Bind this process and its later allocations to the GPU's node; returns the node's description.
 
     None if nothing changes: the machine is one node, the device has none, or the process may use none of its cores.
     ``device`` is in use already.
     """
     address = _address(device)
-    return None if address is None else stay_on_node(address)
+    return None if address is None else bind_to_node(address)
 
 
 def _address(device: torch.device) -> str | None:
@@ -33,7 +33,7 @@ def _address(device: torch.device) -> str | None:
     return address.value.decode().lower()
 
 
-def stay_on_node(address: str) -> str | None:
+def bind_to_node(address: str) -> str | None:
     """The same for the PCI device at this address."""
     node = _number(_SYSTEM / "bus/pci/devices" / address / "numa_node")
     nodes = _SYSTEM / "devices/system/node"

@@ -21,7 +21,6 @@ from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
-from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
@@ -37,6 +36,7 @@ from plait_worker.parallel import Parallel, init_parallel
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
+from plait_worker.torch_threads import limit_torch_threads
 from plait_worker.warm_up import StepLimits, warm_up_steps
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     with _phase("attention"):
         attention = choose_attention(config.attention.attention_backend, requirements, parallel)
     if device.type == "cpu":
-        leave_cores_to_kernels(model, attention)
+        limit_torch_threads(model, attention)
     return Loaded(config, device, device_name, parallel, model, attention)
 
 

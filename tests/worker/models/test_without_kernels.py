@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plait_kernels import backends
 from plait_kernels.cpu import library
-from plait_worker.cores import leave_cores_to_kernels
+from plait_worker.torch_threads import limit_torch_threads
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 53, 58, 17]
 
@@ -32,5 +32,5 @@ def test_torch_computes_what_transformers_computes(
     driver = drive(saved.path)
     assert (driver.step({"a": IDS})["a"] - saved.logprobs(IDS)).abs().max() < 1e-4
     with caplog.at_level(logging.INFO):
-        leave_cores_to_kernels(driver.model, driver.attention)
+        limit_torch_threads(driver.model, driver.attention)
     assert f"left to torch: GEMMs in float32, {left}, on 1 threads" in caplog.messages

@@ -22,8 +22,8 @@ from plait_worker.models.decoder import MhaDecoder
 from plait_worker.models.loader import load_model, open_checkpoint
 from plait_worker.parallel import Parallel
 from plait_worker.weights.gguf_file import GgufFile
-from plait_worker.weights.held import Held
 from plait_worker.weights.reader import Weights
+from plait_worker.weights.weight_memory import WeightMemory
 
 CPU = torch.device("cpu")
 LLAMA = {
@@ -160,7 +160,7 @@ def test_too_little_memory_is_told_before_a_tensor_is_read(
 
 def test_what_is_to_come_counts_until_it_is_held() -> None:
     totals: list[int] = []
-    held = Held(lambda own, to_come: totals.append(own + to_come))
+    held = WeightMemory(lambda own, to_come: totals.append(own + to_come))
     held.expect({"a": 10, "b": 20}, num_passing=5)
     held.add("a", 12)
     held.add("a", 5)

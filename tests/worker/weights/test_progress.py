@@ -7,8 +7,8 @@ import logging
 import re
 
 import pytest
-from plait_worker.weights.held import Held
 from plait_worker.weights.progress import LoadingProgress
+from plait_worker.weights.weight_memory import WeightMemory
 
 GIB = 1 << 30
 
@@ -31,7 +31,7 @@ class Clock:
 
 def load(progress: LoadingProgress, clock: Clock, seconds: float) -> None:
     """Four tensors of a GiB each; one that was not expected takes time too."""
-    held = Held(progress=progress.show)
+    held = WeightMemory(progress=progress.show)
     held.expect({name: GIB for name in "abcd"}, num_passing=GIB)
     for name in ("a", "copy of a", "b", "c", "d"):
         clock.seconds += seconds

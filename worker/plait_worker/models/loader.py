@@ -25,12 +25,12 @@ from plait_worker.weights.dummy import DummyWeights
 from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
-from plait_worker.weights.held import Held
 from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.reader import WeightFormat, Weights
 from plait_worker.weights.source import TensorSource
+from plait_worker.weights.weight_memory import WeightMemory
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def _random_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, f
         if own * parallel.world > _COUNTED_BYTES:
             check_fits(own * parallel.world, free_bytes)
 
-    sizes = DummyWeights(dtype, torch.device("meta"), Held(stop_early))
+    sizes = DummyWeights(dtype, torch.device("meta"), WeightMemory(stop_early))
     read_model(config, sizes, parallel, None)
     return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
 
@@ -151,15 +151,15 @@ def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> in
     return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
 
 
-def _held(parallel: Parallel, free_bytes: int | None) -> Held:
+def _held(parallel: Parallel, free_bytes: int | None) -> WeightMemory:
     """A rank's account, which fails if all ranks together exceed the memory; rank 0 shows progress.
 
     Progress goes to standard output, which is the terminal if there is one; standard error is read line by line.
     """
     progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
     if free_bytes is None:
-        return Held(progress=progress)
-    return Held(lambda own, to_come: check_fits(own * parallel.world + to_come, free_bytes), progress)
+        return WeightMemory(progress=progress)
+    return WeightMemory(lambda own, to_come: check_fits(own * parallel.world + to_come, free_bytes), progress)
 
 
 def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None) -> Model[Any]:

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from plait_worker.weights.held import Held
 from plait_worker.weights.reader import Weights
+from plait_worker.weights.weight_memory import WeightMemory
 
 SPREAD = 0.02
 """Standard deviation of the matrices: wide enough that a router sends tokens to different experts."""
@@ -18,12 +18,12 @@ _SEED = 0
 class DummyWeights(Weights):
     """Every tensor that a model reads: normally distributed, norms all ones; the same at every start."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, held: Held | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, held: WeightMemory | None = None) -> None:
         """No tensor is made yet. On torch's meta device none ever is; ``held`` then has the sizes."""
         self.dtype = dtype
         self.device = device
         self.formats = ()
-        self.held = held or Held()
+        self.held = held or WeightMemory()
         self.generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(_SEED)
 
     def at(self, _prefix: str) -> DummyWeights:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plait_worker.errors import ModelFilesError
 from plait_worker.parallel import Shard
-from plait_worker.weights.held import Held
 from plait_worker.weights.source import TensorSource
+from plait_worker.weights.weight_memory import WeightMemory
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
@@ -91,7 +91,7 @@ class Weights:
         device: torch.device,
         *,
         formats: Sequence[WeightFormat[Any]] = (),
-        held: Held | None = None,
+        held: WeightMemory | None = None,
     ) -> None:
         """Nothing is read yet; ``formats`` are tried in order for each matrix, before dense."""
         self.source = source
@@ -99,7 +99,7 @@ class Weights:
         self.device = device
         self.formats = formats
         self.prefix = ""
-        self.held = held or Held()
+        self.held = held or WeightMemory()
         """Of all prefixes."""
 
     def at(self, prefix: str) -> Weights:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plait_kernels.kv_cache import PageScales
 from plait_testing.attention_cases import cpu_attention
-from plait_worker.cores import leave_cores_to_kernels
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
+from plait_worker.torch_threads import limit_torch_threads
 
 CPU = torch.device("cpu")
 WIDE = {"intermediate_size": 96, "moe_intermediate_size": 32}
@@ -53,7 +53,7 @@ def test_torch_keeps_its_threads_for_what_the_kernels_leave_it(
     path = save_tiny(family, **changes).path
     model = load_model(path, dtype, CPU, Parallel(), fp8=PageScales(1.0, 1.0) if fp8 else None)
     attention = cpu_attention(model.attention_specs, 16, 64)
-    with caplog.at_level(logging.INFO, "plait_worker.cores"):
-        leave_cores_to_kernels(model, attention)
-    assert [record.message for record in caplog.records if record.name == "plait_worker.cores"] == said
+    with caplog.at_level(logging.INFO, "plait_worker.torch_threads"):
+        limit_torch_threads(model, attention)
+    assert [record.message for record in caplog.records if record.name == "plait_worker.torch_threads"] == said
     assert torch.get_num_threads() == (2 if any("left" in line for line in said) else 1)

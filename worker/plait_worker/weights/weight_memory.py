@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 
-class Held:
+class WeightMemory:
     """What a rank holds of its model so far."""
 
     def __init__(

@@ -17,9 +17,9 @@ from plait_worker.models.model import Model
 _log = logging.getLogger(__name__)
 
 
-def leave_cores_to_kernels(model: Model[Any], attention: ModelAttention) -> None:
+def limit_torch_threads(model: Model[Any], attention: ModelAttention) -> None:
     """Limit torch to one thread if the compiled kernels do all the heavy work: idle torch threads spin on the cores."""
-    left = left_to_torch(model, attention)
+    left = torch_work(model, attention)
     if not left:
         torch.set_num_threads(1)
     else:
@@ -29,7 +29,7 @@ def leave_cores_to_kernels(model: Model[Any], attention: ModelAttention) -> None
         _log.info("the decoder's layers run as one compiled call a step")
 
 
-def left_to_torch(model: Model[Any], attention: ModelAttention) -> list[str]:
+def torch_work(model: Model[Any], attention: ModelAttention) -> list[str]:
     """The heavy work of a step that the compiled kernels do not take."""
     dtype = str(model.dtype).removeprefix("torch.")
     left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"GEMMs in {dtype}"]
