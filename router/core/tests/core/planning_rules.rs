@@ -9,7 +9,7 @@ use crate::harness::{Harness, Spec};
 fn settings_with_which_nothing_could_run_are_refused_by_name() {
     let refused = |settings: Settings| Scheduler::new(settings).unwrap_err().to_string();
     let text = refused(with(settings(), |it| {
-        it.scheduler.max_batch_tokens = Some(0)
+        it.scheduler.max_batch_tokens = Some(0);
     }));
     assert_eq!(
         text,
@@ -139,7 +139,7 @@ fn every_prompt_token_is_computed_once_at_every_chunk_size() {
     for long_prefill_token_threshold in [1, 7, 16, 64] {
         let mut harness = harness(
             with(settings(), |it| {
-                it.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold)
+                it.scheduler.long_prefill_token_threshold = Some(long_prefill_token_threshold);
             }),
             [(100, 2)],
         );

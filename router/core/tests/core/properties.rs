@@ -90,7 +90,7 @@ fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
             Action::Plan if harness.num_in_flight() < depth => plans.extend(harness.plan()),
             Action::Complete if harness.num_in_flight() > 0 => drop(harness.complete()),
             Action::Abort(index) => {
-                drop(pick(harness, *index).map(|request| harness.abort(request)))
+                drop(pick(harness, *index).map(|request| harness.abort(request)));
             }
             Action::Stop(index) => drop(pick(harness, *index).map(|request| harness.stop(request))),
             Action::Plan | Action::Complete => {}

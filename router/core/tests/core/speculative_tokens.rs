@@ -20,7 +20,7 @@ fn lengths(plan: &Plan) -> Vec<u32> {
 #[test]
 fn a_row_with_its_drafts_must_fit_a_step() {
     let error = Scheduler::new(with(drafting(), |it| {
-        it.scheduler.max_batch_tokens = Some(3)
+        it.scheduler.max_batch_tokens = Some(3);
     }));
     let text = error.unwrap_err().to_string();
     assert!(text.starts_with("max-batch-tokens is 3; a row with 3 draft tokens"));
