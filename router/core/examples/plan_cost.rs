@@ -93,7 +93,7 @@ fn run_to_the_end(scheduler: &mut Scheduler) {
     }
 }
 
-/// Leaves no page free: all that nobody holds are cached.
+/// Leaves no page free: all pages that no request holds are cached.
 fn fill_cache(scheduler: &mut Scheduler, num_pages: u32) {
     let mut left = num_pages;
     for salt in FILLERS.. {
@@ -108,7 +108,7 @@ fn fill_cache(scheduler: &mut Scheduler, num_pages: u32) {
     assert_eq!(scheduler.stats().pages.free, 0);
 }
 
-/// One plan with another on the wire, whose result is taken in. Never inlined, so that a profiler can
+/// Makes one plan while another is in flight, then completes the other. Never inlined, so that a profiler can
 /// tell it from what prepares it.
 #[inline(never)]
 pub fn step(scheduler: &mut Scheduler, in_flight: &mut Plan) {
@@ -131,8 +131,8 @@ fn step_times(scheduler: &mut Scheduler, in_flight: &mut Plan, num_steps: u32) -
     })
 }
 
-/// So many requests that decode, and the step that is on the wire; their contexts end anywhere in a
-/// page, and they go on for `num_steps` and more.
+/// So many decoding requests, and the step in flight. Their contexts end anywhere in a
+/// page, and they decode for `num_steps` and more.
 fn decoding(
     num_decoders: u32,
     context: u32,

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_in_debt_comes_back_in_debt() {
+    fn a_tenant_that_leaves_in_debt_returns_in_debt() {
         let mut fair_share = FairShare::default();
         fair_share.enter(ONE);
         fair_share.enter(TWO);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_served_while_nobody_else_was_there_is_no_debt() {
+    fn tokens_served_without_competition_are_no_debt() {
         let mut fair_share = FairShare::default();
         fair_share.enter(ONE);
         fair_share.charge(ONE, 100);

@@ -439,7 +439,7 @@ mod tests {
 
     /// Another request published the first page, so it is evicted before those after it.
     #[test]
-    fn pages_behind_one_that_is_evicted_are_found_again_when_it_comes_back() {
+    fn pages_after_one_that_is_evicted_are_found_again_when_it_comes_back() {
         let hashes = hashes();
         let mut pool = pool_with(1, &hashes);
         let mut lease = PageList::default();

@@ -105,7 +105,7 @@ impl<'a> Replica<'a> {
     fn refuse(&mut self, refusal: &Refusal) {
         assert!(
             *refusal != Refusal::Draining,
-            "nobody drains a simulated replica"
+            "a simulated replica never drains"
         );
         self.metrics.counts.num_refused += 1;
         let is_too_long = matches!(

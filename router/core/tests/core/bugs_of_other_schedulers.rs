@@ -6,8 +6,8 @@ use crate::allocations::num_bytes_allocated;
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
 
-/// A prefill row placed in this very plan was chosen as victim, and its pages went to a decode row. Here
-/// a starved prefill, the last in order, has its row before decoders ask for pages that are not there.
+/// A prefill row of the same plan was chosen as victim, and its pages went to a decode row. Here
+/// a starved prefill, the last in order, gets its row before decoders lack pages.
 #[test]
 fn a_prefill_row_of_this_plan_keeps_its_pages_when_a_decoder_lacks_one() {
     let mut num_met = 0;
@@ -55,7 +55,7 @@ fn has_granted_row_and_a_decoder_without_pages(harness: &mut Harness) -> bool {
     is_granted && lacks_pages
 }
 
-/// The token in flight was thrown away by a preemption, and a placeholder stayed in the context.
+/// A preemption dropped the token in flight, and a placeholder stayed in the context.
 #[test]
 fn a_token_in_flight_survives_the_preemption_of_its_request() {
     let settings = with(settings(), |it| {
@@ -101,7 +101,7 @@ fn nothing_that_a_client_chooses_decides_between_equals() {
     }
 }
 
-/// A request whose fields are all the greater the greater the choice is, but for its priority.
+/// A request whose fields all grow with the choice, except its priority.
 fn chosen(choice: u32) -> Request {
     Request {
         prompt: vec![choice; choice as usize].into(),
@@ -116,7 +116,7 @@ fn chosen(choice: u32) -> Request {
 
 /// The same: one whose id sorted first was served first in every step, and starved the others.
 #[test]
-fn decoders_that_do_not_fit_a_step_take_turns_whatever_their_order() {
+fn decoders_that_do_not_fit_a_step_run_round_robin_whatever_their_order() {
     let two_rows_a_step = with(settings(), |it| {
         it.scheduler.max_batch_tokens = Some(4);
         it.runtime.draft_width = 1;
@@ -245,7 +245,7 @@ fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_dec
     }
 }
 
-/// Parallel arrays of which one was not cut like the others: garbage.
+/// One of several parallel arrays was not cut like the others: garbage.
 #[test]
 fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
     let mut harness = harness(settings(), [(40, 3), (5, 3)]);
@@ -265,7 +265,7 @@ fn the_token_ids_of_a_plan_are_those_of_its_rows_and_no_more() {
     }
 }
 
-/// Rows that were all found in the cache came to the kernel with no token to compute.
+/// Fully cached rows reached the kernel without a token to compute.
 #[test]
 fn a_prompt_that_is_cached_to_its_last_page_still_has_a_token_to_compute() {
     for num_prompt in 1..40 {

@@ -17,7 +17,7 @@ enum Action {
     Abort(RequestId),
 }
 
-/// What one exploration holds fixed.
+/// The constants of one exploration.
 #[derive(Clone, Debug)]
 struct Case {
     settings: Settings,
@@ -43,7 +43,7 @@ struct Explorer {
 }
 
 impl Explorer {
-    /// Visits every state that can be reached; gives their number.
+    /// Visits every reachable state and returns their number.
     fn explore(case: Case) -> usize {
         let harness = Harness::new(case.settings.clone());
         let mut explorer = Self {
@@ -222,7 +222,7 @@ fn keeping_prefixes() -> Vec<(Settings, usize)> {
     all
 }
 
-/// Explores all settings with all requests of these lengths in all orders; gives the number of states.
+/// Explores all settings with all requests of these lengths in all orders. Returns the number of states.
 fn explore_all(lengths: &[(u32, u32)], num_aborts: usize, priority: i32) -> usize {
     explore(all_settings(), lengths, num_aborts, priority)
 }

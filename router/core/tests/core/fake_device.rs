@@ -1,4 +1,4 @@
-//! A worker that applies plans as `proto/README.md` says and sees its KV through block tables only.
+//! A worker that applies plans as `proto/README.md` says and sees its KV through page tables only.
 
 use plait_core::{DecodeRow, NewSlot, PageId, Plan, PrefillRow, Settings, SlotId, TokenId};
 

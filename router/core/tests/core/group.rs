@@ -252,7 +252,7 @@ fn the_first_vote_with_rows_wakes_an_idle_group() {
     group.run_to_the_end();
 }
 
-/// One optimisation that a replica lacks, and the others count on: they wait for it in a collective.
+/// One replica lacks an optimisation that the others use: they would wait for it in a collective.
 #[test]
 fn a_replica_without_graphs_takes_them_from_all_by_its_dummy_row_too() {
     let harness = Harness::new(settings());

@@ -49,7 +49,7 @@ impl Spec {
     }
 }
 
-/// What a client saw so far, and what it must see in the end.
+/// What a client has received so far, and what it must receive in the end.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub spec: Spec,
@@ -60,7 +60,7 @@ pub struct Client {
     num_reported: u32,
 }
 
-/// A step whose result is not in.
+/// A step in flight.
 #[derive(Clone, Debug)]
 struct InFlight {
     step: StepId,
@@ -183,7 +183,7 @@ impl Harness {
         self.in_flight.len()
     }
 
-    /// Hands the oldest result in.
+    /// Completes the oldest step.
     pub fn complete(&mut self) -> Vec<Output> {
         let completed = self.in_flight.pop_front().expect("a step is on the wire");
         self.device.complete(&completed.computed);
@@ -221,7 +221,7 @@ impl Harness {
         self.end(Event::Stop(request), request, FinishReason::Stop)
     }
 
-    /// Goes on, with up to `depth` steps in flight, until nothing is left to do.
+    /// Runs with up to `depth` steps in flight until all is done.
     pub fn run_to_the_end(&mut self, depth: usize) {
         let due: usize = self
             .clients
@@ -349,7 +349,7 @@ impl Harness {
     }
 
     /// Invariant 5, if nothing was in flight, so that victims of this plan left in this plan:
-    /// the first in order is none, and whoever comes after one has a row.
+    /// the first in order is never one, and every request after a victim has a row.
     fn check_victims(&self, plan: &Plan, num_preempted: u64) {
         if self.settings.scheduler.policy == Policy::Fair {
             return;

@@ -1,4 +1,4 @@
-//! Claims about the step-time target, on a worker whose times are known but for noise.
+//! Claims about the ITL target, on a worker with known, noisy step times.
 #![allow(clippy::cast_sign_loss, reason = "times are positive")]
 
 use std::collections::VecDeque;
@@ -232,7 +232,7 @@ fn without_times_a_prompt_still_gets_on() {
 }
 
 #[test]
-fn a_step_that_keeps_nobody_waiting_is_not_bound() {
+fn a_step_without_decoders_is_not_bound() {
     let mut paced = Paced::new();
     paced.submit(4000, 4);
     assert_eq!(paced.step(1.0).0.num_prefill_tokens(), 4096);

@@ -196,7 +196,7 @@ fn a_last_chunk_on_the_wire_makes_a_decoder() {
 }
 
 #[test]
-fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
+fn a_decoder_without_a_row_keeps_its_position_in_the_queue() {
     let settings = with(settings(), |it| {
         it.scheduler.max_batch_tokens = Some(2);
         it.scheduler.mixed = false;
@@ -215,7 +215,7 @@ fn a_decoder_without_a_row_keeps_its_place_in_the_turns() {
 }
 
 #[test]
-fn priority_and_number_never_decide_turns() {
+fn priority_and_number_never_decide_who_decodes() {
     let settings = with(settings(), |it| {
         it.runtime.max_rows = Some(1);
         it.scheduler.mixed = false;
@@ -303,7 +303,7 @@ fn a_starved_prefill_comes_first_with_a_page_of_tokens() {
 }
 
 #[test]
-fn nobody_overtakes_the_head_of_the_queue() {
+fn no_request_overtakes_the_head_of_the_queue() {
     let settings = with(settings(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(settings, [(60, 20), (60, 1), (5, 1)]);
     step(&mut harness);
@@ -333,7 +333,7 @@ fn admitted_of_priorities(settings: &Settings, priorities: [i32; 3]) -> Vec<u64>
 }
 
 #[test]
-fn priority_decides_who_is_admitted_first() {
+fn priority_decides_the_order_of_admission() {
     assert_eq!(admitted_of_priorities(&settings(), [1, 0, -1]), [2, 1, 0]);
 }
 
@@ -410,7 +410,7 @@ fn an_idle_scheduler_stays_idle_and_tells_of_freed_slots_with_the_next_rows() {
 }
 
 #[test]
-fn the_wait_is_told_at_the_first_admission() {
+fn the_wait_is_reported_at_the_first_admission() {
     let mut scheduler = Scheduler::new(settings()).unwrap();
     let request = Request {
         prompt: [1].into(),

@@ -16,7 +16,7 @@ fn four_pages() -> Settings {
 }
 
 #[test]
-fn the_last_in_order_gives_way_and_loses_no_token() {
+fn the_last_in_order_is_preempted_and_loses_no_token() {
     let mut harness = harness(four_pages(), [(4, 8), (4, 8)]);
     let plans: Vec<_> = (0..6).map(|_| step(&mut harness)).collect();
     assert_eq!(decoded(&plans[4]), [0, 1], "both fill their second page");
@@ -65,7 +65,7 @@ fn a_request_with_rows_on_the_wire_is_held_and_its_tokens_are_shown() {
 }
 
 #[test]
-fn nobody_is_admitted_while_a_request_is_held() {
+fn no_request_is_admitted_while_one_is_held() {
     let six_pages = with(four_pages(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(six_pages, [(4, 8), (5, 4), (4, 8)]);
     (0..3).for_each(|_| drop(step(&mut harness)));
@@ -112,7 +112,7 @@ fn a_row_of_this_plan_is_never_a_victim() {
 }
 
 #[test]
-fn the_last_in_order_gives_its_own_pages_up_where_nobody_comes_after_it() {
+fn the_last_in_order_is_preempted_itself_if_no_request_comes_after_it() {
     let mut harness = harness(four_pages(), [(6, 8), (7, 9)]);
     (0..2).for_each(|_| drop(step(&mut harness)));
     let plan = step(&mut harness);
@@ -142,7 +142,7 @@ fn an_abort_parks_pages_until_the_last_step_that_names_them() {
 }
 
 #[test]
-fn nobody_gives_way_where_parked_pages_will_do() {
+fn no_request_is_preempted_if_parked_pages_suffice() {
     let six_pages = with(four_pages(), |it| it.runtime.num_pages = 6);
     let mut harness = harness(six_pages, [(4, 8), (5, 8), (4, 8)]);
     (0..3).for_each(|_| drop(step(&mut harness)));

@@ -21,7 +21,7 @@ fn prompt(num: u32, salt: u64) -> Spec {
 }
 
 #[test]
-fn a_prompt_begins_behind_the_pages_that_an_earlier_one_computed() {
+fn a_prompt_begins_after_the_pages_that_an_earlier_one_computed() {
     let mut harness = harness(cached(), [(10, 2)]);
     harness.run_to_the_end(1);
     harness.submit(Spec::new(15, 2)).unwrap();
@@ -43,7 +43,7 @@ fn the_last_token_of_a_prompt_is_never_taken_from_the_cache() {
 }
 
 #[test]
-fn pages_that_decoding_filled_are_found_by_the_next_turn_of_a_dialogue() {
+fn pages_that_decoding_filled_are_found_by_the_next_turn_of_a_conversation() {
     let mut harness = harness(cached(), [(6, 9)]);
     harness.run_to_the_end(2);
     let mut prompt = harness.clients[&RequestId(0)].spec.prompt.clone();

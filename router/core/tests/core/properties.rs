@@ -81,7 +81,7 @@ fn any_action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Does what the actions say; gives the plans.
+/// Runs the actions and returns the plans.
 fn run(harness: &mut Harness, actions: &[Action], depth: usize) -> Vec<Plan> {
     let mut plans = Vec::new();
     for action in actions {
@@ -126,7 +126,7 @@ pub fn any_case() -> impl Strategy<Value = (Settings, usize, Vec<Action>)> {
     (any_settings(), 1..4usize, vec(any_action(), 1..120))
 }
 
-/// Runs a case to its end, all invariants checked; gives how many plans it took.
+/// Runs a case to its end, all invariants checked. Returns the number of plans.
 pub fn run_case((settings, depth, actions): (Settings, usize, Vec<Action>)) -> u64 {
     let mut harness = Harness::new(settings);
     run(&mut harness, &actions, depth);
@@ -143,7 +143,7 @@ proptest! {
     }
 }
 
-/// Run alone, with `--ignored --nocapture`; the same cases every time.
+/// Run it alone, with `--ignored --nocapture`. The cases are the same every time.
 #[test]
 #[ignore = "a measurement: prints how many plans the main property checks in a second"]
 #[allow(

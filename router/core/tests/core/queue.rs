@@ -1,4 +1,4 @@
-//! Claims about how much may wait.
+//! Claims about the limits of the queue.
 
 use plait_core::Refusal;
 

@@ -1,4 +1,4 @@
-//! Claims about draft tokens: bounds instead of positions, surplus given back, nothing lost.
+//! Claims about draft tokens: start is a bound, surplus pages are freed, no token is lost.
 
 use plait_core::{Plan, RequestId, Scheduler, Settings};
 
@@ -47,8 +47,8 @@ fn rows_never_plan_past_the_tokens_that_are_due() {
 }
 
 #[test]
-fn tokens_whose_drafts_were_not_accepted_are_due_again() {
-    // One token accepted of many planned: the request has to come back from being planned to its end.
+fn rejected_draft_tokens_are_due_again() {
+    // One of many planned tokens is accepted: a fully planned request must decode again.
     for num_prompt in 1..20 {
         let mut harness = harness(drafting(), [(num_prompt, 9)]);
         harness.run_to_the_end(3);
@@ -111,7 +111,7 @@ fn a_stop_id_among_accepted_tokens_ends_the_output_there() {
 }
 
 #[test]
-fn turns_with_drafts_come_within_the_bound() {
+fn decoders_with_drafts_get_rows_within_the_bound() {
     let settings = with(drafting(), |it| {
         it.scheduler.max_batch_tokens = Some(8);
         it.scheduler.mixed = false;

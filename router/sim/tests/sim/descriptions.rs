@@ -79,7 +79,7 @@ fn a_file_of_rates_that_cannot_be_is_named() {
     );
 }
 
-/// Step records of a worker that takes 2 ms a step, 10 us a prefill token and 50 us a decode row.
+/// A step trace of a worker that takes 2 ms a step, 10 us a prefill token and 50 us a decode row.
 fn records(num: u64) -> String {
     let record = |i: u64| {
         let (prefill, rows) = (i * 7 % 100, i * 13 % 32);

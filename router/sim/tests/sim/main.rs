@@ -1,4 +1,4 @@
-//! Claims about traces, runs in virtual time, and the step-time target.
+//! Claims about traces, runs in virtual time, and the ITL target.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -88,7 +88,7 @@ fn of_equally_loaded_replicas_the_one_that_got_fewer_is_next() {
 }
 
 #[test]
-fn requests_go_to_the_replicas_in_turn() {
+fn requests_go_to_the_replicas_round_robin() {
     let found = |replicas: u32| {
         let change = json!({
             "load": {"source": poisson(1e6, 8, 4096, 2)},
@@ -175,7 +175,7 @@ fn what_no_queue_takes_is_counted() {
 
 /// The middle one fits neither a pool of 640 tokens nor, there, a context of 1,000.
 #[test]
-fn what_is_too_long_to_be_served_is_told_from_what_finds_a_full_queue() {
+fn too_long_requests_are_counted_apart_from_those_that_find_a_full_queue() {
     for limits in [
         json!({"num_pages": 10, "watermark": 0}),
         json!({"max_model_len": 1000}),

@@ -1,4 +1,4 @@
-//! The step-time target: held where decoding alone leaves time, and no reason to starve.
+//! The ITL target: held if decoding alone leaves time, and never starving prefill.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ const TRACE: &str = r#"{"timestamp": 0, "input_length": 512, "output_length": 20
 "#;
 
 #[test]
-fn a_target_below_what_decoding_takes_starves_nobody() {
+fn a_target_below_the_time_of_decoding_starves_no_prefill() {
     let folder = tempfile::tempdir().unwrap();
     let load = trace(&file(&folder, "t.jsonl", TRACE));
     let found = |prefill_starvation_steps: u32| {
