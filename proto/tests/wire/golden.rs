@@ -1,4 +1,4 @@
-//! The golden files: what both languages must read and write alike.
+//! The golden files, which both languages must read and write alike.
 
 use plait_proto::{Kind, PlanEncoder, decode, encode};
 

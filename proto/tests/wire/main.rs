@@ -1,4 +1,4 @@
-//! What the wire promises.
+//! Claims about the wire.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds nothing fails")]
 

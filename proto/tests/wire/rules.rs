@@ -1,4 +1,4 @@
-//! Each rule of the wire: what breaks it is named.
+//! Each rule of the wire, and the error that names it.
 
 use plait_proto::{
     DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,

@@ -1,9 +1,9 @@
 //! What agreeing on a step costs: the decision by function call, and a round of votes between engines
-//! over ZeroMQ, from one decision to the next with nobody doing anything else.
+//! over ZeroMQ, from one decision to the next, on idle engines.
 //!
 //! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
 //! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
-//! cores than engines they wait for each other's turns.
+//! cores than engines they wait for each other.
 
 #![allow(
     clippy::unwrap_used,

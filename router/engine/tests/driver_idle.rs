@@ -1,4 +1,4 @@
-//! An engine with nothing to do does nothing. Alone in its process, so that its threads can be told.
+//! An idle engine does nothing. Alone in its process, so that its threads have unique names.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

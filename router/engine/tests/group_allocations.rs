@@ -1,4 +1,4 @@
-//! What a round asks of the allocator. Alone in its process, whose allocator it counts.
+//! The bytes that a round allocates. Alone in its process, whose allocator it counts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -71,7 +71,7 @@ fn others(endpoint: &str) -> zmq::Socket {
     socket
 }
 
-/// Were each vote to copy all earlier ones, a round of 1,024 replicas would take 40 MB.
+/// If each vote copied all earlier ones, a round of 1,024 replicas would take 40 MB.
 #[test]
 fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
     let owners_only = std::fs::Permissions::from_mode(0o700);

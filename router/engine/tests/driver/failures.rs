@@ -1,4 +1,4 @@
-//! Ranks that die, lie or fall silent, and strangers.
+//! Ranks that die, send wrong answers or fall silent, and unknown peers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::fake_worker::{Fault, dial};
 use crate::harness::Harness;
 
-/// A harness whose rank misbehaves while two streams decode.
+/// A harness whose rank shows a fault while two streams decode.
 fn two_streams_and(fault: Fault) -> Harness {
     let mut harness = Harness::ready(&json!({}), |rank| rank.step = Duration::from_millis(10));
     harness.submit(1, "abc", &json!({"max_tokens": 400}));
@@ -135,8 +135,8 @@ fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
     all_ends(harness, 5, "rank 0 was lost: killed by signal 9");
 }
 
-/// What a rank says whose collective breaks off.
-fn misses_another() -> Fault {
+/// The Fail of a rank whose collective broke off.
+fn reports_a_lost_rank() -> Fault {
     let fail = Fail {
         rank: 0,
         code: ExitCode::RankLost,
@@ -146,16 +146,16 @@ fn misses_another() -> Fault {
 }
 
 #[test]
-fn the_words_of_a_rank_that_misses_another_give_way_to_the_lost_ones_end() {
-    let harness = two_streams_and(misses_another());
+fn the_report_of_a_lost_rank_gives_way_to_its_process_end() {
+    let harness = two_streams_and(reports_a_lost_rank());
     harness.engine.worker_lost(1, "killed by signal 9");
     harness.engine.worker_lost(0, "ended with exit code 5");
     all_ends(harness, 5, "rank 1 was lost: killed by signal 9");
 }
 
 #[test]
-fn a_rank_that_misses_another_is_believed_where_nobody_says_more() {
-    let harness = two_streams_and(misses_another());
+fn the_report_of_a_lost_rank_counts_if_nothing_else_comes() {
+    let harness = two_streams_and(reports_a_lost_rank());
     harness.engine.worker_lost(0, "ended with exit code 5");
     all_ends(harness, 5, "rank 0: another rank cannot be reached");
 }
@@ -229,10 +229,10 @@ fn a_worker_of_another_run_is_refused_and_told_why() {
 }
 
 #[test]
-fn strangers_are_counted_and_change_nothing() {
+fn unknown_peers_are_counted_and_change_nothing() {
     let mut harness = Harness::ready(&json!({}), |_| {});
-    let strangers = ["rank-1", "rank-00", "someone"].map(|id| dial(harness.engine.endpoint(), id));
-    for stranger in &strangers {
+    let unknown = ["rank-1", "rank-00", "someone"].map(|id| dial(harness.engine.endpoint(), id));
+    for stranger in &unknown {
         stranger
             .send_multipart([&b"\x01"[..], b"garbage"], 0)
             .unwrap();

@@ -12,7 +12,7 @@ use plait_proto::{
 };
 use rustc_hash::FxHashMap;
 
-/// What every step is said to take, where a test does not say otherwise.
+/// The reported time of every step, unless a test sets another.
 pub const STEP_MICROS: u64 = 1000;
 
 /// How a rank behaves.
@@ -26,17 +26,17 @@ pub struct Behavior {
     pub other_kinds: Vec<PageKind>,
     /// From receiving a step to answering it.
     pub step: Duration,
-    /// What every step is said to take.
+    /// The reported time of every step.
     pub said_micros: u64,
     pub heartbeats: bool,
-    /// Done in place of the next answer, once a test has put one here.
+    /// Shown in place of the next answer, once a test has put one here.
     pub fault: Arc<Mutex<Option<Fault>>>,
 }
 
-/// What a rank may do wrong.
+/// Faults of a rank.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Nothing comes until the test takes this back.
+    /// No answer comes until the test clears the fault.
     Silence,
     /// Sends this message instead.
     Say(Message),
@@ -66,19 +66,19 @@ impl Behavior {
     }
 }
 
-/// What a rank saw.
+/// What a rank received.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     pub welcome: Option<Welcome>,
     pub plans: Vec<Plan>,
     pub most_in_flight: usize,
-    /// Of each plan, how many were on the wire with it.
+    /// Plans in flight when each one came.
     pub num_in_flight: Vec<usize>,
     pub refusal: Option<plait_proto::Fail>,
     pub was_drained: bool,
 }
 
-/// A rank's thread; it ends by Drain, by a refusal, or when it is dropped.
+/// A rank's thread. It ends with a Drain, a Fail, or when it is dropped.
 pub struct Worker {
     pub log: Arc<Mutex<Log>>,
     stop: Arc<Mutex<bool>>,
@@ -195,7 +195,7 @@ impl Rank {
             .unwrap();
     }
 
-    /// Takes what has come; false at the end.
+    /// Handles the messages that have come; false at the end.
     fn receive(&mut self) -> bool {
         while let Ok(frames) = self.socket.recv_multipart(zmq::DONTWAIT) {
             match plait_proto::decode(&frames).unwrap() {
@@ -307,7 +307,7 @@ impl Rank {
         }
         for row in &plan.decode {
             let slot = self.slots.get_mut(&row.slot).unwrap();
-            // Drafts are accepted now and then.
+            // Accepts some of the drafts.
             let num_accepted = 1 + slot.last % row.length;
             (0..num_accepted).for_each(|_| sample_one(slot, &mut result));
             result.num_accepted.push(num_accepted);

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::fake_worker::Fault;
 use crate::harness::{Harness, settings};
 
-/// A directory that a group may meet in without keys.
+/// A directory whose sockets need no keys.
 fn socket_directory() -> (TempDir, String) {
     let owners_only = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
@@ -222,7 +222,7 @@ fn an_engine_that_is_told_to_stop_before_all_are_there_tells_the_others() {
     });
     assert_eq!(first.status()["phase"], "loading", "engine 1 is not there");
     let mut member = Harness::alone(&place(1, 2, &endpoint), Timeouts::default());
-    // Its Join comes before what it says when it stops.
+    // Its Join comes before its Fail.
     member.engine.drain();
     member.wait_for_phase("stopped");
     first.wait_for_phase("failed");
@@ -308,7 +308,7 @@ fn idle_decision(step: u64) -> Decision {
     }
 }
 
-/// Taken into a scheduler whose group has just stopped, nobody would ever answer it.
+/// Admitted to a scheduler whose group has just stopped, it would never get an answer.
 #[test]
 fn a_request_between_a_vote_and_the_stop_is_refused_with_its_reason() {
     let (_directory, endpoint) = socket_directory();
@@ -382,7 +382,7 @@ fn a_vote_that_does_not_come_ends_the_engine_with_the_replicas_name() {
     );
 }
 
-/// What a second engine with these settings says first.
+/// The Join of a second engine with these settings.
 fn join() -> Join {
     let (_directory, endpoint) = socket_directory();
     let listener = played(zmq::ROUTER);

@@ -14,7 +14,7 @@ use crate::fake_worker::{Behavior, Fault, Worker};
 use crate::manual_clock::ManualClock;
 use crate::model;
 
-/// What the harness's workers carry.
+/// The configuration's fingerprint of the harness's workers.
 pub const CONFIG: Fingerprint = [3; 16];
 
 /// Longer than anything here takes on a busy machine; reaching it is a failure.
@@ -157,8 +157,8 @@ impl Harness {
             .push(Worker::start(self.engine.endpoint(), good));
     }
 
-    /// A rank dials behind another peer of its name. While that one is not forgotten the socket turns the
-    /// newcomer away for good, and nothing tells when it is.
+    /// Dials until the rank is ready, after another peer with its name. The socket rejects the rank for good
+    /// until it has forgotten that peer, and no event says when that is.
     pub fn dial_until_ready(&mut self) {
         let deadline = Instant::now() + FOREVER;
         while self.status()["phase"] != "ready" {
@@ -172,12 +172,12 @@ impl Harness {
         }
     }
 
-    /// A rank does this in place of its next answer.
+    /// A rank shows this fault in place of its next answer.
     pub fn inject(&self, fault: Fault) {
         *self.fault.lock().unwrap() = Some(fault);
     }
 
-    /// The rank is itself again.
+    /// The rank answers again.
     pub fn clear_fault(&self) {
         *self.fault.lock().unwrap() = None;
     }

@@ -1,4 +1,4 @@
-//! Time that passes when a test says so.
+//! A clock that a test advances.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use plait_engine::Clock;
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// Whoever blocks must be woken after this.
+    /// Wake the engine after this.
     pub fn advance(&self, by: Duration) {
         let micros = u64::try_from(by.as_micros()).unwrap();
         self.0.fetch_add(micros, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, json};
 
-/// The end token, behind the 256 bytes.
+/// The end token, after the 256 bytes.
 pub const END: u32 = 256;
 /// Tokens of the model.
 pub const VOCAB_SIZE: u32 = 257;

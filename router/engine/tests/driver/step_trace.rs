@@ -1,4 +1,4 @@
-//! The file of step records.
+//! The step trace.
 
 use std::fs;
 

@@ -59,7 +59,7 @@ fn an_idle_group_neither_sends_nor_wakes() {
     assert!(group.drain().iter().all(|log| log.end.is_none()));
 }
 
-/// vLLM's wave counter: a request that came as the others fell asleep ran alone, or never.
+/// vLLM's wave counter: a request that came as the others became idle ran alone, or never.
 #[test]
 fn requests_that_arrive_as_the_group_falls_idle_are_served() {
     let group = Group::start(&[1, 1, 1], |_| Devices::default());

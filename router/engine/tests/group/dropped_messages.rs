@@ -11,7 +11,7 @@ use crate::harness::Spec;
 
 const REPLICAS: [u32; 3] = [1, 1, 1];
 
-/// A first engine, and engine 1 played by hand; engine 2 is a good one.
+/// A coordinator, and engine 1 played by the test; engine 2 is a real one.
 struct Stage {
     first: Engine,
     good: Engine,
@@ -71,14 +71,14 @@ fn join(engine: u32) -> Join {
     }
 }
 
-/// The answer to a stranger.
+/// The answer to a peer that is rejected.
 fn refusal(endpoint: &str, stranger: &Join) -> Fail {
     let peer = Peer::dial(endpoint);
     peer.say(stranger.clone());
     peer.say(idle(1, 1));
     match peer.receive() {
         Message::Fail(fail) => fail,
-        other => panic!("a stranger got {other:?}"),
+        other => panic!("a rejected peer got {other:?}"),
     }
 }
 
@@ -167,7 +167,7 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
 }
 
 #[test]
-fn strangers_are_refused_and_told_in_what_they_differ() {
+fn a_rejected_engine_learns_in_what_it_differs() {
     type Change = fn(&mut Join);
     let cases: [(&str, Change); 7] = [
         ("speaks protocol 9, engine 0 1", |join| join.protocol = 9),
@@ -194,7 +194,7 @@ fn strangers_are_refused_and_told_in_what_they_differ() {
         assert!(reason.contains(words), "{reason}");
         assert_eq!((rank, code), (stranger.engine, ExitCode::Settings));
     }
-    // The seat is still free.
+    // Number 1 is still free.
     let settings = group_settings(1, &stage.endpoint, &REPLICAS);
     let late = Engine::start(settings, Devices::default());
     late.submit(0, Spec::new(3, 2));

@@ -26,10 +26,10 @@ pub const FOREVER: Duration = Duration::from_secs(60);
 pub const GRAPHS: [u32; 3] = [1, 4, 8];
 pub const MAX_TOKENS: u32 = 1024;
 pub const CONFIG: [u8; 16] = [7; 16];
-/// Plans that may be on the wire.
+/// Plans that may be in flight.
 const CREDIT: usize = 2;
 
-/// Room for everything that these tests submit.
+/// Large enough for everything that these tests submit.
 pub fn settings() -> Settings {
     Settings {
         scheduler: SchedulerSettings {
@@ -54,7 +54,7 @@ pub fn settings() -> Settings {
     }
 }
 
-/// Nobody waits in vain, unless a test is about that.
+/// No wait times out, unless a test is about that.
 pub fn long_timeouts() -> GroupTimeouts {
     GroupTimeouts {
         join: FOREVER,
@@ -94,7 +94,7 @@ pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> Grou
     }
 }
 
-/// What a test tells an engine.
+/// A test's order to an engine.
 pub enum Order {
     /// A request for one of its replicas.
     Submit(usize, Spec),
@@ -102,9 +102,9 @@ pub enum Order {
     Drain,
     /// Neither votes nor listens from now on.
     Stall,
-    /// Says why it cannot go on, and goes.
+    /// Gives up with a reason, and ends.
     GiveUp(&'static str),
-    /// Gone without a word.
+    /// Ends without a message.
     Vanish,
 }
 
@@ -236,7 +236,7 @@ impl Engine {
     }
 
     pub fn tell(&self, order: Order) {
-        // One that has ended needs no telling.
+        // An engine that has ended needs no orders.
         let _told = self.orders.send(order).is_ok() && (&self.bell).write_all(&[0]).is_ok();
     }
 
@@ -283,10 +283,10 @@ impl Engine {
 /// An engine at work, as the driver does it.
 struct EventLoop {
     harnesses: Vec<Harness>,
-    /// When each harness's steps on the wire are over.
+    /// When each harness's steps in flight are complete.
     due: Vec<VecDeque<Instant>>,
     first_replica: u32,
-    /// What was voted on, until the decision.
+    /// The plans that were voted on, until the decision.
     plans: Vec<Option<Plan>>,
     /// Requests that came between a vote and its decision, which may end the group.
     waiting: VecDeque<(usize, Spec)>,
@@ -353,7 +353,7 @@ impl EventLoop {
         self.log.update(|log| log.num_wakes += 1);
     }
 
-    /// False where the engine goes.
+    /// False if the engine ends.
     fn obey(&mut self, order: Order) -> bool {
         match order {
             Order::Submit(replica, spec) => self.waiting.push_back((replica, spec)),
@@ -448,7 +448,7 @@ impl EventLoop {
         has_completed
     }
 
-    /// Plans and votes, where credit is left and the group waits or there is news.
+    /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one.
     fn vote(&mut self) -> Result<bool, GroupFailure> {
         let has_credit = self
             .harnesses
@@ -512,7 +512,7 @@ impl Group {
         }
     }
 
-    /// Waits until all are there and nobody has anything to do.
+    /// Waits until all have joined and are idle.
     pub fn wait_until_idle(&self) {
         for engine in &self.engines {
             engine.wait_until("it is idle", |log| !log.decisions.is_empty() && log.is_idle);
@@ -524,7 +524,7 @@ impl Group {
         self.engines.iter().any(|engine| engine.wakes_within(limit))
     }
 
-    /// Drains, and gives what each engine did.
+    /// Drains, and returns each engine's log.
     pub fn drain(self) -> Vec<Log> {
         self.engines[0].tell(Order::Drain);
         self.finish()

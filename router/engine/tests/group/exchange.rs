@@ -1,4 +1,4 @@
-//! Claims about one engine's exchange, with the other end played by hand.
+//! Claims about one engine's exchange, with the other end played by the test.
 
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -99,7 +99,7 @@ fn a_stop_that_waits_is_due_at_once() {
 struct Played {
     member: Exchange,
     first: zmq::Socket,
-    /// Who the member is to it.
+    /// The member's routing id.
     peer: Vec<u8>,
     _directory: tempfile::TempDir,
 }
@@ -140,7 +140,7 @@ fn decision(mode: plait_proto::Mode) -> Decision {
     }
 }
 
-/// Waits until a message is there and so is what happened to the link.
+/// Waits until a message and a link event are there.
 fn wait_until_all_are_readable(exchange: &Exchange) {
     let mut items = exchange.poll_items();
     let deadline = Instant::now() + FOREVER;
@@ -155,7 +155,7 @@ fn wait_until_all_are_readable(exchange: &Exchange) {
 }
 
 #[test]
-fn a_link_that_broke_behind_a_decision_is_looked_at_again_at_once() {
+fn a_link_that_broke_after_a_decision_is_checked_again_at_once() {
     let played = played(&idle(1));
     played.answer(decision(plait_proto::Mode::Idle));
     let mut member = played.member;
@@ -211,7 +211,7 @@ fn a_decision_that_cannot_be_ends_the_engine_by_name() {
 }
 
 #[test]
-fn strangers_that_hang_up_hurry_no_search() {
+fn unknown_peers_that_hang_up_do_not_speed_up_the_search() {
     let (directory, endpoint) = socket_directory();
     let path = directory.path().join("group");
     let mut first = first_of_two(&endpoint);
@@ -253,7 +253,7 @@ fn an_engine_that_says_much_is_heard_a_little_at_a_time() {
     say(&member, join());
     let deadline = Instant::now() + FOREVER;
     let (mut num_sent, mut num_heard, mut most_at_once) = (0, 0, 0);
-    // Until so many wait that the limit is what ends a call.
+    // Until so many messages wait that a call ends at its limit.
     while most_at_once < 256 || num_heard < num_sent {
         assert!(Instant::now() < deadline, "{num_heard} of {num_sent} came");
         if most_at_once < 256 {
@@ -318,7 +318,7 @@ fn an_unknown_peer_that_hangs_up_ends_nothing() {
         zmq::poll(&mut first.poll_items(), 60_000).unwrap();
         first.receive(Micros(0)).unwrap();
     }
-    // The search for whose connection was closed runs, and finds nobody.
+    // The search for the closed connection's engine finds none.
     for millis in (0..=400).step_by(5) {
         assert_eq!(first.receive(Micros(millis * 1000)), Ok(None));
     }
@@ -335,7 +335,7 @@ fn an_unknown_peer_that_hangs_up_ends_nothing() {
 }
 
 #[test]
-fn a_second_engine_on_a_seat_ends_the_group_which_names_it() {
+fn a_second_engine_of_one_number_ends_the_group_which_names_it() {
     let (_directory, endpoint) = socket_directory();
     let [first, right] = [0, 1].map(|engine| {
         let settings = group_settings(engine, &endpoint, &[1, 1]);

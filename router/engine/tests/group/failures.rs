@@ -1,4 +1,4 @@
-//! Claims about groups that lose an engine: they end, and say whose fault it is.
+//! Claims about groups that lose an engine: they end and name it.
 
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::engines::{
 };
 use crate::harness::Spec;
 
-/// Votes that are late by this much end the group, where engine 0 alone is in such a hurry: when the machine
-/// stalls it must not be the members that time out first.
+/// Engine 0 alone ends the group when votes are this late: on a stalled machine the members must not time out
+/// first.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn short_timeouts() -> GroupTimeouts {

@@ -93,7 +93,7 @@ fn an_engine_that_expects_another_first_one_gets_nothing_through() {
     let [server, own, other] = pairs();
     let first = first(&server, &own);
     let refused = member(first.endpoint.as_ref().unwrap(), keys(&other, &own)).finish();
-    // The first engine cannot read what it was sent, and hangs up: no more is known here.
+    // The coordinator cannot decrypt the message and hangs up: no more is known here.
     assert_eq!(
         handshake(refused),
         HandshakeFailure::HungUp { has_keys: true }
@@ -101,7 +101,7 @@ fn an_engine_that_expects_another_first_one_gets_nothing_through() {
     heard_nothing(first);
 }
 
-/// What hangs up is no proof of wrong keys.
+/// A closed connection does not prove wrong keys.
 #[test]
 fn an_engine_that_is_hung_up_on_says_so_and_blames_nothing() {
     let [server, own, _] = pairs();
