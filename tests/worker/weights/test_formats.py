@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from plait_kernels.linear import Matrix
 from plait_kernels.moe import Experts, hold_experts
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
-from plait_worker.layers.mlp import SparseMlp
-from plait_worker.model_config import MoeConfig
+from plait_worker.layers.mlp import GatedMlp, SparseMlp, cut_shared
+from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.models.registry import read_config
 from plait_worker.parallel import Parallel, Shard
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.formats.dense import Dense
+from plait_worker.weights.formats.read import read_experts
 from plait_worker.weights.reader import MatrixShard, WeightFormat, Weights
 from torch import Tensor
 
@@ -61,6 +64,11 @@ class Source:
         """None is stored so."""
 
 
+def config_of() -> ModelConfig:
+    fields = {"vocab_size": 8, "hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return read_config(Fields({**fields, "architectures": ["LlamaForCausalLM"], "intermediate_size": SIZE}, "c"))
+
+
 def weights_of(tensors: dict[str, Tensor], *formats: WeightFormat[Tensor]) -> Weights:
     return Weights(Source(tensors), torch.float32, CPU, formats=formats)
 
@@ -103,11 +111,24 @@ def test_experts_are_stacked_by_the_first_format_that_has_kernels_for_them(
     moe = MoeConfig(num_experts=4, num_experts_per_token=2, intermediate_size=SIZE, normalise_top_k=True)
     names = [f"experts.{expert}.{name}_proj.weight" for expert in range(4) for name in ("gate", "up", "down")]
     stored = {name: torch.randn(SIZE, SIZE) for name in names} | {"gate.weight": torch.randn(4, SIZE)}
-    fields = {"vocab_size": 8, "hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = read_config(Fields({**fields, "architectures": ["LlamaForCausalLM"], "intermediate_size": SIZE}, "c"))
     plain, other = (
-        SparseMlp(config, moe, weights_of(stored, *formats), Parallel())
+        SparseMlp(config_of(), moe, weights_of(stored, *formats), Parallel())
         for formats in ((), () if weight_format is None else (weight_format,))
     )
     x = torch.randn(5, SIZE)
     torch.testing.assert_close(other(x), sign * plain(x))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_shared_mlp_that_is_cut_into_experts_is_their_sum(rank: int) -> None:
+    """As on a GPU; a rank has half of the shared MLP's width."""
+    torch.manual_seed(0)
+    moe = MoeConfig(4, 2, intermediate_size=SIZE, normalise_top_k=True, shared_size=2 * SIZE)
+    shapes = {"gate_proj": (2 * SIZE, SIZE), "up_proj": (2 * SIZE, SIZE), "down_proj": (SIZE, 2 * SIZE)}
+    stored = {f"shared_experts.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    parallel = Parallel(rank, 2, cast(dist.ProcessGroup, object()))
+    experts = read_experts(weights_of(stored), cut_shared(config_of(), moe, parallel, 2))
+    x = torch.randn(5, SIZE)
+    both = torch.tensor([[0, 1]] * 5)
+    whole = GatedMlp(config_of(), weights_of(stored).at("shared_experts"), parallel, 2 * SIZE)
+    torch.testing.assert_close(experts(x, torch.ones(5, 2), both), whole.partial(x))

@@ -76,7 +76,7 @@ class SparseMlp:
         experts = [_shards(f"experts.{expert}.", names, wide, shard) for expert in range(moe.num_experts)]
         self.shared: GatedMlp | None = None
         if num_shared:
-            experts += _cut_shared(config, moe, parallel, num_shared)
+            experts += cut_shared(config, moe, parallel, num_shared)
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
         self.experts = read_experts(weights, experts)
@@ -104,7 +104,7 @@ def _shards(prefix: str, names: MoeNames, wide: tuple[int, int], own: range) -> 
     return gate_up, [MatrixShard(f"{prefix}{names.down}.weight", tall, columns=shard)]
 
 
-def _cut_shared(config: ModelConfig, moe: MoeConfig, parallel: Parallel, num_experts: int) -> list[ExpertShards]:
+def cut_shared(config: ModelConfig, moe: MoeConfig, parallel: Parallel, num_experts: int) -> list[ExpertShards]:
     """This rank's shard of the shared MLP, cut into experts of the usual width: it is their sum."""
     shard, wide = parallel.shard(moe.shared_size), (moe.shared_size, config.hidden_size)
     size = len(shard) // num_experts
