@@ -86,6 +86,7 @@ def test_a_model_too_large_is_rejected_before_its_first_random_weight(tmp_path: 
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before) << 10 < 1 << 29
 
 
+@pytest.mark.process
 def test_random_weights_of_absurd_size_are_rejected(tmp_path: Path) -> None:
     wide = {"hidden_size": 1 << 20, "num_experts": 1 << 20, "moe_intermediate_size": 1 << 20, "num_experts_per_tok": 2}
     write_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], vocab_size=100, **wide)
