@@ -41,17 +41,17 @@ class Backend:
     """Within the family's package; it has a function of the op's name."""
     rules: tuple[Rule, ...] = ()
 
-    def refusal(self, call: Call) -> str | None:
+    def unsupported_reason(self, call: Call) -> str | None:
         """The first reason why it does not take the call; None if it does."""
         return next((reason for rule in self.rules if (reason := rule(call)) is not None), None)
 
 
-def on(device_type: str) -> Rule:
+def on_device(device_type: str) -> Rule:
     """Tensors on a kind of device ("cuda", "cpu")."""
     return lambda call: None if call.device.type == device_type else f"is for {device_type}, not {call.device.type}"
 
 
-def of(*dtypes: torch.dtype) -> Rule:
+def of_dtype(*dtypes: torch.dtype) -> Rule:
     """Tensors of one of these dtypes."""
     return lambda call: None if call.dtype in dtypes else f"takes {', '.join(map(str, dtypes))}, not {call.dtype}"
 
@@ -85,13 +85,13 @@ class Op:
     def refusals(self, call: Call) -> Iterator[tuple[Backend, str]]:
         """The backends that are asked in vain, each with its reason."""
         for backend in self.backends:
-            if (reason := backend.refusal(call)) is None:
+            if (reason := backend.unsupported_reason(call)) is None:
                 return
             yield backend, reason
 
     def backend(self, call: Call) -> Backend:
         """The first that takes the call."""
-        return next(backend for backend in self.backends if backend.refusal(call) is None)
+        return next(backend for backend in self.backends if backend.unsupported_reason(call) is None)
 
     def _choose(self, call: Call) -> Callable[..., Any]:
         module = importlib.import_module(f"{self.family}.{self.backend(call).module}")

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from plait_kernels.attention import attend
-from plait_kernels.attention.native import HeadSizes
-from plait_kernels.attention.paged_native import PagedHeads, PagedRows
+from plait_kernels.attention.cpu import HeadSizes
+from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows
 from plait_kernels.cpu import library
 from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold
 from plait_kernels.linear.gguf import ACTIVATION_LIMITS, quantised_rows
-from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla
+from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import hold_experts
-from plait_kernels.moe.native import ExpertPanels, can_hold_experts
+from plait_kernels.moe.cpu import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
-from plait_kernels.sampling import NO_TOKEN, Filters, native, reference
+from plait_kernels.sampling import NO_TOKEN, Filters, cpu, reference
 from torch import Tensor
 
 TYPES = [torch.bfloat16, torch.float32]
@@ -140,12 +140,12 @@ def test_rows_of_another_dtype_or_width_are_rejected_and_not_misread(door: str) 
 
 def test_sampling_rejects_logits_and_parameters_of_another_dtype() -> None:
     with pytest.raises(ValueError, match=r"takes torch\.float32"):
-        native.sample_greedy(torch.zeros(2, 8).bfloat16())
+        cpu.sample_greedy(torch.zeros(2, 8).bfloat16())
     ones, uniform = torch.ones(2), torch.zeros(2, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"takes torch\.float64"):
-        native.sample_random(torch.zeros(2, 8), ones, ones, uniform.float())
+        cpu.sample_random(torch.zeros(2, 8), ones, ones, uniform.float())
     with pytest.raises(ValueError, match=r"takes torch\.int64"):
-        native.sample_filtered(torch.zeros(2, 8), ones, Filters(ones.int(), ones, ones), uniform)
+        cpu.sample_filtered(torch.zeros(2, 8), ones, Filters(ones.int(), ones, ones), uniform)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -311,11 +311,11 @@ def test_tokens_are_those_that_the_reference_samples(vocab: int) -> None:
     logits = (torch.randn(70, vocab) * 3).to(torch.bfloat16).float()  # with ties, as from bfloat16
     temperature, kept = filters(70)
     uniform = torch.rand(70, dtype=torch.float64)
-    assert torch.equal(native.sample_greedy(logits), reference.sample_greedy(logits))
+    assert torch.equal(cpu.sample_greedy(logits), reference.sample_greedy(logits))
     randomly = (logits, temperature, kept.min_p_S, uniform)
-    assert torch.equal(native.sample_random(*randomly), reference.sample_random(*randomly))
+    assert torch.equal(cpu.sample_random(*randomly), reference.sample_random(*randomly))
     filtered = (logits, temperature, kept, uniform)
-    assert torch.equal(native.sample_filtered(*filtered), reference.sample_filtered(*filtered))
+    assert torch.equal(cpu.sample_filtered(*filtered), reference.sample_filtered(*filtered))
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
@@ -325,9 +325,9 @@ def test_a_row_without_a_softmax_gives_no_token_and_changes_no_other(vocab: int,
     temperature, kept = filters(7)
     uniform = torch.rand(7, dtype=torch.float64)
     samplers: list[Callable[[Tensor], Tensor]] = [
-        native.sample_greedy,
-        lambda logits_SV: native.sample_random(logits_SV, temperature, kept.min_p_S, uniform),
-        lambda logits_SV: native.sample_filtered(logits_SV, temperature, kept, uniform),
+        cpu.sample_greedy,
+        lambda logits_SV: cpu.sample_random(logits_SV, temperature, kept.min_p_S, uniform),
+        lambda logits_SV: cpu.sample_filtered(logits_SV, temperature, kept, uniform),
     ]
     whole = [sampler(logits) for sampler in samplers]
     is_lost = torch.zeros(7, dtype=torch.bool)

@@ -45,7 +45,7 @@ import resource
 import torch
 from plait_kernels.cpu import library
 from plait_kernels.linear import GgufMatrix, GgufWeight
-from plait_kernels.sampling import Filters, native
+from plait_kernels.sampling import Filters, cpu
 
 VOCAB, SLACK = 1 << 23, 4 << 20
 
@@ -68,7 +68,7 @@ rows = torch.ones(1 << 18, 32)
 logits = torch.zeros(2, VOCAB)
 logits[:, 7] = 100
 filters = Filters(torch.tensor([0, 5]), torch.tensor([0.9, 1.0]), torch.zeros(2))
-sample = lambda: native.sample_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
+sample = lambda: cpu.sample_filtered(logits, torch.ones(2), filters, torch.zeros(2, dtype=torch.float64))
 print(refused(lambda: matrix(rows)), refused(sample), sample().tolist(), matrix(rows).sum().item(), sep="|")
 print(refused(lambda: library.set_num_threads(8)), sample().tolist(), sep="|")
 """

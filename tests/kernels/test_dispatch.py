@@ -6,7 +6,7 @@ from pathlib import Path
 import plait_kernels
 import pytest
 import torch
-from plait_kernels.backends import TABLE, Backend, Call, Op, above, of, on, up_to
+from plait_kernels.backends import TABLE, Backend, Call, Op, above, of_dtype, on_device, up_to
 from plait_kernels.norm.reference import rms_norm
 
 FOLDER = Path(plait_kernels.__file__).parent
@@ -51,14 +51,14 @@ def test_experts_go_by_the_number_of_tokens() -> None:
 def test_sampling_goes_by_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait_kernels.sampling.cuda._has_room", lambda _device: True)
     calls = (Call(CPU, torch.float32, 1), Call(CPU, torch.float16, 1), Call(GPU, torch.bfloat16, 1))
-    assert names("sampling.sample_random", *calls) == ["native", "checked_reference", "cuda"]
-    assert names("sampling.sample_greedy", *calls) == ["native", "checked_reference", "triton"]
+    assert names("sampling.sample_random", *calls) == ["cpu", "checked_reference", "cuda"]
+    assert names("sampling.sample_greedy", *calls) == ["cpu", "checked_reference", "triton"]
     apart, wide = Call(GPU, torch.float16, 2), Call(GPU, torch.float32, 1)
     assert names("sampling.sample_filtered", apart, wide) == ["checked_reference"] * 2
 
 
 def test_a_refusal_says_what_is_taken_and_what_was_given() -> None:
-    backend = Backend("x", (on("cuda"), of(torch.bfloat16), up_to(8, "rows"), above(2, "rows")))
+    backend = Backend("x", (on_device("cuda"), of_dtype(torch.bfloat16), up_to(8, "rows"), above(2, "rows")))
     refused = {
         Call(CPU, torch.bfloat16, 4): "is for cuda, not cpu",
         Call(GPU, torch.float32, 4): "takes torch.bfloat16, not torch.float32",
@@ -67,7 +67,7 @@ def test_a_refusal_says_what_is_taken_and_what_was_given() -> None:
         Call(GPU, torch.bfloat16, 4): None,
     }
     for call, reason in refused.items():
-        assert backend.refusal(call) == reason
+        assert backend.unsupported_reason(call) == reason
 
 
 def test_a_decision_is_made_once_for_calls_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:

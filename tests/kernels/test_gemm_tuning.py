@@ -19,7 +19,7 @@ ENTRIES = [
 def test_tiles_take_their_matrices(table: str, shape: str, most_rows: str, numbers: list[int]) -> None:
     num_outputs, num_inputs = map(int, shape.split("x"))
     assert most_rows in ("16", "32", "64")
-    assert Tile(*numbers).takes(num_outputs, num_inputs), table
+    assert Tile(*numbers).fits_matrix(num_outputs, num_inputs), table
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_a_gpu_without_a_table_leaves_all_to_cublas() -> None:
 
 def test_a_table_of_its_own_goes_before_that_of_a_sibling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_tuning, "__file__", str(tmp_path / "gemm_tuning.py"))
-    gemm_tuning._table.cache_clear()
+    gemm_tuning._load_tuning_table.cache_clear()
     try:
         (tmp_path / "gemm_tuning_h200.json").write_text('{"64x64": {"16": [64, 64, 1, 4, 4]}}')
         (tmp_path / "gemm_tuning_h100.json").write_text('{"64x64": {"32": [32, 64, 1, 4, 4]}}')
         assert sorted(tiles_for("NVIDIA H100 NVL", 64, 64)) == list(range(17, 33))
         assert sorted(tiles_for("NVIDIA H200", 64, 64)) == list(range(2, 17))
     finally:
-        gemm_tuning._table.cache_clear()
+        gemm_tuning._load_tuning_table.cache_clear()

@@ -296,7 +296,7 @@ def test_experts_of_many_tokens_are_grouped_gemms(num_experts: int, routing: str
 @pytest.mark.parametrize(("num_rows", "splits"), [(2, 1), (17, 4), (64, 2)])
 def test_the_last_program_adds_the_splits_of_a_skinny_gemm(num_rows: int, splits: int) -> None:
     x, weight, tile = torch.randn(num_rows, 512), torch.randn(192, 512) / 23, Tile(64, 64, splits, 3, 4)
-    assert tile.takes(192, 512)
+    assert tile.fits_matrix(192, 512)
     for _ in range(2):  # the second call uses the counters of the first
         assert_close(skinny_gemm_triton.skinny_gemm(x, weight, tile), x @ weight.T)
 

@@ -23,6 +23,6 @@ def test_a_matrix_is_held_by_the_first_backend_that_takes_it() -> None:
     assert isinstance(dense_matrix(torch.zeros(8, 7)), PanelMatrix)
     assert not isinstance(dense_matrix(odd), PanelMatrix)
     assert isinstance(dense_matrix(torch.zeros(8, 7, dtype=torch.float16)), DENSE[-1])
-    refusals = [backend.refusal(odd) for backend in DENSE]
+    refusals = [backend.unsupported_reason(odd) for backend in DENSE]
     assert refusals[:2] == ["is for cuda, not cpu", "takes bfloat16 with an even number of inputs, not 7"]
     assert refusals[-1] is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from plait_kernels.attention import attend
-from plait_kernels.kv_cache import FP8, as_bytes, stored
+from plait_kernels.kv_cache import FP8, as_bytes, to_cache_dtype
 from plait_kernels.mla import CacheTarget, store_latent
 from plait_worker.attention.backend import AttentionBackend, MlaStep, requirements_for
 from plait_worker.attention.model_attention import ModelAttention
@@ -129,7 +129,7 @@ class MlaCase:
     ) -> None:
         torch.manual_seed(0)
         self.shape, self.tables = shape, Tables(prefill, decode, page_size, device, num_pages)
-        unseen = stored(torch.full((1,), UNSEEN, dtype=shape.dtype, device=device), shape.cached_dtype, 1.0)
+        unseen = to_cache_dtype(torch.full((1,), UNSEEN, dtype=shape.dtype, device=device), shape.cached_dtype, 1.0)
         self.pages = unseen.expand(self.tables.num_pages + 1, page_size, shape.cached_dim).contiguous()
         self.contexts = [
             torch.randn(start + length, shape.cached_dim, device=device).to(shape.dtype)
@@ -181,7 +181,7 @@ class MlaCase:
         return torch.cat([attend(*row, self.shape.scale) for row in rows])
 
     def _stored(self, numbers: Tensor) -> Tensor:
-        return stored(numbers, self.shape.cached_dtype, self.shape.cached_scale)
+        return to_cache_dtype(numbers, self.shape.cached_dtype, self.shape.cached_scale)
 
     def _kv_b_proj(self, latent_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Slices of one tensor, as one GEMM writes them."""

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 import torch
-from plait_kernels.cpu.library import takes
-from plait_kernels.moe.native import ExpertPanels
+from plait_kernels.cpu.library import supports_tensors
+from plait_kernels.moe.cpu import ExpertPanels
 
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.layers.mlp import SparseMlp
@@ -32,7 +32,7 @@ def limit_torch_threads(model: Model[Any], attention: ModelAttention) -> None:
 def torch_work(model: Model[Any], attention: ModelAttention) -> list[str]:
     """The heavy work of a step that the compiled kernels do not take."""
     dtype = str(model.dtype).removeprefix("torch.")
-    left = [] if takes(torch.empty(0, dtype=model.dtype)) else [f"GEMMs in {dtype}"]
+    left = [] if supports_tensors(torch.empty(0, dtype=model.dtype)) else [f"GEMMs in {dtype}"]
     if attention.uses_torch:
         left.append("attention")
     if isinstance(model, Decoder) and not all(map(_is_compiled, _sparse_mlps(model))):

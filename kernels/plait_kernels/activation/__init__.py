@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on
+from plait_kernels.backends import Backend, Op, on_device
 
-_silu_mul = Op(__name__, "silu_mul", Backend("triton", (on("cuda"),)), Backend("reference"))
+_silu_mul = Op(__name__, "silu_mul", Backend("triton", (on_device("cuda"),)), Backend("reference"))
 
 
 def silu_mul(gate_up_N2I: Tensor) -> Tensor:

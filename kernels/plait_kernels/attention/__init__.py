@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from plait_kernels.attention.reference import PagedPrefill, SplitKvSchedule, attend
-from plait_kernels.backends import Backend, Op, on
+from plait_kernels.backends import Backend, Op, on_device
 from plait_kernels.kv_cache import UNSCALED, PageScales
 
 _REFERENCE = Backend("reference")
-_SPLIT_KV, _MERGE = (Backend(module, (on("cuda"),)) for module in ("split_kv_triton", "merge_triton"))
-_decode_paged = Op(__name__, "decode_paged", Backend("decode_triton", (on("cuda"),)), _REFERENCE)
+_SPLIT_KV, _MERGE = (Backend(module, (on_device("cuda"),)) for module in ("split_kv_triton", "merge_triton"))
+_decode_paged = Op(__name__, "decode_paged", Backend("decode_triton", (on_device("cuda"),)), _REFERENCE)
 _decode_split_kv = Op(__name__, "decode_split_kv", _SPLIT_KV, _REFERENCE)
 _schedule_split_kv = Op(__name__, "schedule_split_kv", _SPLIT_KV, _REFERENCE)
-_prefill_paged = Op(__name__, "prefill_paged", Backend("prefill_triton", (on("cuda"),)), _REFERENCE)
+_prefill_paged = Op(__name__, "prefill_paged", Backend("prefill_triton", (on_device("cuda"),)), _REFERENCE)
 _merge = Op(__name__, "merge", _MERGE, _REFERENCE)
 _merge_into = Op(__name__, "merge_into", _MERGE, _REFERENCE)
 

@@ -124,7 +124,7 @@ def merge(a_THD: Tensor, lse_a_TH: Tensor, b_THD: Tensor, lse_b_TH: Tensor) -> t
     shift_TH = top_TH.masked_fill(top_TH == -torch.inf, 0.0)
     weight_a_TH, weight_b_TH = (lse_a_TH - shift_TH).exp2(), (lse_b_TH - shift_TH).exp2()
     total_TH = weight_a_TH + weight_b_TH
-    sum_THD = _weighted(a_THD, weight_a_TH) + _weighted(b_THD, weight_b_TH)
+    sum_THD = _scale_by_weight(a_THD, weight_a_TH) + _scale_by_weight(b_THD, weight_b_TH)
     return sum_THD / total_TH.masked_fill(total_TH == 0, 1.0)[..., None], shift_TH + total_TH.log2()
 
 
@@ -135,7 +135,7 @@ def merge_into(combined_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, lse_part_
     lse_TH.copy_(sum_TH)
 
 
-def _weighted(part_THD: Tensor, weight_TH: Tensor) -> Tensor:
+def _scale_by_weight(part_THD: Tensor, weight_TH: Tensor) -> Tensor:
     """0 where the weight is 0, even times NaN."""
     weight_TH1 = weight_TH[..., None]
     return (part_THD.float() * weight_TH1).masked_fill(weight_TH1 == 0, 0.0)

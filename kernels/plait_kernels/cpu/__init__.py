@@ -1,1 +1,1 @@
-"""The compiled CPU kernels behind the families' ``native`` backends."""
+"""The compiled CPU kernels behind the families' ``cpu`` backends."""

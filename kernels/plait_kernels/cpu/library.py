@@ -254,12 +254,12 @@ def set_num_threads(num_threads: int) -> None:
         found.plait_set_threads(num_threads)
 
 
-def takes(*tensors: Tensor) -> bool:
+def supports_tensors(*tensors: Tensor) -> bool:
     """Whether the kernels are there and take tensors of this device and type."""
     return all(t.device.type == "cpu" and t.dtype in TYPES for t in tensors) and open_library() is not None
 
 
-def expect(x: Tensor, dtype: torch.dtype, *sizes: int) -> None:
+def check_tensor(x: Tensor, dtype: torch.dtype, *sizes: int) -> None:
     """Raise ``ValueError`` unless ``x`` is on the CPU, of ``dtype``, and its last dimensions are ``sizes``.
 
     The kernels get bare pointers: they would misread a tensor of another kind.

@@ -25,7 +25,7 @@ class _Chunks:
         self._left = torch.empty(0, dtype=torch.uint8)
         self._alone = threading.Lock()
 
-    def take(self, num_bytes: int) -> Tensor:
+    def allocate(self, num_bytes: int) -> Tensor:
         with self._alone:
             if num_bytes > len(self._left):
                 self._left = _map(max(num_bytes, _HUGE_CHUNK))
@@ -38,7 +38,7 @@ _chunks = _Chunks()
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of zeros for weights, on the CPU; it lives as long as the process."""
-    return _chunks.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return _chunks.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _map(num_bytes: int) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on
-from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales, as_bytes, stored
+from plait_kernels.backends import Backend, Op, on_device
+from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales, as_bytes, to_cache_dtype
 
 _REFERENCE = Backend("reference")
-_store = Op(__name__, "store", Backend("triton", (on("cuda"),)), _REFERENCE)
-_slot_mapping = Op(__name__, "slot_mapping", Backend("slot_mapping_triton", (on("cuda"),)), _REFERENCE)
+_store = Op(__name__, "store", Backend("triton", (on_device("cuda"),)), _REFERENCE)
+_slot_mapping = Op(__name__, "slot_mapping", Backend("slot_mapping_triton", (on_device("cuda"),)), _REFERENCE)
 
 
 def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, scales: PageScales = UNSCALED) -> None:
@@ -30,4 +30,4 @@ def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, pa
     return slot_mapping_T
 
 
-__all__ = ["FP8", "UNSCALED", "PageScales", "as_bytes", "slot_mapping", "store", "stored"]
+__all__ = ["FP8", "UNSCALED", "PageScales", "as_bytes", "slot_mapping", "store", "to_cache_dtype"]

@@ -29,8 +29,8 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
     page_size = pages.shape[3]
     page_T, offset_T = slot_mapping_T // page_size, slot_mapping_T % page_size
     raw = as_bytes(pages)
-    raw[page_T, 0, :, offset_T] = as_bytes(stored(k_TGD, pages.dtype, scales.k))
-    raw[page_T, 1, :, offset_T] = as_bytes(stored(v_TGD, pages.dtype, scales.v))
+    raw[page_T, 0, :, offset_T] = as_bytes(to_cache_dtype(k_TGD, pages.dtype, scales.k))
+    raw[page_T, 1, :, offset_T] = as_bytes(to_cache_dtype(v_TGD, pages.dtype, scales.v))
 
 
 def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, page_size: int) -> Tensor:
@@ -39,7 +39,7 @@ def slot_mapping(table_RW: Tensor, row_T: Tensor | None, positions_T: Tensor, pa
     return table_RW[row_T, positions_T // page_size].long() * page_size + positions_T % page_size
 
 
-def stored(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+def to_cache_dtype(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """The values as pages of this dtype store them: for float8 divided by the scale and clamped."""
     return (values.float() / scale).clamp(-_LARGEST, _LARGEST).to(FP8) if dtype == FP8 else values
 

@@ -68,11 +68,11 @@ def _store(  # type: ignore[no-untyped-def]
     half = NUM_HEADS * page_size * HEAD_DIM
     first = (slot // page_size) * 2 * half + (slot % page_size) * HEAD_DIM
     target = pages_ptr + first + head * page_size * HEAD_DIM + dim
-    tl.store(target, rounded(k, k_factor, IS_FP8), mask=is_there)
-    tl.store(target + half, rounded(v, v_factor, IS_FP8), mask=is_there)
+    tl.store(target, to_cache_dtype(k, k_factor, IS_FP8), mask=is_there)
+    tl.store(target + half, to_cache_dtype(v, v_factor, IS_FP8), mask=is_there)
 
 
 @triton.jit
-def rounded(values, factor, IS_FP8: tl.constexpr):  # type: ignore[no-untyped-def]
+def to_cache_dtype(values, factor, IS_FP8: tl.constexpr):  # type: ignore[no-untyped-def]
     """The values as the pages store them."""
     return tl.clamp(values.to(tl.float32) * factor, -448.0, 448.0).to(tl.float8e4nv) if IS_FP8 else values

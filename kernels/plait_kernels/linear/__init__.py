@@ -1,5 +1,6 @@
 """GEMM and GEMV with weights of every format; one protocol for the matrices that hold them."""
 
+from plait_kernels.linear.cpu import CpuMatrix, GgufMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.gemm import gemv, rmsnorm_gate_up_silu, rmsnorm_gemv, rmsnorm_router_gemv, skinny_gemm
 from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
 from plait_kernels.linear.gguf import GgufWeight
@@ -12,17 +13,16 @@ from plait_kernels.linear.matrix import (
     exact_matrix,
     is_copy,
 )
-from plait_kernels.linear.native import GgufMatrix, NativeMatrix, PanelMatrix, can_hold
 from plait_kernels.linear.reference import RowNorm
 
 __all__ = [
     "DENSE",
+    "CpuMatrix",
     "ExactOnGpu",
     "GgufMatrix",
     "GgufWeight",
     "GpuMatrix",
     "Matrix",
-    "NativeMatrix",
     "PanelMatrix",
     "RowNorm",
     "Tile",

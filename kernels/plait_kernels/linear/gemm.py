@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on
+from plait_kernels.backends import Backend, Op, on_device
 from plait_kernels.linear.gemm_tuning import Tile
 from plait_kernels.linear.reference import RowNorm
 
 _FAMILY = "plait_kernels.linear"
 _REFERENCE = Backend("reference")
-_GEMV = Backend("gemv_triton", (on("cuda"),))
+_GEMV = Backend("gemv_triton", (on_device("cuda"),))
 _gemv = Op(_FAMILY, "gemv", _GEMV, _REFERENCE)
 _rmsnorm_gemv = Op(_FAMILY, "rmsnorm_gemv", _GEMV, _REFERENCE)
 _rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _GEMV, _REFERENCE)
-_rmsnorm_router_gemv = Op(_FAMILY, "rmsnorm_router_gemv", Backend("router_gemv_triton", (on("cuda"),)), _REFERENCE)
-_skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on("cuda"),)), _REFERENCE)
+_rmsnorm_router_gemv = Op(
+    _FAMILY, "rmsnorm_router_gemv", Backend("router_gemv_triton", (on_device("cuda"),)), _REFERENCE
+)
+_skinny_gemm = Op(_FAMILY, "skinny_gemm", Backend("skinny_gemm_triton", (on_device("cuda"),)), _REFERENCE)
 
 
 def gemv(x_1I: Tensor, weight_OI: Tensor, out_1O: Tensor | None = None) -> Tensor:

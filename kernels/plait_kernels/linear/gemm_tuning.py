@@ -1,4 +1,4 @@
-"""Which GEMMs of a few rows the skinny GEMM takes, and with what tile: those for which it was faster than cuBLAS.
+"""Which GEMMs of a few rows the skinny GEMM fits_matrix, and with what tile: those for which it was faster than cuBLAS.
 
 ``gemm_tuning_DEVICE.json`` has the measurements of one GPU, written there by ``tests/bench/gpu/gemm_tuning.py``. A GPU
 without a table of its own uses that of a sibling, or cuBLAS for everything.
@@ -32,14 +32,14 @@ class Tile:
     num_stages: int
     num_warps: int
 
-    def takes(self, num_outputs: int, num_inputs: int) -> bool:
+    def fits_matrix(self, num_outputs: int, num_inputs: int) -> bool:
         """Whether a matrix consists of whole tiles."""
         is_whole = num_outputs % self.outputs == 0 and num_inputs % (self.inputs * self.splits) == 0
         return is_whole and num_outputs // self.outputs <= MAX_TILES
 
 
 def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
-    """For each number of rows from 2 on that the skinny GEMM takes for this matrix, its tile."""
+    """For each number of rows from 2 on that the skinny GEMM fits_matrix for this matrix, its tile."""
     if weight_OI.dtype != torch.bfloat16 or not weight_OI.is_cuda:
         return {}
     return tiles_for(torch.cuda.get_device_name(weight_OI.device), *weight_OI.shape)
@@ -47,7 +47,7 @@ def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
 
 def tiles_for(device_name: str, num_outputs: int, num_inputs: int) -> dict[int, Tile]:
     """The same for a bfloat16 matrix on a GPU of this name."""
-    by_max_rows = _table(device_name).get(f"{num_outputs}x{num_inputs}", {})
+    by_max_rows = _load_tuning_table(device_name).get(f"{num_outputs}x{num_inputs}", {})
     least, found = 2, dict[int, Tile]()
     for most in _MAX_ROWS:
         if str(most) in by_max_rows:
@@ -64,7 +64,7 @@ def tuning_file(device_name: str) -> Path:
 
 
 @functools.cache
-def _table(device_name: str) -> dict[str, dict[str, list[int]]]:
+def _load_tuning_table(device_name: str) -> dict[str, dict[str, list[int]]]:
     """By outputs and inputs, then by the most rows; empty for a GPU without a table."""
     own = tuning_file(device_name)
     sibling = _SIBLINGS.get(own.stem.removeprefix("gemm_tuning_"))

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait_kernels.linear.cpu import PanelMatrix
 from plait_kernels.linear.gemm import gemv, skinny_gemm
 from plait_kernels.linear.gemm_tuning import tiles_of
-from plait_kernels.linear.native import PanelMatrix
 
 
 class Matrix(Protocol):
@@ -44,7 +44,7 @@ class TorchMatrix:
         return self(x_NI).float()
 
     @staticmethod
-    def refusal(_weight_OI: Tensor) -> str | None:
+    def unsupported_reason(_weight_OI: Tensor) -> str | None:
         """None: it takes every matrix."""
         return None
 
@@ -73,7 +73,7 @@ class GpuMatrix(TorchMatrix):
         return torch.mm(x_NI, self.weight_OI.T, out=out_NO)
 
     @staticmethod
-    def refusal(weight_OI: Tensor) -> str | None:
+    def unsupported_reason(weight_OI: Tensor) -> str | None:
         """Why it does not take a matrix; None if it does."""
         return None if weight_OI.is_cuda else f"is for cuda, not {weight_OI.device.type}"
 
@@ -100,7 +100,7 @@ class OneDnnMatrix:
         return self(x_NI).float()
 
     @staticmethod
-    def refusal(weight_OI: Tensor) -> str | None:
+    def unsupported_reason(weight_OI: Tensor) -> str | None:
         """Why it does not take a matrix; None if it does."""
         if not weight_OI.is_cpu or weight_OI.dtype != torch.bfloat16:
             return f"takes bfloat16 on a CPU, not {weight_OI.dtype} on {weight_OI.device.type}"
@@ -114,7 +114,7 @@ DENSE = (GpuMatrix, PanelMatrix, OneDnnMatrix, TorchMatrix)
 
 def dense_matrix(weight_OI: Tensor, bias_O: Tensor | None = None) -> Matrix:
     """The matrix as the first backend holds it that takes it; sums are float32 in each."""
-    return next(backend for backend in DENSE if backend.refusal(weight_OI) is None)(weight_OI, bias_O)
+    return next(backend for backend in DENSE if backend.unsupported_reason(weight_OI) is None)(weight_OI, bias_O)
 
 
 def is_copy(held: Matrix) -> bool:

@@ -33,7 +33,7 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
         weight_OI,
         out_NO,
         torch.empty(size, dtype=torch.float32, device=x_NI.device),
-        _arrivals(x_NI.device),
+        _split_counters(x_NI.device),
         num_rows,
         num_outputs,
         NUM_INPUTS=num_inputs,
@@ -49,7 +49,7 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
 
 
 @functools.cache
-def _arrivals(device: torch.device) -> Tensor:
+def _split_counters(device: torch.device) -> Tensor:
     """Finished splits of each tile of outputs: 0 between calls, which run one after the other on a stream."""
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 

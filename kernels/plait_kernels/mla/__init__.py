@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on
+from plait_kernels.backends import Backend, Op, on_device
 from plait_kernels.mla.reference import AbsorbedQueries, CacheTarget, MlaNorm, Tables, store_latent
 
-_BACKENDS = Backend("triton", (on("cuda"),)), Backend("reference")
+_BACKENDS = Backend("triton", (on_device("cuda"),)), Backend("reference")
 _rope_and_cache = Op(__name__, "rope_and_cache", *_BACKENDS)
 _absorb = Op(__name__, "absorb", *_BACKENDS)
 _absorb_and_cache = Op(__name__, "absorb_and_cache", *_BACKENDS)

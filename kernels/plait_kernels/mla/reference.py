@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plait_kernels.kv_cache.reference import as_bytes, stored
+from plait_kernels.kv_cache.reference import as_bytes, to_cache_dtype
 from plait_kernels.norm.reference import rms_norm
 from plait_kernels.rope.reference import apply_rope
 
@@ -63,7 +63,7 @@ def make_latent(cached_TC: Tensor, norm: MlaNorm, tables: Tables) -> Tensor:
 def store_latent(latent_TC: Tensor, cache: CacheTarget) -> None:
     """Write cache entries into the pages, in the pages' dtype."""
     pages = as_bytes(cache.pages).view(-1, latent_TC.shape[1])
-    pages.index_copy_(0, cache.slot_mapping_T, as_bytes(stored(latent_TC, cache.pages.dtype, cache.scale)))
+    pages.index_copy_(0, cache.slot_mapping_T, as_bytes(to_cache_dtype(latent_TC, cache.pages.dtype, cache.scale)))
 
 
 def rope_and_cache(

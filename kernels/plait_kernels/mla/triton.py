@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from plait_kernels.kv_cache.triton import rounded
+from plait_kernels.kv_cache.triton import to_cache_dtype
 from plait_kernels.mla.reference import AbsorbedQueries, CacheTarget, MlaNorm, Tables
 from plait_kernels.pdl import pdl_launch
 
@@ -122,7 +122,7 @@ def _launch(
 
 
 @triton.jit
-def _wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Wait for the kernel before this one. The next one starts late: FlashMLA's would not wait for its input."""
     if PDL:
         gdc_wait()
@@ -170,7 +170,7 @@ def _absorb_and_cache(  # type: ignore[no-untyped-def]
         key_at = key_ptr + head.to(tl.int64) * key_head_stride + nope[:, None] * key_row_stride + dim[None, :]
         is_key = (nope < NOPE_DIM)[:, None] & (dim < WIDTH)[None, :]
         key = tl.load(key_at, mask=is_key, other=0.0)
-        _wait(PDL)  # no kernel writes the weights
+        _pdl_wait(PDL)  # no kernel writes the weights
         q = tl.load(q_at + nope[None, :], mask=is_row[:, None] & (nope < NOPE_DIM)[None, :], other=0.0)
         absorbed = tl.dot(q, key, input_precision="ieee")
         out_at = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * (WIDTH + 2 * HALF)
@@ -179,7 +179,7 @@ def _absorb_and_cache(  # type: ignore[no-untyped-def]
         if split == 0:
             _rotate_rows(q_at + NOPE_DIM, cos_ptr, sin_ptr, out_at + WIDTH, row[:, None], is_row[:, None], HALF)
     elif HAS_CACHE:
-        _wait(PDL)
+        _pdl_wait(PDL)
         token = first + program - num_absorb_programs
         if token < num_rows:
             source, target = (
@@ -214,7 +214,7 @@ def _rope_and_cache(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     token, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _wait(PDL)
+    _pdl_wait(PDL)
     if split == 0:
         source, target = (cached_ptr, cached_stride, weight_ptr, eps), (pages_ptr, slot_mapping_ptr, factor, copy_ptr)
         _store_token(token, source, cos_ptr, sin_ptr, target, WIDTH, BLOCK, HALF, True)
@@ -253,9 +253,9 @@ def _store_token(  # type: ignore[no-untyped-def]
     sine = tl.load(sin_ptr + token * (2 * HALF) + HALF + half)
     first, second = (a * cosine - b * sine).to(kind), (b * cosine + a * sine).to(kind)
     page_at = pages_ptr + tl.load(slot_mapping_ptr + token) * (WIDTH + 2 * HALF)
-    tl.store(page_at + dim, rounded(normed, factor, IS_FP8), mask=is_there)
-    tl.store(page_at + WIDTH + half, rounded(first, factor, IS_FP8))
-    tl.store(page_at + WIDTH + HALF + half, rounded(second, factor, IS_FP8))
+    tl.store(page_at + dim, to_cache_dtype(normed, factor, IS_FP8), mask=is_there)
+    tl.store(page_at + WIDTH + half, to_cache_dtype(first, factor, IS_FP8))
+    tl.store(page_at + WIDTH + HALF + half, to_cache_dtype(second, factor, IS_FP8))
     if HAS_COPY:
         copy = copy_ptr + token * (WIDTH + 2 * HALF)
         tl.store(copy + dim, normed, mask=is_there)

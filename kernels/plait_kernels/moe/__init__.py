@@ -8,8 +8,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, above, of, on, up_to
-from plait_kernels.moe.native import ExpertPanels, can_hold_experts
+from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
+from plait_kernels.moe.cpu import ExpertPanels, can_hold_experts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 
@@ -17,17 +17,17 @@ _MAX_INDEXED = 2
 """Up to so many tokens each (token, expert) pair reads its matrices by itself: listing pairs would take longer."""
 _MAX_LISTED = 2048
 """Above so many tokens torch's grouped GEMM is faster; it takes bfloat16 alone."""
-_GPU = on("cuda"), of(torch.bfloat16, torch.float16)
+_GPU = on_device("cuda"), of_dtype(torch.bfloat16, torch.float16)
 _expert_mlps = Op(
     __name__,
     "expert_mlps",
     Backend("indexed_gemv_triton", (*_GPU, up_to(_MAX_INDEXED, "tokens"))),
-    Backend("grouped_gemm_torch", (on("cuda"), of(torch.bfloat16), above(_MAX_LISTED, "tokens"))),
+    Backend("grouped_gemm_torch", (on_device("cuda"), of_dtype(torch.bfloat16), above(_MAX_LISTED, "tokens"))),
     Backend("grouped_gemm_triton", _GPU),
     Backend("reference"),
 )
 """The size of a call is its number of tokens."""
-_route = Op(__name__, "route", Backend("routing_triton", (on("cuda"),)), Backend("routing"))
+_route = Op(__name__, "route", Backend("routing_triton", (on_device("cuda"),)), Backend("routing"))
 
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``x_TH``, the chosen experts' weights ``[T, K]`` and their ids ``[T, K]`` -> their weighted sum ``[T, H]``."""

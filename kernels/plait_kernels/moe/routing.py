@@ -58,7 +58,7 @@ def softmax_group_top_k(logits_TE: Tensor, top_k: int, limit: GroupLimit, scale:
     The probabilities are multiplied by ``scale`` and never normalised.
     """
     probabilities_TE = logits_TE.float().softmax(dim=-1)
-    weights_TK, experts_TK = _within(probabilities_TE, limit, num_best=1).topk(top_k, dim=-1)
+    weights_TK, experts_TK = _mask_other_groups(probabilities_TE, limit, num_best=1).topk(top_k, dim=-1)
     return weights_TK * scale, experts_TK
 
 
@@ -71,14 +71,14 @@ def sigmoid_group_top_k(
     scores sum to 1 before they are multiplied by ``scale``.
     """
     scores_TE = logits_TE.float().sigmoid()
-    experts_TK = _within(scores_TE + bias_E, limit, num_best=2).topk(top_k, dim=-1).indices
+    experts_TK = _mask_other_groups(scores_TE + bias_E, limit, num_best=2).topk(top_k, dim=-1).indices
     weights_TK = scores_TE.gather(1, experts_TK)
     if normalise:
         weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)
     return weights_TK * scale, experts_TK
 
 
-def _within(scores_TE: Tensor, limit: GroupLimit, num_best: int) -> Tensor:
+def _mask_other_groups(scores_TE: Tensor, limit: GroupLimit, num_best: int) -> Tensor:
     """The scores, with -inf outside the groups whose ``num_best`` best experts sum to most."""
     if limit.num_kept == limit.num_groups:
         return scores_TE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Op, on
+from plait_kernels.backends import Backend, Op, on_device
 from plait_kernels.norm.reference import rms_norm
 
-_add_rms_norm = Op(__name__, "add_rms_norm", Backend("triton", (on("cuda"),)), Backend("reference"))
+_add_rms_norm = Op(__name__, "add_rms_norm", Backend("triton", (on_device("cuda"),)), Backend("reference"))
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Call, Op, on
+from plait_kernels.backends import Backend, Call, Op, on_device
 from plait_kernels.kv_cache import UNSCALED, PageScales
 from plait_kernels.rope.reference import HeadNorm, apply_rope
 
@@ -16,8 +16,8 @@ def _is_whole(call: Call) -> str | None:
 
 
 _REFERENCE = Backend("reference")
-_HEADS = Backend("triton", (on("cuda"), _is_whole))
-_rope_tables = Op(__name__, "rope_tables", Backend("tables_triton", (on("cuda"),)), _REFERENCE)
+_HEADS = Backend("triton", (on_device("cuda"), _is_whole))
+_rope_tables = Op(__name__, "rope_tables", Backend("tables_triton", (on_device("cuda"),)), _REFERENCE)
 _rotate_heads = Op(__name__, "rotate_heads", _HEADS, _REFERENCE)
 _rotate_and_store = Op(__name__, "rotate_and_store", _HEADS, _REFERENCE)
 """The size of a call is the heads' width."""

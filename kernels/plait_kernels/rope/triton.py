@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from plait_kernels.kv_cache.reference import FP8, UNSCALED, PageScales
-from plait_kernels.kv_cache.triton import rounded
+from plait_kernels.kv_cache.triton import to_cache_dtype
 from plait_kernels.pdl import pdl_launch, pdl_wait
 from plait_kernels.rope.reference import HeadNorm
 
@@ -144,8 +144,8 @@ def _rotate_heads(  # type: ignore[no-untyped-def]
         target = kv_ptr + (kv_head * page_size + offset) * (2 * HALF) + dim
         factor = tl.where(is_key, k_factor, v_factor)
         is_kept = is_there & (head >= num_query_heads)
-        tl.store(target, rounded(tl.where(is_key, first, raw_a), factor, IS_FP8), mask=is_kept)
-        tl.store(target + HALF, rounded(tl.where(is_key, second, raw_b), factor, IS_FP8), mask=is_kept)
+        tl.store(target, to_cache_dtype(tl.where(is_key, first, raw_a), factor, IS_FP8), mask=is_kept)
+        tl.store(target + HALF, to_cache_dtype(tl.where(is_key, second, raw_b), factor, IS_FP8), mask=is_kept)
     else:
         target = kv_ptr + (token * num_kv_heads + head - num_query_heads) * (2 * HALF) + dim
         tl.store(target, first, mask=is_key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait_kernels.backends import Backend, Call, Op, of, on
+from plait_kernels.backends import Backend, Call, Op, of_dtype, on_device
 from plait_kernels.cpu import library
 from plait_kernels.nvrtc import can_compile
 from plait_kernels.sampling import cuda
@@ -29,14 +29,14 @@ def _has_nvrtc(_call: Call) -> str | None:
     return None if can_compile() else "needs the package cuda-bindings"
 
 
-_NATIVE = Backend("native", (on("cpu"), of(torch.float32), _is_compiled))
-_CUDA = Backend("cuda", (on("cuda"), of(torch.bfloat16, torch.float16), cuda.refuses))
+_CPU = Backend("cpu", (on_device("cpu"), of_dtype(torch.float32), _is_compiled))
+_CUDA = Backend("cuda", (on_device("cuda"), of_dtype(torch.bfloat16, torch.float16), cuda.unsupported_reason))
 _REFERENCE = Backend("checked_reference")
-_sample_greedy = Op(__name__, "sample_greedy", Backend("triton", (on("cuda"),)), _NATIVE, _REFERENCE)
-_sample_random = Op(__name__, "sample_random", _NATIVE, _CUDA, _REFERENCE)
-_sample_filtered = Op(__name__, "sample_filtered", _NATIVE, _CUDA, _REFERENCE)
+_sample_greedy = Op(__name__, "sample_greedy", Backend("triton", (on_device("cuda"),)), _CPU, _REFERENCE)
+_sample_random = Op(__name__, "sample_random", _CPU, _CUDA, _REFERENCE)
+_sample_filtered = Op(__name__, "sample_filtered", _CPU, _CUDA, _REFERENCE)
 """The size of a call is the stride between a row's logits."""
-_uniform = Op(__name__, "uniform", Backend("cuda", (on("cuda"), _has_nvrtc)), Backend("philox"))
+_uniform = Op(__name__, "uniform", Backend("cuda", (on_device("cuda"), _has_nvrtc)), Backend("philox"))
 
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:

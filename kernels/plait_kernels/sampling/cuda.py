@@ -22,7 +22,7 @@ _COUNTS_BYTES = 1024 * 47 * 4
 _CHUNK = 512
 
 
-def refuses(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why the kernels do not sample from such logits; ``call.size`` is the stride between a row's logits."""
     if call.size != 1:
         return f"takes rows of adjacent logits, not a stride of {call.size}"
@@ -50,7 +50,7 @@ def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
     """See ``plait_kernels.sampling.philox.uniform``."""
     uniform_N = torch.empty(seed_N.shape[0], dtype=torch.float64, device=seed_N.device)
     if seed_N.shape[0]:
-        kernel = _kernels(torch.bfloat16, seed_N.device)["uniform"]
+        kernel = _compile_sampling_kernels(torch.bfloat16, seed_N.device)["uniform"]
         shape = (-(-seed_N.shape[0] // _UNIFORM_THREADS), _UNIFORM_THREADS, 0)
         kernel(shape, seed_N.contiguous(), index_N.contiguous(), seed_N.shape[0], uniform_N)
     return uniform_N
@@ -59,7 +59,7 @@ def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
 def _run(name: str, logits_SV: Tensor, parameters: list[Tensor], ids_S: Tensor, shared_bytes: int) -> None:
     num_rows, vocab = logits_SV.shape
     if num_rows:
-        kernel = _kernels(logits_SV.dtype, logits_SV.device)[name]
+        kernel = _compile_sampling_kernels(logits_SV.dtype, logits_SV.device)[name]
         kernel((num_rows, _THREADS, shared_bytes), logits_SV, logits_SV.stride(0), vocab, *parameters, ids_S)
 
 
@@ -69,6 +69,6 @@ def _has_room(device: torch.device) -> bool:
 
 
 @functools.cache
-def _kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
+def _compile_sampling_kernels(dtype: torch.dtype, device: torch.device) -> dict[str, Kernel]:
     defines = ("IS_HALF",) if dtype == torch.float16 else ()
     return compile_kernels(_SOURCE, ("sample_filtered", "sample_random", "uniform"), defines, device)

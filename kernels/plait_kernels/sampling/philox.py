@@ -23,8 +23,8 @@ def philox4x32(counter_N4: Tensor, key_N2: Tensor) -> Tensor:
     counter_0, counter_1, counter_2, counter_3 = counter_N4.unbind(-1)
     key_0, key_1 = key_N2.unbind(-1)
     for _ in range(_NUM_ROUNDS):
-        high_0, low_0 = _multiply(counter_0, _MULTIPLIERS[0])
-        high_1, low_1 = _multiply(counter_2, _MULTIPLIERS[1])
+        high_0, low_0 = _mulhilo32(counter_0, _MULTIPLIERS[0])
+        high_1, low_1 = _mulhilo32(counter_2, _MULTIPLIERS[1])
         counter_0, counter_1, counter_2, counter_3 = (
             high_1 ^ counter_1 ^ key_0,
             low_1,
@@ -49,7 +49,7 @@ def uniform(seed_N: Tensor, index_N: Tensor) -> Tensor:
     return bits_N.to(torch.float64) * 2.0**-53
 
 
-def _multiply(word_N: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+def _mulhilo32(word_N: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     # int64 wraps around, but the 64 bits are those of the unsigned result.
     wide_N = word_N * multiplier
     return (wide_N >> 32) & _WORD, wide_N & _WORD

@@ -46,7 +46,7 @@ def sample_greedy(logits_SV: Tensor) -> Tensor:
 
     In two levels: torch vectorises the maximum of each block, but not argmax.
     """
-    blocks_SBK = _blocks(logits_SV, padding=-torch.inf)
+    blocks_SBK = _split_into_blocks(logits_SV, padding=-torch.inf)
     block_S = blocks_SBK.amax(dim=-1).argmax(dim=-1)
     rows_S = torch.arange(logits_SV.shape[0], device=logits_SV.device)
     return block_S * _BLOCK + blocks_SBK[rows_S, block_S].argmax(dim=-1)
@@ -59,7 +59,7 @@ def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uni
     Returns int64 ``[S]``. The token is the first, in vocabulary order, whose cumulative probability exceeds the
     random number.
     """
-    weights_SV = _weights(logits_SV, temperature_S)
+    weights_SV = _unnormalised_probs(logits_SV, temperature_S)
     return _invert_cdf(_keep_min_p(weights_SV, min_p_S), uniform_S)
 
 
@@ -68,13 +68,13 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
 
     A row keeps a prefix of its own order, which other rows' number of candidates does not change.
     """
-    weights_SV = _weights(logits_SV, temperature_S)
+    weights_SV = _unnormalised_probs(logits_SV, temperature_S)
     ids_SC, weights_SC = _candidates(logits_SV, weights_SV, filters)
     chosen_S = _invert_cdf(weights_SC, uniform_S)
     return ids_SC.gather(1, chosen_S[:, None]).squeeze(1)
 
 
-def _weights(logits_SV: Tensor, temperature_S: Tensor) -> Tensor:
+def _unnormalised_probs(logits_SV: Tensor, temperature_S: Tensor) -> Tensor:
     """Probabilities up to a factor: the best token has weight 1."""
     best_S1 = logits_SV.amax(dim=-1, keepdim=True)
     return ((logits_SV - best_S1) / temperature_S[:, None]).exp_()
@@ -88,8 +88,8 @@ def _candidates(logits_SV: Tensor, weights_SV: Tensor, filters: Filters) -> tupl
     """Ids and weights of the tokens that may be kept, best first; the weight of a filtered token is 0."""
     vocab = logits_SV.shape[1]
     top_k_S = torch.where(filters.top_k_S == 0, vocab, filters.top_k_S.clamp(max=vocab))
-    total_S = _block_mass(_blocks(weights_SV)).sum(dim=-1)
-    width = _width(top_k_S, vocab)
+    total_S = _block_mass(_split_into_blocks(weights_SV)).sum(dim=-1)
+    width = _num_candidates(top_k_S, vocab)
     ids_SC, weights_SC, is_whole = _nucleus(logits_SV, weights_SV, top_k_S, total_S, filters.top_p_S, width)
     while not is_whole:
         width = min(width * _GROWTH, vocab)
@@ -97,7 +97,7 @@ def _candidates(logits_SV: Tensor, weights_SV: Tensor, filters: Filters) -> tupl
     return ids_SC, _keep_min_p(weights_SC, filters.min_p_S)
 
 
-def _width(top_k_S: Tensor, vocab: int) -> int:
+def _num_candidates(top_k_S: Tensor, vocab: int) -> int:
     """Candidates that cover every row's top-k, and most nuclei of the rows without one."""
     limited_S = torch.where(top_k_S < vocab, top_k_S, min(_NUCLEUS_CANDIDATES, vocab))
     return int(limited_S.max())
@@ -127,7 +127,7 @@ def _invert_cdf(weights_SV: Tensor, uniform_S: Tensor) -> Tensor:
 
     In two levels, blocks and then the tokens of one block, because a cumulative sum over the vocabulary is slow.
     """
-    blocks_SBK = _blocks(weights_SV)
+    blocks_SBK = _split_into_blocks(weights_SV)
     cumulative_SB = _block_mass(blocks_SBK).cumsum(dim=-1)
     target_S1 = uniform_S[:, None] * cumulative_SB[:, -1:]
     block_S1 = _first_above(cumulative_SB, target_S1)
@@ -144,7 +144,7 @@ def _first_above(cumulative_SN: Tensor, target_S1: Tensor) -> Tensor:
     return torch.minimum(torch.searchsorted(cumulative_SN, target_S1, right=True), last_S1)
 
 
-def _blocks(values_SV: Tensor, padding: float = 0.0) -> Tensor:
+def _split_into_blocks(values_SV: Tensor, padding: float = 0.0) -> Tensor:
     num_rows, vocab = values_SV.shape
     if vocab % _BLOCK:
         values_SV = functional.pad(values_SV, (0, -vocab % _BLOCK), value=padding)

@@ -15,7 +15,7 @@ def top_tokens(logits_SV: Tensor, num_best: int) -> Tensor:
     ``logits_SV`` is float32. torch leaves open which of equal values ``topk`` and an unstable sort give, and logits
     from bfloat16 tie often; the keys below are all different.
     """
-    keys_SV = _keys(logits_SV)
+    keys_SV = _sort_keys(logits_SV)
     vocab = logits_SV.shape[1]
     if num_best < vocab:
         keys_SC = torch.topk(keys_SV, num_best, dim=-1).values
@@ -24,7 +24,7 @@ def top_tokens(logits_SV: Tensor, num_best: int) -> Tensor:
     return (vocab - 1) - (keys_SC & 0xFFFFFFFF)
 
 
-def _keys(logits_SV: Tensor) -> Tensor:
+def _sort_keys(logits_SV: Tensor) -> Tensor:
     # The bits of a float, with those below the sign flipped if it is negative, order like the float itself.
     # Adding 0 makes -0 equal to 0.
     bits_SV = (logits_SV + 0.0).view(torch.int32)

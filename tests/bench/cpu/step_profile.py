@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 from plait_kernels.cpu import library
-from plait_kernels.linear import NativeMatrix
+from plait_kernels.linear import CpuMatrix
 from plait_proto import IS_LAST_CHUNK, NewSlot, Plan
 from plait_worker import loop
 from plait_worker.attention.backend import requirements_for
@@ -187,7 +187,7 @@ def layer_parts(rank: loop.Rank, case: Case, now: Now) -> dict[str, float]:
         for block in model.blocks
         for each in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)  # type: ignore[attr-defined]
     ]
-    panels = [layer for layer in layers if isinstance(layer, NativeMatrix)]
+    panels = [layer for layer in layers if isinstance(layer, CpuMatrix)]
     inputs = [torch.randn(num_tokens, layer.num_inputs).to(layer.dtype) for layer in panels[:4]]
 
     def products() -> None:

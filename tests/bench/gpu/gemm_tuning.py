@@ -53,7 +53,9 @@ def tiles(num_outputs: int, num_inputs: int) -> Iterator[Tile]:
     for (outputs, inputs, stages, warps), splits in itertools.product(BASES, SPLITS):
         tile = Tile(outputs, inputs, splits, stages, warps)
         num_programs = num_outputs // outputs * splits
-        if tile.takes(num_outputs, num_inputs) and (num_programs in PROGRAMS or (splits == 1 and num_outputs > 99_999)):
+        if tile.fits_matrix(num_outputs, num_inputs) and (
+            num_programs in PROGRAMS or (splits == 1 and num_outputs > 99_999)
+        ):
             yield tile
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from plait_kernels.attention import attend, reference
-from plait_kernels.kv_cache import PageScales, as_bytes, stored
+from plait_kernels.kv_cache import PageScales, as_bytes, to_cache_dtype
 from plait_testing.gpu_driver import GPU, PAGE_SIZE, make_rows
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements
 from plait_worker.attention.mha.torch_mha import TorchMha
@@ -45,7 +45,7 @@ def error_of(
     """Largest difference from float64 over the largest value; what no row may see is 1000."""
     torch.manual_seed(0)
     foul = torch.full((num_pages + 1, 2, shape.num_kv_heads, PAGE_SIZE, shape.head_dim), 1000.0, device=GPU).bfloat16()
-    pool = stored(foul, shape.cached_dtype, 1.0)
+    pool = to_cache_dtype(foul, shape.cached_dtype, 1.0)
     free = list(range(num_pages))
     contexts, tables = [], []
     for start, length in zip(starts, lengths, strict=True):
@@ -56,7 +56,7 @@ def error_of(
             chunk = kv[position : min(position + PAGE_SIZE, start)]
             page = as_bytes(pool)[table[position // PAGE_SIZE]]
             for part, part_scale in enumerate(shape.scales):
-                kept = stored(chunk[:, part], pool.dtype, part_scale)
+                kept = to_cache_dtype(chunk[:, part], pool.dtype, part_scale)
                 page[part, :, : len(chunk)] = as_bytes(kept).transpose(0, 1)
         contexts.append(kv)
         tables.append(table)
@@ -71,7 +71,10 @@ def error_of(
 
 def as_cached(kv: Tensor, shape: MhaShape) -> Tensor:
     """What the pages hold of keys and values ``[L, 2, G, D]``."""
-    parts = [stored(kv[:, part], shape.cached_dtype, scale).double() * scale for part, scale in enumerate(shape.scales)]
+    parts = [
+        to_cache_dtype(kv[:, part], shape.cached_dtype, scale).double() * scale
+        for part, scale in enumerate(shape.scales)
+    ]
     return torch.stack(parts, dim=1)
 
 

@@ -14,7 +14,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import recall_tasks as tasks
-from plait_kernels.moe.native import ExpertPanels
+from plait_kernels.moe.cpu import ExpertPanels
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.models.loader import dummy_model, unused_tensors
 from plait_worker.parallel import Parallel

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_kernels.attention import attend
-from plait_kernels.kv_cache import FP8, PageScales, as_bytes, stored
+from plait_kernels.kv_cache import FP8, PageScales, as_bytes, to_cache_dtype
 from plait_worker.attention import torch_batches
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
@@ -44,12 +44,12 @@ class World:
 
     def run(self, dtype: torch.dtype, fp8: PageScales | None = None, window: int | None = None) -> torch.Tensor:
         shape = MhaShape(HEADS, KV_HEADS, DIM, 0.3, dtype, fp8, window)
-        pages = stored(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
+        pages = to_cache_dtype(self.pages, shape.cached_dtype, 1.0).to(shape.cached_dtype)
         for kv, table, start in zip(self.context, self.tables, self.starts, strict=True):
             for position in range(start):
                 page, offset = table[position // self.page_size], position % self.page_size
                 for part, scale in enumerate(shape.scales):
-                    kept = stored(kv[position, part].to(dtype), pages.dtype, scale)
+                    kept = to_cache_dtype(kv[position, part].to(dtype), pages.dtype, scale)
                     as_bytes(pages)[page, part, :, offset] = as_bytes(kept)
         new = torch.cat([kv[start:] for kv, start in zip(self.context, self.starts, strict=True)]).to(dtype)
         requirements = BackendRequirements(shape, self.page_size, 0, 0, torch.device("cpu"))
@@ -131,7 +131,7 @@ def test_float8_pages_keep_keys_and_values_over_their_scales(fp8: PageScales) ->
     given = world.run(torch.float32, fp8)
     for kv in world.context:
         for part, scale in enumerate(fp8):
-            kv[:, part] = stored(kv[:, part], FP8, scale).float() * scale
+            kv[:, part] = to_cache_dtype(kv[:, part], FP8, scale).float() * scale
     torch.testing.assert_close(given.double(), world.expected(torch.float32), atol=1e-5, rtol=1e-5)
     new_token = world.context[2][33]
     page = world.written[world.tables[2][2]].float()
@@ -140,7 +140,7 @@ def test_float8_pages_keep_keys_and_values_over_their_scales(fp8: PageScales) ->
 
 
 def test_what_float8_cannot_hold_becomes_its_largest_number() -> None:
-    kept = stored(torch.tensor([1e4, -1e4, 3.0]), FP8, 2.0).float()
+    kept = to_cache_dtype(torch.tensor([1e4, -1e4, 3.0]), FP8, 2.0).float()
     assert kept.tolist() == [448.0, -448.0, 1.5]
 
 

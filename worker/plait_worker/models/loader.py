@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plait_kernels.cpu.library import takes
+from plait_kernels.cpu.library import supports_tensors
 from plait_kernels.kv_cache import PageScales
 
 from plait_worker.attention.model_specs import attention_specs
@@ -170,7 +170,7 @@ def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: P
 
 def _has_quantised_gemm(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether GEMMs with quantised weights exist here and are faster than dense ones."""
-    return dtype == torch.bfloat16 and takes(torch.empty(0, dtype=dtype, device=device))
+    return dtype == torch.bfloat16 and supports_tensors(torch.empty(0, dtype=dtype, device=device))
 
 
 def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait_kernels.decoder import DenseBlock, DenseStack, can_stack
-from plait_kernels.linear import NativeMatrix
+from plait_kernels.linear import CpuMatrix
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
@@ -54,7 +54,7 @@ def _dense_block(block: Block[StepAttention]) -> DenseBlock | None:
     if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
-    panels = [matrix for matrix in matrices if isinstance(matrix, NativeMatrix)]
+    panels = [matrix for matrix in matrices if isinstance(matrix, CpuMatrix)]
     if len(panels) < len(matrices):
         return None
     qkv, output, gate_up, down = panels

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from plait_kernels.kv_cache import FP8, stored
+from plait_kernels.kv_cache import FP8, to_cache_dtype
 from plait_kernels.mla import AbsorbedQueries, CacheTarget, Tables, absorb_and_cache
 from plait_worker.attention.backend import AttentionBackend, BackendRequirements, MlaStep
 from plait_worker.attention.registry import names
@@ -104,7 +104,9 @@ def parts(
     attended, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
     cache = CacheTarget(pages, attention.slot_mapping_T, attention.cached_scale)
     entered = (AbsorbedQueries(q_THE, layer.key_HOL), cached, layer._norm, tables, cache)
-    quantised = {"queries to float8": microseconds(lambda: stored(q_THC, FP8, 1.0))} if pages.dtype == FP8 else {}
+    quantised = (
+        {"queries to float8": microseconds(lambda: to_cache_dtype(q_THC, FP8, 1.0))} if pages.dtype == FP8 else {}
+    )
     return quantised | {
         "layer": microseconds(lambda: layer(x, step, pages)),
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),

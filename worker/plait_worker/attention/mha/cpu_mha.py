@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from plait_kernels.attention.paged_native import PagedHeads, PagedRows, can_attend
+from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows, can_attend
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements

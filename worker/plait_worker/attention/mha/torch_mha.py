@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from plait_kernels.kv_cache import as_bytes, stored
+from plait_kernels.kv_cache import as_bytes, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -83,7 +83,7 @@ class TorchStep:
         """See ``StepAttention``."""
         head_dim = self.shape.head_dim
         flat, scales = as_bytes(pages).view(-1, head_dim), self.shape.scales
-        k, v = stored(k_TGD, pages.dtype, scales.k), stored(v_TGD, pages.dtype, scales.v)
+        k, v = to_cache_dtype(k_TGD, pages.dtype, scales.k), to_cache_dtype(v_TGD, pages.dtype, scales.v)
         flat.index_copy_(0, self.key_index_I, as_bytes(k).reshape(-1, head_dim))
         flat.index_copy_(0, self.value_index_I, as_bytes(v).reshape(-1, head_dim))
         q_TGMD = q_THD.reshape(len(q_THD), self.shape.num_kv_heads, -1, head_dim)

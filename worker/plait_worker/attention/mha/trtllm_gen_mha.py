@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, token_slot_mapping
-from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.device_metadata import DeviceMetadata, Ragged, build_device_metadata
 from plait_worker.attention.spec import MhaShape, check_no_window
 from plait_worker.attention.trtllm_workspace import Scratch
 from plait_worker.rows import DeviceLengths, Rows
@@ -37,7 +37,7 @@ class TrtllmGenMhaStep:
     num_prefill_tokens: int
     prefill: DeviceLengths | None
     table_PW: Tensor
-    decode: QueryRows | None
+    decode: DeviceMetadata | None
 
     def forward(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, pages: Tensor) -> Tensor:
         """See ``StepAttention``."""
@@ -83,7 +83,7 @@ class TrtllmGenMha:
             num_prefill_tokens=rows.num_prefill_tokens,
             prefill=device_lengths(rows),
             table_PW=rows.page_table_RW[: rows.num_prefill],
-            decode=query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens),
+            decode=build_device_metadata(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens),
         )
 
     def context(self, lengths: DeviceLengths, table_PW: Tensor, q_PHD: Tensor, pages: Tensor, out_PHD: Tensor) -> None:
@@ -105,7 +105,7 @@ class TrtllmGenMha:
             multi_ctas_kv_counter_buffer=self.scratch.counters,
         )
 
-    def decode(self, rows: QueryRows, q_AHD: Tensor, pages: Tensor, out_AHD: Tensor) -> None:
+    def decode(self, rows: DeviceMetadata, q_AHD: Tensor, pages: Tensor, out_AHD: Tensor) -> None:
         """Attention of rows of one or a few query tokens, written to ``out_AHD``."""
         queries = rows.queries
         trtllm_batch_decode_with_kv_cache(

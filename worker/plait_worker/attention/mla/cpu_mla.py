@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.attention import merge_into
-from plait_kernels.attention.native import HeadSizes
-from plait_kernels.mla.native import AbsorbedRows, DecompressedRows, PagedMla, can_attend_mla
+from plait_kernels.attention.cpu import HeadSizes
+from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla, can_attend_mla
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj

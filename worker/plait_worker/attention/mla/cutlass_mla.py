@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.mla.trtllm_mla import TrtllmMla
-from plait_worker.attention.query_rows import QueryRows
+from plait_worker.attention.device_metadata import DeviceMetadata
 from plait_worker.attention.spec import MlaShape
 from plait_worker.errors import ensure
 
@@ -36,7 +36,7 @@ class CutlassMla(TrtllmMla):
         # No plan, which would need host lengths: each call passes the device's.
         self._kernel = BatchMLAPagedAttentionWrapper(torch.zeros_like(self.scratch.workspace), backend="cutlass")
 
-    def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
+    def absorbed(self, rows: DeviceMetadata, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
         """Absorbed attention over the pages, written to ``out_AHL``."""
         ensure(rows.queries == 1, "cutlass_mla takes one query token a decode row")
         scaled_AHC = q_AHC if self.shape.scale == SCALE else q_AHC * (self.shape.scale / SCALE)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import torch
 from flash_mla import flash_mla_with_kvcache, get_mla_decoding_metadata, get_mla_metadata
-from plait_kernels.kv_cache import FP8, stored
+from plait_kernels.kv_cache import FP8, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
@@ -92,7 +92,7 @@ class FlashMla(HopperMla[FlashMlaRows]):
     def attend(self, q_AHC: Tensor, pages: Tensor, planned: FlashMlaRows) -> Tensor:
         """See ``HopperMla``."""
         out_A1HL, _ = flash_mla_with_kvcache(
-            stored(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
+            to_cache_dtype(q_AHC, self.shape.cached_dtype, 1.0)[:, None],
             pages[:, :, None],
             planned.table_AW,
             planned.lengths_A,

@@ -18,7 +18,7 @@ import torch
 from flashinfer.mla import trtllm_batch_decode_with_kv_cache_mla
 from flashinfer.prefill import trtllm_ragged_attention_deepseek
 from plait_kernels.attention import merge_into
-from plait_kernels.kv_cache import FP8, stored
+from plait_kernels.kv_cache import FP8, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
@@ -26,7 +26,7 @@ from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.mla.cached_context import load_latents
 from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
 from plait_worker.attention.mla.short_extend import short_extends_last
-from plait_worker.attention.query_rows import QueryRows, Ragged, query_rows
+from plait_worker.attention.device_metadata import DeviceMetadata, Ragged, build_device_metadata
 from plait_worker.attention.spec import MlaShape
 from plait_worker.attention.trtllm_workspace import Scratch
 from plait_worker.rows import Rows
@@ -77,7 +77,7 @@ class TrtllmMlaStep:
     slot_mapping_T: Tensor
     order_T: Tensor | None
     groups: list[Group]
-    absorbed: list[QueryRows]
+    absorbed: list[DeviceMetadata]
 
     @property
     def cached_scale(self) -> float:
@@ -138,8 +138,8 @@ class TrtllmMla:
         """Order of the rows, lengths and tables."""
         ordered = short_extends_last(rows, lambda _start, length: length <= self.short_extend)
         rows, first, num_tokens = ordered.rows, ordered.num_decompressed, ordered.num_decompressed_tokens
-        extends = query_rows(rows, range(first, rows.num_prefill), num_tokens)
-        decoded = query_rows(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
+        extends = build_device_metadata(rows, range(first, rows.num_prefill), num_tokens)
+        decoded = build_device_metadata(rows, range(rows.num_prefill, rows.num_rows), rows.num_prefill_tokens)
         return TrtllmMlaStep(
             backend=self,
             num_prefill_tokens=num_tokens,
@@ -201,11 +201,11 @@ class TrtllmMla:
         )
         return out, lse
 
-    def absorbed(self, rows: QueryRows, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
+    def absorbed(self, rows: DeviceMetadata, q_AHC: Tensor, pages: Tensor, out_AHL: Tensor) -> None:
         """Absorbed attention over the pages, written to ``out_AHL``."""
         shape, queries = self.shape, rows.queries
         # Queries have the pages' type. bmm1_scale is softmax scale times key scale, bmm2_scale the value scale.
-        q_AHC = stored(q_AHC, shape.cached_dtype, 1.0)
+        q_AHC = to_cache_dtype(q_AHC, shape.cached_dtype, 1.0)
         if isinstance(queries, int):
             by_row = (rows.num_rows, queries)
             q_AHC, out_AHL = q_AHC.unflatten(0, by_row), out_AHL.unflatten(0, by_row)

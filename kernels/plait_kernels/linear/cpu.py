@@ -16,7 +16,7 @@ PANEL = 32
 """Outputs of a panel."""
 
 
-class NativeMatrix:
+class CpuMatrix:
     """A copy of a matrix in the order in which the kernels read it; ``Matrix`` says what it does."""
 
     def __init__(
@@ -34,7 +34,7 @@ class NativeMatrix:
         self._kept = (panels, bias_O)
         self._library = cpu.library()
         if bias_O is not None:
-            cpu.expect(bias_O, dtype, self.num_outputs)
+            cpu.check_tensor(bias_O, dtype, self.num_outputs)
         bias = None if bias_O is None else bias_O.data_ptr()
         self.struct = cpu.Matrix(panels.data_ptr(), bias, *shape, storage, activation_bits)
         """For kernels that take several matrices."""
@@ -52,7 +52,7 @@ class NativeMatrix:
         return self._multiply(x_NI, torch.float32)
 
     def _multiply(self, x_NI: Tensor, dtype: torch.dtype) -> Tensor:
-        cpu.expect(x_NI, self.dtype, self.num_inputs)
+        cpu.check_tensor(x_NI, self.dtype, self.num_inputs)
         x_NI = x_NI.contiguous()
         out_NO = torch.empty((x_NI.shape[0], self.num_outputs), dtype=dtype)
         kind, kind_out = cpu.TYPES[self.dtype], cpu.TYPES[dtype]
@@ -60,7 +60,7 @@ class NativeMatrix:
         return out_NO
 
 
-class PanelMatrix(NativeMatrix):
+class PanelMatrix(CpuMatrix):
     """A dense matrix.
 
     Sums are float32, in the order of the inputs whatever the batch; bfloat16 elements are multiplied in pairs (VNNI).
@@ -68,7 +68,7 @@ class PanelMatrix(NativeMatrix):
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """``weight_OI`` bfloat16 or float32 on the CPU; I is even in bfloat16. Raises ``ValueError`` otherwise."""
-        if (reason := self.refusal(weight_OI)) is not None:
+        if (reason := self.unsupported_reason(weight_OI)) is not None:
             raise ValueError(f"a matrix {list(weight_OI.shape)}: the CPU kernel {reason}")
         num_outputs, num_inputs = weight_OI.shape
         weight_OI = weight_OI.contiguous()
@@ -78,7 +78,7 @@ class PanelMatrix(NativeMatrix):
         super().__init__((num_outputs, num_inputs), weight_OI.dtype, panels, bias_O)
 
     @staticmethod
-    def refusal(weight_OI: Tensor) -> str | None:
+    def unsupported_reason(weight_OI: Tensor) -> str | None:
         """Why it does not take a matrix; None if it does."""
         if not weight_OI.is_cpu or weight_OI.dtype not in cpu.TYPES:
             return f"takes bfloat16 and float32 on a CPU, not {weight_OI.dtype} on {weight_OI.device}"
@@ -87,7 +87,7 @@ class PanelMatrix(NativeMatrix):
         return None if cpu.open_library() is not None else "is not compiled: install plait-kernels again"
 
 
-class GgufMatrix(NativeMatrix):
+class GgufMatrix(CpuMatrix):
     """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.quantised_rows``).
 
     The dot product within a block of 32 is exact in integers; blocks are summed in float32 in their order, whatever
@@ -107,4 +107,4 @@ class GgufMatrix(NativeMatrix):
 
 def can_hold(weight_OI: Tensor) -> bool:
     """Whether the kernels are there and take this matrix."""
-    return PanelMatrix.refusal(weight_OI) is None
+    return PanelMatrix.unsupported_reason(weight_OI) is None

@@ -35,7 +35,7 @@ class HeadSizes:
     """Factor of the scores before the softmax."""
 
 
-class NativeRows:
+class CpuRows:
     """Row r has ``lengths[r]`` tokens; each sees the positions up to its own, and none from ``ends[r]`` on."""
 
     def __init__(
@@ -51,7 +51,7 @@ class NativeRows:
 
         ``page_table_RW`` int32, contiguous, on the CPU, and wide enough for every position that is seen.
         """
-        cpu.expect(page_table_RW, torch.int32)
+        cpu.check_tensor(page_table_RW, torch.int32)
         self.sizes = sizes
         self._starts = np.array(starts, dtype=np.int64)
         lengths_R = np.array(lengths, dtype=np.int64)
@@ -99,7 +99,7 @@ class NativeRows:
 
     def expect_heads(self, x_THE: Tensor, dtype: torch.dtype, num_heads: int, width: int) -> None:
         """Raise ``ValueError`` unless each of the step's tokens has so many heads of this type and width."""
-        cpu.expect(x_THE, dtype, self.num_tokens, num_heads, width)
+        cpu.check_tensor(x_THE, dtype, self.num_tokens, num_heads, width)
 
 
 def by_token(x_THE: Tensor) -> Tensor:

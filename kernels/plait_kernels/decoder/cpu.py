@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.paged_native import PagedRows
+from plait_kernels.attention.paged_cpu import PagedRows
 from plait_kernels.cpu import library as cpu
-from plait_kernels.linear.native import PANEL, NativeMatrix
+from plait_kernels.linear.cpu import PANEL, CpuMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class DenseBlock:
     q_norm_D: Tensor | None
     """Set if every query head is normalised before rope."""
     k_norm_D: Tensor | None
-    qkv: NativeMatrix
-    output: NativeMatrix
+    qkv: CpuMatrix
+    output: CpuMatrix
     mlp_norm_H: Tensor
-    gate_up: NativeMatrix
+    gate_up: CpuMatrix
     """Gates, then ups: a multiple of 32 each."""
-    down: NativeMatrix
+    down: CpuMatrix
 
     def struct(self, pages: Tensor) -> cpu.Layer:
         """The layer and its pages as the kernels read them."""
@@ -69,7 +69,7 @@ class DenseStack:
         )
         self._dtype = norm_H.dtype
         for each in pages:
-            cpu.expect(each, self._dtype)
+            cpu.check_tensor(each, self._dtype)
         self._library = cpu.library()
 
     def forward(self, x_TH: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, rows: PagedRows) -> Tensor:
@@ -77,9 +77,9 @@ class DenseStack:
 
         ``x_TH`` is contiguous and of the layers' dtype, the tables are float32. Raises ``ValueError`` otherwise.
         """
-        cpu.expect(x_TH, self._dtype, rows.num_tokens, self._struct.hidden_size)
+        cpu.check_tensor(x_TH, self._dtype, rows.num_tokens, self._struct.hidden_size)
         for table in (cos_T1D, sin_T1D):
-            cpu.expect(table, torch.float32, rows.num_tokens, 1, rows.sizes.key_dim)
+            cpu.check_tensor(table, torch.float32, rows.num_tokens, 1, rows.sizes.key_dim)
         step = cpu.Activations(cos_T1D.data_ptr(), sin_T1D.data_ptr(), x_TH.data_ptr())
         self._library.plait_decoder_stack(self._struct, rows.struct, step, cpu.TYPES[self._dtype])
         return x_TH

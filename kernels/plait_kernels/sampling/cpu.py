@@ -15,7 +15,7 @@ from plait_kernels.sampling.reference import Filters
 
 def sample_greedy(logits_SV: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest of equals: int64 ``[S]``."""
-    cpu.expect(logits_SV, torch.float32)
+    cpu.check_tensor(logits_SV, torch.float32)
     logits_SV, ids_S = logits_SV.contiguous(), torch.empty(len(logits_SV), dtype=torch.int64)
     cpu.library().plait_sample_greedy(logits_SV.data_ptr(), *logits_SV.shape, ids_S.data_ptr())
     return ids_S
@@ -35,7 +35,7 @@ def sample_random(logits_SV: Tensor, temperature_S: Tensor, min_p_S: Tensor, uni
 def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, uniform_S: Tensor) -> Tensor:
     """The same after top-k, top-p and min-p; the cumulative probability runs over tokens from best to worst."""
     _expect(logits_SV, uniform_S, temperature_S, filters.top_p_S, filters.min_p_S)
-    cpu.expect(filters.top_k_S, torch.int64, len(logits_SV))
+    cpu.check_tensor(filters.top_k_S, torch.int64, len(logits_SV))
     inputs = (logits_SV, temperature_S, filters.top_k_S, filters.top_p_S, filters.min_p_S, uniform_S)
     kept = [tensor.contiguous() for tensor in inputs]
     logits, *pointers = (tensor.data_ptr() for tensor in kept)
@@ -45,7 +45,7 @@ def sample_filtered(logits_SV: Tensor, temperature_S: Tensor, filters: Filters, 
 
 
 def _expect(logits_SV: Tensor, uniform_S: Tensor, *floats_S: Tensor) -> None:
-    cpu.expect(logits_SV, torch.float32)
-    cpu.expect(uniform_S, torch.float64, len(logits_SV))
+    cpu.check_tensor(logits_SV, torch.float32)
+    cpu.check_tensor(uniform_S, torch.float64, len(logits_SV))
     for each_S in floats_S:
-        cpu.expect(each_S, torch.float32, len(logits_SV))
+        cpu.check_tensor(each_S, torch.float32, len(logits_SV))

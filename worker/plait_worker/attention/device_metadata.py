@@ -26,7 +26,7 @@ class Ragged:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryRows:
+class DeviceMetadata:
     """At least one row."""
 
     queries: Ragged | int
@@ -44,7 +44,7 @@ class QueryRows:
         return self.table_BW.shape[0]
 
 
-def query_rows(rows: Rows, part: range, first_token: int) -> QueryRows | None:
+def build_device_metadata(rows: Rows, part: range, first_token: int) -> DeviceMetadata | None:
     """The rows ``part`` of a step, whose tokens begin at ``first_token``; None for an empty part.
 
     Rows of one length need no upload.
@@ -56,9 +56,9 @@ def query_rows(rows: Rows, part: range, first_token: int) -> QueryRows | None:
     num_tokens = sum(lengths)
     if max(lengths) == min(lengths):
         last_B = rows.positions_T[first_token : first_token + num_tokens].view(len(part), lengths[0])[:, -1]
-        return QueryRows(lengths[0], table_BW, (last_B + 1).to(torch.int32), num_tokens)
+        return DeviceMetadata(lengths[0], table_BW, (last_B + 1).to(torch.int32), num_tokens)
     ends = np.cumsum([0, *lengths], dtype=np.int32)
     starts = rows.starts[part.start : part.stop]
     packed = np.concatenate((ends, np.add(starts, lengths, dtype=np.int32)))
     on_device = upload(packed, rows.positions_T.device)
-    return QueryRows(Ragged(on_device[: len(ends)], max(lengths)), table_BW, on_device[len(ends) :], num_tokens)
+    return DeviceMetadata(Ragged(on_device[: len(ends)], max(lengths)), table_BW, on_device[len(ends) :], num_tokens)

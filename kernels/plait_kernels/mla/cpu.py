@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.native import HeadSizes, NativeRows
+from plait_kernels.attention.cpu import CpuRows, HeadSizes
 from plait_kernels.cpu import library as cpu
 
 
@@ -27,7 +27,7 @@ class PagedMla:
     page_size: int
 
 
-class AbsorbedRows(NativeRows):
+class AbsorbedRows(CpuRows):
     """Rows of absorbed queries: row r has ``lengths[r]`` new tokens after ``starts[r]`` of context."""
 
     def __init__(self, shape: PagedMla, starts: Sequence[int], lengths: Sequence[int], page_table_RW: Tensor) -> None:
@@ -37,14 +37,14 @@ class AbsorbedRows(NativeRows):
 
     def attend(self, q_THC: Tensor, pages: Tensor) -> Tensor:
         """Causal attention over a row's latent vectors: their weighted sums ``[T, H, L]``."""
-        cpu.expect(pages, q_THC.dtype, self.sizes.key_dim)
+        cpu.check_tensor(pages, q_THC.dtype, self.sizes.key_dim)
         cached = cpu.KvView(pages.data_ptr(), *pages.stride()[:2], 0)
         out_THL = torch.empty((*q_THC.shape[:2], self.sizes.value_dim), dtype=pages.dtype)
         self.attend_to(q_THC, cached, cached, out_THL)
         return out_THL
 
 
-class DecompressedRows(NativeRows):
+class DecompressedRows(CpuRows):
     """Rows whose keys and values are stored row after row: row r sees ``seen[r]`` tokens."""
 
     def __init__(self, sizes: HeadSizes, lengths: Sequence[int], seen: Sequence[int], *, is_causal: bool) -> None:
@@ -59,8 +59,8 @@ class DecompressedRows(NativeRows):
 
         A head's dims are contiguous in keys and values.
         """
-        cpu.expect(k_IHE, q_THE.dtype, self.sizes.num_heads, self.sizes.key_dim)
-        cpu.expect(v_IHV, q_THE.dtype, self.sizes.num_heads, self.sizes.value_dim)
+        cpu.check_tensor(k_IHE, q_THE.dtype, self.sizes.num_heads, self.sizes.key_dim)
+        cpu.check_tensor(v_IHV, q_THE.dtype, self.sizes.num_heads, self.sizes.value_dim)
         keys, values = (cpu.KvView(x.data_ptr(), x.stride(0), *x.stride()[:2]) for x in (k_IHE, v_IHV))
         out_THV = torch.empty((*q_THE.shape[:2], self.sizes.value_dim), dtype=k_IHE.dtype)
         lse_TH = torch.empty(out_THV.shape[:2])
@@ -71,4 +71,4 @@ class DecompressedRows(NativeRows):
 def can_attend_mla(query_dim: int, cached_dim: int, like: Tensor) -> bool:
     """Whether the kernels are there and take pages of this device and type, and heads of these widths."""
     even = like.dtype != torch.bfloat16 or (query_dim % 2 == 0 and cached_dim % 2 == 0)
-    return even and cpu.takes(like)
+    return even and cpu.supports_tensors(like)

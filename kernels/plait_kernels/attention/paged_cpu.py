@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait_kernels.attention.native import HeadSizes, NativeRows, by_token
+from plait_kernels.attention.cpu import CpuRows, HeadSizes, by_token
 from plait_kernels.cpu import library as cpu
 
 
@@ -33,7 +33,7 @@ class PagedHeads:
         return HeadSizes(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim, self.scale)
 
 
-class PagedRows(NativeRows):
+class PagedRows(CpuRows):
     """One step's rows: row r has ``lengths[r]`` new tokens after ``starts[r]`` of context."""
 
     def __init__(self, heads: PagedHeads, starts: Sequence[int], lengths: Sequence[int], page_table_RW: Tensor) -> None:
@@ -67,4 +67,4 @@ class PagedRows(NativeRows):
 def can_attend(num_heads: int, num_kv_heads: int, head_dim: int, like: Tensor) -> bool:
     """Whether the kernels are there and take pages of this device and type, and heads of this shape."""
     even = like.dtype != torch.bfloat16 or head_dim % 2 == 0
-    return even and num_heads % num_kv_heads == 0 and cpu.takes(like)
+    return even and num_heads % num_kv_heads == 0 and cpu.supports_tensors(like)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
-from plait_kernels.linear.native import PANEL, PanelMatrix, can_hold
+from plait_kernels.linear.cpu import PANEL, PanelMatrix, can_hold
 
 
 class ExpertPanels:
@@ -24,7 +24,7 @@ class ExpertPanels:
 
         Each is copied before the next is asked for.
         """
-        pairs = list(starmap(_copied, experts))
+        pairs = list(starmap(_repack_expert, experts))
         self._num_experts = len(pairs)
         self._matrices = tuple(zip(*pairs, strict=True))
         self._arrays = [(cpu.Matrix * len(each))(*(matrix.struct for matrix in each)) for each in self._matrices]
@@ -37,8 +37,8 @@ class ExpertPanels:
 
         ``weights_TK`` is float32. Raises ``ValueError`` if a tensor is of another dtype or width.
         """
-        cpu.expect(x_TH, self._dtype, self._hidden_size)
-        cpu.expect(weights_TK, torch.float32, *experts_TK.shape)
+        cpu.check_tensor(x_TH, self._dtype, self._hidden_size)
+        cpu.check_tensor(weights_TK, torch.float32, *experts_TK.shape)
         x_TH, weights_TK = x_TH.contiguous(), weights_TK.contiguous()
         order_N = experts_TK.flatten().argsort(stable=True)
         ends_E = experts_TK.flatten().bincount(minlength=self._num_experts).cumsum(0)
@@ -48,7 +48,7 @@ class ExpertPanels:
         return out_TH
 
 
-def _copied(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, PanelMatrix]:
+def _repack_expert(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, PanelMatrix]:
     return PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)
 
 
