@@ -48,7 +48,9 @@ class KVCache:
         """Allocate the pools, zero-filled: a masked probability of 0 times a NaN left in memory is NaN."""
         self.num_pages = num_pages
         self.page_size = page_size
-        pools = {spec: iter(_pool(spec, num, num_pages, page_size, device)) for spec, num in Counter(specs).items()}
+        pools = {
+            spec: iter(_allocate_pages(spec, num, num_pages, page_size, device)) for spec, num in Counter(specs).items()
+        }
         self.layers: list[Tensor] = [next(pools[spec]) for spec in specs]
         """One tensor ``[N + 1, 2, G, P, D]`` or ``[N + 1, P, C]`` a layer."""
 
@@ -58,7 +60,9 @@ class KVCache:
         return self.num_pages
 
 
-def _pool(spec: CacheSpec, num_layers: int, num_pages: int, page_size: int, device: torch.device) -> list[Tensor]:
+def _allocate_pages(
+    spec: CacheSpec, num_layers: int, num_pages: int, page_size: int, device: torch.device
+) -> list[Tensor]:
     """Zeros for each layer of this spec; on a CPU the kernel maps them page by page on first touch.
 
     Writing zeros over a pool of 4 GiB takes seconds, and memory that most servers never use.

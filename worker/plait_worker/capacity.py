@@ -53,7 +53,7 @@ def choose_num_pages(config: WorkerConfig, page_bytes: int, pool_bytes: int, bud
     request of ``max_model_len`` tokens.
     """
     if config.pages.num_pages is not None:
-        return _asked(config.pages.num_pages, page_bytes, budget)
+        return _check_num_pages(config.pages.num_pages, page_bytes, budget)
     num_pages = max(0, pool_bytes) // page_bytes
     num_needed = -(-config.max_model_len // config.pages.page_size)
     if num_pages < num_needed:
@@ -77,7 +77,7 @@ def check_fits(weight_bytes: int, free_bytes: int) -> None:
         )
 
 
-def _asked(num_pages: int, page_bytes: int, budget: MemoryBudget) -> int:
+def _check_num_pages(num_pages: int, page_bytes: int, budget: MemoryBudget) -> int:
     offered_bytes = max(0, budget.offered_bytes)
     if num_pages * page_bytes > offered_bytes:
         raise WorkerError(

@@ -76,7 +76,7 @@ class _Job:
         try:
             self.module.build()
         except (RuntimeError, OSError) as error:
-            why = _why(error)
+            why = _find_error_line(error)
             seconds, advice = time.perf_counter() - began, _advice(why, self.module.folder)
             print(f"{self.label} failed after {seconds:.0f} s: {why}; {advice}", flush=True)
             return False
@@ -88,7 +88,7 @@ class _Job:
         return f"{num_compiled} of {num_files}"
 
 
-def _why(error: Exception) -> str:
+def _find_error_line(error: Exception) -> str:
     """The most telling line of the compiler's or ninja's output."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if _TELLS_WHY.search(line) and not _IS_COMMAND.search(line)]
@@ -104,12 +104,12 @@ def _advice(why: str, folder: Path) -> str:
             return advice
     nvcc, wanted = find_nvcc(), torch.version.cuda
     release = cuda_version(nvcc) if nvcc else None
-    if wanted and (release is None or _numbers(release) < _numbers(wanted)):
+    if wanted and (release is None or _version_numbers(release) < _version_numbers(wanted)):
         return f"{nvcc} is of CUDA {release}: install {toolkit_advice()}"
     return "FLASHINFER_JIT_VERBOSE=1 shows all compiler output"
 
 
-def _numbers(release: str) -> list[int]:
+def _version_numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
 
 

@@ -46,8 +46,8 @@ class GraphInputs:
             num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
             num_prompt = inputs.num_tokens - num_decode
             ends_R = inputs.lengths_R.cumsum()
-            at_R = _spread(num_prefill, num_decode, size.prompt_rows)
-            at_t = _spread(num_prompt, num_decode, size.prompt_tokens)
+            at_R = _concat_ranges(num_prefill, num_decode, size.prompt_rows)
+            at_t = _concat_ranges(num_prompt, num_decode, size.prompt_tokens)
             tokens[:num_prompt] = without_lookaheads(inputs)
             position_ids[at_t] = positions(inputs, ends_R)
             row_of[:num_prompt] = np.arange(num_prefill).repeat(inputs.lengths_R[:num_prefill])
@@ -60,7 +60,7 @@ class GraphInputs:
             ends_q[1 : num_prefill + 1] = ends_R[:num_prefill]
             ends_kv[1:] = kv.cumsum()
             if size.context_tokens is not None:
-                _cached(inputs.starts_R[:num_prefill], cached_row, cached_at)
+                _fill_context_indices(inputs.starts_R[:num_prefill], cached_row, cached_at)
         self.values.copy_(upload(values, self.values.device))
 
     @property
@@ -98,12 +98,12 @@ class GraphInputs:
         )
 
 
-def _spread(num_first: int, num_second: int, begin_second: int) -> Ints:
+def _concat_ranges(num_first: int, num_second: int, begin_second: int) -> Ints:
     """Indices of both kinds, if the second begins at a fixed index."""
     return np.concatenate((np.arange(num_first), begin_second + np.arange(num_second)))
 
 
-def _cached(contexts_p: Ints, row_I: Ints, position_I: Ints) -> None:
+def _fill_context_indices(contexts_p: Ints, row_I: Ints, position_I: Ints) -> None:
     """Write row and position of each cached token, row by row; the rest of the arrays keeps its values."""
     total = int(contexts_p.sum())
     row_I[:total] = np.arange(len(contexts_p)).repeat(contexts_p)

@@ -110,7 +110,7 @@ class StepGraphs:
     graphs: Sequence[StepGraph] = ()
     prompts: CapturedPrefill = field(default_factory=UnplannedPrefill)
 
-    def fitting(self, inputs: StepInputs, slots: Slots) -> StepGraph | None:
+    def find_graph(self, inputs: StepInputs, slots: Slots) -> StepGraph | None:
         """The best graph for the step; None if it is too large, or needs prompt log-probabilities or no sample."""
         prompts = inputs.slots_R[: inputs.num_prefill]
         if not inputs.samples_R.any() or any(slots.sampling.num_prompt_logprobs[slot] is not None for slot in prompts):

@@ -144,7 +144,7 @@ class _Wire:
             if self._dealer in ready:
                 self._take_all()
             if self._monitor in ready:
-                self._lose("the engine closed the link")
+                self._lose_engine("the engine closed the link")
             if time.monotonic() >= next_heartbeat:
                 self._heartbeat()
                 next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
@@ -161,47 +161,47 @@ class _Wire:
 
     def _take_all(self) -> None:
         while not self._is_over and self._dealer.poll(0):
-            self._take(self._dealer.recv_multipart())
+            self._handle_message(self._dealer.recv_multipart())
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _handle_message(self, frames: list[bytes]) -> None:
         try:
             message = decode(frames)
         except Malformed as malformed:
-            self._refuse(frames, str(malformed))
+            self._drop_malformed(frames, str(malformed))
             return
         if isinstance(message, Fail):
-            self._end(EngineError(message.code, message.reason))
+            self._end_link(EngineError(message.code, message.reason))
         elif not isinstance(message, FromEngine):
-            self._refuse(frames, f"{type(message).__name__} is not for workers")
+            self._drop_malformed(frames, f"{type(message).__name__} is not for workers")
         elif self._inbox.qsize() < _MAX_WAITING:
             self._inbox.put(message)
         else:
-            self._end(
+            self._end_link(
                 WorkerError(ExitCode.BUG, f"the engine sent more than {_MAX_WAITING} messages ahead of its credit")
             )
 
-    def _refuse(self, frames: list[bytes], reason: str) -> None:
+    def _drop_malformed(self, frames: list[bytes], reason: str) -> None:
         """Count and drop a message that cannot be read; end the link if it was an essential one."""
         self._num_malformed += 1
         _log.warning("malformed message %d from the engine: %s", self._num_malformed, reason)
         if frames and frames[0] in {bytes([kind]) for kind in _ESSENTIAL}:
             kind = Kind(frames[0][0]).name.capitalize()
-            self._end(WorkerError(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
+            self._end_link(WorkerError(ExitCode.BUG, f"a {kind} from the engine cannot be read: {reason}"))
 
     def _heartbeat(self) -> None:
         if os.getppid() != self._parent:
-            self._lose("the engine's process is gone")
+            self._lose_engine("the engine's process is gone")
         if self._is_greeted:
             # If the queue is full, a heartbeat is late anyway.
             with contextlib.suppress(zmq.Again):
                 self._dealer.send_multipart(encode(Heartbeat(rank=self._rank, step=self.last_step)), flags=zmq.NOBLOCK)
 
-    def _lose(self, reason: str) -> None:
+    def _lose_engine(self, reason: str) -> None:
         # Messages that came in before the end go first: they may say why.
         self._take_all()
-        self._end(EngineError(ExitCode.RANK_LOST, reason))
+        self._end_link(EngineError(ExitCode.RANK_LOST, reason))
 
-    def _end(self, failure: WorkerError) -> None:
+    def _end_link(self, failure: WorkerError) -> None:
         """Stop receiving; the loop gets the first reason and closes the link."""
         if self._is_over:
             return

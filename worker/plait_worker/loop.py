@@ -32,7 +32,7 @@ from plait_worker.nvtx import nvtx_range
 from plait_worker.parallel import Parallel
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
-from plait_worker.step_inputs import Ints, StepInputs, padded, read_plan
+from plait_worker.step_inputs import Ints, StepInputs, pad_with_dummies, read_plan
 from plait_worker.transfer import Download, Mark
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class _StepsInFlight:
     def _complete_oldest(self) -> None:
         plan, oldest = self._steps.popleft()
         result = oldest.result()
-        if self._rank.answers(plan):
+        if self._rank.sends_result(plan):
             self._link.send(encode(result))
         self._link.finished(plan.step)
 
@@ -148,7 +148,7 @@ class Rank:
     graphs: StepGraphs = field(default_factory=StepGraphs)
     totals: Totals = field(default_factory=Totals)
 
-    def answers(self, plan: Plan) -> bool:
+    def sends_result(self, plan: Plan) -> bool:
         """Every rank answers the warm-up (step 0); after it only rank 0 does."""
         return plan.step == 0 or self.parallel.rank == 0
 
@@ -169,16 +169,16 @@ class Rank:
                 graph = self._graph(plan.decision, inputs)
             if graph is not None:
                 return self._replay(graph, plan.step, begin, inputs)
-            return self._eager(plan.step, begin, self._padded(plan.decision, inputs))
+            return self._run_eager(plan.step, begin, self._padded(plan.decision, inputs))
 
     def _padded(self, decision: Decision | None, inputs: StepInputs) -> StepInputs:
         """In a group every replica's step has the same number of tokens."""
-        return inputs if decision is None else padded(inputs, self.slots.dummy_slot, decision.pad_tokens)
+        return inputs if decision is None else pad_with_dummies(inputs, self.slots.dummy_slot, decision.pad_tokens)
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
         """The graph that replays the step; in a group the decision names it for all replicas."""
         if decision is None:
-            return self.graphs.fitting(inputs, self.slots)
+            return self.graphs.find_graph(inputs, self.slots)
         return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
 
     def _replay(self, graph: StepGraph, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
@@ -197,9 +197,9 @@ class Rank:
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
         """Compute a step of empty slots without a graph; its samples are dropped."""
-        self._eager(0, Mark(self.slots.device), inputs).result()
+        self._run_eager(0, Mark(self.slots.device), inputs).result()
 
-    def _eager(self, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
+    def _run_eager(self, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
         """A step without a graph."""
         with nvtx_range("rows"):
             rows = build_rows(inputs, self.slots, self.model.config.vocab_size)

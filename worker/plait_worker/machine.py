@@ -37,9 +37,11 @@ def free_memory_bytes() -> int:
 
 def num_usable_cores() -> int:
     """Cores that the affinity mask and the control groups' quotas allow, at least 1."""
-    quotas = [_words(folder / "cpu.max") for folder in _folders("", "")]
-    first_version = [folder for mounted in _FIRST_VERSION_CPU for folder in _folders(mounted, "cpu")]
-    quotas += [_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us") for folder in first_version]
+    quotas = [_read_words(folder / "cpu.max") for folder in _find_cgroup_folders("", "")]
+    first_version = [folder for mounted in _FIRST_VERSION_CPU for folder in _find_cgroup_folders(mounted, "cpu")]
+    quotas += [
+        _read_words(folder / "cpu.cfs_quota_us") + _read_words(folder / "cpu.cfs_period_us") for folder in first_version
+    ]
     return max(1, math.floor(min([len(os.sched_getaffinity(0)), *map(_quota_cores, quotas)])))
 
 
@@ -54,14 +56,14 @@ class _MemoryGroup:
     reclaimable: str
 
     def folders(self) -> list[Path]:
-        return _folders(self.mounted, self.controller)
+        return _find_cgroup_folders(self.mounted, self.controller)
 
     def free_bytes(self, folder: Path) -> float:
         """Limit minus use; file pages that the kernel can drop do not count as used."""
-        limit, used = _words(folder / self.limit), _words(folder / self.used)
+        limit, used = _read_words(folder / self.limit), _read_words(folder / self.used)
         if not limit or not used or limit[0] == "max":
             return math.inf
-        statistics = _words(folder / "memory.stat")
+        statistics = _read_words(folder / "memory.stat")
         reclaimable = dict(zip(statistics[::2], statistics[1::2], strict=False)).get(self.reclaimable, "0")
         return int(limit[0]) - int(used[0]) + int(reclaimable)
 
@@ -72,7 +74,7 @@ _MEMORY_GROUPS = (
 )
 
 
-def _folders(mounted: str, controller: str) -> list[Path]:
+def _find_cgroup_folders(mounted: str, controller: str) -> list[Path]:
     """This process's group of a controller and all groups around it; the root alone if a namespace hides them.
 
     ``controller`` is empty for groups of the second version, of which there is one tree; one of the first version
@@ -88,7 +90,7 @@ def _folders(mounted: str, controller: str) -> list[Path]:
 
 
 def _available_bytes() -> int:
-    words = _words(Path("/proc/meminfo"))
+    words = _read_words(Path("/proc/meminfo"))
     return int(words[words.index("MemAvailable:") + 1]) * 1024
 
 
@@ -97,5 +99,5 @@ def _quota_cores(words: list[str]) -> float:
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] not in ("max", "-1") else math.inf
 
 
-def _words(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     return path.read_text().split() if path.is_file() else []

@@ -19,11 +19,11 @@ def bind_to_gpu_node(device: torch.device) -> str | None:
     None if nothing changes: the machine is one node, the device has none, or the process may use none of its cores.
     ``device`` is in use already.
     """
-    address = _address(device)
+    address = _pci_address(device)
     return None if address is None else bind_to_node(address)
 
 
-def _address(device: torch.device) -> str | None:
+def _pci_address(device: torch.device) -> str | None:
     """``domain:bus:device.function`` of its PCI slot; None if the driver does not say."""
     driver, number, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(32)
     if driver.cuDeviceGet(ctypes.byref(number), device.index) != 0:

@@ -158,13 +158,15 @@ def init_parallel(config: WorkerConfig, rank: int) -> Parallel:
 def check_divisible(config: ModelConfig, world: int) -> None:
     """Raise ``ValueError`` that names the dimension which ``world`` ranks cannot divide, and the numbers that work."""
     if config.num_heads < world:
-        raise ValueError(f"--tp {world} is more than the model's {config.num_heads} attention heads; {_values(config)}")
-    for name, size in _divided(config).items():
+        raise ValueError(
+            f"--tp {world} is more than the model's {config.num_heads} attention heads; {_list_working_tp(config)}"
+        )
+    for name, size in _sizes_to_divide(config).items():
         if size % world:
-            raise ValueError(f"--tp {world} does not divide the model's {name}, {size}; {_values(config)}")
+            raise ValueError(f"--tp {world} does not divide the model's {name}, {size}; {_list_working_tp(config)}")
 
 
-def _divided(config: ModelConfig) -> dict[str, int]:
+def _sizes_to_divide(config: ModelConfig) -> dict[str, int]:
     """Sizes that the ranks must divide evenly; MHA and GQA heads are padded instead."""
     moe, sizes = config.moe, {}
     if config.mla is not None:
@@ -177,7 +179,7 @@ def _divided(config: ModelConfig) -> dict[str, int]:
     return sizes
 
 
-def _values(config: ModelConfig) -> str:
-    sizes, most = _divided(config).values(), min(config.num_heads, _MAX_LISTED_RANKS)
+def _list_working_tp(config: ModelConfig) -> str:
+    sizes, most = _sizes_to_divide(config).values(), min(config.num_heads, _MAX_LISTED_RANKS)
     working = [str(world) for world in range(1, most + 1) if all(size % world == 0 for size in sizes)]
     return f"these values of --tp work: {', '.join(working)}"

@@ -64,7 +64,7 @@ class Slots:
     def apply(self, inputs: StepInputs) -> None:
         """Free, take and extend slots, in this order. Raises ``WorkerError`` if the plan does not fit the slots."""
         self._free(inputs.freed_F)
-        self._take(inputs.new_slots)
+        self._open_slots(inputs.new_slots)
         self._append(inputs.appended_A2)
 
     def advance(self, inputs: StepInputs) -> None:
@@ -105,7 +105,7 @@ class Slots:
         ensure(bool(self._is_live_N[freed_F].all()), "the plan frees a slot that holds nothing")
         self._is_live_N[freed_F] = False
 
-    def _take(self, new_slots: Sequence[NewSlot]) -> None:
+    def _open_slots(self, new_slots: Sequence[NewSlot]) -> None:
         if not new_slots:
             return
         slots = np.array([new.slot for new in new_slots], dtype=np.int64)

@@ -60,7 +60,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     Raises ``WorkerError`` if one of these fails.
     """
     loaded = load(config, init_parallel(config, rank))
-    with _phase("memory"):
+    with _log_duration("memory"):
         hello = _hello(loaded, config_bytes)
     link.send(encode(hello))
     welcome = link.welcome()
@@ -74,13 +74,13 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
     """Open the device, load the model and choose its attention. Raises ``WorkerError`` if one of these fails."""
     _check_drafts(config)
     device, device_name = open_device(config)
-    with _phase("weights"):
+    with _log_duration("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
     requirements = requirements_for(
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
-    with _phase("attention"):
+    with _log_duration("attention"):
         attention = choose_attention(config.attention.attention_backend, requirements, parallel)
     if device.type == "cpu":
         limit_torch_threads(model, attention)
@@ -103,9 +103,9 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     graphs = _capture(loaded, cache, slots)
     ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
     if loaded.device.type == "cuda":
-        with _phase("profile run"):
+        with _log_duration("profile run"):
             fill_allocators(config, model, loaded.attention, cache)
-        with _phase("warm-up"):
+        with _log_duration("warm-up"):
             for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(inputs)
         _log.info("memory left: %.1f GB", free_device_bytes(loaded.device) / 1e9)
@@ -116,7 +116,7 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
 
 
 @contextmanager
-def _phase(name: str) -> Iterator[None]:
+def _log_duration(name: str) -> Iterator[None]:
     """Log the seconds of a phase of the start."""
     began = time.perf_counter()
     yield

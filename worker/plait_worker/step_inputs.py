@@ -49,7 +49,7 @@ class StepInputs:
         return int(self.lengths_R.sum())
 
 
-def padded(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
+def pad_with_dummies(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
     """The step padded to ``num_tokens`` with decode rows of ``dummy_slot``, which sample nothing.
 
     Raises ``WorkerError`` if it has more.

@@ -34,10 +34,10 @@ def warm_up_steps(limits: StepLimits) -> Iterator[StepInputs]:
     """Mixed steps: chunks of one to three prompts and some decode rows, each in an empty slot; all rows sample."""
     generator = np.random.default_rng(0)
     for _ in range(_NUM_STEPS):
-        yield _draw(generator, limits)
+        yield _make_random_step(generator, limits)
 
 
-def _draw(generator: np.random.Generator, limits: StepLimits) -> StepInputs:
+def _make_random_step(generator: np.random.Generator, limits: StepLimits) -> StepInputs:
     most_decode = min(_MOST_DECODE_ROWS, limits.max_slots - 1, limits.max_tokens - 1)
     num_decode = _spread(generator, 0, most_decode)
     most_prompts = min(_MOST_PROMPTS, limits.max_slots - num_decode, limits.max_tokens - num_decode)

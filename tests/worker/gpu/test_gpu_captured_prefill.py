@@ -70,7 +70,7 @@ class BothWays:
         rows = build_rows(inputs, self.slots, VOCAB)
         hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         right = self.model.rounded_logits(hidden[rows.sample_index_S]).float()
-        if (graph := self.graphs.fitting(inputs, self.slots)) is None:
+        if (graph := self.graphs.find_graph(inputs, self.slots)) is None:
             self.num_eager += 1
         else:
             given = graph.replay(inputs).float()

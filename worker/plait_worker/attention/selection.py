@@ -75,13 +75,13 @@ def choose_backend(name: str, requirements: Requirements, parallel: Parallel | N
     if name == "torch":
         return KINDS[requirements.spec.kind].torch(requirements)
     if name != "auto":
-        return _named(name, requirements)
+        return _backend_by_name(name, requirements)
     if requirements.device.type == "cpu":
         return _cpu_backend(requirements)
     return _fastest_of_first_rank(requirements, parallel or Parallel())
 
 
-def _named(name: str, requirements: Requirements) -> AttentionBackend[Any]:
+def _backend_by_name(name: str, requirements: Requirements) -> AttentionBackend[Any]:
     outcome = try_backend(name, requirements, may_compile=True)
     if isinstance(outcome, str):
         raise WorkerError(ExitCode.HARDWARE, f"--attention-backend {name}: {outcome}; auto takes one that runs here")
@@ -123,7 +123,10 @@ def _fastest(requirements: Requirements) -> AttentionBackend[Any]:
             continue
         timings.append(_time(outcome, requirements))
         _log.info(
-            "attention backend %s: decode %.0f us, prefill %.0f us", name, timings[-1].decode_us, timings[-1].prefill_us
+            "attention backend %s: decode %.0f us, prefill %.0f us",
+            name,
+            timings[-1].decode_us,
+            timings[-1].prefill_us,
         )
     if timings:
         return min(timings, key=Timing.rank).backend
@@ -153,7 +156,7 @@ def try_backend(name: str, requirements: Requirements, *, may_compile: bool = Fa
         return f"it computes in bfloat16 or float16, not {str(requirements.spec.dtype).removeprefix('torch.')}"
     try:
         found.validate(requirements)
-        if reason := _unbuilt(found, requirements, may_compile):
+        if reason := _missing_modules_reason(found, requirements, may_compile):
             return reason
         backend = _make(found, requirements)
     except ImportError as failure:
@@ -165,7 +168,7 @@ def try_backend(name: str, requirements: Requirements, *, may_compile: bool = Fa
     return self_check_error(backend, requirements) or backend
 
 
-def _unbuilt(found: BackendSpec, requirements: Requirements, may_compile: bool) -> str | None:
+def _missing_modules_reason(found: BackendSpec, requirements: Requirements, may_compile: bool) -> str | None:
     """Why it cannot start without compiling modules; None if it can, or if they are compiled now, which is logged."""
     modules = found.modules(requirements.spec, requirements.page_size) if found.needs_modules else []
     missing = [module.name for module in modules if not module.is_ready]
@@ -213,4 +216,4 @@ def _first_line(failure: Exception) -> str:
 @torch.inference_mode()
 def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Timing:
     problem = KINDS[requirements.spec.kind].self_check(requirements)
-    return Timing(backend, problem.us(backend, problem.decode), problem.us(backend, problem.prefill))
+    return Timing(backend, problem.time_us(backend, problem.decode), problem.time_us(backend, problem.prefill))

@@ -48,7 +48,7 @@ class SelfCheck(ABC):
         right = self._attend(self.reference, rows)().double()
         return float((given - right).abs().max() / right.abs().max())
 
-    def us(self, backend: AttentionBackend[Any], rows: Rows) -> float:
+    def time_us(self, backend: AttentionBackend[Any], rows: Rows) -> float:
         """Device time of one layer in microseconds, without launches."""
         run = self._attend(backend, rows)
         run()  # what is made once a step is not a layer's time

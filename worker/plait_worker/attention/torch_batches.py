@@ -51,7 +51,7 @@ def decode_batches(
     device = rows.page_table_RW.device
     ends = [start + 1 for start in rows.starts[rows.num_prefill :]]
     table_DW = rows.page_table_RW[rows.num_prefill :]
-    for members in _similar(ends, page_size, page_elements):
+    for members in _group_by_num_pages(ends, page_size, page_elements):
         is_run = members[-1] - members[0] + 1 == len(members)
         chosen = slice(members[0], members[-1] + 1) if is_run else torch.tensor(members, device=device)
         ends_B = torch.tensor([ends[row] for row in members], device=device)
@@ -60,10 +60,10 @@ def decode_batches(
         is_hidden_BL = positions_L >= ends_B[:, None]
         if window is not None:
             is_hidden_BL |= positions_L < ends_B[:, None] - window
-        yield DecodeRows(chosen, table_DW[chosen, :width], added(is_hidden_BL, dtype))
+        yield DecodeRows(chosen, table_DW[chosen, :width], additive_mask(is_hidden_BL, dtype))
 
 
-def added(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(is_hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """An additive mask; a boolean one would be converted in every layer."""
     return torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device).masked_fill(is_hidden, -torch.inf)
 
@@ -73,7 +73,7 @@ def math_sdpa(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
-def _similar(ends: list[int], page_size: int, page_elements: int) -> Iterator[list[int]]:
+def _group_by_num_pages(ends: list[int], page_size: int, page_elements: int) -> Iterator[list[int]]:
     """Rows grouped by pages to the next power of two, within ``MAX_GATHERED``."""
     by_size: dict[int, list[int]] = {}
     for row, end in enumerate(ends):

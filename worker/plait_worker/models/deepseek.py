@@ -54,7 +54,7 @@ class DirectQueries:
         self.widths = [len(queries.shard(parallel)), mla.cached_dim]
         self.first = ColumnLinear(weights, (queries, latent), config.hidden_size, parallel, config.attention_bias)
 
-    def rest(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
+    def split_projection(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
         """From the first GEMM: queries ``[T, H E]``, and ``[T, C]`` to be cached, both before norm and rope."""
         queries, cached_TC = torch.split(projected_TO, self.widths, dim=1)
         return queries, cached_TC
@@ -72,8 +72,8 @@ class LowRankQueries:
         queries = Projection("q_b_proj", config.num_heads, mla.query_dim)
         self.queries = ColumnLinear(weights, (queries,), rank, parallel)
 
-    def rest(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``DirectQueries.rest``."""
+    def split_projection(self, projected_TO: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``DirectQueries.split_projection``."""
         query_TQ, latent_TC = torch.split(projected_TO, self.widths, dim=1)
         return self.queries(self.norm(query_TQ)), latent_TC
 
@@ -85,7 +85,7 @@ class _Raw(NamedTuple):
     cached_TC: Tensor
     tables: Tables
 
-    def ordered(self, order_T: Tensor) -> _Raw:
+    def reorder(self, order_T: Tensor) -> _Raw:
         """The tokens in another order."""
         tables = (table.index_select(0, order_T) for table in self.tables)
         return _Raw(self.q_THE.index_select(0, order_T), self.cached_TC.index_select(0, order_T), Tables(*tables))
@@ -118,12 +118,12 @@ class MlaAttention:
 
     def from_projection(self, projected_TO: Tensor, step: Step[MlaStep], pages: Tensor) -> Tensor:
         """The same after the first GEMM; only the attention itself treats prefill and decode rows differently."""
-        queries, cached_TC = self.inputs.rest(projected_TO)
+        queries, cached_TC = self.inputs.split_projection(projected_TO)
         raw = _Raw(queries.unflatten(1, (-1, self.mla.query_dim)), cached_TC, Tables(step.cos_T1D, step.sin_T1D))
         attend = self._attend if step.attention.num_prefill_tokens else self._attend_absorbed
         if (order_T := step.attention.order_T) is None:
             return self.output(attend(raw, step.attention, pages).flatten(1))
-        ordered_THV = attend(raw.ordered(order_T), step.attention, pages)
+        ordered_THV = attend(raw.reorder(order_T), step.attention, pages)
         return self.output(torch.empty_like(ordered_THV).index_copy_(0, order_T, ordered_THV).flatten(1))
 
     def _attend_absorbed(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class MlaAttention:
         queries, cache = AbsorbedQueries(raw.q_THE, self.key_HOL), _cache_target(attention, pages)
         q_THC = absorb_and_cache(queries, raw.cached_TC, self._norm, raw.tables, cache)
         out_THV = raw.q_THE.new_empty(*raw.q_THE.shape[:2], self.mla.value_dim)
-        self._values(attention.decode(q_THC, pages), out_THV)
+        self._up_project_values(attention.decode(q_THC, pages), out_THV)
         return out_THV
 
     def _attend(self, raw: _Raw, attention: MlaStep, pages: Tensor) -> Tensor:
@@ -143,10 +143,10 @@ class MlaAttention:
         attention.prefill(q_PHE, latent_TC[prefill], pages, self._expand, out_THV[prefill])
         if attention.num_prefill_tokens < len(out_THV):
             q_BHC = absorb(raw.q_THE[decode], self.key_HOL, raw.tables.part(decode))
-            self._values(attention.decode(q_BHC, pages), out_THV[decode])
+            self._up_project_values(attention.decode(q_BHC, pages), out_THV[decode])
         return out_THV
 
-    def _values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
+    def _up_project_values(self, out_BHL: Tensor, out_BHV: Tensor) -> None:
         """Absorbed output ``[B, H, L]`` to each head's values, written to ``out_BHV``."""
         torch.bmm(out_BHL.transpose(0, 1), self.value_HVL.transpose(1, 2), out=out_BHV.transpose(0, 1))
 

@@ -95,7 +95,7 @@ def load_model(
     source = rows_in_halves(files, config)
     stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
     formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
-    weights = Weights(source, chosen, device, formats=formats, held=_held(parallel, free_bytes))
+    weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, free_bytes))
     unused = unused_tensors(files.names, config)
     least_bytes = weights.least_bytes(unused)
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
@@ -126,7 +126,7 @@ def dummy_model(
     """
     config = open_config(path)
     check_divisible(config, parallel.world)
-    weights = DummyWeights(choose_dtype(dtype, device), device, _held(parallel, free_bytes))
+    weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, free_bytes))
     with torch.inference_mode():
         if free_bytes is not None:
             least_bytes = _random_bytes(config, weights.dtype, parallel, free_bytes)
@@ -151,7 +151,7 @@ def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> in
     return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
 
 
-def _held(parallel: Parallel, free_bytes: int | None) -> WeightMemory:
+def _make_weight_memory(parallel: Parallel, free_bytes: int | None) -> WeightMemory:
     """A rank's account, which fails if all ranks together exceed the memory; rank 0 shows progress.
 
     Progress goes to standard output, which is the terminal if there is one; standard error is read line by line.

@@ -39,7 +39,7 @@ def read_moe(fields: Fields, num_layers: int) -> MoeConfig:
         num_experts=fields.integer(name, high=MAX_WIDTH),
         num_experts_per_token=fields.integer("num_experts_per_tok", high=MAX_WIDTH),
         intermediate_size=fields.integer("moe_intermediate_size", high=MAX_WIDTH),
-        normalise_top_k=fields.flag("norm_topk_prob", False),
+        normalise_top_k=fields.boolean("norm_topk_prob", False),
         dense_layers=frozenset(n for n in range(num_layers) if n in dense or (n + 1) % every),
     )
 

@@ -21,7 +21,7 @@ def read_v2_mla(fields: Fields, rope: RopeConfig) -> MlaConfig:
 
 def read_v3_mla(fields: Fields, rope: RopeConfig) -> MlaConfig:
     """V3's files say what rope rotates."""
-    return _read_mla(fields, rope, is_interleaved=fields.flag("rope_interleave", True))
+    return _read_mla(fields, rope, is_interleaved=fields.boolean("rope_interleave", True))
 
 
 def _read_mla(fields: Fields, rope: RopeConfig, is_interleaved: bool) -> MlaConfig:
@@ -29,7 +29,7 @@ def _read_mla(fields: Fields, rope: RopeConfig, is_interleaved: bool) -> MlaConf
     rope_dim = fields.integer("qk_rope_head_dim", high=_MAX_WIDTH)
     nope_dim = fields.integer("qk_nope_head_dim", high=_MAX_WIDTH)
     if rope_dim % 2:
-        raise fields.wrong("qk_rope_head_dim", "even")
+        raise fields.value_error("qk_rope_head_dim", "even")
     temperature = rope.scaling.score_temperature if isinstance(rope.scaling, YarnRope) else 1.0
     return MlaConfig(
         q_rank=fields.integer("q_lora_rank", high=_MAX_WIDTH) if fields.has("q_lora_rank") else None,
@@ -52,7 +52,7 @@ def read_v3_moe(fields: Fields, num_layers: int) -> MoeConfig | None:
     if not fields.has("n_routed_experts"):
         return None
     moe = _read_moe(fields, num_layers, _read_v3_routing)
-    return replace(moe, normalise_top_k=fields.flag("norm_topk_prob", True))
+    return replace(moe, normalise_top_k=fields.boolean("norm_topk_prob", True))
 
 
 def _read_moe(fields: Fields, num_layers: int, read_routing: Callable[[Fields], GroupRouting]) -> MoeConfig:
@@ -74,26 +74,26 @@ def _read_moe(fields: Fields, num_layers: int, read_routing: Callable[[Fields], 
 
 
 def _read_v2_routing(fields: Fields) -> GroupRouting:
-    _only(fields, "scoring_func", "softmax")
+    _check_only_value(fields, "scoring_func", "softmax")
     scale = fields.number("routed_scaling_factor", 1.0)
     method = fields.text("topk_method", "greedy")
     if method == "greedy":
         return GroupRouting("softmax", GroupLimit(1, 1), scale)
-    _only(fields, "topk_method", "group_limited_greedy")
+    _check_only_value(fields, "topk_method", "group_limited_greedy")
     return GroupRouting("softmax", GroupLimit(fields.integer("n_group"), fields.integer("topk_group")), scale)
 
 
 def _read_v3_routing(fields: Fields) -> GroupRouting:
-    _only(fields, "scoring_func", "sigmoid")
-    _only(fields, "topk_method", "noaux_tc")
+    _check_only_value(fields, "scoring_func", "sigmoid")
+    _check_only_value(fields, "topk_method", "noaux_tc")
     limit = GroupLimit(fields.integer("n_group", 8), fields.integer("topk_group", 4))
     return GroupRouting("sigmoid", limit, fields.number("routed_scaling_factor", 2.5))
 
 
-def _only(fields: Fields, name: str, allowed: str) -> None:
+def _check_only_value(fields: Fields, name: str, allowed: str) -> None:
     """Raise if the field is present and different."""
     if fields.text(name, allowed) != allowed:
-        raise fields.wrong(name, f"{allowed} in this architecture")
+        raise fields.value_error(name, f"{allowed} in this architecture")
 
 
 def _check_groups(fields: Fields, routing: GroupRouting, num_experts: int, top_k: int) -> None:

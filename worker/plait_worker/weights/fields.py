@@ -31,49 +31,49 @@ class Fields:
         """A whole number in ``low ..= high``."""
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.wrong(name, f"a whole number from {low} to {high}")
+            raise self.value_error(name, f"a whole number from {low} to {high}")
         return value
 
     def number(self, name: str, default: float | None = None, low: float = 0.0, high: float = 1e12) -> float:
         """A finite number above ``low`` and at most ``high``."""
         value = self._value(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not low < value <= high:
-            raise self.wrong(name, f"a number above {low:g} and at most {high:g}")
+            raise self.value_error(name, f"a number above {low:g} and at most {high:g}")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self._value(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.value_error(name, "true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string."""
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "a string")
+            raise self.value_error(name, "a string")
         return value
 
-    def below(self, name: str) -> Fields:
+    def nested(self, name: str) -> Fields:
         """The fields of an object; none if it is absent."""
         value = self._value(name, {})
         if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
+            raise self.value_error(name, "an object")
         return Fields(value, f"{self.where}, {name}")
 
     def integers(self, name: str) -> list[int]:
         """A list of whole numbers, not negative; empty if it is absent."""
         value = self._value(name, [])
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < MAX_INTEGER for item in value):
-            raise self.wrong(name, "a list of whole numbers")
+            raise self.value_error(name, "a list of whole numbers")
         return value
 
     def texts(self, name: str) -> list[str]:
         """A list of strings; empty if it is absent."""
         value = self._value(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(name, "a list of strings")
+            raise self.value_error(name, "a list of strings")
         return value
 
     def _value(self, name: str, default: object) -> object:
@@ -82,7 +82,7 @@ class Fields:
             raise ModelFilesError(f"{self.where} lacks {name!r}: the file is incomplete or of another kind of model")
         return default if value is None else value
 
-    def wrong(self, name: str, allowed: str) -> ModelFilesError:
+    def value_error(self, name: str, allowed: str) -> ModelFilesError:
         """The error for a value that cannot be."""
         shown = repr(self.values.get(name))[:MAX_SHOWN]
         return ModelFilesError(f"{self.where}: {name} is {shown}, but must be {allowed}")

@@ -70,17 +70,19 @@ class Folder:
         """A view of the mapped file in the stored type; de-quantised tensors are float32."""
         if self.fp8 is not None and self._dtype(name) == FP8:
             return self._dequantised(name, self.fp8)
-        return self._stored(name, FLOATING)
+        return self._read_as_stored(name, FLOATING)
 
     def _dequantised(self, name: str, fp8: Fp8Blocks) -> Tensor:
         if scale_name(name) not in self._by_name:
             raise ModelFilesError(f"the model files lack the tensor {scale_name(name)}: download them again")
         try:
-            return fp8.dequantise(self._stored(name, (FP8,)), self._stored(scale_name(name), SCALE_TYPES))
+            return fp8.dequantise(
+                self._read_as_stored(name, (FP8,)), self._read_as_stored(scale_name(name), SCALE_TYPES)
+            )
         except ValueError as error:
             raise ModelFilesError(f"tensor {name} cannot be de-quantised: {error}; download the model again") from error
 
-    def _stored(self, name: str, types: tuple[str, ...]) -> Tensor:
+    def _read_as_stored(self, name: str, types: tuple[str, ...]) -> Tensor:
         dtype = self._dtype(name)
         if dtype not in types:
             raise ModelFilesError(
@@ -125,7 +127,7 @@ def _shards(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return [path / "model.safetensors"]
-    listed = read_json(index).below("weight_map").values.values()
+    listed = read_json(index).nested("weight_map").values.values()
     names = sorted({name for name in listed if isinstance(name, str)})
     if not 0 < len(names) <= MAX_SHARDS or any(Path(name).name != name for name in names):
         raise ModelFilesError(f"{index}: weight_map must name 1 to {MAX_SHARDS} files of the same folder")

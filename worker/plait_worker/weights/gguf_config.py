@@ -8,7 +8,7 @@ from plait_worker.errors import ModelFilesError
 from plait_worker.model_config import FactorsRope, LinearRope, ModelConfig, MoeConfig, RopeConfig, RopeScaling, YarnRope
 from plait_worker.weights.fields import Fields
 from plait_worker.weights.gguf_header import GgufHeader
-from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, checked
+from plait_worker.weights.json_config import MAX_LAYERS, MAX_WIDTH, check_config
 from plait_worker.weights.rope_config import DEFAULT_THETA, LEAST_THETA, yarn_temperature
 
 ROPE_TYPES = ("none", "linear", "yarn")
@@ -51,7 +51,7 @@ def read_config(metadata: GgufMetadata, architecture: str, spec: GgufSpec) -> Mo
     hidden_size = fields.integer("embedding_length", high=MAX_WIDTH)
     head_dim = _read_head_dim(fields, hidden_size, num_heads)
     rope, max_positions = _read_rope(fields, metadata.rope_factors, head_dim)
-    return checked(
+    return check_config(
         ModelConfig(
             architecture=architecture,
             vocab_size=_vocab_size(header, where),
@@ -165,5 +165,5 @@ def _read_moe(fields: Fields) -> MoeConfig:
         num_experts=fields.integer("expert_count", high=MAX_WIDTH),
         num_experts_per_token=fields.integer("expert_used_count", high=MAX_WIDTH),
         intermediate_size=fields.integer("expert_feed_forward_length", high=MAX_WIDTH),
-        normalise_top_k=fields.flag("expert_weights_norm", True),
+        normalise_top_k=fields.boolean("expert_weights_norm", True),
     )

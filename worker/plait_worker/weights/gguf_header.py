@@ -83,54 +83,56 @@ class _Reader:
         self.position = 0
 
     def header(self) -> GgufHeader:
-        num_tensors, num_fields = self._counts()
+        num_tensors, num_fields = self._read_counts()
         fields: dict[str, Scalar] = {}
         arrays: set[str] = set()
         for _ in range(num_fields):
-            self._field(fields, arrays)
+            self._read_field(fields, arrays)
         infos = [self._tensor_info() for _ in range(num_tensors)]
         base = _align(self.position, self._alignment(fields))
-        return GgufHeader(fields, frozenset(arrays), self._placed(infos, base))
+        return GgufHeader(fields, frozenset(arrays), self._locate_tensors(infos, base))
 
-    def _counts(self) -> tuple[int, int]:
+    def _read_counts(self) -> tuple[int, int]:
         """Numbers of tensors and of metadata fields."""
-        if self._bytes(4) != b"GGUF":
-            raise self._broken("it does not begin with the letters GGUF")
-        version = self._number("<I")
+        if self._read_bytes(4) != b"GGUF":
+            raise self._broken_file_error("it does not begin with the letters GGUF")
+        version = self._read_number("<I")
         if version not in VERSIONS:
-            raise self._broken(f"its version is {version}; versions {VERSIONS[0]} and {VERSIONS[1]} can be read")
-        num_tensors, num_fields = self._number("<Q"), self._number("<Q")
-        self._limit("tensors", num_tensors, MAX_TENSORS)
-        self._limit("metadata fields", num_fields, MAX_FIELDS)
+            raise self._broken_file_error(
+                f"its version is {version}; versions {VERSIONS[0]} and {VERSIONS[1]} can be read"
+            )
+        num_tensors, num_fields = self._read_number("<Q"), self._read_number("<Q")
+        self._check_limit("tensors", num_tensors, MAX_TENSORS)
+        self._check_limit("metadata fields", num_fields, MAX_FIELDS)
         return num_tensors, num_fields
 
-    def _field(self, fields: dict[str, Scalar], arrays: set[str]) -> None:
-        key, kind = self._string(MAX_NAME_BYTES), self._number("<I")
+    def _read_field(self, fields: dict[str, Scalar], arrays: set[str]) -> None:
+        key, kind = self._read_string(MAX_NAME_BYTES), self._read_number("<I")
         if key in fields or key in arrays:
-            raise self._broken(f"the field {key} stands there twice")
+            raise self._broken_file_error(f"the field {key} stands there twice")
         if kind == ARRAY:
             self._skip_array()
             arrays.add(key)
         elif kind == STRING:
-            fields[key] = self._string(MAX_STRING_BYTES)
+            fields[key] = self._read_string(MAX_STRING_BYTES)
         else:
-            fields[key] = self._scalar(kind)
+            fields[key] = self._read_scalar(kind)
 
-    def _scalar(self, kind: int) -> Scalar:
+    def _read_scalar(self, kind: int) -> Scalar:
         if kind not in SCALARS:
-            raise self._broken(f"a field has the unknown type {kind}")
-        value: Scalar = struct.unpack(SCALARS[kind], self._bytes(struct.calcsize(SCALARS[kind])))[0]
+            raise self._broken_file_error(f"a field has the unknown type {kind}")
+        value: Scalar = struct.unpack(SCALARS[kind], self._read_bytes(struct.calcsize(SCALARS[kind])))[0]
         return value
 
     def _skip_array(self) -> None:
-        kind, num_items = self._number("<I"), self._number("<Q")
-        self._limit("items of an array", num_items, MAX_ARRAY_ITEMS)
+        kind, num_items = self._read_number("<I"), self._read_number("<Q")
+        self._check_limit("items of an array", num_items, MAX_ARRAY_ITEMS)
         if kind == STRING:
             self._skip_strings(num_items)
         elif kind in SCALARS:
             self._skip(num_items * struct.calcsize(SCALARS[kind]))
         else:
-            raise self._broken(f"an array has items of the unsupported type {kind}")
+            raise self._broken_file_error(f"an array has items of the unsupported type {kind}")
 
     def _skip_strings(self, num_items: int) -> None:
         """The only long loop of a header: a hundred thousand strings for a usual vocabulary."""
@@ -143,68 +145,74 @@ class _Reader:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, type and offset."""
-        name, num_dimensions = self._string(MAX_NAME_BYTES), self._number("<I")
-        self._limit(f"dimensions of the tensor {name}", num_dimensions, MAX_DIMENSIONS)
-        dimensions = [self._number("<Q") for _ in range(num_dimensions)]
-        return name, tuple(reversed(dimensions)), self._number("<I"), self._number("<Q")
+        name, num_dimensions = self._read_string(MAX_NAME_BYTES), self._read_number("<I")
+        self._check_limit(f"dimensions of the tensor {name}", num_dimensions, MAX_DIMENSIONS)
+        dimensions = [self._read_number("<Q") for _ in range(num_dimensions)]
+        return name, tuple(reversed(dimensions)), self._read_number("<I"), self._read_number("<Q")
 
-    def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], base: int) -> dict[str, GgufTensor]:
+    def _locate_tensors(self, infos: list[tuple[str, tuple[int, ...], int, int]], base: int) -> dict[str, GgufTensor]:
         """The tensors by name, each within the file and none over another."""
         tensors: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in infos:
             if name in tensors:
-                raise self._broken(f"the tensor {name} stands there twice")
-            tensors[name] = self._place(name, shape, kind, base + offset)
+                raise self._broken_file_error(f"the tensor {name} stands there twice")
+            tensors[name] = self._locate_tensor(name, shape, kind, base + offset)
         for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.begin)):
             if other.begin < one.end:
-                raise self._broken(f"the tensors {one.name} and {other.name} overlap")
+                raise self._broken_file_error(f"the tensors {one.name} and {other.name} overlap")
         return tensors
 
-    def _place(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
+    def _locate_tensor(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         if kind not in set(GGMLQuantizationType):
             raise ModelFilesError(f"{self.where}: tensor {name} has the unknown quantisation type {kind}")
         quantisation = GGMLQuantizationType(kind)
         block_size, block_bytes = GGML_QUANT_SIZES[quantisation]
         if not shape or 0 in shape or shape[-1] % block_size:
-            raise self._broken(f"the tensor {name} has shape {list(shape)}, which {quantisation.name} cannot store")
+            raise self._broken_file_error(
+                f"the tensor {name} has shape {list(shape)}, which {quantisation.name} cannot store"
+            )
         num_bytes = prod(shape) // block_size * block_bytes
         if begin + num_bytes > len(self.data):
-            raise self._broken(f"the tensor {name} would end at byte {begin + num_bytes} of {len(self.data)}")
+            raise self._broken_file_error(
+                f"the tensor {name} would end at byte {begin + num_bytes} of {len(self.data)}"
+            )
         return GgufTensor(name, shape, quantisation, begin, num_bytes)
 
     def _alignment(self, fields: dict[str, Scalar]) -> int:
         alignment = fields.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            raise self._broken(f"general.alignment is {alignment!r}, not a power of two up to {MAX_ALIGNMENT}")
+            raise self._broken_file_error(
+                f"general.alignment is {alignment!r}, not a power of two up to {MAX_ALIGNMENT}"
+            )
         return alignment
 
-    def _string(self, limit: int) -> str:
-        num_bytes = self._number("<Q")
-        self._limit("bytes of a string", num_bytes, limit)
+    def _read_string(self, limit: int) -> str:
+        num_bytes = self._read_number("<Q")
+        self._check_limit("bytes of a string", num_bytes, limit)
         try:
-            return self._bytes(num_bytes).decode()
+            return self._read_bytes(num_bytes).decode()
         except UnicodeDecodeError as error:
-            raise self._broken(f"a string is not UTF-8 ({error.reason})") from error
+            raise self._broken_file_error(f"a string is not UTF-8 ({error.reason})") from error
 
-    def _number(self, form: str) -> int:
-        value: int = struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
+    def _read_number(self, form: str) -> int:
+        value: int = struct.unpack(form, self._read_bytes(struct.calcsize(form)))[0]
         return value
 
-    def _bytes(self, num_bytes: int) -> bytes:
+    def _read_bytes(self, num_bytes: int) -> bytes:
         begin = self.position
         self._skip(num_bytes)
         return self.data[begin : self.position]
 
     def _skip(self, num_bytes: int) -> None:
         if self.position + num_bytes > len(self.data):
-            raise self._broken("its header ends in the middle")
+            raise self._broken_file_error("its header ends in the middle")
         self.position += num_bytes
 
-    def _limit(self, what: str, number: int, limit: int) -> None:
+    def _check_limit(self, what: str, number: int, limit: int) -> None:
         if number > limit:
-            raise self._broken(f"it claims {number} {what}; at most {limit} are read")
+            raise self._broken_file_error(f"it claims {number} {what}; at most {limit} are read")
 
-    def _broken(self, reason: str) -> ModelFilesError:
+    def _broken_file_error(self, reason: str) -> ModelFilesError:
         return ModelFilesError(f"{self.where} is broken, truncated or no GGUF file: {reason}. Download it again")
 
 

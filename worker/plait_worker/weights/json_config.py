@@ -51,7 +51,7 @@ def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelCon
     head_dim = fields.integer("head_dim", spec.head_dim or max(1, hidden_size // num_heads))
     rope, max_positions = read_rope(fields, read_rotary_dim(fields, head_dim) if spec.has_partial_rope else None)
     mla = spec.read_mla(fields, rope) if spec.read_mla else None
-    return checked(
+    return check_config(
         ModelConfig(
             architecture=architecture,
             vocab_size=fields.integer("vocab_size"),
@@ -64,9 +64,9 @@ def read_config(fields: Fields, architecture: str, spec: ConfigSpec) -> ModelCon
             norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
             rope=rope,
             max_positions=max_positions,
-            tie_embeddings=fields.flag("tie_word_embeddings", False),
-            attention_bias=fields.flag("attention_bias", False),
-            mlp_bias=fields.flag("mlp_bias", False) if spec.has_mlp_bias else False,
+            tie_embeddings=fields.boolean("tie_word_embeddings", False),
+            attention_bias=fields.boolean("attention_bias", False),
+            mlp_bias=fields.boolean("mlp_bias", False) if spec.has_mlp_bias else False,
             moe=spec.read_moe(fields, num_layers),
             mla=mla,
             sliding_window=_read_window(fields, spec),
@@ -84,7 +84,7 @@ def read_architecture(fields: Fields) -> str:
     return named[0]
 
 
-def checked(config: ModelConfig, where: str) -> ModelConfig:
+def check_config(config: ModelConfig, where: str) -> ModelConfig:
     """The configuration; raises ``ModelFilesError`` if its sizes contradict each other."""
     if config.num_heads % config.num_kv_heads:
         raise ModelFilesError(
@@ -111,7 +111,7 @@ def _check_supported(fields: Fields, spec: ConfigSpec) -> None:
     if activation != "silu":
         raise ModelFilesError(f"{fields.where}: hidden_act {activation} is not supported; only silu is")
     # As in transformers: an absent window has a default size, and null means none.
-    if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 0) is not None:
+    if fields.boolean("use_sliding_window", False) and fields.values.get("sliding_window", 0) is not None:
         raise ModelFilesError(f"{fields.where}: sliding-window attention (use_sliding_window) is not supported")
     supported = "full_attention" if spec.default_window is None else "sliding_attention"
     patterns = sorted(set(fields.texts("layer_types")) - {supported})

@@ -27,11 +27,11 @@ def read_minimax_moe(fields: Fields, _num_layers: int) -> MoeConfig:
 def _check_variant(fields: Fields) -> None:
     for name, only in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
         if fields.text(name, only) != only:
-            raise fields.wrong(name, f"{only} in this architecture")
+            raise fields.value_error(name, f"{only} in this architecture")
     for name in ("use_qk_norm", "use_routing_bias"):
-        if not fields.flag(name, True):
-            raise fields.wrong(name, "true in this architecture")
+        if not fields.boolean(name, True):
+            raise fields.value_error(name, "true in this architecture")
     if fields.integer("shared_intermediate_size", 0, low=0):
-        raise fields.wrong("shared_intermediate_size", "0 in this architecture")
+        raise fields.value_error("shared_intermediate_size", "0 in this architecture")
     if set(fields.integers("attn_type_list")) - {_FULL_ATTENTION}:
-        raise fields.wrong("attn_type_list", f"{_FULL_ATTENTION} in every layer")
+        raise fields.value_error("attn_type_list", f"{_FULL_ATTENTION} in every layer")

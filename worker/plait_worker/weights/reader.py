@@ -125,8 +125,8 @@ class Weights:
         It comes in ``dtype``, by default the model's own.
         Raises ``ModelFilesError`` if the files lack it or give it another shape.
         """
-        full_name = self._checked(name, shape)
-        tensor = self._own(self._cut(self.source.read(full_name), rows, columns), dtype or self.dtype)
+        full_name = self._check_tensor(name, shape)
+        tensor = self._copy_to_device(self._slice(self.source.read(full_name), rows, columns), dtype or self.dtype)
         self.held.add(full_name, tensor.nbytes)
         return tensor
 
@@ -135,7 +135,7 @@ class Weights:
 
         Raises ``ModelFilesError`` as ``take`` does.
         """
-        return self.source.gguf_weight(self._checked(name, shape))
+        return self.source.gguf_weight(self._check_tensor(name, shape))
 
     def keep(self, name: str, weight: GgufWeight) -> None:
         """Count a matrix, or a shard of it, that stays quantised."""
@@ -160,7 +160,7 @@ class Weights:
         stored = (each.stored_bytes(self.source, name) for each in self.formats)
         return min([dense, *(num_bytes for num_bytes in stored if num_bytes is not None)])
 
-    def _checked(self, name: str, shape: tuple[int, ...]) -> str:
+    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
         """The tensor's full name; raises ``ModelFilesError`` if the files lack it or give it another shape."""
         full_name = self.prefix + name
         if full_name not in self.source.names:
@@ -173,14 +173,14 @@ class Weights:
             )
         return full_name
 
-    def _cut(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
+    def _slice(self, tensor: Tensor, rows: range | None, columns: range | None) -> Tensor:
         if rows is not None:
             tensor = tensor[rows.start : rows.stop]
         if columns is not None:
             tensor = tensor[:, columns.start : columns.stop]
         return tensor
 
-    def _own(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def _copy_to_device(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A copy: the source may be a mapped file."""
         return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
 

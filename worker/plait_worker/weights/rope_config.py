@@ -57,7 +57,7 @@ def _rotary_factor(fields: Fields) -> float | None:
 
 
 def _rope(fields: Fields) -> Fields:
-    return fields.below("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    return fields.nested("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
 
 
 def _read_scaling(rope: Fields, original_default: int) -> RopeScaling | None:
@@ -71,7 +71,7 @@ def _read_scaling(rope: Fields, original_default: int) -> RopeScaling | None:
         case "llama3":
             low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
             if low >= high:
-                raise rope.wrong("high_freq_factor", f"more than low_freq_factor, {low:g}")
+                raise rope.value_error("high_freq_factor", f"more than low_freq_factor, {low:g}")
             return Llama3Rope(rope.number("factor"), low, high, original)
         case "yarn":
             return _read_yarn(rope, original)
@@ -85,21 +85,21 @@ def _read_yarn(rope: Fields, original: int) -> YarnRope:
         original_max_positions=original,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        truncate=rope.flag("truncate", True),
+        truncate=rope.boolean("truncate", True),
         attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
-        score_temperature=yarn_temperature(factor, _strength(rope, "mscale_all_dim")),
+        score_temperature=yarn_temperature(factor, _read_mscale(rope, "mscale_all_dim")),
     )
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     """The paper's temperature, or the ratio of two if the file states both."""
-    mscale, mscale_all_dim = _strength(rope, "mscale"), _strength(rope, "mscale_all_dim")
+    mscale, mscale_all_dim = _read_mscale(rope, "mscale"), _read_mscale(rope, "mscale_all_dim")
     if mscale and mscale_all_dim:
         return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
     return yarn_temperature(factor)
 
 
-def _strength(rope: Fields, name: str) -> float:
+def _read_mscale(rope: Fields, name: str) -> float:
     """A factor of YaRN's temperature; absent and 0 mean none."""
     return rope.number(name) if rope.values.get(name) else 0.0
 

@@ -98,7 +98,7 @@ def parts(
     tables = Tables(*(torch.randn(num_rows, 1, 64, device=GPU) for _ in range(2)))
     attention = backend.prepare(rows)
     step = Step(*tables, attention)
-    queries, cached = layer.inputs.rest(layer.inputs.first(x))
+    queries, cached = layer.inputs.split_projection(layer.inputs.first(x))
     q_THE = queries.unflatten(1, (heads, -1))
     q_THC = torch.randn(num_rows, heads, 576, dtype=torch.bfloat16, device=GPU)
     attended, values = q_THC[..., :512].contiguous(), q_THE.new_empty(num_rows, heads, 128)
@@ -110,9 +110,9 @@ def parts(
     return quantised | {
         "layer": microseconds(lambda: layer(x, step, pages)),
         "kernel": microseconds(lambda: attention.decode(q_THC, pages)),
-        "projections in": microseconds(lambda: layer.inputs.rest(layer.inputs.first(x))),
+        "projections in": microseconds(lambda: layer.inputs.split_projection(layer.inputs.first(x))),
         "absorb, rope, cache write": microseconds(lambda: absorb_and_cache(*entered)),
-        "values": microseconds(lambda: layer._values(attended, values)),
+        "values": microseconds(lambda: layer._up_project_values(attended, values)),
         "projection out": microseconds(lambda: layer.output(values.flatten(1))),
     }
 

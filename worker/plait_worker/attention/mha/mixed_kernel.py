@@ -30,7 +30,11 @@ Kind = tuple[int, int, int]
 def takes_mixed_kernel(backend: str, shape: MhaShape, rows: Rows) -> bool:
     """Whether one kernel over all rows was faster for such steps; False unless there are prefill and decode rows."""
     kind = kind_of(rows)
-    return kind is not None and shape.num_heads <= MOST_GROUP * shape.num_kv_heads and kind in _table().get(backend, ())
+    return (
+        kind is not None
+        and shape.num_heads <= MOST_GROUP * shape.num_kv_heads
+        and kind in _load_measured_table().get(backend, ())
+    )
 
 
 def kind_of(rows: Rows) -> Kind | None:
@@ -40,18 +44,22 @@ def kind_of(rows: Rows) -> Kind | None:
     if num == 0 or num_decode == 0:
         return None
     mean_kv_length = sum(rows.starts[num:]) / num_decode + 1
-    found = (_up(DECODE_ROWS, num_decode), _up(LONGEST, max(rows.lengths[:num])), _up(MEAN_KV_LENGTHS, mean_kv_length))
+    found = (
+        _round_up_to_measured(DECODE_ROWS, num_decode),
+        _round_up_to_measured(LONGEST, max(rows.lengths[:num])),
+        _round_up_to_measured(MEAN_KV_LENGTHS, mean_kv_length),
+    )
     return None if 0 in found else found
 
 
-def _up(measured: Sequence[int], value: float) -> int:
+def _round_up_to_measured(measured: Sequence[int], value: float) -> int:
     """The smallest measured size that is no less; 0 if there is none."""
     at = bisect_left(measured, value)
     return measured[at] if at < len(measured) else 0
 
 
 @functools.cache
-def _table() -> dict[str, set[Kind]]:
+def _load_measured_table() -> dict[str, set[Kind]]:
     """By backend."""
     table: dict[str, list[Kind]] = json.loads(TABLE.read_text())
     return {

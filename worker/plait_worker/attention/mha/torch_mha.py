@@ -20,7 +20,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.spec import MhaShape
-from plait_worker.attention.torch_batches import QUERY_BLOCK, added, decode_batches, math_sdpa, pages_of_tokens
+from plait_worker.attention.torch_batches import QUERY_BLOCK, additive_mask, decode_batches, math_sdpa, pages_of_tokens
 from plait_worker.rows import Rows
 
 
@@ -192,7 +192,7 @@ class TorchMha:
         page_elements = 2 * self.shape.num_kv_heads * self.page_size * self.shape.head_dim
         for batch in decode_batches(rows, self.page_size, page_elements, self.shape.dtype, self.shape.window):
             yield _DecodeBatch(
-                tokens=_shifted(batch.rows, first_token),
+                tokens=_shift_index(batch.rows, first_token),
                 pages=self._pages(batch.table_BW),
                 mask_B11L=batch.mask_BL[:, None, None, :],
             )
@@ -204,9 +204,9 @@ class TorchMha:
         is_hidden = columns > longest + rows[:, None]
         if self.shape.window is not None:
             is_hidden |= columns <= longest + rows[:, None] - self.shape.window
-        return added(is_hidden, self.shape.dtype)
+        return additive_mask(is_hidden, self.shape.dtype)
 
 
-def _shifted(index: slice | Tensor, by: int) -> slice | Tensor:
+def _shift_index(index: slice | Tensor, by: int) -> slice | Tensor:
     """Decode rows have one token each, after those of the prefill rows."""
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by

@@ -18,8 +18,8 @@ from plait_kernels.kv_cache import UNSCALED, PageScales, store
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.lengths import device_lengths, token_slot_mapping
 from plait_worker.attention.device_metadata import DeviceMetadata, Ragged, build_device_metadata
+from plait_worker.attention.lengths import device_lengths, token_slot_mapping
 from plait_worker.attention.spec import MhaShape, check_no_window
 from plait_worker.attention.trtllm_workspace import Scratch
 from plait_worker.rows import DeviceLengths, Rows

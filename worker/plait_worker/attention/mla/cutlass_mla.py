@@ -13,8 +13,8 @@ from flashinfer.mla import BatchMLAPagedAttentionWrapper
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
-from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 from plait_worker.attention.device_metadata import DeviceMetadata
+from plait_worker.attention.mla.trtllm_mla import TrtllmMla
 from plait_worker.attention.spec import MlaShape
 from plait_worker.errors import ensure
 

@@ -110,7 +110,7 @@ class HopperMla(ABC, Generic[PlannedT]):
 
     def prepare(self, rows: Rows) -> HopperMlaStep[PlannedT]:
         """Order of the rows, lengths and tables."""
-        ordered = self._order(rows)
+        ordered = self._order_rows(rows)
         rows, first = ordered.rows, ordered.num_decompressed
         lengths = device_lengths(rows)
         return HopperMlaStep(
@@ -129,7 +129,7 @@ class HopperMla(ABC, Generic[PlannedT]):
             return self.ragged.plan(rows, num_decompressed)
         return prompts.step(rows, context)
 
-    def _order(self, rows: Rows) -> OrderedRows:
+    def _order_rows(self, rows: Rows) -> OrderedRows:
         all_decompressed = OrderedRows(rows, rows.num_prefill, None)
         if rows.device_lengths is not None:
             return OrderedRows(rows, 0, None) if rows.device_lengths.context is None else all_decompressed

@@ -22,11 +22,11 @@ from plait_kernels.kv_cache import FP8, to_cache_dtype
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
+from plait_worker.attention.device_metadata import DeviceMetadata, Ragged, build_device_metadata
 from plait_worker.attention.lengths import token_slot_mapping
 from plait_worker.attention.mla.cached_context import load_latents
 from plait_worker.attention.mla.ragged_calls import Run, runs_of_context, runs_of_new_tokens
 from plait_worker.attention.mla.short_extend import short_extends_last
-from plait_worker.attention.device_metadata import DeviceMetadata, Ragged, build_device_metadata
 from plait_worker.attention.spec import MlaShape
 from plait_worker.attention.trtllm_workspace import Scratch
 from plait_worker.rows import Rows

@@ -59,7 +59,7 @@ def read_fp8_blocks(fields: Fields) -> Fp8Blocks | None:
     """
     if not fields.has("quantization_config"):
         return None
-    stated = fields.below("quantization_config")
+    stated = fields.nested("quantization_config")
     method, number_format = stated.text("quant_method", "of no name"), stated.text("fmt", _FORMATS[0])
     sides = stated.integers("weight_block_size")
     if method != "fp8" or number_format not in _FORMATS:

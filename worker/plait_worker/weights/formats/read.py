@@ -32,7 +32,7 @@ def read_matrix(
         found = _matrix_in(weight_format, weights, shards, bias_O, activation_bits)
         if found is not None:
             return found
-    return DENSE.matrix(_taken(DENSE, weights, shards), bias_O, weights.dtype, activation_bits)
+    return DENSE.matrix(_read_stored(DENSE, weights, shards), bias_O, weights.dtype, activation_bits)
 
 
 def read_quantised(weights: Weights, shard: MatrixShard, activation_bits: int) -> Matrix | None:
@@ -50,11 +50,12 @@ def read_experts(weights: Weights, experts: Iterable[ExpertShards]) -> Experts:
 
 def _stack(weight_format: WeightFormat[StoredT], weights: Weights, experts: Iterable[ExpertShards]) -> Experts:
     return weight_format.experts(
-        (_taken(weight_format, weights, gate_up), _taken(weight_format, weights, down)) for gate_up, down in experts
+        (_read_stored(weight_format, weights, gate_up), _read_stored(weight_format, weights, down))
+        for gate_up, down in experts
     )
 
 
-def _taken(weight_format: WeightFormat[StoredT], weights: Weights, shards: Sequence[MatrixShard]) -> StoredT:
+def _read_stored(weight_format: WeightFormat[StoredT], weights: Weights, shards: Sequence[MatrixShard]) -> StoredT:
     stored = _read_joined(weight_format, weights, shards)
     if stored is None:
         raise AssertionError(f"{type(weight_format).__name__} stacks experts and does not take {shards[0].name}")
