@@ -286,7 +286,7 @@ impl Scheduler {
             return None;
         }
         Some(DecidedPlan {
-            plan: plan.unwrap_or_else(|| self.dummy()),
+            plan: plan.unwrap_or_else(|| self.dummy_plan()),
             decision: decision.clone(),
         })
     }
@@ -296,7 +296,7 @@ impl Scheduler {
     }
 
     /// A step without rows of this replica. Its result is awaited like any other.
-    fn dummy(&mut self) -> Plan {
+    fn dummy_plan(&mut self) -> Plan {
         let step = self.next_step();
         self.last_step = step;
         self.in_flight.push(InFlightStep {

@@ -263,7 +263,7 @@ impl PagePool {
             state.num_parkings -= 1;
             if state.num_parkings == 0 && state.num_leases == 0 {
                 self.num_parked -= 1;
-                self.settle(page);
+                self.return_page(page);
             }
         }
     }
@@ -292,7 +292,7 @@ impl PagePool {
 
     fn evict(&mut self) -> PageId {
         let page = PageId(self.cached.first().expect("the caller saw enough pages"));
-        self.lose(page);
+        self.drop_match(page);
         self.cached.remove(page.0);
         let hash = self.pages[page.0 as usize].hash.take();
         self.by_hash
@@ -302,7 +302,7 @@ impl PagePool {
     }
 
     /// Cuts the last lookup before this page.
-    fn lose(&mut self, page: PageId) {
+    fn drop_match(&mut self, page: PageId) {
         if self.is_found(page) {
             let first = self.pages[page.0 as usize].found_at;
             for lost in self.lookup.found.drain(first as usize..) {
@@ -327,12 +327,12 @@ impl PagePool {
         if state.num_parkings > 0 {
             self.num_parked += 1;
         } else {
-            self.settle(page);
+            self.return_page(page);
         }
     }
 
     /// Nothing uses the page any more.
-    fn settle(&mut self, page: PageId) {
+    fn return_page(&mut self, page: PageId) {
         let state = &self.pages[page.0 as usize];
         if state.hash.is_some() {
             self.lookup.num_cached += u32::from(self.is_found(page));

@@ -230,7 +230,7 @@ impl Settings {
             let allowed = format!(
                 "a row with {draft_width} draft tokens and the one before them must fit a step"
             );
-            return Err(refused(
+            return Err(out_of_range(
                 "max-batch-tokens",
                 limits.max_batch_tokens,
                 allowed,
@@ -244,19 +244,19 @@ impl Settings {
             _ => return Ok(()),
         };
         let millis = limits.itl_target.map_or(0, |target| target.0 / 1000);
-        Err(refused("itl-target-ms", millis, allowed))
+        Err(out_of_range("itl-target-ms", millis, allowed))
     }
 
     fn check_pool(&self, limits: &Limits) -> Result<(), SettingsError> {
         let num_pages = self.runtime.num_pages;
         if limits.pool_tokens < 2 {
             let allowed = "at least 2 tokens must fit the pool";
-            return Err(refused("num-pages", num_pages, allowed));
+            return Err(out_of_range("num-pages", num_pages, allowed));
         }
         if limits.watermark >= num_pages {
             let allowed =
                 format!("it must leave a page of the pool's {num_pages} to admit requests");
-            return Err(refused("watermark", limits.watermark, allowed));
+            return Err(out_of_range("watermark", limits.watermark, allowed));
         }
         Ok(())
     }
@@ -322,12 +322,12 @@ impl Settings {
         let missed = least.into_iter().find(|(_, given, least, _)| given < least);
         missed.map_or(Ok(()), |(setting, given, least, why)| {
             let allowed = format!("at least {least} is needed: {why}");
-            Err(refused(setting, given, allowed))
+            Err(out_of_range(setting, given, allowed))
         })
     }
 }
 
-fn refused(
+fn out_of_range(
     setting: &'static str,
     given: impl Into<u64>,
     allowed: impl Into<String>,
