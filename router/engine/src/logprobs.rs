@@ -80,7 +80,7 @@ fn take(
     num_top: u32,
 ) -> Option<Vec<TokenLogprobs>> {
     (0..num_records)
-        .map(|_| records.take(num_top).map(|record| owned(&record)))
+        .map(|_| records.take(num_top).map(|record| to_owned_record(&record)))
         .collect()
 }
 
@@ -96,7 +96,7 @@ fn wanted(row: &MeasuredRow, records: Vec<TokenLogprobs>) -> PromptRecords {
     }
 }
 
-fn owned(record: &LogprobRecord<'_>) -> TokenLogprobs {
+fn to_owned_record(record: &LogprobRecord<'_>) -> TokenLogprobs {
     TokenLogprobs {
         logprob: record.logprob,
         rank: record.rank,

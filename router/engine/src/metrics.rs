@@ -298,12 +298,12 @@ impl SchedulerMetrics {
             counts.carryover.pages,
         ];
         for (counter, count) in self.carryover.iter().zip(carryover) {
-            raise(counter, count);
+            set_counter(counter, count);
         }
-        raise(&self.prefix_hit_tokens, counts.num_hit_tokens);
-        raise(&self.evictions, counts.num_evictions);
-        raise(&self.preemptions, counts.num_preemptions);
-        raise(&self.starvation_grants, counts.num_starvation_grants);
+        set_counter(&self.prefix_hit_tokens, counts.num_hit_tokens);
+        set_counter(&self.evictions, counts.num_evictions);
+        set_counter(&self.preemptions, counts.num_preemptions);
+        set_counter(&self.starvation_grants, counts.num_starvation_grants);
     }
 }
 
@@ -402,7 +402,7 @@ impl Default for Metrics {
 }
 
 /// Raises a counter to `count`, which only grows.
-fn raise(counter: &Counter, count: u64) {
+fn set_counter(counter: &Counter, count: u64) {
     counter.inner().store(count, Ordering::Relaxed);
 }
 

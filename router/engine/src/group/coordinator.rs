@@ -194,16 +194,16 @@ impl Coordinator {
     /// Registers an engine, or refuses it. Two engines with one number end the group.
     fn join(&mut self, peer: PeerId, join: &Join) -> Result<(), GroupFailure> {
         let engine = join.engine;
-        if let Some(reason) = self.mismatch(join) {
+        if let Some(reason) = self.find_mismatch(join) {
             self.drop_counts.num_unknown_peers += 1;
             tracing::warn!(engine, "an engine was rejected: {reason}");
-            self.refuse(&peer, engine, &reason);
+            self.reject_peer(&peer, engine, &reason);
             return Ok(());
         }
         if self.is_in(engine) {
             let replicas = self.owners.replicas_of(engine).collect();
             let end = GroupFailure::DuplicateEngine { engine, replicas };
-            self.refuse(&peer, engine, &end.to_string());
+            self.reject_peer(&peer, engine, &end.to_string());
             return Err(self.end(end));
         }
         if let Some(listener) = &mut self.listener {
@@ -212,7 +212,7 @@ impl Coordinator {
         Ok(())
     }
 
-    fn refuse(&self, peer: &PeerId, engine: u32, reason: &str) {
+    fn reject_peer(&self, peer: &PeerId, engine: u32, reason: &str) {
         let fail = Fail {
             rank: engine,
             code: ExitCode::Settings,
@@ -225,7 +225,7 @@ impl Coordinator {
     }
 
     /// How an engine differs from what this group expects.
-    fn mismatch(&self, join: &Join) -> Option<String> {
+    fn find_mismatch(&self, join: &Join) -> Option<String> {
         let (engine, num_engines) = (join.engine, self.settings.num_engines());
         if join.protocol != PROTOCOL {
             return Some(format!(
@@ -319,7 +319,7 @@ impl Coordinator {
     ) -> Result<(), GroupFailure> {
         for engine in engines {
             self.send(engine, frames)
-                .map_err(|unsent| self.unsent(engine, unsent))?;
+                .map_err(|unsent| self.fail_unsent(engine, unsent))?;
         }
         Ok(())
     }
@@ -354,12 +354,12 @@ impl Coordinator {
         };
         let call = plait_proto::encode(&call.into());
         let is_gone = |engine: &u32| self.send(*engine, &call) == Err(Unsent::Gone);
-        let lost = self.others().find(is_gone);
-        lost.map_or(Ok(()), |engine| Err(self.unsent(engine, Unsent::Gone)))
+        let lost = self.other_engines().find(is_gone);
+        lost.map_or(Ok(()), |engine| Err(self.fail_unsent(engine, Unsent::Gone)))
     }
 
     /// The other engines that have joined.
-    fn others(&self) -> impl Iterator<Item = u32> {
+    fn other_engines(&self) -> impl Iterator<Item = u32> {
         (1..self.settings.num_engines()).filter(|engine| self.is_in(*engine))
     }
 
@@ -412,7 +412,7 @@ impl Coordinator {
         }))
     }
 
-    fn unsent(&mut self, engine: u32, unsent: Unsent) -> GroupFailure {
+    fn fail_unsent(&mut self, engine: u32, unsent: Unsent) -> GroupFailure {
         let replicas = self.owners.replicas_of(engine).collect();
         self.end(match unsent {
             Unsent::Gone => GroupFailure::Disconnected { engine, replicas },
@@ -425,7 +425,7 @@ impl Coordinator {
         self.round.end();
         self.decision = None;
         let (code, reason) = (end.code(), end.to_string());
-        for engine in self.others() {
+        for engine in self.other_engines() {
             let fail = Fail {
                 rank: engine,
                 code,

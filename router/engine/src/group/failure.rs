@@ -12,7 +12,7 @@ pub enum GroupFailure {
     /// Engines that did not join in time.
     #[error(
         "{} of the group did not join within {waited:?}: see whether it runs and can reach this one",
-        named("engine", .engines)
+        join_numbers("engine", .engines)
     )]
     NeverJoined {
         /// Which.
@@ -23,7 +23,7 @@ pub enum GroupFailure {
     /// Votes that did not come in time. There is no decision without them.
     #[error(
         "{} ({}) did not vote on step {step} within {waited:?}: it hangs or cannot be reached",
-        named("replica", .replicas), named("engine", .engines)
+        join_numbers("replica", .replicas), join_numbers("engine", .engines)
     )]
     MissingVotes {
         /// Whose.
@@ -46,7 +46,7 @@ pub enum GroupFailure {
         waited: Duration,
     },
     /// An engine's link was closed without a reason.
-    #[error("engine {engine} ({}) is gone: its link was closed", named("replica", .replicas))]
+    #[error("engine {engine} ({}) is gone: its link was closed", join_numbers("replica", .replicas))]
     Disconnected {
         /// Which.
         engine: u32,
@@ -62,7 +62,7 @@ pub enum GroupFailure {
         reason: String,
     },
     /// An engine does not read its messages, and its queue is full.
-    #[error("engine {engine} ({}) does not read its messages: it hangs", named("replica", .replicas))]
+    #[error("engine {engine} ({}) does not read its messages: it hangs", join_numbers("replica", .replicas))]
     NotReading {
         /// Which.
         engine: u32,
@@ -73,7 +73,7 @@ pub enum GroupFailure {
     #[error(
         "two engines say that they are engine {engine} ({}): start each with a number of its own, and all anew where \
          one of them ended",
-        named("replica", .replicas)
+        join_numbers("replica", .replicas)
     )]
     DuplicateEngine {
         /// Which.
@@ -122,7 +122,7 @@ impl GroupFailure {
 }
 
 /// `replica 1`, `replicas 1 and 2`, `replicas 1, 2 and 3`.
-fn named(noun: &str, numbers: &[u32]) -> String {
+fn join_numbers(noun: &str, numbers: &[u32]) -> String {
     let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
     match words.as_slice() {
         [] => format!("no {noun}"),

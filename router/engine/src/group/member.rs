@@ -82,7 +82,7 @@ impl Member {
         let sent = votes
             .iter()
             .try_for_each(|vote| self.dialler.send(&vote_to_wire(vote).into()));
-        sent.map_err(|unsent| self.unsent(unsent))
+        sent.map_err(|unsent| self.fail_unsent(unsent))
     }
 
     /// See [`super::Exchange::receive`].
@@ -156,7 +156,7 @@ impl Member {
             self.drop_counts.num_late += 1;
             return Ok(None);
         }
-        if let Some(why) = self.flaw(decision) {
+        if let Some(why) = self.find_invalid_field(decision) {
             let step = decision.step;
             let why = why.to_owned();
             return Err(self.end(GroupFailure::InvalidDecision { step, why }));
@@ -172,7 +172,7 @@ impl Member {
     }
 
     /// Why this cannot be the decision on the votes that were cast.
-    fn flaw(&self, decision: &plait_proto::Decision) -> Option<&'static str> {
+    fn find_invalid_field(&self, decision: &plait_proto::Decision) -> Option<&'static str> {
         let num_replicas = self.settings.num_replicas();
         if decision.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
             return Some("it has a dummy for more replicas than there are");
@@ -203,7 +203,7 @@ impl Member {
 
     fn check_link(&mut self, now: Micros) -> Result<(), GroupFailure> {
         match self.broken {
-            Some(Broken::Closed) => Err(self.unsent(Unsent::Gone)),
+            Some(Broken::Closed) => Err(self.fail_unsent(Unsent::Gone)),
             Some(Broken::Unopened(handshake)) => {
                 let endpoint = self.endpoint.clone();
                 Err(self.end(GroupFailure::ConnectFailed {
@@ -223,7 +223,7 @@ impl Member {
         Err(self.end(GroupFailure::NoDecision { step, waited }))
     }
 
-    fn unsent(&mut self, unsent: Unsent) -> GroupFailure {
+    fn fail_unsent(&mut self, unsent: Unsent) -> GroupFailure {
         let (engine, replicas) = (0, self.settings.owners().replicas_of(0).collect());
         self.end(match unsent {
             Unsent::Gone => GroupFailure::Disconnected { engine, replicas },

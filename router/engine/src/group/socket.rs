@@ -87,7 +87,7 @@ pub struct Listener {
 impl Listener {
     /// Listens. `keys` admit only peers on their list.
     pub fn bind(endpoint: &str, keys: Option<ServerKeys>) -> Result<Self, GroupProblem> {
-        Self::try_bind(endpoint, keys).map_err(|error| problem(endpoint, error))
+        Self::try_bind(endpoint, keys).map_err(|error| socket_problem(endpoint, error))
     }
 
     fn try_bind(endpoint: &str, keys: Option<ServerKeys>) -> Result<Self, zmq::Error> {
@@ -262,7 +262,7 @@ pub struct Dialler {
 impl Dialler {
     /// Dials until the coordinator listens; returns at once.
     pub fn dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, GroupProblem> {
-        Self::try_dial(endpoint, keys).map_err(|error| problem(endpoint, error))
+        Self::try_dial(endpoint, keys).map_err(|error| socket_problem(endpoint, error))
     }
 
     fn try_dial(endpoint: &str, keys: Option<&ClientKeys>) -> Result<Self, zmq::Error> {
@@ -394,7 +394,7 @@ impl Watch {
     }
 }
 
-fn problem(endpoint: &str, error: zmq::Error) -> GroupProblem {
+fn socket_problem(endpoint: &str, error: zmq::Error) -> GroupProblem {
     GroupProblem::Socket {
         endpoint: endpoint.to_owned(),
         reason: error.to_string(),
