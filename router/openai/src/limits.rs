@@ -59,7 +59,7 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             check_count(param, num, "names", TEMPLATE_ARGUMENTS, "send fewer")?;
             let mut names = chat_template_kwargs.keys();
             match names.find(|name| RESERVED_TEMPLATE_NAMES.contains(&name.as_str())) {
-                Some(name) => Err(reserved(name)),
+                Some(name) => Err(reserved_name_error(name)),
                 None => Ok(()),
             }
         }
@@ -70,7 +70,7 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
     }
 }
 
-fn reserved(name: &str) -> RequestError {
+fn reserved_name_error(name: &str) -> RequestError {
     let param = format!("chat_template_kwargs.{name}");
     let problem = "is a name that the server gives to the template; leave it out";
     let message = format!("`{param}` {problem}");

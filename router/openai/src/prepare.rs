@@ -48,7 +48,7 @@ pub fn prepare(
 ) -> Result<Prepared, RequestError> {
     limits::check(request)?;
     check_ids(model, "stop_token_ids", &request.end.stop_token_ids)?;
-    let prompts = prompts(model, &request.input, max_model_len)?;
+    let prompts = tokenise_prompts(model, &request.input, max_model_len)?;
     for (prompt, _) in &prompts {
         limits::check_length(prompt.len(), &request.end, max_model_len)?;
     }
@@ -98,7 +98,7 @@ fn answer_stream(
     AnswerStream::new(request, context, choices)
 }
 
-fn prompts(
+fn tokenise_prompts(
     model: &ModelText,
     input: &Input,
     max_model_len: u32,
@@ -114,19 +114,19 @@ fn prompts(
                 kwargs: chat_template_kwargs,
                 add_generation_prompt: *add_generation_prompt,
             };
-            let prompt = chat_prompt(model, chat, max_model_len)?;
+            let prompt = tokenise_chat(model, chat, max_model_len)?;
             Ok(vec![(prompt, TextStart::Fresh)])
         }
         Input::Completion { prompts } => {
             let prompts = prompts
                 .iter()
-                .map(|it| completion_prompt(model, it, max_model_len));
+                .map(|it| tokenise_completion(model, it, max_model_len));
             prompts.collect()
         }
     }
 }
 
-fn chat_prompt(
+fn tokenise_chat(
     model: &ModelText,
     chat: Chat<'_>,
     max_model_len: u32,
@@ -139,7 +139,7 @@ fn chat_prompt(
     Ok(tokenise(model, "messages", &text, false)?.into())
 }
 
-fn completion_prompt(
+fn tokenise_completion(
     model: &ModelText,
     prompt: &Prompt,
     max_model_len: u32,

@@ -52,7 +52,7 @@ pub enum Input {
         #[serde(default)]
         chat_template_kwargs: Map<String, Value>,
         /// End the prompt where the assistant's turn begins.
-        #[serde(default = "yes")]
+        #[serde(default = "default_true")]
         add_generation_prompt: bool,
     },
     /// `/v1/completions`.
@@ -132,6 +132,6 @@ pub struct ClientFields {
     pub salt: u64,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }

@@ -304,10 +304,10 @@ impl ModelShape {
 
     fn mla(&self) -> Result<Attention, String> {
         let mla = &self.mla;
-        let kv_rank = needed("kv_lora_rank", mla.kv_lora_rank)?;
-        let content = needed("qk_nope_head_dim", mla.qk_nope_head_dim)?;
-        let rope = needed("qk_rope_head_dim", mla.qk_rope_head_dim)?;
-        let value = needed("v_head_dim", mla.v_head_dim)?;
+        let kv_rank = require_number("kv_lora_rank", mla.kv_lora_rank)?;
+        let content = require_number("qk_nope_head_dim", mla.qk_nope_head_dim)?;
+        let rope = require_number("qk_rope_head_dim", mla.qk_rope_head_dim)?;
+        let value = require_number("v_head_dim", mla.v_head_dim)?;
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         let query = heads * (content + rope);
         let to_query = match mla.q_lora_rank {
@@ -334,7 +334,7 @@ impl ModelShape {
     /// Width of one routed expert; 0 without experts.
     fn expert_size(&self) -> Result<u64, String> {
         match self.experts.n_routed_experts {
-            Some(_) => needed("moe_intermediate_size", self.experts.moe_intermediate_size),
+            Some(_) => require_number("moe_intermediate_size", self.experts.moe_intermediate_size),
             None => Ok(0),
         }
     }
@@ -343,7 +343,7 @@ impl ModelShape {
         let Some(num_experts) = self.experts.n_routed_experts else {
             return Ok(0.0);
         };
-        let num = needed("num_experts_per_tok", self.experts.num_experts_per_tok)?;
+        let num = require_number("num_experts_per_tok", self.experts.num_experts_per_tok)?;
         if num > num_experts {
             return Err(format!(
                 "num_experts_per_tok is {num}; allowed: 1 to {num_experts}"
@@ -353,7 +353,7 @@ impl ModelShape {
     }
 }
 
-fn needed(name: &str, given: Option<u64>) -> Result<u64, String> {
+fn require_number(name: &str, given: Option<u64>) -> Result<u64, String> {
     match given {
         Some(number) if (1..=MAX_NUMBER).contains(&number) => Ok(number),
         Some(number) => Err(format!("{name} is {number}; allowed: 1 to {MAX_NUMBER}")),

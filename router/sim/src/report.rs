@@ -109,7 +109,7 @@ impl Report {
                 watermark: setup.limits.watermark,
                 long_prefill_token_threshold: setup.limits.long_prefill_token_threshold,
             },
-            itl_tail: tail(&metrics.itl),
+            itl_tail: tail_quantiles(&metrics.itl),
             composition: Composition::new(&metrics, setup.num_replicas),
         }
     }
@@ -163,7 +163,7 @@ impl Percentiles {
 const POINTS_PER_DECADE: u32 = 16;
 
 /// The ITL that one in 10 to the power of i/16 exceeds, for each i up to the longest.
-fn tail(sorted: &[u64]) -> Vec<(f64, f64)> {
+fn tail_quantiles(sorted: &[u64]) -> Vec<(f64, f64)> {
     let num = sorted.len();
     let decades = (num.max(1) as f64).log10();
     let num_points = (decades * f64::from(POINTS_PER_DECADE)).ceil();
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn the_tail_ends_with_the_longest() {
         let sorted: Vec<u64> = (1..=1000).map(|i| i * 1_000_000).collect();
-        let tail = tail(&sorted);
+        let tail = tail_quantiles(&sorted);
         assert_eq!(tail.last(), Some(&(0.001, 999.0)));
     }
 }

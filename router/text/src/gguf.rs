@@ -156,7 +156,7 @@ impl HeadReader {
         }
         let data = self.num_read.next_multiple_of(alignment);
         if num > 0 && data.saturating_add(last_offset) >= self.num_bytes {
-            return Err(self.truncated());
+            return Err(self.truncated_error());
         }
         Ok(shapes)
     }
@@ -273,7 +273,7 @@ impl HeadReader {
     fn check_left(&self, num_bytes: u64) -> Result<(), String> {
         let end = self.num_read.saturating_add(num_bytes);
         if end > self.num_bytes {
-            return Err(self.truncated());
+            return Err(self.truncated_error());
         }
         if end > MAX_HEAD_BYTES {
             return Err(format!("has a head of more than {MAX_HEAD_BYTES} bytes"));
@@ -281,7 +281,7 @@ impl HeadReader {
         Ok(())
     }
 
-    fn truncated(&self) -> String {
+    fn truncated_error(&self) -> String {
         let num_bytes = self.num_bytes;
         format!("is truncated: it ends after {num_bytes} bytes; download or copy it again")
     }

@@ -26,17 +26,17 @@ pub(crate) fn read(path: &Path) -> Result<TextFiles, ModelFilesError> {
 }
 
 fn text_files(mut gguf: Gguf) -> Result<TextFiles, String> {
-    let name = gguf.take_text("general.architecture")?;
+    let name = gguf.take_string("general.architecture")?;
     let family = Family::of_gguf(&name)?;
     let table = token_table(&mut gguf)?;
     let facts = ModelFacts {
         family,
-        context_length: gguf.need_u32(&format!("{name}.context_length"))?,
+        context_length: gguf.get_u32(&format!("{name}.context_length"))?,
         vocab_size: vocab_size(&gguf, &table)?,
         eos_token_ids: end_tokens(&gguf, &table)?,
         defaults: SamplingFields::default(),
     };
-    let text_of = |key| Ok::<_, String>(gguf.token_id(key, &table)?.map(|id| table.text(id)));
+    let text_of = |key| Ok::<_, String>(gguf.get_token_id(key, &table)?.map(|id| table.text(id)));
     let special = SpecialTokens {
         bos: text_of("tokenizer.ggml.bos_token_id")?,
         eos: text_of("tokenizer.ggml.eos_token_id")?,
@@ -57,12 +57,14 @@ fn text_files(mut gguf: Gguf) -> Result<TextFiles, String> {
 
 fn token_table(gguf: &mut Gguf) -> Result<TokenTable, String> {
     let mut table = TokenTable {
-        model: gguf.take_text("tokenizer.ggml.model")?,
+        model: gguf.take_string("tokenizer.ggml.model")?,
         pre_tokenizer: gguf
-            .take_text("tokenizer.ggml.pre")
+            .take_string("tokenizer.ggml.pre")
             .unwrap_or_else(|_| "default".into()),
-        tokens: gguf.take_texts("tokenizer.ggml.tokens")?,
-        merges: gguf.take_texts("tokenizer.ggml.merges").unwrap_or_default(),
+        tokens: gguf.take_strings("tokenizer.ggml.tokens")?,
+        merges: gguf
+            .take_strings("tokenizer.ggml.merges")
+            .unwrap_or_default(),
         kinds: Vec::new(),
         special_ids: Vec::new(),
         bos: None,
@@ -71,14 +73,14 @@ fn token_table(gguf: &mut Gguf) -> Result<TokenTable, String> {
     if let Some(Value::Integers(kinds)) = gguf.metadata.remove("tokenizer.ggml.token_type") {
         table.kinds = kinds;
     }
-    let bos = gguf.token_id("tokenizer.ggml.bos_token_id", &table)?;
-    let eos = gguf.token_id("tokenizer.ggml.eos_token_id", &table)?;
-    let unk = gguf.token_id("tokenizer.ggml.unknown_token_id", &table)?;
-    let pad = gguf.token_id("tokenizer.ggml.padding_token_id", &table)?;
+    let bos = gguf.get_token_id("tokenizer.ggml.bos_token_id", &table)?;
+    let eos = gguf.get_token_id("tokenizer.ggml.eos_token_id", &table)?;
+    let unk = gguf.get_token_id("tokenizer.ggml.unknown_token_id", &table)?;
+    let pad = gguf.get_token_id("tokenizer.ggml.padding_token_id", &table)?;
     table.special_ids = [bos, eos, unk, pad].into_iter().flatten().collect();
-    let adds_bos = gguf.flag("tokenizer.ggml.add_bos_token");
+    let adds_bos = gguf.get_bool("tokenizer.ggml.add_bos_token");
     table.bos = bos.filter(|_| adds_bos.unwrap_or_else(|| table.begins_with_bos()));
-    table.eos = eos.filter(|_| gguf.flag("tokenizer.ggml.add_eos_token") == Some(true));
+    table.eos = eos.filter(|_| gguf.get_bool("tokenizer.ggml.add_eos_token") == Some(true));
     Ok(table)
 }
 
@@ -95,14 +97,14 @@ fn vocab_size(gguf: &Gguf, table: &TokenTable) -> Result<u32, String> {
 fn end_tokens(gguf: &Gguf, table: &TokenTable) -> Result<Vec<TokenId>, String> {
     let mut ids = Vec::new();
     for key in END_KEYS {
-        let id = gguf.token_id(key, table)?;
+        let id = gguf.get_token_id(key, table)?;
         ids.extend(id.filter(|id| !ids.contains(id)));
     }
     Ok(ids)
 }
 
 impl Gguf {
-    fn take_text(&mut self, key: &str) -> Result<String, String> {
+    fn take_string(&mut self, key: &str) -> Result<String, String> {
         match self.metadata.remove(key) {
             Some(Value::Text(text)) => Ok(text),
             Some(_) => Err(format!("is broken: `{key}` is not a string")),
@@ -110,7 +112,7 @@ impl Gguf {
         }
     }
 
-    fn take_texts(&mut self, key: &str) -> Result<Vec<String>, String> {
+    fn take_strings(&mut self, key: &str) -> Result<Vec<String>, String> {
         match self.metadata.remove(key) {
             Some(Value::Texts(texts)) => Ok(texts),
             Some(_) => Err(format!("is broken: `{key}` is not a list of strings")),
@@ -118,7 +120,7 @@ impl Gguf {
         }
     }
 
-    fn need_u32(&self, key: &str) -> Result<u32, String> {
+    fn get_u32(&self, key: &str) -> Result<u32, String> {
         match self.metadata.get(key) {
             Some(&Value::Integer(number)) => {
                 u32::try_from(number).map_err(|_| format!("is broken: `{key}` is {number}"))
@@ -128,7 +130,7 @@ impl Gguf {
         }
     }
 
-    fn flag(&self, key: &str) -> Option<bool> {
+    fn get_bool(&self, key: &str) -> Option<bool> {
         match self.metadata.get(key) {
             Some(&Value::Bool(flag)) => Some(flag),
             _ => None,
@@ -136,11 +138,11 @@ impl Gguf {
     }
 
     /// The token that a key names, if it names one.
-    fn token_id(&self, key: &str, table: &TokenTable) -> Result<Option<TokenId>, String> {
+    fn get_token_id(&self, key: &str, table: &TokenTable) -> Result<Option<TokenId>, String> {
         if !self.metadata.contains_key(key) {
             return Ok(None);
         }
-        let id = self.need_u32(key)?;
+        let id = self.get_u32(key)?;
         if (id as usize) < table.tokens.len() {
             return Ok(Some(id));
         }

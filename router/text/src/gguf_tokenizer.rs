@@ -156,7 +156,11 @@ fn merges_model(table: &TokenTable, cut: Cut) -> Result<BPE, String> {
         .zip(&table.tokens)
         .map(|(id, token)| (spelled(id, token), id))
         .collect();
-    let merges: Result<Vec<_>, String> = table.merges.iter().map(|merge| pair(merge)).collect();
+    let merges: Result<Vec<_>, String> = table
+        .merges
+        .iter()
+        .map(|merge| parse_merge(merge))
+        .collect();
     BPE::builder()
         .vocab_and_merges(vocabulary, merges?)
         .ignore_merges(cut == Cut::Llama3)
@@ -164,7 +168,7 @@ fn merges_model(table: &TokenTable, cut: Cut) -> Result<BPE, String> {
         .map_err(|error| format!("has merges that do not fit its tokens: {error}"))
 }
 
-fn pair(merge: &str) -> Result<(String, String), String> {
+fn parse_merge(merge: &str) -> Result<(String, String), String> {
     merge
         .split_once(' ')
         .map(|(left, right)| (left.to_owned(), right.to_owned()))

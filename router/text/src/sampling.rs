@@ -52,7 +52,7 @@ impl SamplingFields {
     pub fn or(&self, model: &Self) -> SamplingParams {
         let default = SamplingParams::default();
         let float = |asked: Option<f64>, of_model: Option<f64>, default: f64| {
-            asked.or(of_model).map_or(default, single)
+            asked.or(of_model).map_or(default, round_to_f32)
         };
         let top_k = self.top_k.or(model.top_k);
         SamplingParams {
@@ -66,7 +66,7 @@ impl SamplingFields {
 }
 
 /// The value as the device has it, an `f32`.
-fn single(value: f64) -> f64 {
+fn round_to_f32(value: f64) -> f64 {
     f64::from(value as f32)
 }
 

@@ -73,7 +73,12 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|error| format!("has a chat template that is broken: {}", sentence(&error)))?;
+            .map_err(|error| {
+                format!(
+                    "has a chat template that is broken: {}",
+                    describe_error(&error)
+                )
+            })?;
         Ok(Self {
             environment,
             special,
@@ -97,7 +102,7 @@ impl ChatTemplate {
         match rendered {
             Some(Ok(())) => Ok(String::from_utf8(text.bytes).expect("templates write text")),
             Some(Err(_)) if text.is_full => Err(RenderError::TooLong),
-            Some(Err(error)) => Err(RenderError::Failed(sentence(&error))),
+            Some(Err(error)) => Err(RenderError::Failed(describe_error(&error))),
             None => Err(RenderError::Failed("it cannot render them".to_owned())),
         }
     }
@@ -275,7 +280,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// What went wrong, in the template's own words if it has some.
-fn sentence(error: &Error) -> String {
+fn describe_error(error: &Error) -> String {
     match (error.kind(), error.detail(), error.line()) {
         (ErrorKind::OutOfFuel, _, _) => "it runs too long".to_owned(),
         (ErrorKind::InvalidOperation, Some(detail), _) => detail.to_owned(),
