@@ -53,7 +53,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[st
 
 def settings_page() -> str:
     """docs/settings.md."""
-    _, parsers = cli.parsers()
+    _, parsers = cli.build_arg_parsers()
     lines = [
         "# Settings",
         "",

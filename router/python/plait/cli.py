@@ -63,7 +63,7 @@ def _last_line(error: StartError) -> str:
 
 
 def _run(argv: list[str]) -> int:
-    parser, commands = parsers()
+    parser, commands = build_arg_parsers()
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         raise SettingsError("no command was given; `plait serve` starts a server, `plait --help` lists the commands")
@@ -76,7 +76,7 @@ def _command(args: argparse.Namespace) -> str:
     return args.command if getattr(args, "bench", None) is None else f"{args.command} {args.bench}"
 
 
-def parsers() -> tuple[Parser, dict[str, Parser]]:
+def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     """The parser of the whole command line, and those of its commands by name."""
     parser = Parser(prog="plait", description="A server for large language models.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"plait {_version()}")

@@ -127,7 +127,7 @@ def _sweep(settings: BenchSettings, args: argparse.Namespace, command: str) -> i
     runs: list[Measured] = []
 
     def measure(load: float) -> Measured:
-        (case,) = cases(_at(settings, load, is_open))
+        (case,) = cases(_settings_at_load(settings, load, is_open))
         runs.append(bench.measure(case, bench.servers[0], settings.load.seed))
         show(runs[-1])
         return runs[-1]
@@ -139,7 +139,7 @@ def _sweep(settings: BenchSettings, args: argparse.Namespace, command: str) -> i
     return conclude(bench, [point.measured for point in points], Written(out, command, args.bench, stop))
 
 
-def _at(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:
+def _settings_at_load(settings: BenchSettings, load: float, is_open: bool) -> BenchSettings:
     pace = settings.pace
     at = msgspec.structs.replace(pace, rate=load) if is_open else msgspec.structs.replace(pace, concurrency=int(load))
     return msgspec.structs.replace(settings, pace=at)
