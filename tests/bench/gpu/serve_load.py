@@ -78,6 +78,7 @@ class Bench:
     """None on a CPU."""
     logs: Path
     serve_flags: Sequence[str]
+    batch_flags: Sequence[str] = LOADED_FLAGS
     starts: list[Start] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
 
@@ -85,7 +86,7 @@ class Bench:
         """Each load, on a server for those of the same flags."""
         for number, (flags, group) in enumerate(itertools.groupby(cases, key=lambda case: case.serve_flags)):
             records = ("--step-trace", str(self.logs / f"steps-{number}.jsonl"))
-            with self.serving(f"serve-{number}", *LOADED_FLAGS, *self.serve_flags, *records, *flags) as server:
+            with self.serving(f"serve-{number}", *self.batch_flags, *self.serve_flags, *records, *flags) as server:
                 for case in group:
                     self.runs.append(self._load(server, case))
                     yield self.runs[-1]
