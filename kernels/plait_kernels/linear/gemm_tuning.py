@@ -1,4 +1,4 @@
-"""Which GEMMs of a few rows the skinny GEMM fits_matrix, and with what tile: those for which it was faster than cuBLAS.
+"""Which GEMMs of a few rows the skinny GEMM computes, and with what tile: those for which it beat cuBLAS.
 
 ``gemm_tuning_DEVICE.json`` has the measurements of one GPU, written there by ``tests/bench/gpu/gemm_tuning.py``. A GPU
 without a table of its own uses that of a sibling, or cuBLAS for everything.
@@ -39,7 +39,7 @@ class Tile:
 
 
 def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
-    """For each number of rows from 2 on that the skinny GEMM fits_matrix for this matrix, its tile."""
+    """For each number of rows from 2 on that the skinny GEMM computes for this matrix, its tile."""
     if weight_OI.dtype != torch.bfloat16 or not weight_OI.is_cuda:
         return {}
     return tiles_for(torch.cuda.get_device_name(weight_OI.device), *weight_OI.shape)

@@ -52,7 +52,9 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     A token's experts differ from each other. On a GPU 16 bits go through Triton, which waits for nothing and can be
     captured, and many tokens in bfloat16 through grouped GEMMs; all else goes expert by expert.
     """
-    out_TH: Tensor = _expert_mlps(x_TH, x_TH.shape[0])(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    # No rule tells larger sizes apart; the choice for each size is kept.
+    size = min(x_TH.shape[0], _MAX_LISTED + 1)
+    out_TH: Tensor = _expert_mlps(x_TH, size)(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
     return out_TH
 
 

@@ -97,7 +97,7 @@ class Simulation:
         """
 
 def model_size(config: str) -> bytes:
-    """JSON of `plait.gpu_defaults.ModelSize` for a model's `config.json`.
+    """JSON of `plait.batch_sizes.ModelSize` for a model's `config.json`.
 
     Raises `ValueError` for a shape that is not known, `OSError` for a file that cannot be read.
     """

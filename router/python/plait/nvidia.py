@@ -23,10 +23,11 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
 
 
 def gpu_memory_bytes() -> int | None:
-    """Memory of the smallest GPU, as `nvidia-smi` reports it; None without that command."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Memory of the smallest GPU, as `nvidia-smi` reports it; None without that command, and for slices (MIG)."""
+    command = ["nvidia-smi", "--query-gpu=memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
-        return min(int(line) for line in done.stdout.split()) << 20
+        gpus = [line.split(", ") for line in done.stdout.splitlines()]
+        return None if any(mig == "Enabled" for _, mig in gpus) else min(int(memory) for memory, _ in gpus) << 20
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

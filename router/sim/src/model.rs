@@ -121,10 +121,13 @@ pub struct ModelCost {
     pub max_model_len: u32,
 }
 
+/// Of a parameter in the worker's memory, which dequantises FP8 checkpoints.
+const LOADED_WEIGHT_BYTES: f64 = 2.0;
+
 /// What a server's batch sizes follow from. Whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelSize {
-    /// Of all parameters in memory.
+    /// Of all parameters in the worker's memory.
     pub weight_bytes: f64,
     /// Parameters that one token is multiplied with, the output head apart.
     pub parameters_per_token: f64,
@@ -139,14 +142,14 @@ impl ModelSize {
     pub fn read(path: &str) -> Result<Self, SimError> {
         let model = ModelCost::named(path)?;
         Ok(Self {
-            weight_bytes: model.num_parameters() * model.weight_bytes,
+            weight_bytes: model.num_parameters() * LOADED_WEIGHT_BYTES,
             parameters_per_token: model.parameters_per_token(),
             kv_bytes_per_token: model.kv_bytes_per_token,
             hidden_size: model.hidden_size,
         })
     }
 
-    /// As `plait.gpu_defaults.ModelSize` reads it.
+    /// As `plait.batch_sizes.ModelSize` reads it.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers become JSON")
     }
