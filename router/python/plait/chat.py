@@ -78,7 +78,7 @@ class Server:
                 raise AnswerError(_message(response.read()))
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    yield _piece(line.removeprefix("data: "))
+                    yield _parse_delta(line.removeprefix("data: "))
 
 
 def _is_on_this_machine(url: str) -> bool:
@@ -90,7 +90,7 @@ def _is_on_this_machine(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _piece(data: str) -> str:
+def _parse_delta(data: str) -> str:
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.DecodeError:

@@ -30,7 +30,7 @@ def cases(settings: BenchSettings) -> list[Case]:
     load = settings.load
     profile = scaled(PROFILES[load.profile], load.scale) if load.profile is not None else PLAIN
     source = _source(settings, profile)
-    made = [_case(settings, profile, source, pace) for pace in _paces(settings, profile)]
+    made = [_case(settings, profile, source, pace) for pace in _choose_paces(settings, profile)]
     for case in made:
         _check_size(case)
     return made
@@ -72,7 +72,7 @@ def _num_prompts(profile: Profile, pace: Pace, duration: float | None) -> int:
     return profile.num_prompts
 
 
-def _paces(settings: BenchSettings, profile: Profile) -> list[Pace]:
+def _choose_paces(settings: BenchSettings, profile: Profile) -> list[Pace]:
     pace = settings.pace
     cap = pace.max_concurrency or profile.cap
     if pace.rate is not None:

@@ -91,15 +91,15 @@ def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
         while view:
             view = view[process.stdin.write(view) :]
     except BrokenPipeError:
-        raise _gone() from None
+        raise _client_gone_error() from None
 
 
 def _read(fd: int) -> bytes:
     data = os.read(fd, PIPE_BYTES)
     if not data:
-        raise _gone()
+        raise _client_gone_error()
     return data
 
 
-def _gone() -> StartError:
+def _client_gone_error() -> StartError:
     return StartError("a client process ended by itself; its own lines are above", ExitCode.BUG)

@@ -82,10 +82,12 @@ def _paired(runs: list[Measured], metric: str, base: int, other: int) -> Iterato
 
 def spread_table(runs: list[Measured]) -> str:
     """For each case: median, least and greatest over the seeds, and the ratios."""
-    return "\n".join(line for case in _cases(runs) for line in _spread(case, [r for r in runs if _case(r) == case]))
+    return "\n".join(
+        line for case in _cases(runs) for line in _format_case(case, [r for r in runs if _case(r) == case])
+    )
 
 
-def _spread(case: str, runs: list[Measured]) -> Iterator[str]:
+def _format_case(case: str, runs: list[Measured]) -> Iterator[str]:
     positions = sorted({one.run.position for one in runs})
     urls = {one.run.position: one.run.server for one in runs}
     num_seeds = len({one.run.seed for one in runs})

@@ -129,7 +129,7 @@ def read_prompts(path: Path, chat: bool) -> list[FileRow]:
     for number, text in _lines("--prompts", path):
         try:
             line = decoder.decode(text)
-            rows.append(FileRow(_exactly(line, chat), line.output_len))
+            rows.append(FileRow(_read_verbatim_prompt(line, chat), line.output_len))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise SettingsError(f"{path}:{number}: {text[:80]!r} is no prompt: {error}") from None
     if not rows:
@@ -137,7 +137,7 @@ def read_prompts(path: Path, chat: bool) -> list[FileRow]:
     return rows
 
 
-def _exactly(line: _Line, chat: bool) -> VerbatimPrompt:
+def _read_verbatim_prompt(line: _Line, chat: bool) -> VerbatimPrompt:
     if line.messages is not None:
         if not chat:
             raise ValueError("`messages` need --api chat")

@@ -113,7 +113,10 @@ def _requests(case: Case, rng: random.Random, key: str) -> list[Request]:
         case Random():
             return _random(case.source, case.num_prompts, case.scale, rng, key)
         case Trace():
-            return [_traced(row, case.scale, f"{key}/{index}", key) for index, row in enumerate(case.source.rows)]
+            return [
+                _make_traced_request(row, case.scale, f"{key}/{index}", key)
+                for index, row in enumerate(case.source.rows)
+            ]
         case FromFile():
             return _from_file(case.source, case.num_prompts, case.scale, rng)
 
@@ -123,7 +126,10 @@ def _random(source: Random, num: int, scale: float, rng: random.Random, key: str
     outputs = sample_output_lengths(source.output_len, inputs, rng, scale)
     shared = [_shared_len(source, scale)] * num if source.num_prefixes else [0] * num
     return [
-        Request(_prefixed(f"{key}/{index}", f"{key}/prefix {index % max(1, source.num_prefixes)}", own, prefix), out)
+        Request(
+            _make_prefixed_parts(f"{key}/{index}", f"{key}/prefix {index % max(1, source.num_prefixes)}", own, prefix),
+            out,
+        )
         for index, (own, prefix, out) in enumerate(zip(inputs, shared, outputs, strict=True))
     ]
 
@@ -132,14 +138,14 @@ def _shared_len(source: Random, scale: float) -> int:
     return max(1, round(scale * source.prefix_len))
 
 
-def _prefixed(own_key: str, prefix_key: str, num_tokens: int, num_shared: int) -> tuple[Part, ...]:
+def _make_prefixed_parts(own_key: str, prefix_key: str, num_tokens: int, num_shared: int) -> tuple[Part, ...]:
     """A prompt of `num_tokens` that begins with a shared prefix; at least one token is its own."""
     num_shared = min(num_shared, num_tokens - 1)
     own = Part(own_key, num_tokens - num_shared)
     return (Part(prefix_key, num_shared), own) if num_shared else (own,)
 
 
-def _traced(row: TraceRow, scale: float, own_key: str, key: str) -> Request:
+def _make_traced_request(row: TraceRow, scale: float, own_key: str, key: str) -> Request:
     """A prompt of blocks keyed by their hash ids, so that equal ids are equal tokens."""
     num_tokens = max(1, round(scale * row.input_len))
     block = max(1, round(scale * MOONCAKE_BLOCK))

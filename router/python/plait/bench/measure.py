@@ -83,7 +83,7 @@ class Bench:
             raise SettingsError(f"{case.name}: no request is left; raise --max-len or --duration")
         self._warm_up(load, server, seed)
         bodies = (server.body(body_prompt(request, self._maker), request.output_len) for request in load.requests)
-        kept = _spread(len(load.requests), self.settings.output.keep_streams)
+        kept = _evenly_spread_indices(len(load.requests), self.settings.output.keep_streams)
         with ClientPool(self._num_processes(case)) as clients, _progress(case, server, len(load.requests)) as bar:
             clients.load(server.setup(), bodies, kept)
             run = send(clients, load, server, seed, duration, _watch(bar))
@@ -142,7 +142,7 @@ def _text_size(settings: BenchSettings, server: Server, salt: str) -> TextSize |
     return TextSize(slope, max(0.0, usages[0] - few * slope), is_measured=True)
 
 
-def _spread(num: int, num_chosen: int) -> frozenset[int]:
+def _evenly_spread_indices(num: int, num_chosen: int) -> frozenset[int]:
     """`num_chosen` indices below `num`, evenly spread; all if there are fewer."""
     return frozenset(place * num // num_chosen for place in range(num_chosen)) if num_chosen else frozenset()
 

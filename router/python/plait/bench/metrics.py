@@ -142,12 +142,12 @@ def tokens_by_second(run: Run) -> list[int]:
     seconds: Counter[int] = Counter()
     for outcome in run.outcomes:
         if outcome.failure is None:
-            for time, count in _arrived(run, outcome):
+            for time, count in _token_arrivals(run, outcome):
                 seconds[int(time - run.begun)] += count
     return [seconds[second] for second in range(max(seconds, default=-1) + 1)]
 
 
-def _arrived(run: Run, outcome: Outcome) -> Iterator[tuple[float, int]]:
+def _token_arrivals(run: Run, outcome: Outcome) -> Iterator[tuple[float, int]]:
     if run.streamed:
         return zip(outcome.arrivals, outcome.tokens, strict=True)
     return iter([(outcome.ended, timed_request(run, outcome).num_output_tokens)])

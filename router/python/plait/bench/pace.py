@@ -39,7 +39,7 @@ class OpenLoop(msgspec.Struct, frozen=True, tag="open"):
         """For people."""
         kinds = {None: "fixed gaps", 1.0: "Poisson"}
         kind = kinds.get(self.burstiness, f"gamma gaps of burstiness {self.burstiness}")
-        return f"open loop, {self.rate:g} requests/s, {kind}" + _capped(self.cap)
+        return f"open loop, {self.rate:g} requests/s, {kind}" + _describe_cap(self.cap)
 
 
 class TraceReplay(msgspec.Struct, frozen=True, tag="trace"):
@@ -51,13 +51,13 @@ class TraceReplay(msgspec.Struct, frozen=True, tag="trace"):
     @property
     def words(self) -> str:
         """For people."""
-        return f"open loop, the trace's clock at {self.speed:g}x" + _capped(self.cap)
+        return f"open loop, the trace's clock at {self.speed:g}x" + _describe_cap(self.cap)
 
 
 Pace: TypeAlias = ClosedLoop | OpenLoop | TraceReplay
 
 
-def _capped(cap: int | None) -> str:
+def _describe_cap(cap: int | None) -> str:
     return "" if cap is None else f", at most {cap} at a time"
 
 

@@ -107,7 +107,7 @@ class Server:
             rungs = [self._settings.count_by]
         for counting in rungs:
             probed = self._probe(prompt, counting)
-            if _gives(probed, counting):
+            if _supports_counting(probed, counting):
                 self.counting = counting
                 return
         raise StartError(self._refusal(probed.response), ExitCode.SETTINGS)
@@ -214,7 +214,7 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _gives(probed: Probed, counting: Counting) -> bool:
+def _supports_counting(probed: Probed, counting: Counting) -> bool:
     """Whether the response has what was asked for. Servers often ignore unknown fields."""
     answer = probed.response
     if answer.failure is not None:

@@ -71,7 +71,7 @@ def sweep(measure: MeasureAt, loads: list[float] | None, num_refined: int, whole
         if loads is None and _has_fallen(points):
             break
     for _ in range(num_refined):
-        between = _between(sorted(points, key=lambda point: point.load), whole)
+        between = _next_load_near_knee(sorted(points, key=lambda point: point.load), whole)
         if between is None:
             break
         points.append(Point(between, measure(between)))
@@ -104,7 +104,7 @@ def _has_fallen(points: list[Point]) -> bool:
     return len(points) - 1 - best >= FALLS
 
 
-def _between(points: list[Point], whole: bool) -> float | None:
+def _next_load_near_knee(points: list[Point], whole: bool) -> float | None:
     """The geometric middle of the wider gap beside the knee; None if there is no load between."""
     at = points.index(knee(points))
     pairs = [(points[i].load, points[i + 1].load) for i in (at - 1, at) if 0 <= i < len(points) - 1]

@@ -62,11 +62,11 @@ def _latencies(metrics: Metrics) -> str:
     rows = {name: metrics.latencies[key] for key, name in LATENCIES.items()}
     if metrics.wait is not None and metrics.wait.max > 0.001:
         rows["wait to be sent"] = metrics.wait
-    lines += [f"  {name:<16}{_five(found)}" for name, found in rows.items()]
+    lines += [f"  {name:<16}{_format_summary(found)}" for name, found in rows.items()]
     return "\n".join(lines)
 
 
-def _five(found: Summary | None) -> str:
+def _format_summary(found: Summary | None) -> str:
     if found is None:
         return f"{'-':>10}" * 5
     values = (found.mean, found.p50, found.p90, found.p99, found.max)
@@ -93,7 +93,13 @@ def foot(runs: list[Measured], slo: Slo | None, size: TextSize | None) -> str:
 
 def notes(runs: list[Measured], size: TextSize | None) -> list[str]:
     """What a reader must know of these runs besides their metrics."""
-    found = [_short_answers(runs), _chunked_tokens(runs), _prompt_lengths(runs), _left_out(runs), _resent(runs)]
+    found = [
+        _short_answers(runs),
+        _chunked_tokens(runs),
+        _prompt_lengths(runs),
+        _left_out(runs),
+        _describe_resent(runs),
+    ]
     found.append(_all_prefix(runs))
     if size is not None:
         found.append(_text_size(size))
@@ -155,6 +161,6 @@ def _all_prefix(runs: list[Measured]) -> str:
     return f"{num} prompts are not longer than their shared prefix: one token of each is its own" if num else ""
 
 
-def _resent(runs: list[Measured]) -> str:
+def _describe_resent(runs: list[Measured]) -> str:
     num = sum(one.client_lag.num_resent for one in runs)
     return f"{num} requests were sent again: the server had closed an idle connection" if num else ""

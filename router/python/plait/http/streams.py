@@ -58,11 +58,11 @@ def parse_records(packed: bytes) -> Iterator[Record]:
     while offset < len(packed):
         stream, flags, length = _RECORD.unpack_from(packed, offset)
         offset += _RECORD.size
-        yield Record(stream, _part(flags, packed[offset : offset + length]))
+        yield Record(stream, _parse_record(flags, packed[offset : offset + length]))
         offset += length
 
 
-def _part(flags: int, payload: bytes) -> Data | Failure:
+def _parse_record(flags: int, payload: bytes) -> Data | Failure:
     if flags & _ERROR:
         status, retry_after_seconds = _FAILURE.unpack_from(payload)
         return Failure(status, retry_after_seconds, payload[_FAILURE.size :])

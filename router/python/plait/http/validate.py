@@ -51,7 +51,7 @@ def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS)
     """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
     body = _decode(raw, ChatBody, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
-        raise _bad("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
+        raise _field_error("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
     asked = _Asked(
         kind="chat",
         id_prefix="chatcmpl",
@@ -128,11 +128,13 @@ def _check_model(asked: str | None, served: str) -> None:
 def _check_stream(stream: bool, body: AnswerFields) -> None:
     options = body.stream_options
     if options is not None and not stream:
-        raise _bad("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
+        raise _field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
     if options is not None and options.continuous_usage_stats:
-        raise _bad("stream_options.continuous_usage_stats", "is true: this server does not have it; leave it out")
+        raise _field_error(
+            "stream_options.continuous_usage_stats", "is true: this server does not have it; leave it out"
+        )
     if options is not None and options.include_obfuscation:
-        raise _bad("stream_options.include_obfuscation", "is true: this server does not have it; leave it out")
+        raise _field_error("stream_options.include_obfuscation", "is true: this server does not have it; leave it out")
 
 
 def _message(index: int, message: Message) -> dict[str, Json]:
@@ -154,18 +156,20 @@ def _message(index: int, message: Message) -> dict[str, Json]:
 def _text(param: str, message: Message) -> str:
     if message.content is None:
         if message.role != "assistant":
-            raise _bad(param, f"is missing; a {message.role} message needs a text")
+            raise _field_error(param, f"is missing; a {message.role} message needs a text")
         return ""
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(_part(f"{param}[{index}]", part) for index, part in enumerate(message.content))
+    return "\n".join(_check_text_part(f"{param}[{index}]", part) for index, part in enumerate(message.content))
 
 
-def _part(param: str, part: ContentPart) -> str:
+def _check_text_part(param: str, part: ContentPart) -> str:
     if part.type != "text":
-        raise _bad(f"{param}.type", f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'")
+        raise _field_error(
+            f"{param}.type", f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'"
+        )
     if part.text is None:
-        raise _bad(f"{param}.text", "is missing; a part of type 'text' needs it")
+        raise _field_error(f"{param}.text", "is missing; a part of type 'text' needs it")
     return part.text
 
 
@@ -179,7 +183,7 @@ def _check_depth(param: str, value: object, depth: int = MAX_DEPTH) -> None:
     if not isinstance(value, dict | list):
         return
     if depth == 0:
-        raise _bad(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
+        raise _field_error(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
     for inner in value.values() if isinstance(value, dict) else value:
         _check_depth(param, inner, depth - 1)
 
@@ -192,7 +196,9 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if ids and len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise _bad("prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists")
+        raise _field_error(
+            "prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists"
+        )
     return [item for item in prompt if not isinstance(item, int)]
 
 
@@ -201,7 +207,7 @@ def _decode(raw: bytes, kind: type[Body], unsupported: Neutral) -> Body:
     try:
         fields = _fields(raw)
         check_supported(fields, unsupported)
-        return _typed(raw, fields, kind)
+        return _decode_body(raw, fields, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}") from None
     except RecursionError:
@@ -215,7 +221,7 @@ def _fields(raw: bytes) -> _Fields:
         raise ApiError(400, f"the body must be a JSON object: {error}") from None
 
 
-def _typed(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
+def _decode_body(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -240,5 +246,5 @@ def _missing_field(what: str) -> str | None:
     return match[1] if match else None
 
 
-def _bad(param: str, problem: str) -> ApiError:
+def _field_error(param: str, problem: str) -> ApiError:
     return ApiError(400, f"`{param}` {problem}", param=param)

@@ -21,10 +21,10 @@ def with_fingerprint(place: GroupMembership, local: LocalModel, settings: ServeS
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
     if settings.process.step_trace is not None:
         raise SettingsError("--step-trace pairs an engine's own rows with the group's time: leave it out of a group")
-    return msgspec.structs.replace(place, computes=_computes(local.path, settings))
+    return msgspec.structs.replace(place, computes=_hash_compute_settings(local.path, settings))
 
 
-def _computes(path: Path, settings: ServeSettings) -> str:
+def _hash_compute_settings(path: Path, settings: ServeSettings) -> str:
     alike = (
         settings.model.dtype,
         settings.model.load_format,

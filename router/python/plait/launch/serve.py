@@ -137,12 +137,12 @@ class _Service:
         return _exit_code(status, workers)
 
     async def _live(self) -> Status:
-        status = await self._until("ready", "draining", "stopped", "failed")
+        status = await self._wait_for_phase("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
             print_startup_summary(self._description, status, self._settings, url(self._listener))
-        return await self._until("stopped", "failed")
+        return await self._wait_for_phase("stopped", "failed")
 
-    async def _until(self, *phases: Phase) -> Status:
+    async def _wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
             await asyncio.sleep(POLL_SECONDS)
         return status

@@ -45,9 +45,9 @@ class Worker:
     def reason(self) -> str:
         """How it ended, with its last line unless a signal killed it."""
         if self._process.returncode < 0:
-            return f"worker {self.rank} {_ending(self._process.returncode)}"
+            return f"worker {self.rank} {_describe_exit(self._process.returncode)}"
         last = self._last_line.decode(errors="replace").strip()
-        return f"worker {self.rank} {_ending(self._process.returncode)}" + (f": {last}" if last else "")
+        return f"worker {self.rank} {_describe_exit(self._process.returncode)}" + (f": {last}" if last else "")
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: OnExit) -> None:
         """Forward its lines to standard error, and call `on_exit` once when it has exited."""
@@ -107,7 +107,7 @@ class Worker:
         on_exit(self)
 
 
-def _ending(returncode: int) -> str:
+def _describe_exit(returncode: int) -> str:
     if returncode < 0:
         return f"was killed by {signal.Signals(-returncode).name}"
     return f"ended with exit code {returncode}"
