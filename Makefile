@@ -10,7 +10,7 @@ SUITES := spine cpu scheduler blackwell
 CARGO := $(BIN)/python tools/cargo.py
 MANIFESTS := Cargo.toml Cargo.lock pyproject.toml proto/pyproject.toml kernels/pyproject.toml worker/pyproject.toml \
              tools/install.py
-RUST := $(shell find router proto -name '*.rs' -o -name Cargo.toml)
+RUST := $(shell find router proto -name "*.rs" -o -name Cargo.toml -o -path "*/plait_proto/families.json" -o -name schema.txt)
 NATIVE := kernels/hatch_build.py kernels/compile_native.py $(wildcard kernels/csrc/*)
 PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels proto/plait_proto
 

@@ -49,18 +49,18 @@ def test_gemms_are_rounded_once(dtype: torch.dtype, outputs: int, inputs: int) -
         exact = x.double() @ weight.double().T + bias.double()
         assert matrix(x).dtype == dtype
         torch.testing.assert_close(matrix(x).double(), exact, rtol=TOLERANCE[dtype], atol=1e-4)
-        torch.testing.assert_close(matrix.float32(x).double(), exact, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(matrix.matmul_float32(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_gives_the_same_bits_in_any_batch_and_on_any_number_of_threads(dtype: torch.dtype) -> None:
     matrix = PanelMatrix(torch.randn(160, 300).to(dtype), None)
     x = torch.randn(200, 300).to(dtype)
-    together = matrix.float32(x)
+    together = matrix.matmul_float32(x)
     for num_threads in (1, 3):
         library.set_num_threads(num_threads)
-        assert torch.equal(matrix.float32(x), together)
-        alone = torch.cat([matrix.float32(x[row : row + 1]) for row in range(20)])
+        assert torch.equal(matrix.matmul_float32(x), together)
+        alone = torch.cat([matrix.matmul_float32(x[row : row + 1]) for row in range(20)])
         assert torch.equal(alone, together[:20])
 
 
@@ -93,10 +93,10 @@ def test_gemms_with_gguf_blocks_are_those_of_their_values_with_quantised_rows(
         x = torch.randn(num_rows, inputs).bfloat16()
         x[0, :32] = 0
         exact = quantised_rows(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
-        torch.testing.assert_close(matrix.float32(x).double(), exact, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(matrix.matmul_float32(x).double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
-        together = matrix.float32(x)
-        assert torch.equal(matrix.float32(x[-1:]), together[-1:]), "a row's bits depend on its company"
+        together = matrix.matmul_float32(x)
+        assert torch.equal(matrix.matmul_float32(x[-1:]), together[-1:]), "a row's bits depend on its company"
 
 
 def test_matrices_that_the_kernels_cannot_hold_are_rejected() -> None:
@@ -120,7 +120,7 @@ def store_with(x: Tensor) -> None:
 
 DOORS: dict[str, Callable[[Tensor], object]] = {
     "matrix": lambda x: PanelMatrix(torch.zeros(8, 64), None)(x),
-    "blocks": lambda x: GgufMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).float32(x),
+    "blocks": lambda x: GgufMatrix(quantised("Q8_0", 8, 64), None, torch.float32, 16).matmul_float32(x),
     "experts": lambda x: ExpertPanels([(torch.zeros(64, 64), torch.zeros(64, 32))])(
         x, torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
     ),
@@ -267,7 +267,7 @@ def test_inf_and_nan_pass_through_gemms_with_gguf_blocks(what: float, place: int
     x = torch.randn(9, 64).bfloat16()
     x[4, place] = what
     for activation_bits in ACTIVATION_LIMITS:
-        given = GgufMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, activation_bits).float32(x)
+        given = GgufMatrix(quantised("Q4_1", 40, 64), None, torch.bfloat16, activation_bits).matmul_float32(x)
         assert not given[4].isfinite().any()
         assert given[torch.arange(9) != 4].isfinite().all()
 

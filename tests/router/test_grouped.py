@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, read_settings
-from plait.launch.grouped import with_fingerprint
+from plait.launch.group_checks import with_fingerprint
 from plait.model_files import LocalModel
 from plait.settings import GroupMembership, ServeSettings
 

@@ -47,7 +47,7 @@ class CpuMatrix:
         """
         return self._multiply(x_NI, self.dtype)
 
-    def float32(self, x_NI: Tensor) -> Tensor:
+    def matmul_float32(self, x_NI: Tensor) -> Tensor:
         """The same, not rounded to the matrix's type."""
         return self._multiply(x_NI, torch.float32)
 

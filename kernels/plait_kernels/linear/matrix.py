@@ -24,7 +24,7 @@ class Matrix(Protocol):
         """``x @ weight^T + bias`` of shape ``[N, O]``, in the dtype of ``x``."""
         ...
 
-    def float32(self, x_NI: Tensor) -> Tensor:
+    def matmul_float32(self, x_NI: Tensor) -> Tensor:
         """The same in float32, as precise as the backend's sums are."""
         ...
 
@@ -39,7 +39,7 @@ class TorchMatrix:
         """See ``Matrix``."""
         return F.linear(x_NI, self.weight_OI, self.bias_O)
 
-    def float32(self, x_NI: Tensor) -> Tensor:
+    def matmul_float32(self, x_NI: Tensor) -> Tensor:
         """See ``Matrix``; rounded to the dtype of ``x`` before."""
         return self(x_NI).float()
 
@@ -95,7 +95,7 @@ class OneDnnMatrix:
         out_NO: Tensor = self._linear(x_NI, self._packed, self._bias_O, "none", [], "")
         return out_NO
 
-    def float32(self, x_NI: Tensor) -> Tensor:
+    def matmul_float32(self, x_NI: Tensor) -> Tensor:
         """See ``Matrix``; rounded to the dtype of ``x`` before."""
         return self(x_NI).float()
 

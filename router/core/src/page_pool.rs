@@ -371,7 +371,7 @@ mod tests {
 
     const NUM_HASHES: u32 = 6;
 
-    fn hashes() -> Vec<PageHash> {
+    fn sample_page_hashes() -> Vec<PageHash> {
         let mut hasher = PrefixHasher::new(HashSeed([1, 2]));
         let root = Some(hasher.root(0));
         let chain = std::iter::successors(root, |parent| Some(hasher.child(*parent, &[7])));
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_is_looked_up_again_costs_the_name_that_is_missing() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(3, &hashes);
         assert_eq!(num_probes(&mut pool, &hashes), 4);
         assert_eq!(num_probes(&mut pool, &hashes), 1);
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_full_cache_that_loses_the_prompts_pages_one_by_one_costs_no_more() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(6, &hashes);
         assert_eq!(pool.find(&hashes).num_pages, 6);
         let mut others = PageList::default();
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_found_and_changes_hands_is_seen() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(3, &hashes);
         assert_eq!(pool.find(&hashes).num_cached, 3);
         let lease = pool.pin(&hashes[..1]);
@@ -440,7 +440,7 @@ mod tests {
     /// Another request published the first page, so it is evicted before those after it.
     #[test]
     fn pages_after_one_that_is_evicted_are_found_again_when_it_comes_back() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(1, &hashes);
         let mut lease = PageList::default();
         pool.grow(&mut lease, 3);
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn the_page_that_was_missing_is_seen_when_it_comes() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(3, &hashes);
         let mut lease = pool.pin(&hashes[..3]);
         assert_eq!(pool.find(&hashes).num_pages, 3);
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn another_prompt_is_looked_up_anew() {
-        let hashes = hashes();
+        let hashes = sample_page_hashes();
         let mut pool = pool_with(3, &hashes);
         pool.find(&hashes);
         assert_eq!(pool.find(&hashes[..2]).num_pages, 2);

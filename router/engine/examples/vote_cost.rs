@@ -72,7 +72,8 @@ fn over_zeromq(transport: &str, num_engines: u32) {
         _ => "tcp://127.0.0.1:*".to_owned(),
     };
     let pair = (transport == "tcp").then(|| CurveKeyPair::new().unwrap());
-    let settings = |engine, endpoint: &str| settings(engine, num_engines, endpoint, pair.as_ref());
+    let settings =
+        |engine, endpoint: &str| group_settings(engine, num_engines, endpoint, pair.as_ref());
     let first = Exchange::new(settings(0, &endpoint), Micros(0)).unwrap();
     let endpoint = first.endpoint().unwrap().to_owned();
     let members: Vec<JoinHandle<_>> = (1..num_engines)
@@ -92,7 +93,7 @@ fn over_zeromq(transport: &str, num_engines: u32) {
 }
 
 /// One pair of keys serves all.
-fn settings(
+fn group_settings(
     engine: u32,
     num_engines: u32,
     endpoint: &str,

@@ -187,7 +187,9 @@ impl EventLoop {
         } else {
             let error = self.shared().status.refusal();
             self.shared().metrics.requests.reject(Rejection::NotReady);
-            self.shared().outbox.put_error(admission.stream, &error);
+            self.shared()
+                .output_queue
+                .put_error(admission.stream, &error);
         }
     }
 

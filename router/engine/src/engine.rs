@@ -18,8 +18,8 @@ use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
-use crate::outbox::StreamId;
 use crate::output::Output;
+use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::settings::{EngineSettings, GroupMembership, SettingsProblem};
 use crate::shared::{Sentinel, Shared};
@@ -186,7 +186,7 @@ impl Engine {
 
     /// Readable when [`Engine::take`] has something or the phase has changed.
     pub fn event_fd(&self) -> RawFd {
-        self.shared.outbox.wakeup().fd()
+        self.shared.output_queue.wakeup().fd()
     }
 
     /// What a worker's Hello must carry; the first call counts.
@@ -198,7 +198,7 @@ impl Engine {
     pub fn submit(&self, stream: StreamId, request: &[u8]) {
         if let Err((rejection, error)) = self.try_submit(stream, request) {
             self.shared.metrics.requests.reject(rejection);
-            self.shared.outbox.put_error(stream, &error);
+            self.shared.output_queue.put_error(stream, &error);
         }
     }
 
@@ -234,7 +234,7 @@ impl Engine {
 
     /// What the streams have to write, as records.
     pub fn take(&self) -> Vec<u8> {
-        self.shared.outbox.take()
+        self.shared.output_queue.take()
     }
 
     /// The model in JSON.
@@ -273,7 +273,7 @@ impl Engine {
             return;
         }
         self.shared.reject_pending();
-        self.shared.outbox.close();
+        self.shared.output_queue.close();
         self.queue
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

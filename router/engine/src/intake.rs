@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::outbox::StreamId;
+use crate::output_queue::StreamId;
 
 /// The streams on their way to the driver, and whether new ones may come.
 #[derive(Debug, Default)]

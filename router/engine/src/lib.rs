@@ -17,8 +17,8 @@ mod logprobs;
 mod lossy_stderr;
 mod mailbox;
 mod metrics;
-mod outbox;
 mod output;
+mod output_queue;
 mod receive_frames;
 mod request_seeds;
 mod serving;
@@ -33,6 +33,6 @@ mod wakeup;
 
 pub use clock::{Clock, SystemClock};
 pub use engine::{Engine, StartError};
-pub use outbox::{ERROR, LAST, StreamId};
+pub use output_queue::{ERROR, LAST, StreamId};
 pub use settings::{EngineSettings, GroupKeys, GroupMembership, LogLevel, SettingsProblem};
 pub use timeouts::Timeouts;

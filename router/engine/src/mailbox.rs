@@ -5,7 +5,7 @@ use std::{io, mem};
 
 use plait_core::RequestId;
 
-use crate::outbox::StreamId;
+use crate::output_queue::StreamId;
 use crate::wakeup::Wakeup;
 
 /// One message.

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::mailbox::Mail;
-use crate::outbox::{self, LAST, StreamId};
+use crate::output_queue::{self, LAST, StreamId};
 use crate::shared::Shared;
 
 /// The driver's event for a stream.
@@ -108,7 +108,7 @@ impl Output {
                 self.write(event);
             }
             if !self.records.is_empty() {
-                self.shared.outbox.put(&mut self.records);
+                self.shared.output_queue.put(&mut self.records);
             }
         }
         self.fail_rest();
@@ -118,7 +118,7 @@ impl Output {
     fn fail_rest(&mut self) {
         let error = ApiError::internal("the server failed and cannot go on; its log says why");
         for stream in self.streams.keys() {
-            self.shared.outbox.put_error(*stream, &error);
+            self.shared.output_queue.put_error(*stream, &error);
         }
     }
 
@@ -158,7 +158,7 @@ impl Output {
             StreamEvent::Finished { request, reason } => self.finish(request, reason),
             StreamEvent::Fail { stream, error } => {
                 self.forget(stream);
-                outbox::append_error(&mut self.records, stream, &error);
+                output_queue::append_error(&mut self.records, stream, &error);
             }
             StreamEvent::Forget(stream) => self.forget(stream),
         }
@@ -185,7 +185,7 @@ impl Output {
     ) {
         let mut records = std::mem::take(&mut self.records);
         let pushed = self.find(request).map(|(at, open)| {
-            outbox::append_record(&mut records, at.stream, |payload| {
+            output_queue::append_record(&mut records, at.stream, |payload| {
                 (
                     open.answer
                         .push(at.choice, tokens, ends_with_stop_id, logprobs, payload),
@@ -204,7 +204,7 @@ impl Output {
     fn finish(&mut self, request: RequestId, reason: FinishReason) {
         let mut records = std::mem::take(&mut self.records);
         let ended = self.find(request).map(|(at, open)| {
-            let state = outbox::append_record(&mut records, at.stream, |payload| {
+            let state = output_queue::append_record(&mut records, at.stream, |payload| {
                 let state = open.answer.finish(at.choice, reason, payload);
                 (state, if state == StreamState::Ended { LAST } else { 0 })
             });

@@ -8,7 +8,7 @@ use crate::clock::Clock;
 use crate::intake::Intake;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Metrics, Rejection};
-use crate::outbox::Outbox;
+use crate::output_queue::OutputQueue;
 use crate::status::StatusBoard;
 
 /// What one engine's threads share.
@@ -17,7 +17,7 @@ pub struct Shared {
     /// From everyone to the driver.
     pub mailbox: Mailbox,
     /// From everyone to Python.
-    pub outbox: Arc<Outbox>,
+    pub output_queue: Arc<OutputQueue>,
     /// The engine's phase and health.
     pub status: StatusBoard,
     /// Counters and histograms.
@@ -33,11 +33,11 @@ pub struct Shared {
 impl Shared {
     /// All empty.
     pub fn new(clock: Arc<dyn Clock>) -> std::io::Result<Self> {
-        let outbox = Arc::new(Outbox::new()?);
+        let output_queue = Arc::new(OutputQueue::new()?);
         Ok(Self {
             mailbox: Mailbox::new()?,
-            status: StatusBoard::new(outbox.clone()),
-            outbox,
+            status: StatusBoard::new(output_queue.clone()),
+            output_queue,
             metrics: Metrics::new(),
             intake: Intake::default(),
             config_fingerprint: OnceLock::new(),
@@ -50,7 +50,7 @@ impl Shared {
         let error = self.status.refusal();
         for stream in self.intake.clear() {
             self.metrics.requests.reject(Rejection::NotReady);
-            self.outbox.put_error(stream, &error);
+            self.output_queue.put_error(stream, &error);
         }
     }
 }

@@ -8,7 +8,7 @@ use plait_openai::ApiError;
 use plait_proto::{ExitCode, Hello};
 use serde::Serialize;
 
-use crate::outbox::Outbox;
+use crate::output_queue::OutputQueue;
 
 /// The engine's life, in order; `failed` may follow any but `stopped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,7 +65,7 @@ impl DeviceReport {
 /// Written by the driver, read by everyone.
 #[derive(Debug)]
 pub struct StatusBoard {
-    outbox: Arc<Outbox>,
+    output_queue: Arc<OutputQueue>,
     standing: Mutex<Standing>,
     step: AtomicU64,
     idle: AtomicBool,
@@ -101,8 +101,8 @@ struct Report {
 }
 
 impl StatusBoard {
-    /// Loading; `outbox`'s eventfd tells Python of every later phase.
-    pub fn new(outbox: Arc<Outbox>) -> Self {
+    /// Loading; `output_queue`'s eventfd tells Python of every later phase.
+    pub fn new(output_queue: Arc<OutputQueue>) -> Self {
         let standing = Standing {
             phase: Phase::Loading,
             reason: String::new(),
@@ -111,7 +111,7 @@ impl StatusBoard {
             device: DeviceReport::default(),
         };
         Self {
-            outbox,
+            output_queue,
             standing: Mutex::new(standing),
             step: AtomicU64::new(0),
             idle: AtomicBool::new(true),
@@ -148,7 +148,7 @@ impl StatusBoard {
         tracing::info!("the engine is {}", phase.name());
         standing.phase = phase;
         drop(standing);
-        self.outbox.wakeup().signal();
+        self.output_queue.wakeup().signal();
     }
 
     /// Enters `failed`; the first failure is the one that is reported.
@@ -161,7 +161,7 @@ impl StatusBoard {
             standing.exit_code = code.into();
         }
         drop(standing);
-        self.outbox.wakeup().signal();
+        self.output_queue.wakeup().signal();
     }
 
     /// The threads have ended.
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_final_and_the_first_one_is_told() {
-        let board = StatusBoard::new(Arc::new(Outbox::new().unwrap()));
+        let board = StatusBoard::new(Arc::new(OutputQueue::new().unwrap()));
         board.fail(ExitCode::Hardware, "out of memory");
         board.fail(ExitCode::Bug, "a consequence");
         board.enter(Phase::Stopped);

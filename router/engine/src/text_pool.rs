@@ -9,7 +9,7 @@ use plait_openai::{ApiError, GenerateRequest, Prepared, RequestError, prepare};
 use plait_text::ModelText;
 
 use crate::metrics::Rejection;
-use crate::outbox::StreamId;
+use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::shared::Shared;
 
@@ -163,7 +163,7 @@ impl TextWorker {
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
         if self.shared.intake.leave(stream) {
             self.shared.metrics.requests.reject(rejection);
-            self.shared.outbox.put_error(stream, error);
+            self.shared.output_queue.put_error(stream, error);
         }
     }
 }

@@ -81,5 +81,5 @@ class VocabHead:
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""
-        logits_SU = self.multiply.float32(hidden_SD)
+        logits_SU = self.multiply.matmul_float32(hidden_SD)
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size]

@@ -238,7 +238,7 @@ impl Harness {
             if Instant::now() >= deadline {
                 return true;
             }
-            // Takes nothing: a test may want the engine's outbox to stay full.
+            // Takes nothing: a test may want the engine's output_queue to stay full.
             std::thread::yield_now();
         }
         false

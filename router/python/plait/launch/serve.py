@@ -23,7 +23,7 @@ from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Phase, Status, read_description, read_status
 from plait.http.server import http_server
 from plait.http.streams import Streams
-from plait.launch.grouped import with_fingerprint
+from plait.launch.group_checks import with_fingerprint
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary

@@ -153,12 +153,12 @@ class TrtllmMla:
         starts, lengths = rows.starts[:num_decompressed], rows.lengths[:num_decompressed]
         for run in runs_of_new_tokens(lengths, self._fits):
             chunks = runs_of_context(run, starts, lengths, self.mla_context_chunk_size)
-            yield Group(self._call(run, rows), [self._call(chunk, rows) for chunk in chunks])
+            yield Group(self._build_ragged_call(run, rows), [self._build_ragged_call(chunk, rows) for chunk in chunks])
 
     def _fits(self, num_rows: int, longest: int) -> bool:
         return self.scratch.has_room_for_statistics(self.shape.num_heads, num_rows, longest)
 
-    def _call(self, run: Run, rows: Rows) -> RaggedCall:
+    def _build_ragged_call(self, run: Run, rows: Rows) -> RaggedCall:
         """The run with its lengths on the device."""
         num_rows, kv_lengths = len(run.rows), run.kv_lengths
         ends_q, ends_kv = np.cumsum([0, *run.q_lengths]), np.cumsum([0, *kv_lengths])

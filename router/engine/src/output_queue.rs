@@ -24,7 +24,7 @@ pub type StreamId = u64;
 
 /// Records on their way to Python, filled by the engine's threads and emptied whole.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct OutputQueue {
     untaken: Mutex<Untaken>,
     taken: Condvar,
     wakeup: Wakeup,
@@ -36,7 +36,7 @@ struct Untaken {
     closed: bool,
 }
 
-impl Outbox {
+impl OutputQueue {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
@@ -167,14 +167,14 @@ mod tests {
 
     #[test]
     fn closing_releases_a_thread_that_waits_for_python() {
-        let outbox = std::sync::Arc::new(Outbox::new().unwrap());
-        outbox.put(&mut vec![0; MAX_UNTAKEN_BYTES + 1]);
+        let output_queue = std::sync::Arc::new(OutputQueue::new().unwrap());
+        output_queue.put(&mut vec![0; MAX_UNTAKEN_BYTES + 1]);
         let waiting = std::thread::spawn({
-            let outbox = outbox.clone();
-            move || outbox.put(&mut vec![0; 1])
+            let output_queue = output_queue.clone();
+            move || output_queue.put(&mut vec![0; 1])
         });
-        outbox.close();
+        output_queue.close();
         waiting.join().unwrap();
-        assert_eq!(outbox.take().len(), MAX_UNTAKEN_BYTES + 2);
+        assert_eq!(output_queue.take().len(), MAX_UNTAKEN_BYTES + 2);
     }
 }
