@@ -249,6 +249,7 @@ def test_a_bad_value_is_refused_with_what_was_given_and_what_is_allowed(
     ("words", "hint"),
     [
         (["--max-seq", "3"], "did you mean --max-seqs?"),
+        (["--max-batch-token", "3"], "did you mean --max-batch-tokens?"),
         (["--ports=1"], "did you mean --port?"),
         (["--no-mix"], "did you mean --no-mixed?"),
         (["--frobnicate"], "see `plait serve --help`"),

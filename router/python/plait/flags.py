@@ -145,7 +145,8 @@ def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     if not unknown:
         return
     word = unknown[0].split("=")[0]
-    known = sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
+    help_text = re.sub(r"-\n\s*", "-", parser.format_help())  # argparse wraps lines at hyphens too
+    known = sorted(set(re.findall(r"--[a-z][a-z-]*", help_text)))
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"see `{parser.prog} --help`"
     what = "setting" if word.startswith("-") else "argument"
