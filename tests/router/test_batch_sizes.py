@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from plait.batch_sizes import BATCH_TOKENS, MAX_SEQS, MIN_SEQS, ModelSize, gpu_sizes, with_batch_sizes
-from plait.settings import DeviceSettings, SchedulerSettings, ServeSettings
+from plait.settings import DeviceSettings, PageSettings, SchedulerSettings, ServeSettings
 
 SHAPES = Path(__file__).parents[2] / "router" / "sim" / "data" / "models"
 H200, H100, L4 = 150_754_820_096, 85_520_809_984, 24_152_899_584
@@ -35,6 +36,12 @@ def test_a_gpu_gets_what_its_memory_holds_and_its_cores_compute_in_time(
     assert (settings.scheduler.max_seqs, settings.scheduler.max_batch_tokens) == (max_seqs, max_batch_tokens)
     assert "tokens of KV cache" in reason
     assert "GFLOP" in reason
+
+
+def test_a_smaller_share_of_the_memory_holds_fewer_requests(tmp_path: Path) -> None:
+    half = msgspec.structs.replace(ON_GPU, pages=PageSettings(memory_fraction=0.45))
+    settings, _ = with_batch_sizes(half, folder("qwen3-8b", tmp_path), lambda: H200)
+    assert settings.scheduler.max_seqs == 640
 
 
 def test_a_cpu_gets_small_batches() -> None:

@@ -123,8 +123,7 @@ impl KvCache {
     }
 
     /// Whether enough pages are left for `num_tokens` tokens beyond the hits, beside `reserved` pages of
-    /// each
-    /// kind and, if kept, the watermark.
+    /// each kind and, if kept, the watermark.
     pub(crate) fn can_admit(
         &self,
         num_tokens: u32,

@@ -32,6 +32,7 @@ ACTIVATION_SHARE = 0.05
 ACTIVATION_BYTES = 80
 """Activations of a token, in bytes for each element of the hidden state."""
 MEMORY_FRACTION = 0.9
+"""Of a GPU, without `--memory-fraction`; the worker has the same default."""
 
 
 class ModelSize(msgspec.Struct, frozen=True):
@@ -63,7 +64,10 @@ def with_batch_sizes(
     given = settings.scheduler
     if given.max_seqs is not None and given.max_batch_tokens is not None:
         return settings, "as given"
-    sizes = gpu_sizes(_size_of(model), gpu_memory(), settings.process.tp) if uses_gpu(settings) else CPU_SIZES
+    sizes = CPU_SIZES
+    if uses_gpu(settings):
+        fraction = settings.pages.memory_fraction or MEMORY_FRACTION
+        sizes = gpu_sizes(_size_of(model), gpu_memory(), settings.process.tp, fraction)
     filled = msgspec.structs.replace(
         given,
         max_seqs=given.max_seqs or sizes.max_seqs,
@@ -78,12 +82,14 @@ def uses_gpu(settings: ServeSettings) -> bool:
     return device == "cuda" or (device == "auto" and has_nvidia_gpu())
 
 
-def gpu_sizes(model: ModelSize | None, memory_bytes: int | None, num_ranks: int) -> BatchSizes:
+def gpu_sizes(
+    model: ModelSize | None, memory_bytes: int | None, num_ranks: int, memory_fraction: float = MEMORY_FRACTION
+) -> BatchSizes:
     """Batch sizes for ranks with `memory_bytes` each; the smallest if a size is unknown."""
     if model is None or memory_bytes is None:
         unknown = "the model's size" if model is None else "the GPU's memory"
         return BatchSizes(MIN_SEQS, BATCH_TOKENS[-1], f"{unknown} is unknown, so these are the smallest")
-    kv_tokens = _kv_tokens(model, memory_bytes, num_ranks)
+    kv_tokens = _kv_tokens(model, memory_bytes * memory_fraction, num_ranks)
     flops = 2 * model.parameters_per_token / num_ranks
     limit = min(MAX_STEP_FLOPS / flops, memory_bytes * ACTIVATION_SHARE / (model.hidden_size * ACTIVATION_BYTES))
     return BatchSizes(
@@ -104,6 +110,6 @@ def _size_of(model: Path) -> ModelSize | None:
         return None
 
 
-def _kv_tokens(model: ModelSize, memory_bytes: int, num_ranks: int) -> float:
-    kv_bytes = memory_bytes * MEMORY_FRACTION * num_ranks - model.weight_bytes
+def _kv_tokens(model: ModelSize, usable_bytes: float, num_ranks: int) -> float:
+    kv_bytes = usable_bytes * num_ranks - model.weight_bytes
     return max(0.0, kv_bytes) / model.kv_bytes_per_token
