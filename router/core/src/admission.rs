@@ -1,10 +1,9 @@
-//! Admission: into the queue (rule 0), then into a slot with pages (rule 4).
+//! Rule 4: the head of the queue is admitted into a slot with pages and its cached prefix.
 
-use crate::ids::{Micros, RequestId, SlotId, TenantId};
+use crate::ids::{Micros, SlotId};
 use crate::kv_cache::PrefixHits;
 use crate::plan_builder::PlanBuilder;
 use crate::queue::QueueKey;
-use crate::request::{Refusal, Request};
 use crate::scheduler::{Location, Scheduler};
 use crate::state::{Admission, Job, Queued};
 
@@ -18,65 +17,6 @@ struct QueueHead {
 }
 
 impl Scheduler {
-    /// Puts a request into the queue. The model's length and the pool cap its output.
-    pub fn submit(&mut self, request: Request, now: Micros) -> Result<RequestId, Refusal> {
-        let ids = self.submit_all(vec![request], now)?;
-        Ok(ids[0])
-    }
-
-    /// Puts requests that belong together into the queue: all or none.
-    ///
-    /// An empty queue takes any number, because so many at once could never be served otherwise.
-    pub fn submit_all(
-        &mut self,
-        requests: Vec<Request>,
-        now: Micros,
-    ) -> Result<Vec<RequestId>, Refusal> {
-        if self.is_draining {
-            return Err(Refusal::Draining);
-        }
-        let num_due: Vec<u32> = requests
-            .iter()
-            .map(|request| self.num_due(request))
-            .collect::<Result<_, _>>()?;
-        let num_tokens = requests.iter().map(|it| it.prompt.len() as u64).sum();
-        self.queue
-            .check_room(requests.len(), num_tokens, &self.settings.scheduler)?;
-        let each = requests.into_iter().zip(num_due);
-        Ok(each
-            .map(|(request, num_due)| self.take_in(request, num_due, now))
-            .collect())
-    }
-
-    fn take_in(&mut self, request: Request, num_due: u32, now: Micros) -> RequestId {
-        let id = RequestId(self.num_submitted);
-        self.num_submitted += 1;
-        if let Some(fair_share) = &mut self.fair_share {
-            fair_share.enter(request.tenant);
-        }
-        let job = Box::new(Job::new(
-            id,
-            request,
-            num_due,
-            self.settings.scheduler.policy,
-        ));
-        self.enqueue(Queued::Waiting { job, since: now });
-        id
-    }
-
-    pub(crate) fn enqueue(&mut self, queued: Queued) {
-        let (job, is_fair) = (queued.job(), self.fair_share.is_some());
-        let lane = if is_fair {
-            job.tenant()
-        } else {
-            TenantId::default()
-        };
-        let order = job.order;
-        let location = Location::Queue(QueueKey { lane, order });
-        self.locations.insert(job.id(), location);
-        self.queue.push(lane, queued);
-    }
-
     /// Rule 4: admits waiting requests, strictly in order.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
         while let Some(head) = self.admissible_head(builder) {
@@ -150,23 +90,5 @@ impl Scheduler {
             lease: self.cache.pin(job, num_cached),
             num_cached,
         }
-    }
-
-    /// Rule 0: output tokens that a request may get.
-    fn num_due(&self, request: &Request) -> Result<u32, Refusal> {
-        let prompt = request.prompt.len();
-        if prompt == 0 {
-            return Err(Refusal::EmptyPrompt);
-        }
-        if request.max_tokens == 0 {
-            return Err(Refusal::NoOutput);
-        }
-        let left_of = |limit: u64| limit.checked_sub(prompt as u64).filter(|left| *left > 0);
-        let limit = self.settings.runtime.max_model_len;
-        let in_model = left_of(limit.into()).ok_or(Refusal::TooLongForModel { prompt, limit })?;
-        let limit = self.limits.pool_tokens;
-        let in_pool = left_of(limit).ok_or(Refusal::TooLongForPool { prompt, limit })?;
-        let num = u64::from(request.max_tokens).min(in_model).min(in_pool);
-        Ok(u32::try_from(num).expect("no more than max_tokens"))
     }
 }

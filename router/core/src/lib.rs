@@ -31,6 +31,7 @@ mod settings;
 mod state;
 mod stats;
 mod step_cost;
+mod submit;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, Vote, decide};

@@ -28,7 +28,7 @@ pub(crate) struct Job {
     pub(crate) order: Order,
     request: Request,
     /// Output tokens after which the request ends.
-    num_due: u32,
+    max_output_tokens: u32,
     output: Vec<TokenId>,
     /// The worker was asked for the log-probabilities of prompt positions below this one.
     num_prompt_reported: u32,
@@ -37,7 +37,12 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(id: RequestId, request: Request, num_due: u32, policy: Policy) -> Self {
+    pub(crate) fn new(
+        id: RequestId,
+        request: Request,
+        max_output_tokens: u32,
+        policy: Policy,
+    ) -> Self {
         let order = Order {
             num_served: u64::from(policy == Policy::Fair) * u64::MAX,
             priority: i32::from(policy != Policy::Fcfs) * request.priority,
@@ -46,7 +51,7 @@ impl Job {
         Self {
             order,
             request,
-            num_due,
+            max_output_tokens,
             output: Vec::new(),
             num_prompt_reported: 0,
             page_hashes: PerKind::new(),
@@ -148,7 +153,7 @@ impl Job {
         if self.request.stop_ids.contains(&token) {
             Some(FinishReason::Stop)
         } else {
-            (self.num_output() == self.num_due).then_some(FinishReason::Length)
+            (self.num_output() == self.max_output_tokens).then_some(FinishReason::Length)
         }
     }
 }
@@ -280,7 +285,7 @@ impl Running {
 
     /// Output tokens that are due and not in flight.
     pub(crate) fn num_left(&self) -> u32 {
-        self.job.num_due - self.job.num_output() - self.num_tokens_in_flight
+        self.job.max_output_tokens - self.job.num_output() - self.num_tokens_in_flight
     }
 
     /// Schedules a row of `length` tokens that samples `num_sampled` at most. Returns the next phase.
