@@ -267,11 +267,9 @@ impl Scheduler {
         }
     }
 
-    /// What to send for the step: the plan as it was voted on, or a dummy row's if this replica has no
-    /// rows.
-    /// None if the whole group is idle. The step's number is used up all the same, so that a late vote
-    /// fits
-    /// no later round.
+    /// What to send for the step: the plan as it was voted on, or a dummy row's if this replica has
+    /// no rows. None if the whole group is idle. The step's number is used up all the same, so that
+    /// a late vote fits no later round.
     pub fn apply_decision(
         &mut self,
         plan: Option<Plan>,

@@ -144,9 +144,8 @@ impl PagePool {
 
     /// Number of a prompt's leading pages that are cached.
     ///
-    /// Each page is found once. Asking for the same prompt again costs one look-up, of the missing hash,
-    /// even
-    /// while a full cache evicts pages.
+    /// Each page is found once. Asking for the same prompt again costs one look-up, of the missing
+    /// hash, even while a full cache evicts pages.
     pub(crate) fn find(&mut self, hashes: &[PageHash]) -> CacheHits {
         if self.lookup.last.as_ref() != hashes.last() {
             self.lookup.last = hashes.last().copied();
@@ -232,9 +231,8 @@ impl PagePool {
         }
     }
 
-    /// Releases a lease, last page first. A prompt's later pages are then evicted before the earlier
-    /// ones,
-    /// without which nothing could find them.
+    /// Releases a lease, last page first. A prompt's later pages are then evicted before the
+    /// earlier ones, without which nothing could find them.
     pub(crate) fn release(&mut self, lease: PageList) {
         for page in lease.pages.into_iter().rev() {
             self.pages[page.0 as usize].num_leases -= 1;

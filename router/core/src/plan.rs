@@ -11,10 +11,9 @@ use crate::ids::{Micros, PageId, RequestId, SlotId, StepId, TokenId};
 pub struct Plan {
     /// The step's number. Numbers count up by one from 1; a group skips steps without rows.
     pub step: StepId,
-    /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has rows,
-    /// because nothing on the device depends on them until then. A slot that is reused at once is here
-    /// and
-    /// in `new_slots`.
+    /// Slots whose request ended, was aborted or preempted. They travel with the next plan that has
+    /// rows, because nothing on the device depends on them until then. A slot that is reused at
+    /// once is here and in `new_slots`.
     pub freed_slots: Vec<SlotId>,
     /// Slots that take a request. Each has a prefill row in this plan.
     pub new_slots: Vec<NewSlot>,
@@ -102,14 +101,12 @@ pub struct PrefillRow {
     pub length: u32,
     /// The chunk completes the prompt. Only then is a token sampled.
     pub is_last_chunk: bool,
-    /// `token_ids` holds one more token of this row, which is not computed: the one after the chunk.
-    /// Middle
-    /// chunks have it if the request wants prompt log-probabilities.
+    /// `token_ids` holds one more token of this row, which is not computed: the one after the
+    /// chunk. Middle chunks have it if the request wants prompt log-probabilities.
     pub lookahead: bool,
-    /// Prompt positions whose log-probabilities this row reports; empty if not wanted. No position is
-    /// reported twice, even if a preempted prompt is computed twice. The row's records begin at `start +
-    /// 1`;
-    /// ignore those outside the range.
+    /// Prompt positions whose log-probabilities this row reports; empty if not wanted. No position
+    /// is reported twice, even if a preempted prompt is computed twice. The row's records begin at
+    /// `start + 1`; ignore those outside the range.
     pub prompt_logprobs: Range<u32>,
 }
 

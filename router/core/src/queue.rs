@@ -99,9 +99,8 @@ impl Queue {
 
     /// The head of the queue: the first request of the lane whose tenant was served least.
     ///
-    /// Served tokens only grow. A lane that seems first but was served more since is re-inserted; the
-    /// others
-    /// are not visited.
+    /// Served tokens only grow. A lane that seems first but was served more since is re-inserted;
+    /// the others are not visited.
     pub(crate) fn first(&mut self, fair_share: Option<&FairShare>) -> Option<QueueKey> {
         loop {
             let head = *self.heads.first()?;

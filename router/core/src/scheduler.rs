@@ -104,9 +104,8 @@ impl Scheduler {
 
     /// Takes an event, and appends what follows to `outputs`, in order.
     ///
-    /// Aborting or stopping a request that has ended is no error: the two cross on their way. After an
-    /// error
-    /// nothing has changed.
+    /// Aborting or stopping a request that has ended is no error: the two cross on their way. After
+    /// an error nothing has changed.
     pub fn advance(
         &mut self,
         event: Event<'_>,
@@ -242,9 +241,8 @@ impl Scheduler {
         }
     }
 
-    /// Tokens of the `remaining` ones from `start` on that a chunk may take now; None if the chunk would
-    /// be
-    /// too short.
+    /// Tokens of the `remaining` ones from `start` on that a chunk may take now; None if the chunk
+    /// would be too short.
     pub(crate) fn chunk_length(
         &self,
         start: u32,

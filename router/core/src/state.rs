@@ -129,9 +129,8 @@ impl Job {
 
     /// Prompt positions that a chunk `start..end` predicts and no earlier chunk did.
     ///
-    /// A chunk predicts the token after each of its own. A preempted request computes its prompt again,
-    /// but
-    /// reports no position twice.
+    /// A chunk predicts the token after each of its own. A preempted request computes its prompt
+    /// again, but reports no position twice.
     pub(crate) fn claim_prompt_positions(&mut self, start: u32, end: u32) -> std::ops::Range<u32> {
         if !self.request.prompt_logprobs {
             return 0..0;

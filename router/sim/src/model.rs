@@ -180,9 +180,8 @@ impl ModelCost {
         self.weight_bytes < 2.0
     }
 
-    /// Parameters that a step with so many tokens reads. Of the routed experts, it reads those that any
-    /// token
-    /// chose; each token chooses evenly and independently.
+    /// Parameters that a step with so many tokens reads. Of the routed experts, it reads those that
+    /// any token chose; each token chooses evenly and independently.
     pub fn parameters_read(&self, num_tokens: f64) -> f64 {
         if self.num_experts == 0.0 {
             return self.dense_parameters;
