@@ -23,6 +23,8 @@ impl fmt::Debug for PageHash {
     }
 }
 
+const PARENT_BYTES: usize = size_of::<PageHash>();
+
 /// Computes page hashes.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
@@ -46,13 +48,15 @@ impl PrefixHasher {
 
     /// Hash of the page with `tokens` that follows the page `parent`.
     pub(crate) fn child(&mut self, parent: PageHash, tokens: &[TokenId]) -> PageHash {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.clear();
-        bytes.extend(parent.0.iter().flat_map(|word| word.to_le_bytes()));
-        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-        let hash = self.hash(&bytes);
-        self.bytes = bytes;
-        hash
+        self.bytes.resize(PARENT_BYTES + size_of_val(tokens), 0);
+        let (parent_bytes, token_bytes) = self.bytes.split_at_mut(PARENT_BYTES);
+        for (bytes, word) in parent_bytes.chunks_exact_mut(8).zip(parent.0) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        for (bytes, token) in token_bytes.chunks_exact_mut(4).zip(tokens) {
+            bytes.copy_from_slice(&token.to_le_bytes());
+        }
+        self.hash(&self.bytes)
     }
 
     fn hash(&self, bytes: &[u8]) -> PageHash {

@@ -3,6 +3,8 @@
 //! [`Queued`] (waiting or preempted) holds no page. [`Running`] owns a lease and a slot. A transition
 //! consumes the old state, so a request is in one state at a time.
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 
 use crate::event::{FinishReason, Output};
@@ -98,15 +100,31 @@ impl Job {
         if self.page_hashes.len() <= kind {
             self.page_hashes.resize(kind + 1, Vec::new());
         }
-        let mut tokens = Vec::new();
-        for page in len_u32(&self.page_hashes[kind])..num_pages {
+        let num_known = len_u32(&self.page_hashes[kind]);
+        self.page_hashes[kind].reserve(num_pages.saturating_sub(num_known) as usize);
+        for page in num_known..num_pages {
             let parent = self.page_hashes[kind].last().copied();
             let parent = parent.unwrap_or_else(|| hasher.root(self.request.salt));
-            tokens.clear();
-            self.extend_with_tokens(&mut tokens, page * page_size, (page + 1) * page_size);
-            self.page_hashes[kind].push(hasher.child(parent, &tokens));
+            let hash = hasher.child(
+                parent,
+                &self.tokens_of(page * page_size, (page + 1) * page_size),
+            );
+            self.page_hashes[kind].push(hash);
         }
         self.known_hashes(kind, num_pages)
+    }
+
+    /// The tokens at positions `start..end` of prompt + output. Those of the prompt are not copied.
+    fn tokens_of(&self, start: u32, end: u32) -> Cow<'_, [TokenId]> {
+        let of_prompt = self.request.prompt.get(start as usize..end as usize);
+        of_prompt.map_or_else(
+            || {
+                let mut tokens = Vec::new();
+                self.extend_with_tokens(&mut tokens, start, end);
+                Cow::Owned(tokens)
+            },
+            Cow::Borrowed,
+        )
     }
 
     /// The same, if they were hashed before.
@@ -308,6 +326,7 @@ impl Running {
 
     /// A row that could accept `num_sampled` tokens is complete. Returns the output up to what ends the
     /// request, and the reason if it ends.
+    #[inline]
     pub(crate) fn complete_sample(
         &mut self,
         accepted: &[TokenId],
