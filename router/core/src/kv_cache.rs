@@ -6,6 +6,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::kv_event::KvEvent;
 use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
 use crate::prefix_hasher::PrefixHasher;
 use crate::settings::{Settings, default_watermark};
@@ -98,13 +99,13 @@ impl KvCache {
     pub(crate) fn new(settings: &Settings, watermark: u32) -> Self {
         let page_sizes = PageSizes::of(settings);
         let mut cache = Self {
-            pools: smallvec![PagePool::new(settings.runtime.num_pages)],
+            pools: smallvec![PagePool::new(0, settings.runtime.num_pages)],
             watermarks: smallvec![watermark],
             prefix_tokens: page_sizes.common_multiple(),
             page_sizes: page_sizes.0,
         };
-        for kind in &settings.runtime.other_kinds {
-            cache.pools.push(PagePool::new(kind.num_pages));
+        for (number, kind) in (1..).zip(&settings.runtime.other_kinds) {
+            cache.pools.push(PagePool::new(number, kind.num_pages));
             cache.watermarks.push(default_watermark(kind.num_pages));
         }
         cache
@@ -255,7 +256,7 @@ impl KvCache {
             while (list.num_published() + 1) * size <= num_computed {
                 let page = list.num_published();
                 let hash = job.page_hashes(kind, page + 1, *size, hasher)[page as usize];
-                pool.publish(list, hash);
+                pool.publish(list, hash, || job.stored_page(kind, page, *size));
             }
         }
         self.find_next_full(lease);
@@ -277,6 +278,18 @@ impl KvCache {
     pub(crate) fn unpark(&mut self, parked: PerKind<ParkedPages>) {
         for (pool, pages) in self.pools.iter_mut().zip(parked) {
             pool.unpark(pages);
+        }
+    }
+
+    /// Records from now on what prompts can find.
+    pub(crate) fn record_events(&mut self) {
+        self.pools.iter_mut().for_each(PagePool::record_events);
+    }
+
+    /// Moves the events since the last call to `into`. Each kind's are in order.
+    pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        for pool in &mut self.pools {
+            pool.take_events(into);
         }
     }
 

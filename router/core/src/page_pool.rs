@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ids::PageId;
 use crate::index_list::IndexList;
+use crate::kv_event::{KvEvent, StoredPage};
 use crate::prefix_hasher::PageHash;
 
 /// Pages of one kind that one request holds, in the order of the positions they cover.
@@ -103,10 +104,14 @@ pub(crate) struct PagePool {
     num_leased: u32,
     num_parked: u32,
     num_evicted: u64,
+    /// What the pages that prompts can find have gained and lost; None if nobody listens.
+    events: Option<Vec<KvEvent>>,
+    /// Which cache kind this is.
+    kind: u32,
 }
 
 impl PagePool {
-    pub(crate) fn new(num_pages: u32) -> Self {
+    pub(crate) fn new(kind: u32, num_pages: u32) -> Self {
         Self {
             pages: vec![Page::default(); num_pages as usize],
             free: (0..num_pages).rev().map(PageId).collect(),
@@ -116,7 +121,19 @@ impl PagePool {
             num_leased: 0,
             num_parked: 0,
             num_evicted: 0,
+            events: None,
+            kind,
         }
+    }
+
+    /// Records events from now on.
+    pub(crate) fn record_events(&mut self) {
+        self.events.get_or_insert_default();
+    }
+
+    /// Moves the events since the last call to `into`, in order.
+    pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        into.extend(self.events.iter_mut().flat_map(|events| events.drain(..)));
     }
 
     /// Pages that can be leased now: free and cached ones.
@@ -212,13 +229,22 @@ impl PagePool {
 
     /// Publishes the next page of a lease. Its KV is computed and its tokens are final.
     ///
-    /// If another page has the hash already, that one stays the published copy.
-    pub(crate) fn publish(&mut self, lease: &mut PageList, hash: PageHash) {
+    /// If another page has the hash already, that one stays the published copy. `describe` gives the page
+    /// to listeners.
+    pub(crate) fn publish(
+        &mut self,
+        lease: &mut PageList,
+        hash: PageHash,
+        describe: impl FnOnce() -> StoredPage,
+    ) {
         let page = lease.pages[lease.num_published as usize];
         lease.num_published += 1;
         if let Entry::Vacant(entry) = self.by_hash.entry(hash) {
             entry.insert(page);
             self.pages[page.0 as usize].hash = Some(hash);
+            if let Some(events) = &mut self.events {
+                events.push(KvEvent::Stored(describe()));
+            }
         }
     }
 
@@ -293,9 +319,13 @@ impl PagePool {
         self.drop_match(page);
         self.cached.remove(page.0);
         let hash = self.pages[page.0 as usize].hash.take();
-        self.by_hash
-            .remove(&hash.expect("only pages with a hash are cached"));
+        let hash = hash.expect("only pages with a hash are cached");
+        self.by_hash.remove(&hash);
         self.num_evicted += 1;
+        if let Some(events) = &mut self.events {
+            let kind = self.kind;
+            events.push(KvEvent::Removed { kind, hash });
+        }
         page
     }
 
@@ -378,14 +408,18 @@ mod tests {
 
     /// A pool that keeps the first pages of a prompt.
     fn pool_with(num_cached: u32, hashes: &[PageHash]) -> PagePool {
-        let mut pool = PagePool::new(8);
+        let mut pool = PagePool::new(0, 8);
         let mut lease = PageList::default();
         pool.grow(&mut lease, num_cached);
         for hash in &hashes[..num_cached as usize] {
-            pool.publish(&mut lease, *hash);
+            publish(&mut pool, &mut lease, *hash);
         }
         pool.release(lease);
         pool
+    }
+
+    fn publish(pool: &mut PagePool, lease: &mut PageList, hash: PageHash) {
+        pool.publish(lease, hash, || unreachable!("nobody listens"));
     }
 
     /// Hashes that a lookup probes.
@@ -443,7 +477,7 @@ mod tests {
         let mut lease = PageList::default();
         pool.grow(&mut lease, 3);
         for hash in &hashes[..3] {
-            pool.publish(&mut lease, *hash);
+            publish(&mut pool, &mut lease, *hash);
         }
         assert_eq!(pool.find(&hashes).num_pages, 3);
         let mut others = PageList::default();
@@ -455,7 +489,7 @@ mod tests {
         pool.release(others);
         let mut again = PageList::default();
         pool.grow(&mut again, 1);
-        pool.publish(&mut again, hashes[0]);
+        publish(&mut pool, &mut again, hashes[0]);
         let (num_pages, num_cached) = (3, 2);
         let hits = CacheHits {
             num_pages,
@@ -472,7 +506,7 @@ mod tests {
         let mut lease = pool.pin(&hashes[..3]);
         assert_eq!(pool.find(&hashes).num_pages, 3);
         pool.grow(&mut lease, 1);
-        pool.publish(&mut lease, hashes[3]);
+        publish(&mut pool, &mut lease, hashes[3]);
         assert_eq!(pool.find(&hashes).num_pages, 4);
         pool.release(lease);
     }

@@ -8,13 +8,23 @@ use crate::ids::TokenId;
 
 /// Key of the page hash.
 ///
-/// Each process draws its own: without it nobody can construct two prompts whose hashes collide.
+/// Without it nobody can construct two prompts whose hashes collide. Replicas that are given the same key
+/// have the same hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashSeed(pub [u64; 2]);
 
 /// Hash of a full page: its tokens, those of every page before it, and the salt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct PageHash([u64; 2]);
+pub struct PageHash([u64; 2]);
+
+impl PageHash {
+    /// The same number in every process, little-endian.
+    pub fn to_bytes(self) -> [u8; 16] {
+        let [low, high] = self.0;
+        let number = u128::from(low) | (u128::from(high) << 64);
+        number.to_le_bytes()
+    }
+}
 
 impl fmt::Debug for PageHash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,6 +8,7 @@ use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::in_flight::InFlight;
 use crate::itl_target::ItlTarget;
 use crate::kv_cache::KvCache;
+use crate::kv_event::KvEvent;
 use crate::page_pool::PageCounts;
 use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
@@ -122,6 +123,16 @@ impl Scheduler {
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
         }
         Ok(())
+    }
+
+    /// Records from now on which pages prompts can find. The caller must take the events.
+    pub fn record_kv_events(&mut self) {
+        self.cache.record_events();
+    }
+
+    /// Moves the events since the last call to `into`. Those of one cache kind are in order.
+    pub fn take_kv_events(&mut self, into: &mut Vec<KvEvent>) {
+        self.cache.take_events(into);
     }
 
     /// The limits that follow from the settings.

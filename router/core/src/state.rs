@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::event::{FinishReason, Output};
 use crate::ids::{Micros, RequestId, SlotId, StepId, TenantId, TokenId};
 use crate::kv_cache::{Lease, PerKind};
+use crate::kv_event::StoredPage;
 use crate::plan::NewSlot;
 use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
@@ -131,6 +132,20 @@ impl Job {
     pub(crate) fn known_hashes(&self, kind: usize, num_pages: u32) -> &[PageHash] {
         let hashes = self.page_hashes.get(kind);
         &hashes.map_or(&[][..], Vec::as_slice)[..num_pages as usize]
+    }
+
+    /// A page that was hashed before, as listeners see it.
+    pub(crate) fn stored_page(&self, kind: usize, page: u32, page_size: u32) -> StoredPage {
+        let hashes = self.known_hashes(kind, page + 1);
+        let mut tokens = Vec::new();
+        self.extend_with_tokens(&mut tokens, page * page_size, (page + 1) * page_size);
+        StoredPage {
+            kind: u32::try_from(kind).expect("a model has few cache kinds"),
+            hash: hashes[page as usize],
+            parent: page.checked_sub(1).map(|before| hashes[before as usize]),
+            salt: self.request.salt,
+            tokens: tokens.into(),
+        }
     }
 
     /// Leading tokens that may be taken from the cache. The last token is always computed, because the

@@ -11,6 +11,7 @@ mod fixtures;
 mod group;
 mod harness;
 mod itl_target;
+mod kv_events;
 mod oracle;
 mod planning_rules;
 mod preemption;
