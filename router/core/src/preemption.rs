@@ -25,8 +25,8 @@ impl Scheduler {
         has_room
     }
 
-    /// Preempts requests after the asker until `num` pages of each kind are free, or results in
-    /// flight will free them. If no later request has a row in this plan, the asker itself is
+    /// Preempts requests after the asker until `num` pages of each kind are free, or results
+    /// in flight will free them. If no later request has a row in this plan, the asker itself is
     /// preempted.
     fn free_pages_for(&mut self, asker: SlotId, num: &[u32], builder: &mut PlanBuilder) -> bool {
         let order = self.running.at(asker).job.order;

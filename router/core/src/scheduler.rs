@@ -89,15 +89,15 @@ impl Scheduler {
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
         if self.settings.scheduler.mixed {
-            self.grant(&mut builder);
-            self.decode(&mut builder);
-            self.resume(&mut builder);
+            self.schedule_starved_prefill(&mut builder);
+            self.schedule_decodes(&mut builder);
+            self.schedule_prefills(&mut builder);
             self.admit(now, &mut builder);
         } else {
-            self.resume(&mut builder);
+            self.schedule_prefills(&mut builder);
             self.admit(now, &mut builder);
             if builder.is_empty() {
-                self.decode(&mut builder);
+                self.schedule_decodes(&mut builder);
             }
         }
         (!builder.is_empty()).then(|| self.launch(builder))
@@ -190,7 +190,7 @@ impl Scheduler {
 
     /// Rule 1, the starvation grant: a prefill without a row for too long goes first, with one page at
     /// most.
-    fn grant(&mut self, builder: &mut PlanBuilder) {
+    fn schedule_starved_prefill(&mut self, builder: &mut PlanBuilder) {
         let Some(slot) = self.running.first_prefill() else {
             return;
         };
@@ -213,7 +213,7 @@ impl Scheduler {
     }
 
     /// Rule 2: one row for every decoder, round-robin.
-    fn decode(&mut self, builder: &mut PlanBuilder) {
+    fn schedule_decodes(&mut self, builder: &mut PlanBuilder) {
         let mut num_asked = 0;
         self.running.decode_queue().begin_round();
         while let Some(slot) = self.running.decode_queue().next() {
@@ -225,7 +225,7 @@ impl Scheduler {
                 .num_left()
                 .min(1 + self.settings.runtime.draft_width);
             if length > builder.num_tokens_left || builder.num_rows_left == 0 {
-                return self.carry_over(num_asked, builder);
+                return self.count_carryover(num_asked, builder);
             }
             num_asked += 1;
             self.decode_row(slot, length, builder);
@@ -233,7 +233,7 @@ impl Scheduler {
     }
 
     /// Rule 3: running prefills, in order, while tokens are left.
-    fn resume(&mut self, builder: &mut PlanBuilder) {
+    fn schedule_prefills(&mut self, builder: &mut PlanBuilder) {
         let mut next = self.running.first_prefill();
         while let Some(slot) = next {
             let running = self.running.at(slot);
@@ -329,7 +329,7 @@ impl Scheduler {
             .schedule_row(slot, builder.step, length, length);
     }
 
-    fn carry_over(&mut self, num_asked: u32, builder: &PlanBuilder) {
+    fn count_carryover(&mut self, num_asked: u32, builder: &PlanBuilder) {
         let num_left = u64::from(self.running.decode_queue().len().saturating_sub(num_asked));
         let carryover = &mut self.counts.carryover;
         let cause = if builder.num_rows_left > 0 {

@@ -174,7 +174,7 @@ impl EventLoop {
         while !self.awaits_decision()
             && let Ok(admission) = self.driver.admissions.try_recv()
         {
-            if self.shared().intake.leave(admission.stream) {
+            if self.shared().pending_streams.leave(admission.stream) {
                 self.admit(admission);
             }
         }
@@ -300,7 +300,7 @@ impl EventLoop {
 
     /// No request is on its way to the scheduler.
     fn has_taken_all(&self) -> bool {
-        self.shared().intake.is_empty() && self.driver.admissions.is_empty()
+        self.shared().pending_streams.is_empty() && self.driver.admissions.is_empty()
     }
 
     fn leave_group(&mut self, reason: &str) {

@@ -209,13 +209,13 @@ impl Engine {
             .as_ref()
             .filter(|_| self.shared.status.is_ready())
             .ok_or_else(not_ready)?;
-        if !self.shared.intake.enter(stream) {
+        if !self.shared.pending_streams.enter(stream) {
             return Err(not_ready());
         }
         queue
             .put(stream, request.to_vec(), self.shared.clock.now())
             .map_err(|error| {
-                self.shared.intake.leave(stream);
+                self.shared.pending_streams.leave(stream);
                 (Rejection::QueueFull, error)
             })
     }
@@ -227,7 +227,7 @@ impl Engine {
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
     pub fn abort(&self, stream: StreamId) {
-        if !self.shared.intake.abort(stream) {
+        if !self.shared.pending_streams.abort(stream) {
             self.shared.mailbox.put(Mail::Abort(stream));
         }
     }
@@ -262,7 +262,7 @@ impl Engine {
 
     /// Rejects new requests, finishes those under way, and shuts the ranks down; ends in `stopped`.
     pub fn drain(&self) {
-        self.shared.intake.close();
+        self.shared.pending_streams.close();
         self.shared.mailbox.put(Mail::Drain);
     }
 

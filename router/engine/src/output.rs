@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 use plait_core::{FinishReason, RequestId, TokenId};
-use plait_openai::{AnswerStream, ApiError, Pushed, StreamState, TokenLogprobs};
+use plait_openai::{ApiError, Pushed, ResponseState, ResponseWriter, TokenLogprobs};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -19,8 +19,8 @@ pub enum StreamEvent {
     Open {
         /// Which.
         stream: StreamId,
-        /// Writes its answer.
-        answer: Box<AnswerStream>,
+        /// Writes its response.
+        response: Box<ResponseWriter>,
         /// One for each choice.
         requests: SmallVec<[RequestId; 1]>,
     },
@@ -69,24 +69,24 @@ pub enum StreamEvent {
     Forget(StreamId),
 }
 
-/// A stream whose answer is being written.
-struct OpenAnswer {
-    answer: Box<AnswerStream>,
+/// A stream whose response is being written.
+struct OpenResponse {
+    response: Box<ResponseWriter>,
     requests: SmallVec<[RequestId; 1]>,
 }
 
-/// The answer that a request belongs to.
+/// The response that a request belongs to.
 #[derive(Clone, Copy)]
-struct ChoiceOf {
+struct ChoiceLocation {
     stream: StreamId,
     choice: usize,
 }
 
-/// Owns the answers of all open streams.
+/// Owns the responses of all open streams.
 pub struct Output {
     shared: Arc<Shared>,
-    streams: FxHashMap<StreamId, OpenAnswer>,
-    choices: FxHashMap<RequestId, ChoiceOf>,
+    streams: FxHashMap<StreamId, OpenResponse>,
+    choices: FxHashMap<RequestId, ChoiceLocation>,
     records: Vec<u8>,
 }
 
@@ -126,16 +126,16 @@ impl Output {
         match event {
             StreamEvent::Open {
                 stream,
-                answer,
+                response,
                 requests,
-            } => self.open(stream, answer, requests),
+            } => self.open(stream, response, requests),
             StreamEvent::PromptLogprobs {
                 request,
                 first_position,
                 records,
             } => {
                 if let Some((at, open)) = self.find(request) {
-                    open.answer
+                    open.response
                         .push_prompt_logprobs(at.choice, first_position, &records);
                 }
             }
@@ -144,7 +144,7 @@ impl Output {
                 num_tokens,
             } => {
                 if let Some((at, open)) = self.find(request) {
-                    open.answer.set_cached_tokens(at.choice, num_tokens);
+                    open.response.set_cached_tokens(at.choice, num_tokens);
                 }
             }
             StreamEvent::Tokens {
@@ -167,13 +167,15 @@ impl Output {
     fn open(
         &mut self,
         stream: StreamId,
-        answer: Box<AnswerStream>,
+        response: Box<ResponseWriter>,
         requests: SmallVec<[RequestId; 1]>,
     ) {
         for (choice, request) in requests.iter().enumerate() {
-            self.choices.insert(*request, ChoiceOf { stream, choice });
+            self.choices
+                .insert(*request, ChoiceLocation { stream, choice });
         }
-        self.streams.insert(stream, OpenAnswer { answer, requests });
+        self.streams
+            .insert(stream, OpenResponse { response, requests });
     }
 
     fn push(
@@ -187,7 +189,7 @@ impl Output {
         let pushed = self.find(request).map(|(at, open)| {
             output_queue::append_record(&mut records, at.stream, |payload| {
                 (
-                    open.answer
+                    open.response
                         .push(at.choice, tokens, ends_with_stop_id, logprobs, payload),
                     0,
                 )
@@ -205,14 +207,21 @@ impl Output {
         let mut records = std::mem::take(&mut self.records);
         let ended = self.find(request).map(|(at, open)| {
             let state = output_queue::append_record(&mut records, at.stream, |payload| {
-                let state = open.answer.finish(at.choice, reason, payload);
-                (state, if state == StreamState::Ended { LAST } else { 0 })
+                let state = open.response.finish(at.choice, reason, payload);
+                (
+                    state,
+                    if state == ResponseState::Ended {
+                        LAST
+                    } else {
+                        0
+                    },
+                )
             });
             (at.stream, state)
         });
         self.records = records;
         self.choices.remove(&request);
-        if let Some((stream, StreamState::Ended)) = ended {
+        if let Some((stream, ResponseState::Ended)) = ended {
             self.streams.remove(&stream);
         }
     }
@@ -228,7 +237,7 @@ impl Output {
         }
     }
 
-    fn find(&mut self, request: RequestId) -> Option<(ChoiceOf, &mut OpenAnswer)> {
+    fn find(&mut self, request: RequestId) -> Option<(ChoiceLocation, &mut OpenResponse)> {
         let at = *self.choices.get(&request)?;
         let open = self.streams.get_mut(&at.stream)?;
         Some((at, open))

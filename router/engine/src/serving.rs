@@ -184,7 +184,7 @@ impl Serving {
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
             stream,
-            answer: Box::new(prepared.stream),
+            response: Box::new(prepared.response),
             requests,
         });
     }

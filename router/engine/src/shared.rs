@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
-use crate::intake::Intake;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Metrics, Rejection};
 use crate::output_queue::OutputQueue;
+use crate::pending_streams::PendingStreams;
 use crate::status::StatusBoard;
 
 /// What one engine's threads share.
@@ -23,7 +23,7 @@ pub struct Shared {
     /// Counters and histograms.
     pub metrics: Metrics,
     /// Streams whose text is being prepared.
-    pub intake: Intake,
+    pub pending_streams: PendingStreams,
     /// The configuration's fingerprint that a Hello must carry.
     pub config_fingerprint: OnceLock<Fingerprint>,
     /// The engine's time.
@@ -39,7 +39,7 @@ impl Shared {
             status: StatusBoard::new(output_queue.clone()),
             output_queue,
             metrics: Metrics::new(),
-            intake: Intake::default(),
+            pending_streams: PendingStreams::default(),
             config_fingerprint: OnceLock::new(),
             clock,
         })
@@ -48,7 +48,7 @@ impl Shared {
     /// Rejects the streams that have not reached the driver, and every later one.
     pub fn reject_pending(&self) {
         let error = self.status.refusal();
-        for stream in self.intake.clear() {
+        for stream in self.pending_streams.clear() {
             self.metrics.requests.reject(Rejection::NotReady);
             self.output_queue.put_error(stream, &error);
         }

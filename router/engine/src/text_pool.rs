@@ -105,12 +105,12 @@ impl TextWorker {
         for job in jobs {
             self.num_queued_bytes
                 .fetch_sub(job.json.len(), Ordering::Relaxed);
-            if self.shared.intake.is_wanted(job.stream) {
+            if self.shared.pending_streams.is_wanted(job.stream) {
                 self.handle(job);
             } else {
-                self.shared.intake.leave(job.stream);
+                self.shared.pending_streams.leave(job.stream);
             }
-            // A driver that drains waits for the last stream to leave the intake.
+            // A driver that drains waits for the last stream to leave the pending ones.
             self.shared.mailbox.wakeup().signal();
         }
     }
@@ -161,7 +161,7 @@ impl TextWorker {
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
-        if self.shared.intake.leave(stream) {
+        if self.shared.pending_streams.leave(stream) {
             self.shared.metrics.requests.reject(rejection);
             self.shared.output_queue.put_error(stream, error);
         }

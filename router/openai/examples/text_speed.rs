@@ -48,11 +48,11 @@ fn write_answer(
         "stream": true, "include_usage": false, "stop": stop,
         "messages": [{"role": "user", "content": "Hello"}],
     }))?;
-    let mut stream = prepare(model, &request, 8192, &mut || 0)?.stream;
+    let mut response = prepare(model, &request, 8192, &mut || 0)?.response;
     let mut out = Vec::new();
     let begin = Instant::now();
     for token in tokens {
-        let _ = stream.push(0, &[*token], false, None, &mut out);
+        let _ = response.push(0, &[*token], false, None, &mut out);
         out.clear();
     }
     Ok(begin.elapsed().as_secs_f64())

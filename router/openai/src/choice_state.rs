@@ -7,15 +7,15 @@ use plait_text::{OutputText, Vocabulary};
 use serde::Serialize;
 
 use crate::logprobs::{ScoredToken, TokenLogprobs};
-use crate::request::ReportFields;
+use crate::request::OutputFields;
 
 /// What all choices of one answer share.
 #[derive(Debug)]
-pub(crate) struct AnswerContext {
+pub(crate) struct ResponseContext {
     pub(crate) vocabulary: Arc<Vocabulary>,
     pub(crate) eos_token_ids: Arc<[TokenId]>,
     pub(crate) stops: Vec<String>,
-    pub(crate) report: ReportFields,
+    pub(crate) report: OutputFields,
 }
 
 /// What new tokens mean for a choice.
@@ -107,7 +107,11 @@ impl Unsent {
 }
 
 impl ChoiceState {
-    pub(crate) fn new(context: &AnswerContext, prompt: Arc<[TokenId]>, output: OutputText) -> Self {
+    pub(crate) fn new(
+        context: &ResponseContext,
+        prompt: Arc<[TokenId]>,
+        output: OutputText,
+    ) -> Self {
         let num_scores = match context.report.prompt_logprobs {
             Some(_) => prompt.len(),
             None => 0,
@@ -129,7 +133,7 @@ impl ChoiceState {
     /// Takes tokens up to the one that ends the choice; what comes after it is dropped.
     pub(crate) fn push(
         &mut self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         tokens: &[TokenId],
         ends_with_stop_id: bool,
         logprobs: Option<&[TokenLogprobs]>,
@@ -150,7 +154,7 @@ impl ChoiceState {
     }
 
     /// No token follows: what was held back is shown, unless it completes a stop string.
-    pub(crate) fn finish(&mut self, context: &AnswerContext, reason: FinishReason) {
+    pub(crate) fn finish(&mut self, context: &ResponseContext, reason: FinishReason) {
         if !self.is_stopped_by_text() {
             let text = &mut self.unsent.text;
             let stop = self
@@ -166,7 +170,7 @@ impl ChoiceState {
     }
 
     /// `stop_reason`.
-    pub(crate) fn stop_reason<'a>(&self, context: &'a AnswerContext) -> StopReason<'a> {
+    pub(crate) fn stop_reason<'a>(&self, context: &'a ResponseContext) -> StopReason<'a> {
         match self.stopped_by {
             None => StopReason::None,
             Some(StoppedBy::Text(index)) => StopReason::Text(&context.stops[index]),
@@ -175,13 +179,13 @@ impl ChoiceState {
     }
 
     /// `token_ids` of what was not sent yet, if the request asked for ids.
-    pub(crate) fn token_ids(&self, context: &AnswerContext) -> Option<&[TokenId]> {
+    pub(crate) fn token_ids(&self, context: &ResponseContext) -> Option<&[TokenId]> {
         let wanted = context.report.return_token_ids;
         wanted.then_some(&self.unsent.token_ids)
     }
 
     /// `prompt_token_ids`, if the request asked for ids.
-    pub(crate) fn prompt_token_ids(&self, context: &AnswerContext) -> Option<&[TokenId]> {
+    pub(crate) fn prompt_token_ids(&self, context: &ResponseContext) -> Option<&[TokenId]> {
         context.report.return_token_ids.then_some(&self.prompt)
     }
 
@@ -189,7 +193,7 @@ impl ChoiceState {
         matches!(self.stopped_by, Some(StoppedBy::Text(_)))
     }
 
-    fn count(&mut self, context: &AnswerContext, token: TokenId, scores: Option<&TokenLogprobs>) {
+    fn count(&mut self, context: &ResponseContext, token: TokenId, scores: Option<&TokenLogprobs>) {
         self.num_tokens += 1;
         if context.report.return_token_ids {
             self.unsent.token_ids.push(token);
@@ -200,14 +204,14 @@ impl ChoiceState {
         }
     }
 
-    fn stop_at(&mut self, context: &AnswerContext, token: TokenId) {
+    fn stop_at(&mut self, context: &ResponseContext, token: TokenId) {
         if !context.eos_token_ids.contains(&token) {
             self.stopped_by = Some(StoppedBy::Token(token));
         }
     }
 
     /// Whether a stop string is complete with this token.
-    fn read(&mut self, context: &AnswerContext, token: TokenId) -> bool {
+    fn read(&mut self, context: &ResponseContext, token: TokenId) -> bool {
         let text = &mut self.unsent.text;
         let stop = self
             .output

@@ -1,25 +1,25 @@
 //! OpenAI's API: requests on their way in, answers on their way out.
 //!
 //! [`prepare`] checks a [`GenerateRequest`] and turns it into what the scheduler takes and an
-//! [`AnswerStream`], which turns that request's tokens into the bytes that its client reads.
+//! [`ResponseWriter`], which turns that request's tokens into the bytes that its client reads.
 
-mod body;
 mod choice_state;
-mod chunk;
+mod chunk_writer;
 mod error;
-mod head;
 mod json;
 mod limits;
 mod logprobs;
 mod prepare;
 mod request;
-mod stream;
+mod response_body;
+mod response_head;
+mod response_writer;
 
 pub use choice_state::Pushed;
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
 pub use prepare::{Prepared, PreparedChoice, prepare};
 pub use request::{
-    ClientFields, EndFields, GenerateRequest, Input, MaxTokensField, Prompt, ReportFields,
+    ClientFields, GenerateRequest, Input, MaxTokensField, OutputFields, Prompt, StopFields,
 };
-pub use stream::{AnswerStream, StreamState};
+pub use response_writer::{ResponseState, ResponseWriter};

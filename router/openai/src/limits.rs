@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use plait_text::OutOfRange;
 
 use crate::error::RequestError;
-use crate::request::{EndFields, GenerateRequest, Input};
+use crate::request::{GenerateRequest, Input, StopFields};
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
 const PROMPTS: RangeInclusive<usize> = 1..=128;
@@ -77,7 +77,7 @@ fn reserved_name_error(name: &str) -> RequestError {
     RequestError::invalid(param, message)
 }
 
-fn check_end(end: &EndFields) -> Result<(), RequestError> {
+fn check_end(end: &StopFields) -> Result<(), RequestError> {
     let advice = "send fewer";
     check_count("stop", end.stop.len(), "stop strings", STOP_STRINGS, advice)?;
     for stop in &end.stop {
@@ -133,7 +133,7 @@ pub(crate) fn check_prompt_logprobs(
 /// A prompt needs room for one token after it, or for `max_tokens` if the request gives them.
 pub(crate) fn check_length(
     num_prompt: usize,
-    end: &EndFields,
+    end: &StopFields,
     max_model_len: u32,
 ) -> Result<(), RequestError> {
     let num_output = end.max_tokens.unwrap_or(1) as usize;

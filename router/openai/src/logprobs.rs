@@ -91,7 +91,7 @@ impl<'a> ChatLogprobs<'a> {
 pub(crate) struct CompletionLogprobs<'a> {
     tokens: Vec<Cow<'a, str>>,
     token_logprobs: Vec<f32>,
-    top_logprobs: Vec<BestByText<'a>>,
+    top_logprobs: Vec<TopLogprobsByText<'a>>,
     text_offset: Vec<u64>,
 }
 
@@ -109,7 +109,9 @@ impl<'a> CompletionLogprobs<'a> {
             lists.text_offset.push(*num_chars);
             *num_chars += text.chars().count() as u64;
             lists.token_logprobs.push(finite(scored.scores.logprob));
-            lists.top_logprobs.push(BestByText::of(vocabulary, scored));
+            lists
+                .top_logprobs
+                .push(TopLogprobsByText::of(vocabulary, scored));
             lists.tokens.push(text);
         }
         (!tokens.is_empty()).then_some(lists)
@@ -119,9 +121,9 @@ impl<'a> CompletionLogprobs<'a> {
 /// The best tokens and the token itself, by their text. Of two tokens with one text (pieces of
 /// characters are all U+FFFD) the better one is listed.
 #[derive(Debug)]
-struct BestByText<'a>(Vec<(Cow<'a, str>, f32)>);
+struct TopLogprobsByText<'a>(Vec<(Cow<'a, str>, f32)>);
 
-impl<'a> BestByText<'a> {
+impl<'a> TopLogprobsByText<'a> {
     fn of(vocabulary: &'a Vocabulary, scored: &ScoredToken) -> Self {
         let own = (scored.token, scored.scores.logprob);
         let mut listed: Vec<(Cow<'a, str>, f32)> = Vec::with_capacity(scored.scores.best.len() + 1);
@@ -135,7 +137,7 @@ impl<'a> BestByText<'a> {
     }
 }
 
-impl Serialize for BestByText<'_> {
+impl Serialize for TopLogprobsByText<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
     }

@@ -6,11 +6,11 @@ use plait_core::{Request, TenantId, TokenId};
 use plait_proto::SamplingParams;
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
 
-use crate::choice_state::{AnswerContext, ChoiceState};
+use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::error::RequestError;
 use crate::limits;
-use crate::request::{EndFields, GenerateRequest, Input, Prompt};
-use crate::stream::AnswerStream;
+use crate::request::{GenerateRequest, Input, Prompt, StopFields};
+use crate::response_writer::ResponseWriter;
 
 /// What OpenAI gives a completion that does not say.
 const COMPLETION_TOKENS: u32 = 16;
@@ -24,7 +24,7 @@ pub struct Prepared {
     /// One for each choice of the answer, in order.
     pub choices: Vec<PreparedChoice>,
     /// Turns the choices' tokens into bytes.
-    pub stream: AnswerStream,
+    pub response: ResponseWriter,
 }
 
 /// One choice of an answer.
@@ -76,16 +76,16 @@ pub fn prepare(
     });
     Ok(Prepared {
         choices: choices.collect(),
-        stream: answer_stream(model, request, prompts),
+        response: response_writer(model, request, prompts),
     })
 }
 
-fn answer_stream(
+fn response_writer(
     model: &ModelText,
     request: &GenerateRequest,
     prompts: Vec<(Tokens, TextStart)>,
-) -> AnswerStream {
-    let context = AnswerContext {
+) -> ResponseWriter {
+    let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
         stops: request.end.stop.clone(),
@@ -95,7 +95,7 @@ fn answer_stream(
         .into_iter()
         .map(|(prompt, start)| ChoiceState::new(&context, prompt, model.output_text(start)))
         .collect();
-    AnswerStream::new(request, context, choices)
+    ResponseWriter::new(request, context, choices)
 }
 
 fn tokenise_prompts(
@@ -194,7 +194,7 @@ fn check_ids(model: &ModelText, param: &'static str, ids: &[TokenId]) -> Result<
     }
 }
 
-fn stop_ids(model: &ModelText, end: &EndFields) -> Tokens {
+fn stop_ids(model: &ModelText, end: &StopFields) -> Tokens {
     let own: &[TokenId] = match end.ignore_eos {
         true => &[],
         false => model.eos_token_ids(),

@@ -31,10 +31,10 @@ pub struct GenerateRequest {
     pub seed: Option<i64>,
     /// When the answer ends.
     #[serde(flatten)]
-    pub end: EndFields,
+    pub end: StopFields,
     /// What the answer has besides text.
     #[serde(flatten)]
-    pub report: ReportFields,
+    pub report: OutputFields,
     /// Who asks.
     #[serde(flatten)]
     pub client: ClientFields,
@@ -75,7 +75,7 @@ pub enum Prompt {
 /// When the answer ends.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct EndFields {
+pub struct StopFields {
     /// Chat fills the context by default, a completion has 16.
     pub max_tokens: Option<u32>,
     /// The name under which the client gave it.
@@ -111,7 +111,7 @@ impl MaxTokensField {
 /// What the answer has besides text.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub struct ReportFields {
+pub struct OutputFields {
     /// Best tokens to list with each output token. 0: the token's own log-probability only.
     pub logprobs: Option<u32>,
     /// The same for each prompt token but the first.

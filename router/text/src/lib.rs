@@ -7,10 +7,10 @@
 mod catch_panic;
 mod detokenise;
 mod error;
-mod folder;
 mod gguf;
 mod gguf_model;
 mod gguf_tokenizer;
+mod hf_folder;
 mod model;
 mod model_files;
 mod output_parser;

@@ -16,7 +16,7 @@ use crate::output_text::OutputText;
 use crate::sampling::SamplingFields;
 use crate::template::{Chat, ChatTemplate, RenderError};
 use crate::vocabulary::Vocabulary;
-use crate::{folder, gguf_model};
+use crate::{gguf_model, hf_folder};
 
 /// A normaliser may shorten a text before it becomes tokens, by less than this factor.
 const NORMALISER_SHRINKS: usize = 4;
@@ -39,7 +39,7 @@ impl ModelText {
     /// the file and say what is wrong with it.
     pub fn load(path: &Path, served_name: Option<&str>) -> Result<Self, ModelFilesError> {
         let files = if path.is_dir() {
-            folder::read(path)?
+            hf_folder::read(path)?
         } else {
             gguf_model::read(path)?
         };

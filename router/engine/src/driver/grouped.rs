@@ -143,7 +143,7 @@ impl EventLoop {
     /// An engine of the group drains.
     fn close_admission(&mut self) {
         if !std::mem::replace(&mut self.is_draining, true) {
-            self.shared().intake.close();
+            self.shared().pending_streams.close();
             self.shared().status.enter(Phase::Draining);
         }
     }

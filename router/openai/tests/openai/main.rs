@@ -1,13 +1,13 @@
 //! Claims about requests and answers, through the crate's public face.
 
 #[cfg(test)]
-mod answers;
-#[cfg(test)]
 mod limits;
 #[cfg(test)]
 #[path = "../../../text/tests/text/model_folder.rs"]
 mod model_folder;
 #[cfg(test)]
 mod prompts;
+#[cfg(test)]
+mod responses;
 #[cfg(test)]
 mod support;

@@ -1,7 +1,7 @@
 //! Requests with defaults, and reading of what streams say.
 
 use plait_core::{FinishReason, TokenId};
-use plait_openai::{GenerateRequest, Prepared, RequestError, StreamState};
+use plait_openai::{GenerateRequest, Prepared, RequestError, ResponseState};
 use plait_text::ModelText;
 use serde_json::{Value, json};
 
@@ -34,13 +34,13 @@ pub fn prepare(model: &ModelText, request: &GenerateRequest) -> Result<Prepared,
 
 /// Everything that a request's first choice says to these tokens, one a push.
 pub fn answer(model: &ModelText, request: &GenerateRequest, tokens: &[TokenId]) -> Vec<u8> {
-    let mut stream = prepare(model, request).unwrap().stream;
+    let mut response = prepare(model, request).unwrap().response;
     let mut out = Vec::new();
     for token in tokens {
-        let _ = stream.push(0, &[*token], false, None, &mut out);
+        let _ = response.push(0, &[*token], false, None, &mut out);
     }
-    let state = stream.finish(0, FinishReason::Length, &mut out);
-    assert_eq!(state, StreamState::Ended);
+    let state = response.finish(0, FinishReason::Length, &mut out);
+    assert_eq!(state, ResponseState::Ended);
     out
 }
 

@@ -30,7 +30,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """vLLM's."""
 
 
-class EndingFields(SamplingFields, kw_only=True):
+class StopFields(SamplingFields, kw_only=True):
     """When an answer ends."""
 
     max_tokens: U32 | None = None
@@ -51,7 +51,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """OpenAI's padding against traffic analysis; only false is taken."""
 
 
-class AnswerFields(EndingFields, kw_only=True):
+class ResponseFields(StopFields, kw_only=True):
     """What is sent back."""
 
     model: str | None = None
@@ -91,7 +91,7 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class ChatBody(AnswerFields, kw_only=True):
+class ChatBody(ResponseFields, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
@@ -104,7 +104,7 @@ class ChatBody(AnswerFields, kw_only=True):
     """vLLM's; further names for the model's template."""
 
 
-class CompletionBody(AnswerFields, kw_only=True):
+class CompletionBody(ResponseFields, kw_only=True):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[str | U32 | list[U32]]

@@ -11,12 +11,12 @@ import msgspec
 
 from plait.http.api import GenerateRequest
 from plait.http.bodies import (
-    AnswerFields,
     ChatBody,
     CompletionBody,
     ContentPart,
     Json,
     Message,
+    ResponseFields,
     Role,
     SamplingFields,
 )
@@ -29,7 +29,7 @@ MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 
-Body = TypeVar("Body", bound=AnswerFields)
+Body = TypeVar("Body", bound=ResponseFields)
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -78,7 +78,7 @@ def read_completion(raw: bytes, served_model: str, client: ClientIdentity = ANON
     return _request(asked, body, served_model, client)
 
 
-def _request(asked: _Asked, body: AnswerFields, served_model: str, client: ClientIdentity) -> GenerateRequest:
+def _request(asked: _Asked, body: ResponseFields, served_model: str, client: ClientIdentity) -> GenerateRequest:
     _check_model(body.model, served_model)
     stream = bool(body.stream)
     _check_stream(stream, body)
@@ -109,7 +109,7 @@ def _request(asked: _Asked, body: AnswerFields, served_model: str, client: Clien
     )
 
 
-def _sampling(body: AnswerFields) -> SamplingFields:
+def _sampling(body: ResponseFields) -> SamplingFields:
     """The body's sampling fields, whichever they are."""
     return SamplingFields(**{name: getattr(body, name) for name in SamplingFields.__struct_fields__})
 
@@ -125,7 +125,7 @@ def _check_model(asked: str | None, served: str) -> None:
         )
 
 
-def _check_stream(stream: bool, body: AnswerFields) -> None:
+def _check_stream(stream: bool, body: ResponseFields) -> None:
     options = body.stream_options
     if options is not None and not stream:
         raise _field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")

@@ -2,19 +2,19 @@
 
 use plait_core::{FinishReason, TokenId};
 
-use crate::body;
-use crate::choice_state::{AnswerContext, ChoiceState, Pushed};
-use crate::chunk::ChunkWriter;
-use crate::head::{Api, ChunkFrame, Head, Usage};
+use crate::choice_state::{ChoiceState, Pushed, ResponseContext};
+use crate::chunk_writer::ChunkWriter;
 use crate::logprobs::TokenLogprobs;
 use crate::request::GenerateRequest;
+use crate::response_body;
+use crate::response_head::{Api, ChunkFrame, Head, Usage};
 
 /// Writes the answer of one HTTP request: server-sent events, or one body at the end.
 ///
 /// It owns all it needs and lives on the output thread.
 #[derive(Debug)]
-pub struct AnswerStream {
-    context: AnswerContext,
+pub struct ResponseWriter {
+    context: ResponseContext,
     api: Api,
     head: Head,
     /// `None` for one body.
@@ -26,17 +26,17 @@ pub struct AnswerStream {
 /// Whether a request has more to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum StreamState {
+pub enum ResponseState {
     /// Some choice goes on.
     Open,
     /// All choices ended and the answer is complete.
     Ended,
 }
 
-impl AnswerStream {
+impl ResponseWriter {
     pub(crate) fn new(
         request: &GenerateRequest,
-        context: AnswerContext,
+        context: ResponseContext,
         choices: Vec<ChoiceState>,
     ) -> Self {
         let (api, head) = (Api::of(request), Head::new(request));
@@ -70,7 +70,7 @@ impl AnswerStream {
         let state = &mut self.choices[choice];
         let pushed = state.push(&self.context, tokens, ends_with_stop_id, logprobs);
         if let Some(chunks) = &self.chunks {
-            chunks.write_news(&self.context, choice, state, out);
+            chunks.write_delta(&self.context, choice, state, out);
         }
         pushed
     }
@@ -101,24 +101,24 @@ impl AnswerStream {
         choice: usize,
         reason: FinishReason,
         out: &mut Vec<u8>,
-    ) -> StreamState {
+    ) -> ResponseState {
         let state = &mut self.choices[choice];
         state.finish(&self.context, reason);
         if let Some(chunks) = &self.chunks {
-            chunks.write_news(&self.context, choice, state, out);
+            chunks.write_delta(&self.context, choice, state, out);
             chunks.write_end(&self.context, choice, state, out);
         }
         if self.choices.iter().any(|it| it.ended.is_none()) {
-            return StreamState::Open;
+            return ResponseState::Open;
         }
-        self.write_answer_end(out);
-        StreamState::Ended
+        self.write_response_end(out);
+        ResponseState::Ended
     }
 
-    fn write_answer_end(&self, out: &mut Vec<u8>) {
+    fn write_response_end(&self, out: &mut Vec<u8>) {
         let usage = self.usage();
         if self.chunks.is_none() {
-            body::write(
+            response_body::write(
                 &self.context,
                 self.api,
                 &self.head,
@@ -130,7 +130,7 @@ impl AnswerStream {
         }
         if self.include_usage {
             out.extend_from_slice(b"data: ");
-            body::write_usage(&self.head, usage, out);
+            response_body::write_usage(&self.head, usage, out);
             out.extend_from_slice(b"\n\n");
         }
         out.extend_from_slice(b"data: [DONE]\n\n");

@@ -3,10 +3,10 @@
 use plait_core::TokenId;
 use serde::Serialize;
 
-use crate::choice_state::{AnswerContext, ChoiceState, FinishWord, StopReason};
-use crate::head::{Api, Head, Usage};
+use crate::choice_state::{ChoiceState, FinishWord, ResponseContext, StopReason};
 use crate::json::append;
 use crate::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
+use crate::response_head::{Api, Head, Usage};
 
 /// A whole answer, or a stream's last chunk, which has no choices.
 #[derive(Debug, Serialize)]
@@ -65,7 +65,7 @@ struct CompletionChoice<'a> {
 
 /// Appends the body; every choice has ended.
 pub(crate) fn write(
-    context: &AnswerContext,
+    context: &ResponseContext,
     api: Api,
     head: &Head,
     choices: &[ChoiceState],
@@ -115,7 +115,7 @@ pub(crate) fn write_usage(head: &Head, usage: Usage, out: &mut Vec<u8>) {
 }
 
 fn chat_choice<'a>(
-    context: &'a AnswerContext,
+    context: &'a ResponseContext,
     index: usize,
     choice: &'a ChoiceState,
 ) -> ChatChoice<'a> {
@@ -134,7 +134,7 @@ fn chat_choice<'a>(
 }
 
 fn completion_choice<'a>(
-    context: &'a AnswerContext,
+    context: &'a ResponseContext,
     index: usize,
     choice: &'a ChoiceState,
 ) -> CompletionChoice<'a> {
@@ -158,7 +158,7 @@ fn finish_word(choice: &ChoiceState) -> FinishWord {
 }
 
 fn prompt_logprobs<'a>(
-    context: &'a AnswerContext,
+    context: &'a ResponseContext,
     choice: &'a ChoiceState,
 ) -> Option<PromptLogprobs<'a>> {
     context.report.prompt_logprobs?;

@@ -3,10 +3,10 @@
 use plait_core::TokenId;
 use serde::Serialize;
 
-use crate::choice_state::{AnswerContext, ChoiceState, FinishWord, StopReason};
-use crate::head::{Api, ChunkFrame};
+use crate::choice_state::{ChoiceState, FinishWord, ResponseContext, StopReason};
 use crate::json::append;
 use crate::logprobs::{ChatLogprobs, CompletionLogprobs};
+use crate::response_head::{Api, ChunkFrame};
 
 /// A chunk's choice in chat.
 #[derive(Debug, Default, Serialize)]
@@ -54,9 +54,9 @@ pub(crate) struct ChunkWriter {
 
 impl ChunkWriter {
     /// Appends a chunk with the choice's news, if there are any; in chat the role comes first.
-    pub(crate) fn write_news(
+    pub(crate) fn write_delta(
         &self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         index: usize,
         choice: &mut ChoiceState,
         out: &mut Vec<u8>,
@@ -78,7 +78,7 @@ impl ChunkWriter {
     /// Appends the chunk that says why the choice ended.
     pub(crate) fn write_end(
         &self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         index: usize,
         choice: &ChoiceState,
         out: &mut Vec<u8>,
@@ -113,7 +113,7 @@ impl ChunkWriter {
 
     fn write_role(
         &self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         index: usize,
         choice: &ChoiceState,
         out: &mut Vec<u8>,
@@ -137,7 +137,7 @@ impl ChunkWriter {
 
     fn write_chat_text(
         &self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         index: usize,
         choice: &ChoiceState,
         out: &mut Vec<u8>,
@@ -157,7 +157,7 @@ impl ChunkWriter {
 
     fn write_completion_text(
         &self,
-        context: &AnswerContext,
+        context: &ResponseContext,
         index: usize,
         choice: &mut ChoiceState,
         out: &mut Vec<u8>,
@@ -178,7 +178,7 @@ impl ChunkWriter {
 }
 
 fn first_prompt_token_ids<'a>(
-    context: &AnswerContext,
+    context: &ResponseContext,
     choice: &'a ChoiceState,
 ) -> Option<&'a [TokenId]> {
     let is_first = !choice.has_first_chunk;

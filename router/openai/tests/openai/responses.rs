@@ -1,7 +1,7 @@
 //! The bytes that clients read.
 
 use plait_core::FinishReason;
-use plait_openai::{Pushed, StreamState, TokenLogprobs};
+use plait_openai::{Pushed, ResponseState, TokenLogprobs};
 use plait_text::ModelText;
 use serde_json::{Value, json};
 
@@ -97,18 +97,18 @@ fn a_whole_chat_is_one_body() {
 fn several_prompts_are_choices_of_one_body() {
     let request = completion(&json!({"stream": false, "prompts": ["a", [5, 6]]}));
     let prepared = prepare(&model(), &request).unwrap();
-    let mut stream = prepared.stream;
+    let mut response = prepared.response;
     let mut out = Vec::new();
     assert_eq!(prepared.choices.len(), 2);
-    let _ = stream.push(1, &ids("b"), false, None, &mut out);
+    let _ = response.push(1, &ids("b"), false, None, &mut out);
     assert_eq!(
-        stream.finish(1, FinishReason::Stop, &mut out),
-        StreamState::Open
+        response.finish(1, FinishReason::Stop, &mut out),
+        ResponseState::Open
     );
-    let _ = stream.push(0, &ids("a"), false, None, &mut out);
+    let _ = response.push(0, &ids("a"), false, None, &mut out);
     assert_eq!(
-        stream.finish(0, FinishReason::Length, &mut out),
-        StreamState::Ended
+        response.finish(0, FinishReason::Length, &mut out),
+        ResponseState::Ended
     );
     let told = body(&out);
     assert_eq!(told["choices"][0]["text"], "a");
@@ -119,25 +119,25 @@ fn several_prompts_are_choices_of_one_body() {
 
 #[test]
 fn a_stop_string_across_tokens_is_cut_and_ends_the_choice() {
-    let mut stream = prepare(&model(), &chat(&json!({"stop": ["END"]})))
+    let mut response = prepare(&model(), &chat(&json!({"stop": ["END"]})))
         .unwrap()
-        .stream;
+        .response;
     let mut out = Vec::new();
     assert_eq!(
-        stream.push(0, &ids("a EN"), false, None, &mut out),
+        response.push(0, &ids("a EN"), false, None, &mut out),
         Pushed::Continue
     );
     assert_eq!(
-        stream.push(0, &ids("Db"), false, None, &mut out),
+        response.push(0, &ids("Db"), false, None, &mut out),
         Pushed::StopString
     );
     assert_eq!(
-        stream.push(0, &ids("c"), false, None, &mut out),
+        response.push(0, &ids("c"), false, None, &mut out),
         Pushed::Continue
     );
     assert_eq!(
-        stream.finish(0, FinishReason::Length, &mut out),
-        StreamState::Ended
+        response.finish(0, FinishReason::Length, &mut out),
+        ResponseState::Ended
     );
     let last = events(&out).pop().unwrap();
     assert_eq!(streamed_text(&out), "a ");
@@ -148,10 +148,10 @@ fn a_stop_string_across_tokens_is_cut_and_ends_the_choice() {
 #[test]
 fn tokens_after_the_one_that_completes_a_stop_string_are_not_counted() {
     let request = chat(&json!({"stop": ["b"], "stream": false}));
-    let mut stream = prepare(&model(), &request).unwrap().stream;
+    let mut response = prepare(&model(), &request).unwrap().response;
     let mut out = Vec::new();
-    let _ = stream.push(0, &ids("abcd"), false, None, &mut out);
-    let _ = stream.finish(0, FinishReason::Stop, &mut out);
+    let _ = response.push(0, &ids("abcd"), false, None, &mut out);
+    let _ = response.finish(0, FinishReason::Stop, &mut out);
     assert_eq!(body(&out)["usage"]["completion_tokens"], 2);
 }
 
@@ -165,11 +165,11 @@ fn what_might_have_become_a_stop_string_is_shown_at_the_end() {
 fn a_stop_token_is_counted_but_not_shown() {
     for (stop_id, reason) in [(1, Value::Null), (2, json!(2))] {
         let request = chat(&json!({"stop_token_ids": [2], "stream": false}));
-        let mut stream = prepare(&model(), &request).unwrap().stream;
+        let mut response = prepare(&model(), &request).unwrap().response;
         let mut out = Vec::new();
-        let _ = stream.push(0, &ids("a"), false, None, &mut out);
-        let _ = stream.push(0, &[stop_id], true, None, &mut out);
-        let _ = stream.finish(0, FinishReason::Stop, &mut out);
+        let _ = response.push(0, &ids("a"), false, None, &mut out);
+        let _ = response.push(0, &[stop_id], true, None, &mut out);
+        let _ = response.finish(0, FinishReason::Stop, &mut out);
         let told = body(&out);
         assert_eq!(told["choices"][0]["message"]["content"], "a");
         assert_eq!(told["choices"][0]["stop_reason"], reason);
@@ -180,25 +180,25 @@ fn a_stop_token_is_counted_but_not_shown() {
 #[test]
 fn a_visible_stop_token_is_not_shown_either() {
     let x = ids("x")[0];
-    let mut stream = prepare(&model(), &chat(&json!({"stop_token_ids": [x]})))
+    let mut response = prepare(&model(), &chat(&json!({"stop_token_ids": [x]})))
         .unwrap()
-        .stream;
+        .response;
     let mut out = Vec::new();
-    let _ = stream.push(0, &[ids("a")[0], x], true, None, &mut out);
-    let _ = stream.finish(0, FinishReason::Stop, &mut out);
+    let _ = response.push(0, &[ids("a")[0], x], true, None, &mut out);
+    let _ = response.finish(0, FinishReason::Stop, &mut out);
     assert_eq!(streamed_text(&out), "a");
 }
 
 #[test]
 fn chat_logprobs_list_tokens_bytes_and_the_best() {
     let (a, e) = (ids("a")[0], ids("é")[0]);
-    let mut stream = prepare(&model(), &chat(&json!({"logprobs": 2})))
+    let mut response = prepare(&model(), &chat(&json!({"logprobs": 2})))
         .unwrap()
-        .stream;
+        .response;
     let mut out = Vec::new();
     let records = [scores(-0.5, &[(a, -0.5), (e, f32::NEG_INFINITY)])];
-    let _ = stream.push(0, &[a], false, Some(&records), &mut out);
-    let _ = stream.finish(0, FinishReason::Length, &mut out);
+    let _ = response.push(0, &[a], false, Some(&records), &mut out);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
     let expected = json!({"content": [{
         "token": "a", "logprob": -0.5, "bytes": [97],
         "top_logprobs": [
@@ -213,11 +213,11 @@ fn completion_logprobs_are_lists_side_by_side() {
     let he = ids("he")[0];
     let a = ids("a")[0];
     let request = completion(&json!({"logprobs": 1, "stream": false}));
-    let mut stream = prepare(&model(), &request).unwrap().stream;
+    let mut response = prepare(&model(), &request).unwrap().response;
     let mut out = Vec::new();
     let records = [scores(-0.5, &[(he, -0.5)]), scores(-2.0, &[(he, -1.0)])];
-    let _ = stream.push(0, &[he, a], false, Some(&records), &mut out);
-    let _ = stream.finish(0, FinishReason::Length, &mut out);
+    let _ = response.push(0, &[he, a], false, Some(&records), &mut out);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
     let expected = json!({
         "tokens": ["he", "a"], "token_logprobs": [-0.5, -2.0],
         "top_logprobs": [{"he": -0.5}, {"he": -1.0, "a": -2.0}], "text_offset": [0, 2],
@@ -227,14 +227,14 @@ fn completion_logprobs_are_lists_side_by_side() {
 
 #[test]
 fn text_offsets_go_on_from_chunk_to_chunk() {
-    let mut stream = prepare(&model(), &completion(&json!({"logprobs": 0})))
+    let mut response = prepare(&model(), &completion(&json!({"logprobs": 0})))
         .unwrap()
-        .stream;
+        .response;
     let mut out = Vec::new();
     for token in ids("he a") {
-        let _ = stream.push(0, &[token], false, Some(&[scores(-1.0, &[])]), &mut out);
+        let _ = response.push(0, &[token], false, Some(&[scores(-1.0, &[])]), &mut out);
     }
-    let _ = stream.finish(0, FinishReason::Length, &mut out);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
     let told = events(&out);
     let offset = |event: &Value| event["choices"][0]["logprobs"]["text_offset"][0].clone();
     let offsets: Vec<Value> = told.iter().take(3).map(offset).collect();
@@ -243,13 +243,13 @@ fn text_offsets_go_on_from_chunk_to_chunk() {
 
 #[test]
 fn logprobs_of_hidden_tokens_are_sent_at_once() {
-    let mut stream = prepare(&model(), &chat(&json!({"logprobs": 0})))
+    let mut response = prepare(&model(), &chat(&json!({"logprobs": 0})))
         .unwrap()
-        .stream;
+        .response;
     let mut out = Vec::new();
-    let _ = stream.push(0, &[1], true, Some(&[scores(-0.1, &[])]), &mut out);
+    let _ = response.push(0, &[1], true, Some(&[scores(-0.1, &[])]), &mut out);
     assert!(!out.is_empty());
-    let _ = stream.finish(0, FinishReason::Stop, &mut out);
+    let _ = response.finish(0, FinishReason::Stop, &mut out);
     let token = &events(&out)[1]["choices"][0]["logprobs"]["content"][0]["token"];
     assert_eq!(token, "</s>");
 }
@@ -258,17 +258,17 @@ fn logprobs_of_hidden_tokens_are_sent_at_once() {
 fn prompt_logprobs_have_vllms_form_whatever_their_order_and_repetition() {
     let request =
         completion(&json!({"prompt_logprobs": 1, "stream": false, "prompts": [[5, 6, 7]]}));
-    let mut stream = prepare(&model(), &request).unwrap().stream;
+    let mut response = prepare(&model(), &request).unwrap().response;
     let mut out = Vec::new();
     let record = |best| TokenLogprobs {
         logprob: -3.0,
         rank: 4,
         best: vec![(best, -0.25)],
     };
-    stream.push_prompt_logprobs(0, 2, &[record(7), record(9)]);
-    stream.push_prompt_logprobs(0, 1, &[record(8)]);
-    stream.push_prompt_logprobs(0, 1, &[record(8)]);
-    let _ = stream.finish(0, FinishReason::Length, &mut out);
+    response.push_prompt_logprobs(0, 2, &[record(7), record(9)]);
+    response.push_prompt_logprobs(0, 1, &[record(8)]);
+    response.push_prompt_logprobs(0, 1, &[record(8)]);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
     let told = body(&out)["choices"][0]["prompt_logprobs"].clone();
     let expected = json!([
         null,

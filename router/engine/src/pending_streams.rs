@@ -7,26 +7,26 @@ use crate::output_queue::StreamId;
 
 /// The streams on their way to the driver, and whether new ones may come.
 #[derive(Debug, Default)]
-pub struct Intake(Mutex<State>);
+pub struct PendingStreams(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     is_closed: bool,
-    streams: HashMap<StreamId, Wish>,
+    streams: HashMap<StreamId, ClientState>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    Wanted,
+enum ClientState {
+    Waits,
     Aborted,
 }
 
-impl Intake {
+impl PendingStreams {
     /// Adds a stream; false if no new ones may come.
     pub fn enter(&self, stream: StreamId) -> bool {
         let mut state = self.lock();
         if !state.is_closed {
-            state.streams.insert(stream, Wish::Wanted);
+            state.streams.insert(stream, ClientState::Waits);
         }
         !state.is_closed
     }
@@ -34,18 +34,20 @@ impl Intake {
     /// Notes that the client is gone; false if the stream is not here.
     pub fn abort(&self, stream: StreamId) -> bool {
         let mut state = self.lock();
-        let wish = state.streams.get_mut(&stream);
-        wish.map(|wish| *wish = Wish::Aborted).is_some()
+        let client = state.streams.get_mut(&stream);
+        client
+            .map(|client| *client = ClientState::Aborted)
+            .is_some()
     }
 
     /// Whether the client still waits for this stream.
     pub fn is_wanted(&self, stream: StreamId) -> bool {
-        self.lock().streams.get(&stream) == Some(&Wish::Wanted)
+        self.lock().streams.get(&stream) == Some(&ClientState::Waits)
     }
 
     /// Removes the stream; returns whether its client still waits.
     pub fn leave(&self, stream: StreamId) -> bool {
-        self.lock().streams.remove(&stream) == Some(Wish::Wanted)
+        self.lock().streams.remove(&stream) == Some(ClientState::Waits)
     }
 
     /// No new streams from now on.
@@ -59,7 +61,7 @@ impl Intake {
         state.is_closed = true;
         let streams = state.streams.drain();
         streams
-            .filter_map(|(stream, wish)| (wish == Wish::Wanted).then_some(stream))
+            .filter_map(|(stream, client)| (client == ClientState::Waits).then_some(stream))
             .collect()
     }
 
@@ -79,32 +81,35 @@ mod tests {
 
     #[test]
     fn an_abort_finds_a_stream_only_while_it_is_here() {
-        let intake = Intake::default();
-        assert!(intake.enter(1) && intake.enter(2));
-        assert!(intake.abort(1));
-        assert!(!intake.leave(1), "its client is gone");
-        assert!(intake.leave(2));
-        assert!(!intake.abort(2), "the driver has it now");
+        let streams = PendingStreams::default();
+        assert!(streams.enter(1) && streams.enter(2));
+        assert!(streams.abort(1));
+        assert!(!streams.leave(1), "its client is gone");
+        assert!(streams.leave(2));
+        assert!(!streams.abort(2), "the driver has it now");
     }
 
     #[test]
-    fn a_cleared_intake_gives_those_who_wait_once() {
-        let intake = Intake::default();
-        assert!(intake.enter(1) && intake.enter(2));
-        assert!(intake.abort(1));
-        assert_eq!(intake.clear(), [2]);
-        assert!(!intake.is_wanted(2) && !intake.leave(2), "it was answered");
-        assert!(!intake.enter(3));
+    fn clearing_gives_those_who_wait_once() {
+        let streams = PendingStreams::default();
+        assert!(streams.enter(1) && streams.enter(2));
+        assert!(streams.abort(1));
+        assert_eq!(streams.clear(), [2]);
+        assert!(
+            !streams.is_wanted(2) && !streams.leave(2),
+            "it was answered"
+        );
+        assert!(!streams.enter(3));
     }
 
     #[test]
-    fn a_closed_intake_keeps_what_came_before() {
-        let intake = Intake::default();
-        assert!(intake.enter(1));
-        intake.close();
-        assert!(!intake.enter(2));
-        assert!(!intake.is_empty());
-        assert!(intake.leave(1));
-        assert!(intake.is_empty());
+    fn closing_keeps_what_came_before() {
+        let streams = PendingStreams::default();
+        assert!(streams.enter(1));
+        streams.close();
+        assert!(!streams.enter(2));
+        assert!(!streams.is_empty());
+        assert!(streams.leave(1));
+        assert!(streams.is_empty());
     }
 }
