@@ -108,3 +108,21 @@ def test_what_a_callback_raises_ends_the_simulation() -> None:
 def test_serving_with_a_target_needs_mixed_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["serve", "--itl-target-ms", "50", "--no-mixed"]) == ExitCode.SETTINGS
     assert "--itl-target-ms needs mixed steps" in capsys.readouterr().err
+
+
+def test_several_tenants_are_shown_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--trace", "flood", "--rate", "60", "--num-prompts", "300", "--policy", "fair"]
+    assert cli.run([*words, "--out", str(tmp_path)]) == 0
+    largest, others = capsys.readouterr().out.split("of fair share\n")[1].split("\n")[:2]
+    assert re.match(r"0 +1\d\d +0 ", largest)
+    assert re.match(r"\d+ others, worst +1\d\d +0 ", others)
+    tenants = figures(tmp_path)["tenants"]
+    assert isinstance(tenants, list)
+    assert sum(tenant["num_requests"] for tenant in tenants) == 300
+    assert figures(tmp_path)["settings"]["trace"] == "flood"  # type: ignore[index]
+
+
+def test_requests_are_dealt_to_tenants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*SMALL, "--tenants", "3"]) == 0
+    shown = capsys.readouterr().out.split("of fair share\n")[1].split("\n")
+    assert [line.split()[0] for line in shown if line] == ["0", "1", "2"]

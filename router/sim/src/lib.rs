@@ -7,6 +7,7 @@
 mod clock;
 mod cost;
 mod error;
+mod fairness;
 mod files;
 mod hardware;
 mod model;
@@ -20,7 +21,9 @@ mod trace;
 pub use cost::CostModel;
 pub use error::SimError;
 pub use model::ModelSize;
-pub use report::{Composition, Percentiles, Report, Resolved, Summary};
+pub use report::{
+    Composition, Percentiles, PrefillTokens, Report, Resolved, Summary, TenantSummary,
+};
 pub use settings::{Cluster, Load, Routing, Settings, Setup, Source};
 pub use simulate::{OnProgress, simulate};
-pub use trace::{Arrival, Content, Poisson};
+pub use trace::{Arrival, Content, Poisson, Profile, Scenario};

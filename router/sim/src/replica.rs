@@ -25,6 +25,10 @@ struct InFlight {
 
 /// What is kept of a request until it ends.
 struct Live {
+    tenant: u32,
+    num_prompt: u32,
+    /// It was preempted, and computes its prompt and output again.
+    is_recomputing: bool,
     arrived: Micros,
     last_token: Option<Micros>,
 }
@@ -89,25 +93,33 @@ impl<'a> Replica<'a> {
     /// Puts a request into the queue. Call [`Replica::send_steps`] after the last one of this time.
     pub fn submit(&mut self, arrival: &Arrival, now: Micros) {
         self.metrics.counts.num_requests += 1;
+        let of_tenant = self.metrics.tenants.entry(arrival.tenant).or_default();
+        of_tenant.num_requests += 1;
+        of_tenant.num_asked_tokens += u64::from(arrival.num_prompt + arrival.num_output);
         match self.scheduler.submit(request(arrival), now) {
             Ok(id) => {
                 self.metrics.counts.num_prompt_tokens += u64::from(arrival.num_prompt);
                 let live = Live {
+                    tenant: arrival.tenant,
+                    num_prompt: arrival.num_prompt,
+                    is_recomputing: false,
                     arrived: now,
                     last_token: None,
                 };
                 self.live.insert(id, live);
             }
-            Err(refusal) => self.refuse(&refusal),
+            Err(refusal) => self.refuse(&refusal, arrival.tenant),
         }
     }
 
-    fn refuse(&mut self, refusal: &Refusal) {
+    fn refuse(&mut self, refusal: &Refusal, tenant: u32) {
         assert!(
             *refusal != Refusal::Draining,
             "a simulated replica never drains"
         );
         self.metrics.counts.num_refused += 1;
+        let of_tenant = self.metrics.tenants.entry(tenant).or_default();
+        of_tenant.num_refused += 1;
         let is_too_long = matches!(
             refusal,
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. }
@@ -130,6 +142,7 @@ impl<'a> Replica<'a> {
         let start = self.free_at.max(now);
         self.free_at = Micros(start.0.saturating_add(elapsed.0));
         self.metrics.step(plan, start, elapsed);
+        self.count_prefill(plan);
         let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
         self.in_flight.push_back(InFlight {
             step: plan.step,
@@ -137,6 +150,23 @@ impl<'a> Replica<'a> {
             end: self.free_at,
             num_samples: num_last_chunks + plan.decode.len(),
         });
+    }
+
+    /// Counts the plan's prefill tokens, and those that were computed before a preemption.
+    fn count_prefill(&mut self, plan: &Plan) {
+        for new in plan.new_slots.iter().filter(|new| new.waited.is_none()) {
+            if let Some(live) = self.live.get_mut(&new.request) {
+                live.is_recomputing = true;
+            }
+        }
+        for row in &plan.prefill {
+            let length = u64::from(row.length);
+            let live = &self.live[&row.request];
+            self.metrics.counts.num_prefill_tokens += length;
+            if live.is_recomputing {
+                self.metrics.counts.num_recomputed_tokens += length;
+            }
+        }
     }
 
     fn complete(&mut self, step: &InFlight) {
@@ -167,9 +197,17 @@ impl<'a> Replica<'a> {
                 } => {
                     self.metrics.counts.num_output_tokens += tokens.len() as u64;
                     let live = self.live.get_mut(&request).expect("it has not ended");
+                    let mut num_served = tokens.len() as u64;
+                    let of_tenant = self.metrics.tenants.entry(live.tenant).or_default();
                     match live.last_token.replace(now) {
-                        None => self.metrics.ttft.push(now.0 - live.arrived.0),
-                        Some(last) => self.metrics.itl.push(now.0 - last.0),
+                        None => {
+                            of_tenant.ttft.push(now.0 - live.arrived.0);
+                            num_served += u64::from(live.num_prompt);
+                        }
+                        Some(last) => of_tenant.itl.push(now.0 - last.0),
+                    }
+                    if now <= self.setup.last_arrival() {
+                        of_tenant.num_served_tokens += num_served;
                     }
                 }
                 Output::Finished { request, .. } => {
@@ -187,8 +225,8 @@ fn request(arrival: &Arrival) -> Request {
         max_tokens: arrival.num_output,
         stop_ids: [].into(),
         prompt_logprobs: false,
-        priority: 0,
-        tenant: TenantId(0),
+        priority: arrival.priority,
+        tenant: TenantId(arrival.tenant.into()),
         salt: 0,
     }
 }

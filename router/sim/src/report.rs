@@ -3,14 +3,18 @@
 use serde::Serialize;
 
 use crate::clock::seconds;
-use crate::run_metrics::{Bin, RunMetrics};
+use crate::fairness::fair_shares;
+use crate::run_metrics::{Bin, RunMetrics, TenantMetrics};
 use crate::settings::Setup;
+use crate::trace::num_distinct_tokens;
 
 /// All results of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The figures.
     pub summary: Summary,
+    /// By tenant.
+    pub tenants: Vec<TenantSummary>,
     /// Settings that were left open, as they were used.
     pub resolved: Resolved,
     /// Pairs of an ITL in seconds and the share of longer ones, share first.
@@ -34,6 +38,8 @@ pub struct Summary {
     pub mixed_share: f64,
     /// Share of prompt tokens that were cached.
     pub prefix_hit_ratio: f64,
+    /// Prefill by cause.
+    pub prefill_tokens: PrefillTokens,
     /// Preemptions.
     pub num_preemptions: u64,
     /// Prefills that went first because they had waited too long.
@@ -50,6 +56,36 @@ pub struct Summary {
     pub num_steps: u64,
     /// From the first arrival to the last token.
     pub duration_seconds: f64,
+}
+
+/// Prefill tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PrefillTokens {
+    /// That were computed.
+    pub computed: u64,
+    /// Those of them that a preemption made necessary.
+    pub recomputed: u64,
+    /// Of all prompts that arrived, those of equal prefixes counted once.
+    pub distinct: u64,
+}
+
+/// What one tenant asked for and got.
+#[derive(Clone, Debug, Serialize)]
+pub struct TenantSummary {
+    /// Which tenant.
+    pub tenant: u32,
+    /// Requests that arrived.
+    pub num_requests: u64,
+    /// Rejected requests.
+    pub num_refused: u64,
+    /// From arrival to first token.
+    pub ttft_seconds: Percentiles,
+    /// Between tokens of a request.
+    pub itl_seconds: Percentiles,
+    /// Prompts with a first token, and output tokens, up to the last arrival.
+    pub num_served_tokens: u64,
+    /// As many by max-min fairness, of all that was served up to then.
+    pub num_fair_tokens: u64,
 }
 
 /// Nearest-rank percentiles; zeros without values.
@@ -98,18 +134,22 @@ pub struct Composition {
 impl Report {
     /// From the replicas' measurements together.
     pub fn new(setup: &Setup, mut metrics: RunMetrics) -> Self {
-        for times in [&mut metrics.ttft, &mut metrics.itl, &mut metrics.e2e] {
-            times.sort_unstable();
+        metrics.e2e.sort_unstable();
+        for tenant in metrics.tenants.values_mut() {
+            tenant.ttft.sort_unstable();
+            tenant.itl.sort_unstable();
         }
+        let itl = merged(&metrics, |tenant| &tenant.itl);
         Self {
-            summary: Summary::new(&metrics),
+            summary: Summary::new(&metrics, &itl, num_distinct_tokens(&setup.arrivals)),
+            tenants: tenant_summaries(&metrics),
             resolved: Resolved {
                 num_pages: setup.scheduler.runtime.num_pages,
                 max_model_len: setup.scheduler.runtime.max_model_len,
                 watermark: setup.limits.watermark,
                 long_prefill_token_threshold: setup.limits.long_prefill_token_threshold,
             },
-            itl_tail: tail_quantiles(&metrics.itl),
+            itl_tail: tail_quantiles(&itl),
             composition: Composition::new(&metrics, setup.num_replicas),
         }
     }
@@ -121,16 +161,21 @@ impl Report {
 }
 
 impl Summary {
-    fn new(metrics: &RunMetrics) -> Self {
+    fn new(metrics: &RunMetrics, itl: &[u64], num_distinct_tokens: u64) -> Self {
         let counts = &metrics.counts;
         let duration = seconds(metrics.end.0);
         Self {
-            ttft_seconds: Percentiles::of(&metrics.ttft),
-            itl_seconds: Percentiles::of(&metrics.itl),
+            ttft_seconds: Percentiles::of(&merged(metrics, |tenant| &tenant.ttft)),
+            itl_seconds: Percentiles::of(itl),
             e2e_seconds: Percentiles::of(&metrics.e2e),
             output_tokens_per_second: counts.num_output_tokens as f64 / duration.max(1e-6),
             mixed_share: counts.mixed_share(),
             prefix_hit_ratio: counts.prefix_hit_ratio(),
+            prefill_tokens: PrefillTokens {
+                computed: counts.num_prefill_tokens,
+                recomputed: counts.num_recomputed_tokens,
+                distinct: num_distinct_tokens,
+            },
             num_preemptions: counts.num_preemptions,
             num_starvation_grants: counts.num_starvation_grants,
             num_requests: counts.num_requests,
@@ -141,6 +186,29 @@ impl Summary {
             duration_seconds: duration,
         }
     }
+}
+
+/// All tenants' times, sorted.
+fn merged(metrics: &RunMetrics, times: fn(&TenantMetrics) -> &Vec<u64>) -> Vec<u64> {
+    let each = metrics.tenants.values().flat_map(times);
+    let mut all: Vec<u64> = each.copied().collect();
+    all.sort_unstable();
+    all
+}
+
+fn tenant_summaries(metrics: &RunMetrics) -> Vec<TenantSummary> {
+    let fair = fair_shares(metrics.tenants.values());
+    let each = metrics.tenants.iter().zip(fair);
+    each.map(|((tenant, metrics), num_fair_tokens)| TenantSummary {
+        tenant: *tenant,
+        num_requests: metrics.num_requests,
+        num_refused: metrics.num_refused,
+        ttft_seconds: Percentiles::of(&metrics.ttft),
+        itl_seconds: Percentiles::of(&metrics.itl),
+        num_served_tokens: metrics.num_served_tokens,
+        num_fair_tokens,
+    })
+    .collect()
 }
 
 impl Percentiles {

@@ -1,5 +1,7 @@
 //! What is measured while a replica runs. Measurements of replicas add up.
 
+use std::collections::BTreeMap;
+
 use plait_core::{Micros, Plan};
 
 /// Intervals from the trace's start to its last arrival. What comes after takes as many more as needed.
@@ -8,10 +10,8 @@ const NUM_BINS: u64 = 240;
 /// All measurements.
 #[derive(Clone, Debug)]
 pub struct RunMetrics {
-    /// Microseconds from each request's arrival to its first token.
-    pub ttft: Vec<u64>,
-    /// Microseconds between tokens of one request.
-    pub itl: Vec<u64>,
+    /// What each tenant asked for and got.
+    pub tenants: BTreeMap<u32, TenantMetrics>,
     /// Microseconds from each request's arrival to its last token.
     pub e2e: Vec<u64>,
     /// When the last token came.
@@ -20,6 +20,23 @@ pub struct RunMetrics {
     pub counts: RunCounts,
     /// Counts over time.
     pub bins: Bins,
+}
+
+/// What one tenant asked for and got.
+#[derive(Clone, Debug, Default)]
+pub struct TenantMetrics {
+    /// Microseconds from each request's arrival to its first token.
+    pub ttft: Vec<u64>,
+    /// Microseconds between tokens of one request.
+    pub itl: Vec<u64>,
+    /// Requests that arrived.
+    pub num_requests: u64,
+    /// Rejected requests.
+    pub num_refused: u64,
+    /// Prompt and output tokens of the requests that arrived.
+    pub num_asked_tokens: u64,
+    /// Prompts with a first token, and output tokens, up to the last arrival.
+    pub num_served_tokens: u64,
 }
 
 /// Counts that add up.
@@ -37,6 +54,10 @@ pub struct RunCounts {
     pub num_prompt_tokens: u64,
     /// Those that were cached.
     pub num_hit_tokens: u64,
+    /// Prefill tokens that were computed.
+    pub num_prefill_tokens: u64,
+    /// Those of them that a preemption made necessary.
+    pub num_recomputed_tokens: u64,
     /// Preemptions.
     pub num_preemptions: u64,
     /// Prefills that went first because they had waited too long.
@@ -86,8 +107,7 @@ impl RunMetrics {
             bins: Vec::new(),
         };
         Self {
-            ttft: Vec::new(),
-            itl: Vec::new(),
+            tenants: BTreeMap::new(),
             e2e: Vec::new(),
             end: Micros(0),
             counts: RunCounts::default(),
@@ -117,12 +137,24 @@ impl RunMetrics {
 
     /// Adds another replica's measurements.
     pub fn add(&mut self, other: Self) {
-        self.ttft.extend(other.ttft);
-        self.itl.extend(other.itl);
+        for (tenant, metrics) in other.tenants {
+            self.tenants.entry(tenant).or_default().add(metrics);
+        }
         self.e2e.extend(other.e2e);
         self.end = self.end.max(other.end);
         self.counts.add(&other.counts);
         self.bins.add(&other.bins);
+    }
+}
+
+impl TenantMetrics {
+    fn add(&mut self, other: Self) {
+        self.ttft.extend(other.ttft);
+        self.itl.extend(other.itl);
+        self.num_requests += other.num_requests;
+        self.num_refused += other.num_refused;
+        self.num_asked_tokens += other.num_asked_tokens;
+        self.num_served_tokens += other.num_served_tokens;
     }
 }
 
@@ -144,6 +176,8 @@ impl RunCounts {
         self.num_output_tokens += other.num_output_tokens;
         self.num_prompt_tokens += other.num_prompt_tokens;
         self.num_hit_tokens += other.num_hit_tokens;
+        self.num_prefill_tokens += other.num_prefill_tokens;
+        self.num_recomputed_tokens += other.num_recomputed_tokens;
         self.num_preemptions += other.num_preemptions;
         self.num_starvation_grants += other.num_starvation_grants;
         self.num_prefill_steps += other.num_prefill_steps;

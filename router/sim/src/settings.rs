@@ -2,16 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use plait_core::{
-    HashSeed, Limits, Micros, PageSettings, Policy, RuntimeSettings, SchedulerSettings,
-};
+use plait_core::{HashSeed, Limits, Micros, PageSettings, RuntimeSettings, SchedulerSettings};
 use serde::Deserialize;
 
 use crate::cost::{CostModel, Roofline, fit};
 use crate::error::SimError;
 use crate::hardware::Hardware;
 use crate::model::ModelCost;
-use crate::trace::{self, Arrival, Poisson};
+use crate::trace::{self, Arrival, Poisson, Scenario};
 
 /// The JSON of `plait.simulate.settings.SimulatorSettings`, which has the defaults.
 #[derive(Clone, Debug, Deserialize)]
@@ -35,6 +33,10 @@ pub struct Load {
     pub source: Source,
     /// Factor by which requests arrive faster.
     pub rate_scale: f64,
+    /// Tenants that the requests are dealt to; None keeps those of the source.
+    pub tenants: Option<u32>,
+    /// Seed of the dealing.
+    pub seed: u64,
 }
 
 /// Where arrivals come from.
@@ -45,6 +47,8 @@ pub enum Source {
     Trace(PathBuf),
     /// Synthetic arrivals.
     Poisson(Poisson),
+    /// A load that puts the policies under pressure.
+    Scenario(Scenario),
 }
 
 /// The replicas.
@@ -100,6 +104,8 @@ pub struct Setup {
 const HASH_SEED: HashSeed = HashSeed([0, 0]);
 /// Most replicas of one simulation.
 const MAX_REPLICAS: u32 = 1024;
+/// Most tenants that requests are dealt to.
+const MAX_TENANTS: u32 = 10_000;
 /// Most accelerators of one replica.
 const MAX_GPUS: u32 = 64;
 /// Largest rate scale; the smallest is its inverse.
@@ -136,13 +142,11 @@ impl Settings {
             let allowed = format!("allowed: 1 to {MAX_REPLICAS}");
             return Err(SimError::setting("--replicas", &replicas, allowed));
         }
-        if self.scheduler.policy != Policy::Fcfs {
-            let allowed = "allowed: fcfs (a trace names neither priorities nor tenants)";
-            return Err(SimError::setting(
-                "--policy",
-                &format!("{:?}", self.scheduler.policy).to_lowercase(),
-                allowed,
-            ));
+        if let Some(tenants) = self.load.tenants {
+            if !(1..=MAX_TENANTS).contains(&tenants) {
+                let allowed = format!("allowed: 1 to {MAX_TENANTS}");
+                return Err(SimError::setting("--tenants", &tenants, allowed));
+            }
         }
         let scale = self.load.rate_scale;
         if !(1.0 / MAX_RATE_SCALE..=MAX_RATE_SCALE).contains(&scale) {
@@ -189,7 +193,11 @@ impl Load {
         let mut arrivals = match &self.source {
             Source::Trace(path) => trace::read(path)?,
             Source::Poisson(poisson) => poisson.arrivals()?,
+            Source::Scenario(scenario) => scenario.arrivals()?,
         };
+        if let Some(tenants) = self.tenants {
+            trace::deal(&mut arrivals, tenants, self.seed);
+        }
         trace::speed_up(&mut arrivals, self.rate_scale);
         Ok(arrivals)
     }

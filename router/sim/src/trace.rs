@@ -1,8 +1,10 @@
 //! Arrivals: recorded traces and synthetic ones.
 
 mod azure;
+mod distinct;
 mod mooncake;
 mod poisson;
+mod scenario;
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,10 +12,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plait_core::{Micros, TokenId};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::clock::micros;
 use crate::error::SimError;
+pub use distinct::num_distinct_tokens;
 pub use poisson::Poisson;
+pub use scenario::{Profile, Scenario};
 
 /// Most requests in one trace.
 const MAX_REQUESTS: usize = 10_000_000;
@@ -29,6 +35,10 @@ pub struct Arrival {
     pub num_prompt: u32,
     /// Tokens of its answer.
     pub num_output: u32,
+    /// Whose it is.
+    pub tenant: u32,
+    /// Smaller goes first.
+    pub priority: i32,
     /// What its prompt shares with others.
     pub content: Content,
 }
@@ -40,6 +50,15 @@ pub enum Content {
     Unique(TokenId),
     /// One id for each block of [`mooncake::BLOCK_TOKENS`] tokens. Equal ids mean equal tokens.
     Blocks(Box<[TokenId]>),
+    /// A prefix that others share, then tokens of its own.
+    Prefixed {
+        /// Equal ids mean equal prefixes.
+        prefix: TokenId,
+        /// Tokens of the prefix.
+        num_prefix: u32,
+        /// Shared with no other prompt.
+        own: TokenId,
+    },
 }
 
 impl Arrival {
@@ -51,6 +70,15 @@ impl Arrival {
             Content::Blocks(ids) => ids
                 .iter()
                 .flat_map(|id| std::iter::repeat_n(*id, mooncake::BLOCK_TOKENS as usize))
+                .take(num_prompt)
+                .collect::<Vec<TokenId>>()
+                .into(),
+            Content::Prefixed {
+                prefix,
+                num_prefix,
+                own,
+            } => std::iter::repeat_n(*prefix, *num_prefix as usize)
+                .chain(std::iter::repeat(*own))
                 .take(num_prompt)
                 .collect::<Vec<TokenId>>()
                 .into(),
@@ -94,11 +122,25 @@ fn begin_at_zero(arrivals: &mut [Arrival]) {
     }
 }
 
+/// Deals the requests to `num` tenants at random.
+pub fn deal(arrivals: &mut [Arrival], num: u32, seed: u64) {
+    let mut generator = ChaCha8Rng::seed_from_u64(seed);
+    for arrival in arrivals {
+        arrival.tenant = below(&mut generator, num);
+    }
+}
+
 /// Plays the trace `scale` times as fast.
 pub fn speed_up(arrivals: &mut [Arrival], scale: f64) {
     for arrival in arrivals {
         arrival.at = micros(arrival.at.0 as f64 / scale);
     }
+}
+
+/// A random number below `num`.
+fn below(generator: &mut ChaCha8Rng, num: u32) -> u32 {
+    let product = u64::from(generator.next_u32()) * u64::from(num);
+    u32::try_from(product >> 32).expect("less than num")
 }
 
 /// A token count within its limits, or what is wrong with it.

@@ -2,7 +2,7 @@
 
     python tests/bench/scheduler/plan_cost.py --out tests/bench/results/scheduler.json
 
-Runs the programs of the core, of the wire and of the vote (`router/core/examples/plan_cost.rs`,
+Runs the programs of the core, of the wire and of the vote (`router/core/examples/plan_cost`,
 `proto/examples/timing.rs`, `router/engine/examples/vote_cost.rs`), the core's main property and the hour of a real
 trace. Valgrind's callgrind counts the instructions of plan + advance alone. Says what it has measured as it goes, and
 ends with an error where a part takes more than `LIMIT_SECONDS` or a figure with a goal did not come.
@@ -71,6 +71,8 @@ COUNTED = tuple(
     for cache in CACHES
 )
 """Cases whose instructions are counted, the longest first."""
+UNITS = {"bytes": "bytes", "computed_over_distinct": "1"}
+"""Of figures that are no times."""
 NUM_COUNTED_STEPS = 200
 NUM_CASES = 20_000
 NUM_DECODES = 10_000
@@ -80,7 +82,7 @@ BEGUN = time.monotonic()
 
 def row(case: str, metric: str, unit: str, value: float) -> Row:
     """A figure, printed as it comes."""
-    said = f"{value * 1e6:,.2f} us" if unit == "seconds" else f"{value:,.0f} {unit}"
+    said = {"seconds": f"{value * 1e6:,.2f} us", "1": f"{value:.3g}"}.get(unit, f"{value:,.0f} {unit}")
     print(f"[{time.monotonic() - BEGUN:4.0f} s] {case}, {metric}: {said}", file=sys.stderr, flush=True)
     return Row(case, metric, unit, value, GOALS.get((case, metric)))
 
@@ -127,8 +129,8 @@ def timed(program: str) -> Iterator[Row]:
     for figures in map(json.loads, lines_of(program)):
         case = figures.pop("case")
         for metric, value in figures.items():
-            if metric == "bytes":
-                yield row(case, metric, "bytes", value)
+            if metric in UNITS:
+                yield row(case, metric, UNITS[metric], value)
             else:
                 yield row(case, metric.removesuffix("_us"), "seconds", seconds(value))
 

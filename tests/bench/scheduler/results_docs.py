@@ -49,6 +49,8 @@ def figure(value: float) -> str:
 
 def told(row: Row) -> str:
     """A figure with its unit."""
+    if row.unit == "1":
+        return figure(row.value)
     if row.unit != "seconds":
         return f"{row.value:,.0f} {row.unit}"
     return f"{figure(row.value)} s" if row.value >= 0.01 else f"{figure(row.value * 1e6)} us"

@@ -12,7 +12,7 @@ from plait.errors import DONE, SettingsError
 from plait.simulate.plots import Runs, draw, require_matplotlib
 from plait.simulate.report import Report, summary_json
 from plait.simulate.settings import SimulateSettings, simulator_settings
-from plait.simulate.table import table
+from plait.simulate.table import table, tenant_table
 
 
 def simulate(settings: SimulateSettings) -> int:
@@ -21,6 +21,8 @@ def simulate(settings: SimulateSettings) -> int:
     name = _mode(settings)
     runs: Runs = {name: run(settings, name)}
     print(table(runs[name].summary))
+    if len(runs[name].tenants) > 1:
+        print("\n" + tenant_table(runs[name].tenants))
     if folder is not None:
         other = _other_mode(settings)
         runs[_mode(other)] = run(other, _mode(other))

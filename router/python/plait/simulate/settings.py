@@ -17,12 +17,15 @@ from plait.settings import (
 )
 
 POISSON = "poisson"
+SCENARIOS = ("bursts", "agents", "flood", "long-prompt", "priorities")
+"""Loads that put the policies under pressure; `plait_sim::Profile` says what each is."""
 
 ReplicaCount = Annotated[int, Meta(ge=1, le=1024)]
 Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Rate = Annotated[float, Meta(gt=0, le=1e6)]
 RequestCount = Annotated[int, Meta(ge=1, le=10_000_000)]
 Length = Annotated[int, Meta(ge=1, le=16_777_216)]
+TenantCount = Annotated[int, Meta(ge=1, le=10_000)]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]
 Routing = Literal["in-turn", "least-loaded"]
 
@@ -30,13 +33,23 @@ Routing = Literal["in-turn", "least-loaded"]
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Load."""
 
-    trace: Annotated[str, Setting("Azure's .csv, Mooncake's .jsonl, or `poisson`: requests of one size")] = POISSON
+    trace: Annotated[
+        str,
+        Setting(
+            "Azure's .csv, Mooncake's .jsonl, `poisson` (requests of one size), or a scenario: "
+            "bursts, agents, flood, long-prompt, priorities"
+        ),
+    ] = POISSON
     rate_scale: Annotated[Scale, Setting("factor on the arrival rate")] = 1.0
-    rate: Annotated[Rate, Setting("poisson: requests a second")] = 10.0
-    num_prompts: Annotated[RequestCount, Setting("poisson: number of requests")] = 1000
+    rate: Annotated[Rate, Setting("poisson, scenarios: mean requests a second")] = 10.0
+    num_prompts: Annotated[RequestCount, Setting("poisson, scenarios: number of requests")] = 1000
     input_len: Annotated[Length, Setting("poisson: prompt tokens of each request")] = 1024
     output_len: Annotated[Length, Setting("poisson: output tokens of each request")] = 128
-    seed: Annotated[Seed, Setting("poisson: seed of the arrivals")] = 0
+    seed: Annotated[Seed, Setting("seed of the arrivals, and of --tenants")] = 0
+    tenants: Annotated[
+        TenantCount | None,
+        Setting("deal the requests to so many tenants at random", unset="the source's own tenants"),
+    ] = None
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +104,22 @@ class Poisson(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that puts the policies under pressure, in the simulator's JSON."""
+
+    profile: str
+    rate: float
+    num_prompts: int
+    seed: int
+
+
 class SimulatorLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load, in the simulator's JSON."""
 
-    source: dict[Literal["trace", "poisson"], str | Poisson]
+    source: dict[Literal["trace", "poisson", "scenario"], str | Poisson | Scenario]
     rate_scale: float
+    tenants: int | None
+    seed: int
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,13 +141,22 @@ def simulator_settings(settings: SimulateSettings) -> SimulatorSettings:
 
 
 def _simulator_load(load: LoadSettings) -> SimulatorLoad:
-    if load.trace != POISSON:
-        return SimulatorLoad(source={"trace": load.trace}, rate_scale=load.rate_scale)
-    poisson = Poisson(
+    source: dict[Literal["trace", "poisson", "scenario"], str | Poisson | Scenario]
+    if load.trace == POISSON:
+        source = {"poisson": _poisson(load)}
+    elif load.trace in SCENARIOS:
+        scenario = Scenario(profile=load.trace, rate=load.rate, num_prompts=load.num_prompts, seed=load.seed)
+        source = {"scenario": scenario}
+    else:
+        source = {"trace": load.trace}
+    return SimulatorLoad(source=source, rate_scale=load.rate_scale, tenants=load.tenants, seed=load.seed)
+
+
+def _poisson(load: LoadSettings) -> Poisson:
+    return Poisson(
         rate=load.rate,
         num_prompts=load.num_prompts,
         input_len=load.input_len,
         output_len=load.output_len,
         seed=load.seed,
     )
-    return SimulatorLoad(source={"poisson": poisson}, rate_scale=load.rate_scale)

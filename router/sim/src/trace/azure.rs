@@ -70,6 +70,8 @@ fn arrival(record: &StringRecord, index: usize) -> Result<Arrival, String> {
         at: time(&record[0])?,
         num_prompt: count(1)?,
         num_output: count(2)?,
+        tenant: 0,
+        priority: 0,
         content: Content::Unique(u32::try_from(index).expect("MAX_REQUESTS fits")),
     })
 }

@@ -1,4 +1,6 @@
 //! Mooncake's traces: one JSON object per line, with an id for each block of the prompt.
+//!
+//! A line may name a tenant and a priority, too.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -21,6 +23,12 @@ struct Line {
     input_length: u64,
     output_length: u64,
     hash_ids: Vec<TokenId>,
+    /// Not in Mooncake's own traces.
+    #[serde(default)]
+    tenant: u32,
+    /// Not in Mooncake's own traces.
+    #[serde(default)]
+    priority: i32,
 }
 
 pub(super) fn read(path: &Path, mut file: impl BufRead) -> Result<Vec<Arrival>, SimError> {
@@ -56,6 +64,8 @@ fn arrival(line: &[u8]) -> Result<Arrival, String> {
         at: Micros(line.timestamp * 1000),
         num_prompt,
         num_output: num_tokens("output_length", line.output_length)?,
+        tenant: line.tenant,
+        priority: line.priority,
         content: Content::Blocks(line.hash_ids.into()),
     })
 }

@@ -44,6 +44,8 @@ impl Poisson {
             at,
             num_prompt: self.input_len,
             num_output: self.output_len,
+            tenant: 0,
+            priority: 0,
             content: Content::Unique(index),
         }
     }
@@ -73,7 +75,7 @@ impl Poisson {
 }
 
 /// An exponentially distributed number with mean 1.
-fn exponential(generator: &mut ChaCha8Rng) -> f64 {
+pub(super) fn exponential(generator: &mut ChaCha8Rng) -> f64 {
     const UNIT: f64 = 1.0 / (1_u64 << 53) as f64;
     let uniform = (generator.next_u64() >> 11) as f64 * UNIT;
     -(1.0 - uniform).ln()

@@ -47,11 +47,8 @@ fn what_does_not_fit_is_refused_with_the_reason() {
         let error = set_up(json!({"cluster": cluster})).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    let error = set_up(json!({"scheduler": {"policy": "fair"}})).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "--policy is fair; allowed: fcfs (a trace names neither priorities nor tenants)"
-    );
+    let error = set_up(json!({"load": {"tenants": 0}})).unwrap_err();
+    assert_eq!(error.to_string(), "--tenants is 0; allowed: 1 to 10000");
     let error = set_up(json!({"scheduler": {"mixed": false, "itl_target_ms": 5.0}})).unwrap_err();
     assert!(
         error

@@ -4,6 +4,7 @@
 
 mod descriptions;
 mod runs;
+mod scenarios;
 mod setup;
 mod target;
 mod traces;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Settings of one H200 and Poisson arrivals; `change` is merged in, each field where it belongs.
 pub fn settings(change: Value) -> Value {
     let mut settings = json!({
-        "load": {"source": poisson(10.0, 100, 64, 8), "rate_scale": 1.0},
+        "load": {"source": poisson(10.0, 100, 64, 8), "rate_scale": 1.0, "tenants": null, "seed": 0},
         "cluster": {
             "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "max_model_len": null, "threads": 1,
         },

@@ -35,7 +35,7 @@ class _Shard(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
-class SafetensorsFolder:
+class Folder:
     """``TensorSource`` of a folder; its files stay mapped as long as it exists."""
 
     def __init__(self, path: Path) -> None:

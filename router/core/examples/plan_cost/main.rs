@@ -12,6 +12,8 @@
     reason = "its result is the table that it prints"
 )]
 
+mod pressure;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,9 +35,27 @@ fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
         max_batch_tokens: Some(LONGEST),
         max_seqs: Some(num_seqs),
         policy,
+        ..SchedulerSettings::default()
+    };
+    with_unbounded_queue(scheduler, num_pages)
+}
+
+/// One that cuts prompts into chunks, in steps of at most 8,192 tokens.
+fn chunked_scheduler(num_seqs: u32, num_pages: u32, chunk: u32) -> Scheduler {
+    let scheduler = SchedulerSettings {
+        max_batch_tokens: Some(8_192),
+        max_seqs: Some(num_seqs),
+        long_prefill_token_threshold: Some(chunk),
+        ..SchedulerSettings::default()
+    };
+    with_unbounded_queue(scheduler, num_pages)
+}
+
+fn with_unbounded_queue(scheduler: SchedulerSettings, num_pages: u32) -> Scheduler {
+    let scheduler = SchedulerSettings {
         max_queue: LONGEST,
         max_queue_tokens: u64::MAX,
-        ..SchedulerSettings::default()
+        ..scheduler
     };
     let pages = PageSettings {
         page_size: PAGE_SIZE,
@@ -279,6 +299,11 @@ fn print(case: &str, times: &[Duration]) {
     println!("{{\"case\": \"{case}\", \"p50\": {p50:.2}, \"p99\": {p99:.2}}}");
 }
 
+/// A figure without a unit.
+fn print_figure(case: &str, metric: &str, value: f64) {
+    println!("{{\"case\": \"{case}\", \"{metric}\": {value:.3}}}");
+}
+
 /// The case of the command line: decoders, context, steps, and whether the cache is full.
 fn only_case() -> Option<(u32, u32, u32, bool)> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -304,5 +329,8 @@ fn main() {
     time_decoding();
     time_blocked_head();
     time_tenants();
+    pressure::time_waiting();
+    pressure::time_overload();
+    pressure::time_shared_prefixes();
     time_admissions();
 }
