@@ -37,10 +37,10 @@ SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
 MLA_AND_RANKS = {
     ("recall-mla", "default"): (),
     ("recall-mla", "chunk-64"): ("--long-prefill-token-threshold", "64"),
-    ("recall-mla", "context-chunk-256"): ("--mla-context-chunk-size", "256", "--long-prefill-token-threshold", "512"),
+    ("recall-mla", "context-chunk-256"): ("--mla-context-chunk-size", "256", "--max-batch-tokens", "512"),
     ("recall-mla", "no-mixed"): ("--no-mixed",),
     ("recall-mla", "preempted"): SMALL_POOL,
-    ("recall-mla", "fp8"): ("--kv-cache-dtype", "fp8", "--k-scale", "0.37", "--long-prefill-token-threshold", "512"),
+    ("recall-mla", "fp8"): ("--kv-cache-dtype", "fp8", "--k-scale", "0.37", "--max-batch-tokens", "512"),
     ("recall-mla", "tp-2"): ("--tp", "2"),
     ("recall-mla", "tp-4"): ("--tp", "4"),
     ("recall-mla", "chunk-64+tp-2"): ("--long-prefill-token-threshold", "64", "--tp", "2"),

@@ -172,21 +172,36 @@ LIMITS: list[tuple[str, str, Any, Any]] = [
     (CHAT, "min_p", 0, -0.01),
     (CHAT, "top_k", -1, -2),
     (CHAT, "top_k", 2**31 - 1, 2**31),
+    (CHAT, "top_k", 0, 2**63),
     (CHAT, "max_tokens", 1, 0),
+    (CHAT, "max_tokens", 1, -1),
+    (CHAT, "max_tokens", 1, 2**32),
+    (CHAT, "max_tokens", 1, 10**30),
     (CHAT, "stop", ["x"] * 16, ["x"] * 17),
     (CHAT, "stop", "x" * 256, "x" * 257),
     (CHAT, "stop", "é" * 128, "é" * 129),
     (CHAT, "stop", "x", ""),
     (CHAT, "stop_token_ids", [1] * 64, [1] * 65),
+    (CHAT, "stop_token_ids", [1], [2**32]),
+    (CHAT, "stop_token_ids", [1], ["x"]),
     (CHAT, "top_logprobs", 20, 21),
+    (CHAT, "top_logprobs", 0, -1),
+    (CHAT, "top_logprobs", 0, 2**32),
     (CHAT, "prompt_logprobs", 20, 21),
+    (CHAT, "prompt_logprobs", 0, -1),
+    (CHAT, "prompt_logprobs", 0, 2**32),
     (CHAT, "chat_template_kwargs", {f"name{index}": 1 for index in range(32)}, {"tools": []}),
     (CHAT, "chat_template_kwargs", {}, {f"name{index}": 1 for index in range(33)}),
+    (CHAT, "chat_template_kwargs", {"a": 2**64 - 1}, {"a": 2**64}),
     (CHAT, "messages", HELLO, []),
     (CHAT, "messages", HELLO, HELLO * 4097),
     (COMPLETIONS, "logprobs", 20, 21),
+    (COMPLETIONS, "logprobs", 0, -1),
+    (COMPLETIONS, "logprobs", 0, 2**32),
     (COMPLETIONS, "prompt", ["x"] * 128, ["x"] * 129),
     (COMPLETIONS, "prompt", ["x"], []),
+    (COMPLETIONS, "prompt", ["a", "b"], ["a", ""]),
+    (COMPLETIONS, "prompt", [[1], [2]], [[1], [2**32]]),
 ]
 
 
@@ -200,6 +215,7 @@ def test_a_limit_holds_at_its_bound_and_is_a_400_one_past_it(
     assert kept.status_code == 200, kept.text
     rejected = httpx.post(recall_server.url + route, json=fields | {field: past}, timeout=120)
     assert rejected.status_code == 400
+    assert error_of(rejected)["code"] == "invalid_value"
     assert error_of(rejected)["param"].startswith(field)
     assert f"`{field}" in error_of(rejected)["message"]
     assert "; " in error_of(rejected)["message"], "it says what to do"

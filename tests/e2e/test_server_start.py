@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -67,7 +68,38 @@ def test_a_public_bind_without_a_key_ends_with_2(server: StartServer) -> None:
 def test_a_context_longer_than_the_models_ends_with_2(server: StartServer, check_models: Path) -> None:
     refused = server(check_models / "recall-gqa", "--max-model-len", "1000000")
     assert refused.wait() == 2
-    assert "max-model-len" in refused.last_line
+    assert "--max-model-len is 1000000; this model's context holds 1 to 8192 tokens: lower it" in refused.last_line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--num-pages", "8", "--watermark", "8"), "--watermark is 8; it must leave a page of the pool's 8 "),
+        (("--watermark", "900000000"), "--watermark is 900000000; it must leave a page of the pool's "),
+        (("--max-num-seqs=1", "--long-prefill", "512"), "--long-prefill-token-threshold (--long-prefill) is 512; "),
+        (("--served-model-name=",), "--served-model-name is ''; "),
+    ],
+    ids=lambda value: str(value)[:32],
+)
+def test_a_setting_that_cannot_work_is_named_with_what_to_do(
+    server: StartServer, check_models: Path, flags: tuple[str, ...], said: str
+) -> None:
+    refused = server(check_models / "recall-gqa", *flags)
+    assert refused.wait() == 2, refused.errors
+    assert said in refused.last_line
+    assert "1048576" not in refused.last_line, "the pool is the one that was asked for, or the ranks' own"
+
+
+def test_a_config_out_of_range_says_what_to_do(server: StartServer, check_models: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(check_models / "recall-gqa", model, copy_function=shutil.copyfile)
+    config = model / "config.json"
+    fields = json.loads(config.read_text()) | {"num_hidden_layers": 0}
+    config.write_text(json.dumps(fields))
+    refused = server(model)
+    assert refused.wait() == 4
+    assert "num_hidden_layers is 0, but must be" in refused.last_line
+    assert "download the file again" in refused.last_line
 
 
 def test_a_pool_that_holds_no_request_ends_with_2(server: StartServer, check_models: Path) -> None:

@@ -202,7 +202,7 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     door.engine.stuck = True
     stuck = httpx.get(door.url + "/health", timeout=60)
     assert stuck.status_code == 503
-    assert error_of(stuck)["message"] == "step 9 is overdue"
+    assert error_of(stuck)["message"] == "step 9 is overdue; restart the server if it stays so"
     door.engine.stuck, door.engine.late, door.engine.hung = False, False, True
     assert door.probes() == (503, 503)
 

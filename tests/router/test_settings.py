@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from plait import cli
-from plait.batch_sizes import with_batch_sizes
+from plait.batch_sizes import check_chunk, with_batch_sizes
 from plait.errors import SettingsError
 from plait.flags import Parser, add_flags, flags, read_settings
 from plait.kernels import KernelsSettings
@@ -19,6 +19,7 @@ from plait.settings import (
     EngineSettings,
     GroupMembership,
     MemberKeys,
+    SchedulerSettings,
     ServeSettings,
     engine_settings,
 )
@@ -233,6 +234,8 @@ def test_the_engine_gets_its_place_in_a_group(keys: CoordinatorKeys | MemberKeys
         ["--seed", "-1"],
         ["--threads", ""],
         ["--page-size", "48"],
+        ["--served-model-name", ""],
+        ["--k-scale", "1e-300"],
     ],
 )
 def test_a_bad_value_is_refused_with_what_was_given_and_what_is_allowed(
@@ -243,6 +246,29 @@ def test_a_bad_value_is_refused_with_what_was_given_and_what_is_allowed(
     assert f"{words[0]} is " in last
     assert words[1] in last
     assert "allowed: " in last
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--max-num-seqs", "0"], "--max-seqs (--max-num-seqs) is '0'"),
+        (["--block-size=48"], "--page-size (--block-size) is 48"),
+        (["--page-size", "48"], "--page-size is 48"),
+        (["--itl-target-ms", "5", "--no-mixed", "--max-num-seqs", "1"], "--itl-target-ms needs"),
+    ],
+)
+def test_an_error_names_the_alias_that_was_typed(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["serve", *words]) == ExitCode.SETTINGS
+    assert named in capsys.readouterr().err
+
+
+def test_a_chunk_that_no_step_holds_is_refused() -> None:
+    scheduler = SchedulerSettings(max_batch_tokens=160, long_prefill_token_threshold=161)
+    with pytest.raises(SettingsError, match=r"^--long-prefill-token-threshold is 161; 1 to 160 .*: lower it"):
+        check_chunk(scheduler)
+    check_chunk(msgspec.structs.replace(scheduler, long_prefill_token_threshold=160))
 
 
 @pytest.mark.parametrize(

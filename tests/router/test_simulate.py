@@ -75,6 +75,10 @@ def test_the_same_settings_give_the_same_figures() -> None:
         (["--replicas", "1025"], "--replicas is '1025'; allowed: a whole number from 1 to 1024"),
         (["--no-mixed", "--itl-target-ms", "9"], "--itl-target-ms is 9; without mixed steps"),
         (["--watermark", "4000000"], "--watermark is 4000000; it must leave a page"),
+        (
+            ["--max-batch-tokens", "64", "--long-prefill", "65"],
+            "--long-prefill-token-threshold (--long-prefill) is 65; 1 to 64 are allowed",
+        ),
         (["--out", "/dev/null/x"], "--out is '/dev/null/x', which cannot be a folder"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -122,7 +123,7 @@ def test_a_prompt_has_openais_four_forms(prompt: Any, meant: Any) -> None:
     assert completion(prompt=prompt).prompts == meant
 
 
-@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], None, {"a": 1}, [-1], [2**32], [[-1]], [[True]]])
+@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], None, {"a": 1}, [2**63], [[-(2**64)]], [[True]]])
 def test_other_prompts_are_rejected(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
         completion(prompt=prompt)
@@ -153,13 +154,14 @@ BAD_VALUES: dict[str, list[Any]] = {
     "min_p": ["x", []],
     "top_k": [1.5, "1", 2**63],
     "seed": [2**63, 1.5, "1", 10**30],
-    "max_tokens": [-1, 1.5, "9", 2**32, True],
-    "max_completion_tokens": [-1, "9"],
+    "max_tokens": [1.5, "9", 2**64, True],
+    "max_completion_tokens": [1.5, "9"],
     "stop": [1, [1]],
-    "stop_token_ids": [1, [-1], ["x"]],
+    "stop_token_ids": [1, [2**63], ["x"]],
     "logprobs": [1, "true"],
-    "top_logprobs": [-1, True],
-    "prompt_logprobs": [-1, 1.5],
+    "top_logprobs": [1.5, True],
+    "prompt_logprobs": ["1", 1.5],
+    "priority": [1.5, 10**4000],
     "user": ["u" * 1025],
     "cache_salt": ["", "s" * 1025],
     "stream": [1, "true"],
@@ -178,14 +180,61 @@ BAD_VALUES: dict[str, list[Any]] = {
 def test_a_value_of_the_wrong_type_is_a_400_that_names_the_field(field: str, value: Any) -> None:
     error = rejection(**({"logprobs": True} if field == "top_logprobs" else {}), **{field: value})
     assert error.status == 400
+    assert error.code == "invalid_value"
     assert (error.param or "").startswith(field)
-    assert f"`{field}" in error.message
+    assert re.match(rf"`{field}[^`]*` is .*(allowed|missing); (send|leave)", error.message)
 
 
-def test_an_error_says_what_was_given_and_what_is_allowed() -> None:
-    assert rejection(temperature="3").message == '`temperature` is "3": expected `float | null`, got `str`'
-    role = rejection(messages=[{"role": "robot", "content": "x"}]).message
-    assert role == "`messages[0].role`: invalid enum value 'robot'; allowed: system, developer, user, assistant, tool"
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "3"}, '`temperature` is "3", where a number is allowed; send that or leave it out'),
+        ({"stop": ["a", 1]}, "`stop[1]` is 1, where a text is allowed; send that"),
+        ({"stop_token_ids": [3, "x"]}, '`stop_token_ids[1]` is "x", where a whole number is allowed; send that'),
+        (
+            {"top_k": 2**63},
+            "`top_k` is 9223372036854775808, where numbers of at most 64 bits are allowed; send a smaller one or "
+            "leave it out",
+        ),
+        ({"messages": [{"content": "x"}]}, "`messages[0].role` is missing; send it"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            '`messages[0].role` is "robot", where one of system, developer, user, assistant, tool is allowed; send one '
+            "of these",
+        ),
+        (
+            {"cache_salt": ""},
+            '`cache_salt` is "", where a text of 1 or more characters is allowed; send that or leave it out',
+        ),
+        ({"model": "other"}, "`model` is 'other', where this server serves 'tiny'; send that or leave it out"),
+    ],
+)
+def test_an_error_says_what_was_given_what_is_allowed_and_what_to_do(fields: dict[str, Any], message: str) -> None:
+    assert rejection(**fields).message == message
+
+
+@pytest.mark.parametrize("digits", ["18446744073709551616", "-9223372036854775809", "1" * 400, "1" * 5000], ids=len)
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ('"messages": [], "chat_template_kwargs": {"a": [1, NUMBER]}', "chat_template_kwargs.a"),
+        ('"messages": [{"role": "assistant", "tool_calls": [{"a": NUMBER}]}]', "messages[0].tool_calls"),
+    ],
+)
+def test_a_number_that_the_engine_cannot_read_is_rejected_where_it_is(fields: str, where: str, digits: str) -> None:
+    with pytest.raises(
+        ApiError, match=r"\d, where numbers of at most 64 bits are allowed; send|\d\.\.\., where"
+    ) as caught:
+        read_chat(f"{{{fields.replace('NUMBER', digits)}}}".encode(), "tiny")
+    assert (caught.value.param or "").startswith(where)
+
+
+def test_a_large_float_is_found_in_what_the_client_wrote() -> None:
+    body = b'{"messages": [], "chat_template_kwargs": {"a": 1, "b": {"c": [2, 1e999]}}}'
+    with pytest.raises(ApiError) as caught:
+        read_chat(body, "tiny")
+    assert caught.value.param == "chat_template_kwargs.b.c[1]"
+    assert "is 1e999," in caught.value.message
 
 
 BAD_MESSAGES: list[Any] = [
@@ -315,11 +364,12 @@ def test_whatever_json_comes_it_is_a_request_or_an_error_for_the_client(fields: 
         assert status in (200, 400, 404)
 
 
-def test_priority_goes_to_the_engine_and_has_a_range() -> None:
-    assert chat(priority=-5).priority == -5
+def test_numbers_out_of_range_go_to_the_engine_which_knows_the_ranges() -> None:
+    request = chat(priority=-5, max_tokens=-1, top_k=2**40, logprobs=True, top_logprobs=2**32, stop_token_ids=[2**32])
+    assert (request.priority, request.max_tokens, request.sampling.top_k) == (-5, -1, 2**40)
+    assert (request.logprobs, request.stop_token_ids) == (2**32, [2**32])
     assert chat().priority == 0
-    with pytest.raises(ApiError, match="priority"):
-        chat(priority=1 << 31)
+    assert completion(prompt=[-1, 2**32]).prompts == [[-1, 2**32]]
 
 
 def test_tenants_are_keys_else_users_and_salts_are_keys_and_cache_salts() -> None:

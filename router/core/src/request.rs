@@ -28,10 +28,10 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The prompt is empty.
-    #[error("the prompt has no tokens; at least one is needed")]
+    #[error("the prompt has no tokens; at least one is needed; send some")]
     EmptyPrompt,
     /// No output token is asked for.
-    #[error("max_tokens is 0; at least 1 is needed")]
+    #[error("max_tokens is 0; at least 1 is needed; raise it")]
     NoOutput,
     /// The prompt leaves no room for one output token in the model's context.
     #[error(
@@ -70,6 +70,8 @@ pub enum Refusal {
         limit: u64,
     },
     /// The replica is draining.
-    #[error("the server is shutting down and takes no new requests")]
+    #[error(
+        "the server is shutting down and takes no new requests; send them to another server, or try again later"
+    )]
     Draining,
 }

@@ -176,13 +176,13 @@ pub struct Limits {
 
 /// A combination of settings with which no request could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{setting} is {given}; {allowed}")]
+#[error("--{setting} is {given}; {allowed}")]
 pub struct SettingsError {
-    /// The setting's name as users write it.
+    /// The setting's name as users write it, without the dashes.
     pub setting: &'static str,
     /// What was given.
     pub given: u64,
-    /// What is allowed, and why.
+    /// What is allowed, why, and what to do.
     pub allowed: String,
 }
 
@@ -228,7 +228,7 @@ impl Settings {
         let draft_width = self.runtime.draft_width;
         if limits.max_batch_tokens <= draft_width {
             let allowed = format!(
-                "a row with {draft_width} draft tokens and the one before them must fit a step"
+                "a row with {draft_width} draft tokens and the one before them must fit a step: raise it"
             );
             return Err(out_of_range(
                 "max-batch-tokens",
@@ -237,7 +237,7 @@ impl Settings {
             ));
         }
         let allowed = match limits.itl_target {
-            Some(Micros(0)) => "a step takes time",
+            Some(Micros(0)) => "a step takes time: raise it",
             Some(_) if !self.scheduler.mixed => {
                 "without mixed steps prefill never joins a step that decodes: leave it out, or mix"
             }
@@ -250,12 +250,13 @@ impl Settings {
     fn check_pool(&self, limits: &Limits) -> Result<(), SettingsError> {
         let num_pages = self.runtime.num_pages;
         if limits.pool_tokens < 2 {
-            let allowed = "at least 2 tokens must fit the pool";
+            let allowed = "at least 2 tokens must fit the pool: raise it, or --page-size";
             return Err(out_of_range("num-pages", num_pages, allowed));
         }
         if limits.watermark >= num_pages {
-            let allowed =
-                format!("it must leave a page of the pool's {num_pages} to admit requests");
+            let allowed = format!(
+                "it must leave a page of the pool's {num_pages} to admit requests: lower it"
+            );
             return Err(out_of_range("watermark", limits.watermark, allowed));
         }
         Ok(())
@@ -321,7 +322,7 @@ impl Settings {
         ];
         let missed = least.into_iter().find(|(_, given, least, _)| given < least);
         missed.map_or(Ok(()), |(setting, given, least, why)| {
-            let allowed = format!("at least {least} is needed: {why}");
+            let allowed = format!("at least {least} is needed, because {why}: raise it");
             Err(out_of_range(setting, given, allowed))
         })
     }

@@ -31,8 +31,8 @@ use crate::timeouts::Timeouts;
 const MAX_ADMISSIONS: usize = 64;
 /// Batches of events on their way to the output thread. A full channel blocks the driver.
 const MAX_BATCHES: usize = 64;
-/// Pages of the pool that the settings are checked with before the ranks report theirs.
-const TRIAL_PAGES: u32 = 1 << 20;
+/// Pages of the pool before the ranks report theirs, if the user gave no number: more than any pool has.
+const MOST_PAGES: u32 = 1 << 31;
 
 /// Why an engine cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,8 @@ impl Engine {
             settings.served_model_name.as_deref(),
         )?);
         let max_model_len = settings.model_len(model.context_length())?;
-        let trial = settings.for_replica(max_model_len, TRIAL_PAGES, &[]);
+        let num_pages = settings.pages.num_pages.unwrap_or(MOST_PAGES);
+        let trial = settings.for_replica(max_model_len, num_pages, &[]);
         let limits = trial.limits().map_err(SettingsProblem::from)?;
         let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
         let config = settings.group_fingerprint(max_model_len, model.vocab_size());

@@ -185,13 +185,13 @@ pub enum SettingsProblem {
     #[error("the engine's settings are not valid: {0}")]
     Malformed(String),
     /// One value is out of range.
-    #[error("{setting} is {given}; {allowed}")]
+    #[error("--{setting} is {given}; {allowed}")]
     OutOfRange {
-        /// The setting's name as users write it.
+        /// The setting's name as users write it, without the dashes.
         setting: &'static str,
         /// What was given.
         given: u64,
-        /// What is allowed, and why.
+        /// What is allowed, why, and what to do.
         allowed: String,
     },
 }
@@ -216,9 +216,9 @@ impl EngineSettings {
             .map_err(|error| SettingsProblem::Malformed(error.to_string()))?;
         if !(1..=MAX_RANKS).contains(&settings.num_ranks) {
             return Err(SettingsProblem::OutOfRange {
-                setting: "num_ranks",
+                setting: "tp",
                 given: settings.num_ranks.into(),
-                allowed: format!("a replica has 1 to {MAX_RANKS} ranks"),
+                allowed: format!("a replica has 1 to {MAX_RANKS} ranks: give one of these"),
             });
         }
         Ok(settings)
@@ -232,7 +232,9 @@ impl EngineSettings {
             Some(asked) => Err(SettingsProblem::OutOfRange {
                 setting: "max-model-len",
                 given: asked.into(),
-                allowed: format!("this model's context holds 1 to {context_length} tokens"),
+                allowed: format!(
+                    "this model's context holds 1 to {context_length} tokens: lower it, or leave it out"
+                ),
             }),
         }
     }

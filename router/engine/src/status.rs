@@ -131,11 +131,13 @@ impl StatusBoard {
         let standing = self.lock();
         ApiError::unavailable(match standing.phase {
             Phase::Loading => "the model is being loaded; try again later",
-            Phase::Ready | Phase::Draining | Phase::Stopped => "the server is shutting down",
-            Phase::Failed if standing.exit_code == u32::from(ExitCode::RankLost) => {
-                "a worker was lost and the server cannot go on; its log says why"
+            Phase::Ready | Phase::Draining | Phase::Stopped => {
+                "the server is shutting down; send the request to another server, or try again later"
             }
-            Phase::Failed => "the server failed and cannot go on; its log says why",
+            Phase::Failed if standing.exit_code == u32::from(ExitCode::RankLost) => {
+                "a worker was lost and the server cannot go on; its log says why, start it again"
+            }
+            Phase::Failed => "the server failed and cannot go on; its log says why, start it again",
         })
     }
 

@@ -169,13 +169,13 @@ impl TextWorker {
 }
 
 /// Rejects a priority that would have no effect.
-fn check_priority(priority: i32, policy: Policy) -> Result<(), RequestError> {
+fn check_priority(priority: i64, policy: Policy) -> Result<(), RequestError> {
     if priority == 0 || policy != Policy::Fcfs {
         return Ok(());
     }
     let problem = format!(
-        "priority: {priority} is asked for, but this server serves in the order of arrival; leave it out, or start \
-         the server with --policy priority"
+        "`priority` is {priority}, but this server serves in the order of arrival; leave it out, or start the server \
+         with --policy priority"
     );
     Err(RequestError::invalid("priority", problem))
 }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use plait_text::OutOfRange;
 
 use crate::error::RequestError;
-use crate::request::{GenerateRequest, Input, StopFields};
+use crate::request::{GenerateRequest, Input, MaxTokensField, StopFields};
 
 const MESSAGES: RangeInclusive<usize> = 1..=4096;
 const PROMPTS: RangeInclusive<usize> = 1..=128;
@@ -19,6 +19,7 @@ const STOP_BYTES: RangeInclusive<usize> = 1..=256;
 const STOP_IDS: RangeInclusive<usize> = 0..=64;
 const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
 const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
+const PRIORITIES: RangeInclusive<i32> = i32::MIN..=i32::MAX;
 /// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 22;
 /// Names of the template's context that a client may not replace.
@@ -38,12 +39,28 @@ const RESERVED_TEMPLATE_NAMES: [&str; 13] = [
     "unk_token",
 ];
 
+/// A request's numbers in range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) max_tokens_field: MaxTokensField,
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) priority: i32,
+}
+
 /// Checks all that needs no model; the first limit that is broken is the error.
-pub(crate) fn check(request: &GenerateRequest) -> Result<(), RequestError> {
+pub(crate) fn check(request: &GenerateRequest) -> Result<Numbers, RequestError> {
     check_input(&request.input)?;
     request.sampling.check().map_err(out_of_range)?;
-    check_end(&request.end)?;
-    check_report(request)
+    check_stops(&request.end)?;
+    let numbers = check_numbers(request)?;
+    if request.stream && numbers.prompt_logprobs.is_some() {
+        let message =
+            "`prompt_logprobs` is not available in a stream; send `stream`: false, or leave it out";
+        return Err(RequestError::invalid("prompt_logprobs", message));
+    }
+    Ok(numbers)
 }
 
 fn check_input(input: &Input) -> Result<(), RequestError> {
@@ -53,10 +70,13 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             chat_template_kwargs,
             ..
         } => {
-            let advice = "send at least one, or the latest ones";
+            let advice = Advice {
+                too_few: "send at least one",
+                too_many: "send the latest ones",
+            };
             check_count("messages", messages.len(), "messages", MESSAGES, advice)?;
             let (param, num) = ("chat_template_kwargs", chat_template_kwargs.len());
-            check_count(param, num, "names", TEMPLATE_ARGUMENTS, "send fewer")?;
+            check_count(param, num, "names", TEMPLATE_ARGUMENTS, SEND_FEWER)?;
             let mut names = chat_template_kwargs.keys();
             match names.find(|name| RESERVED_TEMPLATE_NAMES.contains(&name.as_str())) {
                 Some(name) => Err(reserved_name_error(name)),
@@ -64,7 +84,10 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             }
         }
         Input::Completion { prompts } => {
-            let advice = "send at least one, and more in several requests";
+            let advice = Advice {
+                too_few: "send a text or token ids",
+                too_many: "send the others in further requests",
+            };
             check_count("prompt", prompts.len(), "prompts", PROMPTS, advice)
         }
     }
@@ -77,11 +100,19 @@ fn reserved_name_error(name: &str) -> RequestError {
     RequestError::invalid(param, message)
 }
 
-fn check_end(end: &StopFields) -> Result<(), RequestError> {
-    let advice = "send fewer";
-    check_count("stop", end.stop.len(), "stop strings", STOP_STRINGS, advice)?;
+fn check_stops(end: &StopFields) -> Result<(), RequestError> {
+    check_count(
+        "stop",
+        end.stop.len(),
+        "stop strings",
+        STOP_STRINGS,
+        SEND_FEWER,
+    )?;
     for stop in &end.stop {
-        let advice = "send another stop string or none";
+        let advice = Advice {
+            too_few: "leave the empty one out",
+            too_many: "send a shorter one",
+        };
         check_count(
             "stop",
             stop.len(),
@@ -91,24 +122,23 @@ fn check_end(end: &StopFields) -> Result<(), RequestError> {
         )?;
     }
     let num_ids = end.stop_token_ids.len();
-    check_count("stop_token_ids", num_ids, "ids", STOP_IDS, advice)?;
-    check_range(end.max_tokens_field.name(), end.max_tokens, MAX_TOKENS)
+    check_count("stop_token_ids", num_ids, "ids", STOP_IDS, SEND_FEWER)
 }
 
-fn check_report(request: &GenerateRequest) -> Result<(), RequestError> {
-    let report = request.report;
+fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
+    let (end, report) = (&request.end, request.report);
     let logprobs = match request.input {
         Input::Chat { .. } => "top_logprobs",
         Input::Completion { .. } => "logprobs",
     };
-    check_range(logprobs, report.logprobs, BEST_TOKENS)?;
-    check_range("prompt_logprobs", report.prompt_logprobs, BEST_TOKENS)?;
-    if request.stream && report.prompt_logprobs.is_some() {
-        let message =
-            "`prompt_logprobs` is not available in a stream; send `stream`: false, or leave it out";
-        return Err(RequestError::invalid("prompt_logprobs", message));
-    }
-    Ok(())
+    Ok(Numbers {
+        max_tokens: in_range(end.max_tokens_field.name(), end.max_tokens, MAX_TOKENS)?,
+        max_tokens_field: end.max_tokens_field,
+        logprobs: in_range(logprobs, report.logprobs, BEST_TOKENS)?,
+        prompt_logprobs: in_range("prompt_logprobs", report.prompt_logprobs, BEST_TOKENS)?,
+        priority: in_range("priority", Some(request.client.priority), PRIORITIES)?
+            .unwrap_or_default(),
+    })
 }
 
 /// What is measured of all prompts together must fit one answer.
@@ -132,75 +162,99 @@ pub(crate) fn check_prompt_logprobs(
 
 /// A prompt needs room for one token after it, or for `max_tokens` if the request gives them.
 pub(crate) fn check_length(
+    param: &str,
     num_prompt: usize,
-    end: &StopFields,
+    numbers: &Numbers,
     max_model_len: u32,
 ) -> Result<(), RequestError> {
-    let num_output = end.max_tokens.unwrap_or(1) as usize;
+    if num_prompt == 0 {
+        let problem = format!("`{param}` has no tokens; send at least one, or leave it out");
+        return Err(RequestError::invalid(param.to_owned(), problem));
+    }
+    let num_output = numbers.max_tokens.unwrap_or(1) as usize;
     if num_prompt.saturating_add(num_output) <= max_model_len as usize {
         return Ok(());
     }
-    let field = end.max_tokens_field.name();
-    let problem = match end.max_tokens {
-        Some(_) if num_prompt < max_model_len as usize => format!(
-            "the prompt has {num_prompt} tokens and {field} is {num_output}, but the context \
-             holds {max_model_len} in all; ask for at most {} or shorten the prompt",
-            max_model_len as usize - num_prompt
-        ),
-        _ => format!(
-            "the prompt has {num_prompt} tokens, the context holds {max_model_len}, and at least \
-             one is for the answer; shorten the prompt"
-        ),
+    let field = numbers.max_tokens_field.name();
+    let (param, problem) = match numbers.max_tokens {
+        Some(_) if num_prompt < max_model_len as usize => {
+            let problem = format!(
+                "`{param}` has {num_prompt} tokens and `{field}` is {num_output}, but the context \
+                 holds {max_model_len} in all; ask for at most {} or shorten the prompt",
+                max_model_len as usize - num_prompt
+            );
+            (field, problem)
+        }
+        _ => {
+            let problem = format!(
+                "`{param}` has {num_prompt} tokens, the context holds {max_model_len}, and at least \
+                 one is for the answer; shorten the prompt"
+            );
+            (param, problem)
+        }
     };
-    let param = if num_prompt < max_model_len as usize {
-        field
-    } else {
-        "prompt"
-    };
-    Err(RequestError::new(param, "context_length_exceeded", problem))
+    Err(RequestError::new(
+        param.to_owned(),
+        "context_length_exceeded",
+        problem,
+    ))
 }
 
 /// A text that cannot fit into the context whatever its tokens are.
-pub(crate) fn too_many_bytes(
-    param: &'static str,
-    max_bytes: usize,
-    max_model_len: u32,
-) -> RequestError {
+pub(crate) fn too_many_bytes(param: &str, max_bytes: usize, max_model_len: u32) -> RequestError {
     let problem = format!(
-        "the text has more than {max_bytes} bytes, so it cannot fit into a context of \
+        "`{param}` has more than {max_bytes} bytes, so it cannot fit into a context of \
          {max_model_len} tokens; shorten it"
     );
-    RequestError::new(param, "context_length_exceeded", problem)
+    RequestError::new(param.to_owned(), "context_length_exceeded", problem)
 }
+
+/// What to do about each end of a range.
+#[derive(Clone, Copy)]
+struct Advice {
+    too_few: &'static str,
+    too_many: &'static str,
+}
+
+/// Of ranges that begin at 0.
+const SEND_FEWER: Advice = Advice {
+    too_few: "send more",
+    too_many: "send fewer",
+};
 
 fn check_count(
     param: &'static str,
     given: usize,
     what: &str,
     allowed: RangeInclusive<usize>,
-    advice: &str,
+    advice: Advice,
 ) -> Result<(), RequestError> {
     if allowed.contains(&given) {
         return Ok(());
     }
     let (least, most) = allowed.into_inner();
+    let advice = match given < least {
+        true => advice.too_few,
+        false => advice.too_many,
+    };
     let message =
         format!("`{param}` has {given} {what}, where {least} to {most} are allowed; {advice}");
     Err(RequestError::invalid(param, message))
 }
 
-/// A number that is given must be in range.
-fn check_range<T: Copy + PartialOrd + Display>(
+/// A number that is given, if it is in range.
+fn in_range<T: Copy + PartialOrd + Display + TryFrom<i64>>(
     param: &'static str,
-    given: Option<T>,
+    given: Option<i64>,
     allowed: RangeInclusive<T>,
-) -> Result<(), RequestError> {
-    match given {
-        Some(given) if !allowed.contains(&given) => {
+) -> Result<Option<T>, RequestError> {
+    let Some(given) = given else { return Ok(None) };
+    match T::try_from(given) {
+        Ok(number) if allowed.contains(&number) => Ok(Some(number)),
+        _ => {
             let (least, most) = allowed.into_inner();
             Err(not_allowed(param, given, &format!("{least} to {most}")))
         }
-        _ => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! A request on its way in: checked, rendered, tokenised.
 
+use std::borrow::Cow;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
@@ -8,7 +10,7 @@ use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
 
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::error::RequestError;
-use crate::limits;
+use crate::limits::{self, Numbers};
 use crate::request::{GenerateRequest, Input, Prompt, StopFields};
 use crate::response_writer::ResponseWriter;
 
@@ -46,22 +48,22 @@ pub fn prepare(
     max_model_len: u32,
     random_seed: &mut impl FnMut() -> u64,
 ) -> Result<Prepared, RequestError> {
-    limits::check(request)?;
-    check_ids(model, "stop_token_ids", &request.end.stop_token_ids)?;
+    let numbers = limits::check(request)?;
+    let stop_ids = stop_ids(model, &request.end)?;
     let prompts = tokenise_prompts(model, &request.input, max_model_len)?;
-    for (prompt, _) in &prompts {
-        limits::check_length(prompt.len(), &request.end, max_model_len)?;
+    for (index, (prompt, _)) in prompts.iter().enumerate() {
+        let param = prompt_param(&request.input, index);
+        limits::check_length(&param, prompt.len(), &numbers, max_model_len)?;
     }
     let num_tokens = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
-    limits::check_prompt_logprobs(num_tokens, request.report.prompt_logprobs)?;
-    let stop_ids = stop_ids(model, &request.end);
+    limits::check_prompt_logprobs(num_tokens, numbers.prompt_logprobs)?;
     let choices = prompts.iter().map(|(prompt, _)| PreparedChoice {
         request: Request {
             prompt: prompt.clone(),
-            max_tokens: max_tokens(request),
+            max_tokens: max_tokens(&request.input, &numbers),
             stop_ids: stop_ids.clone(),
-            prompt_logprobs: request.report.prompt_logprobs.is_some(),
-            priority: request.client.priority,
+            prompt_logprobs: numbers.prompt_logprobs.is_some(),
+            priority: numbers.priority,
             tenant: TenantId(request.client.tenant),
             salt: request.client.salt,
         },
@@ -69,8 +71,8 @@ pub fn prepare(
             seed: request
                 .seed
                 .map_or_else(&mut *random_seed, i64::cast_unsigned),
-            logprobs: request.report.logprobs,
-            prompt_logprobs: request.report.prompt_logprobs,
+            logprobs: numbers.logprobs,
+            prompt_logprobs: numbers.prompt_logprobs,
             ..request.sampling.or(model.generation_defaults())
         },
     });
@@ -118,11 +120,21 @@ fn tokenise_prompts(
             Ok(vec![(prompt, TextStart::Fresh)])
         }
         Input::Completion { prompts } => {
-            let prompts = prompts
-                .iter()
-                .map(|it| tokenise_completion(model, it, max_model_len));
+            let prompts = prompts.iter().enumerate().map(|(index, prompt)| {
+                let param = prompt_param(input, index);
+                tokenise_completion(model, &param, prompt, max_model_len)
+            });
             prompts.collect()
         }
+    }
+}
+
+/// The name of a prompt in errors: with its index where there are several.
+fn prompt_param(input: &Input, index: usize) -> Cow<'static, str> {
+    match input {
+        Input::Chat { .. } => "messages".into(),
+        Input::Completion { prompts } if prompts.len() == 1 => "prompt".into(),
+        Input::Completion { .. } => format!("prompt[{index}]").into(),
     }
 }
 
@@ -136,11 +148,12 @@ fn tokenise_chat(
         .render(chat, max_bytes)
         .map_err(|error| render_error(error, max_bytes, max_model_len))?;
     // The template writes the beginning-of-text token itself.
-    Ok(tokenise(model, "messages", &text, false)?.into())
+    tokenise(model, "messages", &text, false)
 }
 
 fn tokenise_completion(
     model: &ModelText,
+    param: &str,
     prompt: &Prompt,
     max_model_len: u32,
 ) -> Result<(Tokens, TextStart), RequestError> {
@@ -148,14 +161,11 @@ fn tokenise_completion(
         Prompt::Text(text) => {
             let max_bytes = model.max_prompt_bytes(max_model_len);
             if text.len() > max_bytes {
-                return Err(limits::too_many_bytes("prompt", max_bytes, max_model_len));
+                return Err(limits::too_many_bytes(param, max_bytes, max_model_len));
             }
-            tokenise(model, "prompt", text, true)?.into()
+            tokenise(model, param, text, true)?
         }
-        Prompt::Tokens(ids) => {
-            check_ids(model, "prompt", ids)?;
-            ids.as_slice().into()
-        }
+        Prompt::Tokens(ids) => check_ids(model, param, ids)?,
     };
     let is_shown = |&id: &TokenId| model.vocabulary().piece(id).kind != PieceKind::Hidden;
     let start = if tokens.iter().any(is_shown) {
@@ -168,48 +178,60 @@ fn tokenise_completion(
 
 fn tokenise(
     model: &ModelText,
-    param: &'static str,
+    param: &str,
     text: &str,
     add_special_tokens: bool,
-) -> Result<Vec<TokenId>, RequestError> {
-    let tokens = model
-        .encode(text, add_special_tokens)
-        .map_err(|problem| RequestError::invalid(param, format!("{param}: {problem}")))?;
+) -> Result<Tokens, RequestError> {
+    let tokens = model.encode(text, add_special_tokens).map_err(|problem| {
+        RequestError::invalid(
+            param.to_owned(),
+            format!("`{param}`: {problem}; send another text"),
+        )
+    })?;
     // A tokenizer may know tokens that the model's tables have no row for.
-    check_ids(model, param, &tokens)?;
-    Ok(tokens)
+    check_ids(model, param, &tokens)
 }
 
-fn check_ids(model: &ModelText, param: &'static str, ids: &[TokenId]) -> Result<(), RequestError> {
+/// The ids as the model's tables have them.
+fn check_ids<Id: Copy + Display>(
+    model: &ModelText,
+    param: &str,
+    ids: &[Id],
+) -> Result<Tokens, RequestError>
+where
+    TokenId: TryFrom<Id>,
+{
     let vocab_size = model.vocab_size();
-    match ids.iter().find(|&&id| id >= vocab_size) {
-        None => Ok(()),
-        Some(id) => {
-            let last = vocab_size - 1;
-            let message = format!(
-                "`{param}` has the token id {id}, where 0 to {last} are allowed; send ids of this model's tokenizer"
-            );
-            Err(RequestError::invalid(param, message))
-        }
-    }
+    let checked = ids.iter().map(|&id| {
+        let known = TokenId::try_from(id).ok().filter(|&it| it < vocab_size);
+        known.ok_or(id)
+    });
+    checked.collect::<Result<_, _>>().map_err(|id| {
+        let last = vocab_size - 1;
+        let message = format!(
+            "`{param}` has the token id {id}, where 0 to {last} are allowed; send ids of this model's tokenizer"
+        );
+        RequestError::invalid(param.to_owned(), message)
+    })
 }
 
-fn stop_ids(model: &ModelText, end: &StopFields) -> Tokens {
+fn stop_ids(model: &ModelText, end: &StopFields) -> Result<Tokens, RequestError> {
     let own: &[TokenId] = match end.ignore_eos {
         true => &[],
         false => model.eos_token_ids(),
     };
-    let asked = end.stop_token_ids.iter().filter(|id| !own.contains(id));
-    own.iter().chain(asked).copied().collect()
+    let asked = check_ids(model, "stop_token_ids", &end.stop_token_ids)?;
+    let others = asked.iter().filter(|id| !own.contains(id));
+    Ok(own.iter().chain(others).copied().collect())
 }
 
-fn max_tokens(request: &GenerateRequest) -> u32 {
-    let default = match request.input {
+fn max_tokens(input: &Input, numbers: &Numbers) -> u32 {
+    let default = match input {
         // The scheduler caps it by what the context has left.
         Input::Chat { .. } => u32::MAX,
         Input::Completion { .. } => COMPLETION_TOKENS,
     };
-    request.end.max_tokens.unwrap_or(default)
+    numbers.max_tokens.unwrap_or(default)
 }
 
 fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> RequestError {
@@ -220,7 +242,8 @@ fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> Req
         }
         RenderError::TooLong => limits::too_many_bytes("messages", max_bytes, max_model_len),
         RenderError::Failed(sentence) => {
-            let problem = format!("the chat template rejects these messages: {sentence}");
+            let problem =
+                format!("the chat template rejects these messages: {sentence}; send others");
             RequestError::new("messages", "chat_template_error", problem)
         }
     }

@@ -1,6 +1,7 @@
 //! What the HTTP server hands over.
+//!
+//! Numbers have 64 bits, wider than any field: `limits.rs` then names the field's own range.
 
-use plait_core::TokenId;
 use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -68,8 +69,8 @@ pub enum Input {
 pub enum Prompt {
     /// Text, to be tokenised with the tokenizer's own special tokens around it.
     Text(String),
-    /// Tokens, taken as they are.
-    Tokens(Vec<TokenId>),
+    /// Token ids, as the client wrote them.
+    Tokens(Vec<i64>),
 }
 
 /// When the answer ends.
@@ -77,13 +78,13 @@ pub enum Prompt {
 #[serde(default)]
 pub struct StopFields {
     /// Chat fills the context by default, a completion has 16.
-    pub max_tokens: Option<u32>,
+    pub max_tokens: Option<i64>,
     /// The name under which the client gave it.
     pub max_tokens_field: MaxTokensField,
     /// Texts that end the answer and are not shown.
     pub stop: Vec<String>,
     /// Tokens that end the answer and are not shown.
-    pub stop_token_ids: Vec<TokenId>,
+    pub stop_token_ids: Vec<i64>,
     /// The model's own end tokens do not end the answer.
     pub ignore_eos: bool,
 }
@@ -113,9 +114,9 @@ impl MaxTokensField {
 #[serde(default)]
 pub struct OutputFields {
     /// Best tokens to list with each output token. 0: the token's own log-probability only.
-    pub logprobs: Option<u32>,
+    pub logprobs: Option<i64>,
     /// The same for each prompt token but the first.
-    pub prompt_logprobs: Option<u32>,
+    pub prompt_logprobs: Option<i64>,
     /// The ids of the prompt's and the answer's tokens.
     pub return_token_ids: bool,
 }
@@ -125,7 +126,7 @@ pub struct OutputFields {
 #[serde(default)]
 pub struct ClientFields {
     /// Smaller goes first; needs a policy that looks at it.
-    pub priority: i32,
+    pub priority: i64,
     /// Whose share its tokens count against.
     pub tenant: u64,
     /// Requests of different salts share no cached pages.

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from plait._router import model_size
+from plait.errors import SettingsError
 from plait.nvidia import gpu_memory_bytes, has_nvidia_gpu
-from plait.settings import ServeSettings
+from plait.settings import SchedulerSettings, ServeSettings
 
 CPU_SEQS = 64
 """Over 64 rows a CPU hardly gains throughput, while each request's ITL grows."""
@@ -74,6 +75,16 @@ def with_batch_sizes(
         max_batch_tokens=given.max_batch_tokens or sizes.max_batch_tokens,
     )
     return msgspec.structs.replace(settings, scheduler=filled), sizes.reason
+
+
+def check_chunk(scheduler: SchedulerSettings) -> None:
+    """Raise `SettingsError` for a chunk that no step holds."""
+    chunk, budget = scheduler.long_prefill_token_threshold, scheduler.max_batch_tokens
+    if chunk is not None and budget is not None and chunk > budget:
+        raise SettingsError(
+            f"--long-prefill-token-threshold is {chunk}; 1 to {budget} are allowed, the tokens of a step: lower it, "
+            "or raise --max-batch-tokens"
+        )
 
 
 def uses_gpu(settings: ServeSettings) -> bool:

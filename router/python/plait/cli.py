@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from plait.bench.cli import add_commands, bench
 from plait.errors import ADVICE, DONE, SettingsError, StartError
-from plait.flags import Parser, add_flags, read_settings, reject_unknown
+from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
 from plait.output import discard_output, say
 from plait.settings import ChatSettings, ServeSettings
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     try:
         return _run(argv)
     except StartError as error:
-        say(_last_line(error), sys.stderr)
+        say(name_as_typed(_last_line(error), ServeSettings, argv), sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # before the server handles signals itself
         say("Stopped", sys.stderr)

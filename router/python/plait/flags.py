@@ -51,8 +51,11 @@ class Flag(msgspec.Struct, frozen=True):
         """The allowed values as text."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        if self.scalar in (str, bool):
-            return "text" if self.scalar is str else "on or off"
+        if self.scalar is bool:
+            return "on or off"
+        if self.scalar is str:
+            least, most = self.bounds.min_length, self.bounds.max_length
+            return "text" if most is None else f"text of {least} to {most} characters"
         noun = "a whole number" if self.scalar is int else "a number"
         if self.bounds.gt is not None:
             return f"{noun} over {self.bounds.gt:g} and up to {self.bounds.le:g}"
@@ -151,3 +154,13 @@ def reject_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     hint = f"did you mean {near[0]}?" if near else f"see `{parser.prog} --help`"
     what = "setting" if word.startswith("-") else "argument"
     raise SettingsError(f"unknown {what} {word!r}; {hint}")
+
+
+def name_as_typed(message: str, components: type[msgspec.Struct], words: list[str]) -> str:
+    """The message about a setting of `components`, with the alias among `words` beside its main name."""
+    given = {word.split("=")[0] for word in words}
+    for component in msgspec.structs.fields(components):
+        for flag in flags(component.type, component.default):
+            for alias in given.intersection(flag.setting.aliases):
+                message = re.sub(rf"{flag.name}(?![\w-])", f"{flag.name} ({alias})", message, count=1)
+    return message

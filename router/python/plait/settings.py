@@ -28,7 +28,9 @@ class Setting(NamedTuple):
 
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
-KvScale = Annotated[float, Meta(gt=0, le=1e6)]
+# Below 1e-6 nothing but zeros fits FP8.
+KvScale = Annotated[float, Meta(ge=1e-6, le=1e6)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 # The log-probabilities of a step's prompt tokens, up to 168 bytes each, must fit a frame of 16 MiB.
 TokenLimit = Annotated[int, Meta(ge=1, le=65_536)]
 ContextLength = Annotated[int, Meta(ge=1, le=16_777_216)]
@@ -58,7 +60,9 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None, Setting("file with one API key a line, readable by its owner only", unset="no key is needed")
     ] = None
-    served_model_name: Annotated[str | None, Setting("model id in the API", unset="the folder's or file's name")] = None
+    served_model_name: Annotated[
+        ModelName | None, Setting("model id in the API", unset="the folder's or file's name")
+    ] = None
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

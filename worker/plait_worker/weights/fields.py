@@ -79,10 +79,12 @@ class Fields:
     def _value(self, name: str, default: object) -> object:
         value = self.values.get(name)
         if value is None and default is None:
-            raise ModelFilesError(f"{self.where} lacks {name!r}: the file is incomplete or of another kind of model")
+            reason = "the file is incomplete or of another kind of model; download it again"
+            raise ModelFilesError(f"{self.where} lacks {name!r}: {reason}")
         return default if value is None else value
 
     def value_error(self, name: str, allowed: str) -> ModelFilesError:
         """The error for a value that cannot be."""
         shown = repr(self.values.get(name))[:MAX_SHOWN]
-        return ModelFilesError(f"{self.where}: {name} is {shown}, but must be {allowed}")
+        advice = "correct it, or download the file again"
+        return ModelFilesError(f"{self.where}: {name} is {shown}, but must be {allowed}: {advice}")

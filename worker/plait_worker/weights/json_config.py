@@ -88,13 +88,17 @@ def check_config(config: ModelConfig, where: str) -> ModelConfig:
     """The configuration; raises ``ModelFilesError`` if its sizes contradict each other."""
     if config.num_heads % config.num_kv_heads:
         raise ModelFilesError(
-            f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} key-value heads evenly"
+            f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} key-value heads evenly: "
+            "correct the file, or download it again"
         )
     if config.head_dim % 2:
-        raise ModelFilesError(f"{where}: head_dim is {config.head_dim}, but rope needs an even one")
+        raise ModelFilesError(
+            f"{where}: head_dim is {config.head_dim}, but rope needs an even one: correct it, or download it again"
+        )
     if config.moe and config.moe.num_experts_per_token > config.moe.num_experts:
         raise ModelFilesError(
-            f"{where}: {config.moe.num_experts_per_token} experts a token, but there are {config.moe.num_experts}"
+            f"{where}: {config.moe.num_experts_per_token} experts a token, but there are "
+            f"{config.moe.num_experts}: correct the file, or download it again"
         )
     return config
 

@@ -69,7 +69,8 @@ fn lists_are_bounded() {
 fn numbers_are_bounded() {
     let sampling = |field: &str, value: f64| json!({"sampling": {field: value}});
     let top_k = |num: i64| json!({"sampling": {"top_k": num}});
-    let max_tokens = |num: u32| json!({"max_tokens": num});
+    let max_tokens = |num: i64| json!({"max_tokens": num});
+    let priority = |num: i64| json!({"priority": num});
     check(
         chat,
         &[
@@ -89,28 +90,83 @@ fn numbers_are_bounded() {
             (sampling("min_p", 0.0), sampling("min_p", -0.01), "min_p"),
             (top_k(-1), top_k(-2), "top_k"),
             (top_k(2_147_483_647), top_k(2_147_483_648), "top_k"),
+            (top_k(-1), top_k(i64::MAX), "top_k"),
             (max_tokens(1), max_tokens(0), "max_tokens"),
+            (max_tokens(1), max_tokens(-1), "max_tokens"),
+            (priority(i64::from(i32::MAX)), priority(1 << 31), "priority"),
+            (
+                priority(i64::from(i32::MIN)),
+                priority(i64::MIN),
+                "priority",
+            ),
         ],
     );
-    let (_, message) = rejection(&chat(&max_tokens(1 << 31)));
-    assert!(
-        message.contains("where 1 to 2147483647 is allowed"),
-        "{message}"
-    );
+    for past in [1 << 31, 1 << 32, -1] {
+        let (_, message) = rejection(&chat(&max_tokens(past)));
+        let problem = format!("is {past}, where 1 to 2147483647 is allowed");
+        assert!(message.contains(&problem), "{message}");
+    }
 }
 
 #[test]
 fn log_probabilities_are_bounded() {
-    let best = |num: u32| json!({"logprobs": num});
-    let of_prompt = |num: u32| json!({"prompt_logprobs": num, "stream": false});
-    check(chat, &[(best(20), best(21), "top_logprobs")]);
-    check(
-        completion,
-        &[
-            (best(20), best(21), "logprobs"),
-            (of_prompt(20), of_prompt(21), "prompt_logprobs"),
-        ],
-    );
+    let best = |num: i64| json!({"logprobs": num});
+    let of_prompt = |num: i64| json!({"prompt_logprobs": num, "stream": false});
+    for past in [21, -1, 1 << 32] {
+        check(chat, &[(best(20), best(past), "top_logprobs")]);
+        check(
+            completion,
+            &[
+                (best(20), best(past), "logprobs"),
+                (of_prompt(20), of_prompt(past), "prompt_logprobs"),
+            ],
+        );
+    }
+}
+
+#[test]
+fn token_ids_are_those_of_the_vocabulary() {
+    let last = model().vocab_size() - 1;
+    for past in [i64::from(last) + 1, 1 << 32, -1] {
+        let stops = |id: i64| json!({"stop_token_ids": [id]});
+        let prompts = |id: i64| json!({"prompts": [[id]]});
+        check(chat, &[(stops(last.into()), stops(past), "stop_token_ids")]);
+        check(
+            completion,
+            &[(prompts(last.into()), prompts(past), "prompt")],
+        );
+        let (_, message) = rejection(&chat(&stops(past)));
+        let problem = format!("the token id {past}, where 0 to {last} are allowed");
+        assert!(message.contains(&problem), "{message}");
+    }
+}
+
+#[test]
+fn one_of_several_prompts_is_named_by_its_index() {
+    for (prompts, param) in [
+        (json!(["a", ""]), "prompt[1]"),
+        (json!([[1], []]), "prompt[1]"),
+        (json!(["a", [1, -1]]), "prompt[1]"),
+        (json!([[]]), "prompt"),
+    ] {
+        let (rejected, message) = rejection(&completion(&json!({"prompts": prompts})));
+        assert_eq!(rejected, param);
+        assert!(message.starts_with(&format!("`{param}` has ")), "{message}");
+        assert!(message.contains("; send "), "{message}");
+    }
+}
+
+#[test]
+fn each_end_of_a_range_has_its_own_advice() {
+    for (fields, advice) in [
+        (messages(0), "; send at least one"),
+        (messages(4097), "; send the latest ones"),
+        (json!({"stop": [""]}), "; leave the empty one out"),
+        (json!({"stop": ["a".repeat(257)]}), "; send a shorter one"),
+    ] {
+        let (_, message) = rejection(&chat(&fields));
+        assert!(message.ends_with(advice), "{message}");
+    }
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn prompt_and_max_tokens_must_fit_into_the_context() {
     ));
     assert_eq!(param, "max_tokens");
     assert!(
-        message.contains("508 tokens and max_tokens is 5"),
+        message.contains("508 tokens and `max_tokens` is 5"),
         "{message}"
     );
     assert!(message.contains("at most 4"), "{message}");
@@ -151,7 +151,7 @@ fn prompt_and_max_tokens_must_fit_into_the_context() {
         "max_tokens_field": "max_completion_tokens"})));
     assert_eq!(param, "max_completion_tokens");
     assert!(
-        message.contains("max_completion_tokens is 512"),
+        message.contains("`max_completion_tokens` is 512"),
         "{message}"
     );
     // A completion that asks for nothing takes what is left.
@@ -212,7 +212,7 @@ fn a_template_can_reject_a_chat_in_its_own_words() {
     assert_eq!(error.param, "messages");
     assert_eq!(
         error.message,
-        "the chat template rejects these messages: roles must alternate"
+        "the chat template rejects these messages: roles must alternate; send others"
     );
 }
 

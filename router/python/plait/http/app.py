@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from plait.http.auth import ApiKeys, RequireKey
-from plait.http.engine import Description, EngineHandle, Status, read_status
+from plait.http.engine import Description, EngineHandle, Phase, Status, read_status
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
 from plait.http.openapi import add_generate_routes
@@ -61,7 +61,7 @@ def _add_model_routes(app: FastAPI, card: ModelCard) -> None:
     @app.get("/v1/models/{model:path}", summary="Describe a served model")
     async def get_model(model: str) -> Response:
         if model != card.id:
-            message = f"the model {model[:256]!r} is not served here; this server serves {card.id!r}"
+            message = f"the model {model[:256]!r} is not served here; this server serves {card.id!r}, ask for that"
             raise ApiError(404, message, param="model", code="model_not_found")
         return _json(200, msgspec.json.encode(card))
 
@@ -82,22 +82,32 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
         return Response(engine.metrics(), media_type=METRICS_TYPE)
 
 
+_ADVICE: dict[Phase, str] = {
+    "loading": "try again when /ready answers 200",
+    "draining": "send requests to another server",
+    "stopped": "start the server again",
+    "failed": "its log says why, start the server again",
+}
+
+
 def health_problem(status: Status) -> str | None:
     """Why `/health` answers 503, or None."""
     if status.phase not in ("ready", "draining"):
-        return status.reason or f"the engine is {status.phase}"
+        return status.reason or f"the engine is {status.phase}; {_ADVICE[status.phase]}"
     if status.hung:
         return "the engine has hung for a minute; restart the server if it does not recover"
     if status.stuck:
-        return f"step {status.step} is overdue"
+        return f"step {status.step} is overdue; restart the server if it stays so"
     return None
 
 
 def readiness_problem(status: Status) -> str | None:
     """Why `/ready` answers 503, or None."""
     if status.phase == "draining":
-        return "the engine is draining"
-    return health_problem(status) or ("a worker's heartbeat is late" if status.late else None)
+        return f"the engine is draining; {_ADVICE['draining']}"
+    return health_problem(status) or (
+        "a worker's heartbeat is late; send requests to another server until it is back" if status.late else None
+    )
 
 
 def _state(problem: str | None) -> Response:

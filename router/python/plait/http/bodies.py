@@ -14,9 +14,8 @@ from msgspec import Meta
 Json: TypeAlias = object
 """Anything that JSON can say: msgspec decodes no recursive type."""
 
-U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""What the engine reads; it knows the range of each field."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -24,7 +23,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: I64 | None = None
+    top_k: Integer | None = None
     """vLLM's; -1 and 0 keep the whole vocabulary."""
     min_p: float | None = None
     """vLLM's."""
@@ -33,9 +32,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class StopFields(SamplingFields, kw_only=True):
     """When an answer ends."""
 
-    max_tokens: U32 | None = None
+    max_tokens: Integer | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[U32] | None = None
+    stop_token_ids: list[Integer] | None = None
     """vLLM's."""
     ignore_eos: bool | None = None
     """vLLM's."""
@@ -55,16 +54,16 @@ class ResponseFields(StopFields, kw_only=True):
     """What is sent back."""
 
     model: str | None = None
-    seed: I64 | None = None
+    seed: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_logprobs: U32 | None = None
+    prompt_logprobs: Integer | None = None
     """vLLM's."""
     return_token_ids: bool | None = None
     """vLLM's."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
     """Whose share the request counts against; an API key takes precedence."""
-    priority: I32 | None = None
+    priority: Integer | None = None
     """vLLM's; smaller goes first."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """vLLM's; prompts of another salt share no cached pages with this one."""
@@ -95,9 +94,9 @@ class ChatBody(ResponseFields, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
-    max_completion_tokens: U32 | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: U32 | None = None
+    top_logprobs: Integer | None = None
     add_generation_prompt: bool | None = None
     """vLLM's; true unless given."""
     chat_template_kwargs: dict[str, Json] | None = None
@@ -107,6 +106,6 @@ class ChatBody(ResponseFields, kw_only=True):
 class CompletionBody(ResponseFields, kw_only=True):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str | U32 | list[U32]]
+    prompt: str | list[str | Integer | list[Integer]]
     """A text, a list of texts, a list of token ids, or a list of such lists."""
-    logprobs: U32 | None = None
+    logprobs: Integer | None = None

@@ -69,7 +69,11 @@ def _parse_record(flags: int, payload: bytes) -> Data | Failure:
     return Data(payload, bool(flags & _LAST))
 
 
-_TOO_SLOW = Failure(503, 0, error_body(503, "the answer was cut off: it was read too slowly", code="slow_client"))
+_TOO_SLOW = Failure(
+    503,
+    0,
+    error_body(503, "the answer was cut off: it was read too slowly; read faster, or ask for less", code="slow_client"),
+)
 
 
 class Stream:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from plait.http.bodies import Json
+from plait.http.body_errors import shown
 from plait.http.errors import ApiError
 
 Neutral = dict[str, tuple[Json, ...]]
@@ -84,8 +85,6 @@ _COMPLETION: Neutral = {
 UNSUPPORTED_CHAT = _BOTH | _CHAT
 UNSUPPORTED_COMPLETION = _BOTH | _COMPLETION
 
-_MAX_SHOWN_BYTES = 64
-
 
 def check_supported(fields: dict[str, msgspec.Raw], unsupported: Neutral) -> None:
     """Raise `ApiError` for the first of `fields` that is unsupported and not neutral."""
@@ -111,9 +110,3 @@ def _unsupported(name: str, raw: msgspec.Raw, neutral: tuple[Json, ...]) -> ApiE
     return ApiError(
         400, f"`{name}` is {given}: this server does not have `{name}`; {advice}", param=name, code="unsupported_value"
     )
-
-
-def shown(raw: msgspec.Raw) -> str:
-    """A value as the client wrote it, cut to 64 bytes."""
-    text = bytes(raw).decode(errors="replace")
-    return text if len(text) <= _MAX_SHOWN_BYTES else text[:_MAX_SHOWN_BYTES] + "..."

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,17 +16,18 @@ from plait.http.bodies import (
     Json,
     Message,
     ResponseFields,
-    Role,
     SamplingFields,
 )
+from plait.http.body_errors import explain, field_error, shown
 from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
-from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported, shown
+from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION, Neutral, check_supported
 
 ANONYMOUS = ClientIdentity()
 MAX_DEPTH = 16
 """Nesting of free-form values: tool calls and template arguments."""
-_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_WIDEST = range(-(1 << 63), 1 << 64)
+"""Integers that serde_json reads as such."""
 
 Body = TypeVar("Body", bound=ResponseFields)
 _Fields = dict[str, msgspec.Raw]
@@ -51,7 +51,7 @@ def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS)
     """The request in the body of `POST /v1/chat/completions`; raises `ApiError`."""
     body = _decode(raw, ChatBody, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
-        raise _field_error("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
+        raise field_error("top_logprobs", f"is {body.top_logprobs} without `logprobs`; send `logprobs`: true with it")
     asked = _Asked(
         kind="chat",
         id_prefix="chatcmpl",
@@ -119,7 +119,7 @@ def _check_model(asked: str | None, served: str) -> None:
     if asked is not None and asked != served:
         raise ApiError(
             404,
-            f"the model {asked[:256]!r} is not served here; this server serves {served!r}",
+            f"`model` is {asked[:256]!r}, where this server serves {served!r}; send that or leave it out",
             param="model",
             code="model_not_found",
         )
@@ -128,13 +128,15 @@ def _check_model(asked: str | None, served: str) -> None:
 def _check_stream(stream: bool, body: ResponseFields) -> None:
     options = body.stream_options
     if options is not None and not stream:
-        raise _field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
+        raise field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
     if options is not None and options.continuous_usage_stats:
-        raise _field_error(
-            "stream_options.continuous_usage_stats", "is true: this server does not have it; leave it out"
-        )
+        raise _lacking("stream_options.continuous_usage_stats")
     if options is not None and options.include_obfuscation:
-        raise _field_error("stream_options.include_obfuscation", "is true: this server does not have it; leave it out")
+        raise _lacking("stream_options.include_obfuscation")
+
+
+def _lacking(param: str) -> ApiError:
+    return field_error(param, "is true: this server does not have it; leave it out", code="unsupported_value")
 
 
 def _message(index: int, message: Message) -> dict[str, Json]:
@@ -145,7 +147,7 @@ def _message(index: int, message: Message) -> dict[str, Json]:
         "content": _text(f"messages[{index}].content", message),
     }
     if message.tool_calls is not None:
-        _check_depth(f"messages[{index}].tool_calls", message.tool_calls)
+        _check_free_form(f"messages[{index}].tool_calls", message.tool_calls)
         rendered["tool_calls"] = [*message.tool_calls]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
@@ -156,7 +158,7 @@ def _message(index: int, message: Message) -> dict[str, Json]:
 def _text(param: str, message: Message) -> str:
     if message.content is None:
         if message.role != "assistant":
-            raise _field_error(param, f"is missing; a {message.role} message needs a text")
+            raise field_error(param, f"is missing; send a text with each {message.role} message")
         return ""
     if isinstance(message.content, str):
         return message.content
@@ -165,27 +167,33 @@ def _text(param: str, message: Message) -> str:
 
 def _check_text_part(param: str, part: ContentPart) -> str:
     if part.type != "text":
-        raise _field_error(
-            f"{param}.type", f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'"
+        raise field_error(
+            f"{param}.type",
+            f"is {part.type[:64]!r}: this server reads text only; send parts of type 'text'",
+            code="unsupported_value",
         )
     if part.text is None:
-        raise _field_error(f"{param}.text", "is missing; a part of type 'text' needs it")
+        raise field_error(f"{param}.text", "is missing; send it with each part of type 'text'")
     return part.text
 
 
 def _template_arguments(arguments: dict[str, Json]) -> dict[str, Json]:
     for name, value in arguments.items():
-        _check_depth(f"chat_template_kwargs.{name}", value)
+        _check_free_form(f"chat_template_kwargs.{name}", value)
     return arguments
 
 
-def _check_depth(param: str, value: object, depth: int = MAX_DEPTH) -> None:
+def _check_free_form(param: str, value: object, depth: int = MAX_DEPTH) -> None:
+    """Reject what the engine's JSON reader does not take."""
+    if isinstance(value, int) and not _WIDEST.start <= value < _WIDEST.stop:
+        problem = "where numbers of at most 64 bits are allowed; send it as a text"
+        raise field_error(param, f"has the number {shown(msgspec.Raw(str(value).encode()))}, {problem}")
     if not isinstance(value, dict | list):
         return
     if depth == 0:
-        raise _field_error(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
+        raise field_error(param, f"is nested over {MAX_DEPTH} deep, which is the limit; flatten it")
     for inner in value.values() if isinstance(value, dict) else value:
-        _check_depth(param, inner, depth - 1)
+        _check_free_form(param, inner, depth - 1)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -196,7 +204,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if ids and len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise _field_error(
+        raise field_error(
             "prompt", "mixes token ids with other prompts; send a list of ids, or a list of texts or id lists"
         )
     return [item for item in prompt if not isinstance(item, int)]
@@ -209,7 +217,7 @@ def _decode(raw: bytes, kind: type[Body], unsupported: Neutral) -> Body:
         check_supported(fields, unsupported)
         return _decode_body(raw, fields, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}") from None
+        raise ApiError(400, f"the body of {len(raw)} bytes is not valid JSON: {error}; correct it") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply; send plain messages or prompts") from None
 
@@ -218,33 +226,11 @@ def _fields(raw: bytes) -> _Fields:
     try:
         return msgspec.json.decode(raw, type=_Fields)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"the body must be a JSON object: {error}") from None
+        raise ApiError(400, f'the body is not a JSON object: {error}; send one, like {{"messages": [...]}}') from None
 
 
 def _decode_body(raw: bytes, fields: _Fields, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), fields) from None
-
-
-def _explain(message: str, fields: _Fields) -> ApiError:
-    """msgspec's sentence, with the field in front and the value that was given."""
-    if message.startswith("Invalid enum value"):  # a role: the only field that takes some words
-        message = message.replace(" - at", f"; allowed: {', '.join(get_args(Role))} - at")
-    match = _MESSAGE.fullmatch(message)
-    what, path = (match["what"], match["path"]) if match else (message, None)
-    if path is None:
-        return ApiError(400, what[0].lower() + what[1:] + "; send it", param=_missing_field(what))
-    name = re.split(r"[.\[]", path)[0]
-    given = f" is {shown(fields[name])}" if path == name and name in fields else ""
-    return ApiError(400, f"`{path}`{given}: {what[0].lower() + what[1:]}", param=path)
-
-
-def _missing_field(what: str) -> str | None:
-    match = re.search(r"required field `([^`]+)`", what)
-    return match[1] if match else None
-
-
-def _field_error(param: str, problem: str) -> ApiError:
-    return ApiError(400, f"`{param}` {problem}", param=param)
+        raise explain(str(error), fields) from None

@@ -15,7 +15,7 @@ import uvloop
 from plait_proto import ExitCode, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
-from plait.batch_sizes import with_batch_sizes
+from plait.batch_sizes import check_chunk, with_batch_sizes
 from plait.errors import DONE, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
@@ -51,6 +51,7 @@ def serve(model: str | None, settings: ServeSettings, group: GroupMembership | N
         say(f"Loading {local.path}")
         settings, reason = with_batch_sizes(settings, local.path)
         scheduler = settings.scheduler
+        check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         engine = stack.enter_context(_engine(local, settings, run_dir, group))
         description = read_description(engine)

@@ -8,6 +8,7 @@ import msgspec
 from tqdm import tqdm
 
 from plait._router import Simulation
+from plait.batch_sizes import check_chunk
 from plait.errors import DONE, SettingsError
 from plait.simulate.plots import Runs, draw, require_matplotlib
 from plait.simulate.report import Report, summary_json
@@ -17,6 +18,7 @@ from plait.simulate.table import table, tenant_table
 
 def simulate(settings: SimulateSettings) -> int:
     """Simulate, print the results and write them to --out; the exit code. Raises `SettingsError`."""
+    check_chunk(settings.scheduler)
     folder = _output_folder(settings)
     name = _mode(settings)
     runs: Runs = {name: run(settings, name)}
