@@ -70,7 +70,7 @@ def build() -> list[Path]:
     made = {level: compile_level(level, options) for level, options in levels().items()}
     for level in (level for level, is_there in made.items() if not is_there):
         (ROOM / target(level)).unlink(missing_ok=True)
-    if warning := what_is_missing(made):
+    if warning := missing_levels_warning(made):
         print(warning, file=sys.stderr)
     return [target(level) for level, is_there in made.items() if is_there]
 
@@ -84,7 +84,7 @@ def compile_level(level: str, options: tuple[str, ...]) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def what_is_missing(is_there: Mapping[str, bool]) -> str | None:
+def missing_levels_warning(is_there: Mapping[str, bool]) -> str | None:
     """A warning of the missing levels: what is slower, and what to install; None if all are there."""
     missing = [level for level, there in is_there.items() if not there]
     if not missing:

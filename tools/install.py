@@ -114,7 +114,7 @@ def warn_of_missing_kernels() -> None:
     """Say what the CPU's kernels lack: pip keeps to itself what a build warned of."""
     native = load("compile_native", "kernels/compile_native.py")
     is_there = {level: (ROOT / "kernels" / native.target(level)).exists() for level in native.levels()}
-    if warning := native.what_is_missing(is_there):
+    if warning := native.missing_levels_warning(is_there):
         say(warning)
 
 

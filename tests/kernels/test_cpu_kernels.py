@@ -13,11 +13,11 @@ from plait_kernels.attention import attend
 from plait_kernels.attention.cpu import HeadSizes
 from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows
 from plait_kernels.cpu import library
-from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_hold
+from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_pack
 from plait_kernels.linear.gguf import ACTIVATION_LIMITS, quantised_rows
 from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
-from plait_kernels.moe import hold_experts
-from plait_kernels.moe.cpu import ExpertPanels, can_hold_experts
+from plait_kernels.moe import pack_experts
+from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
 from plait_kernels.moe.reference import expert_mlps as experts_in_torch
 from plait_kernels.sampling import NO_TOKEN, Filters, cpu, reference
 from torch import Tensor
@@ -101,8 +101,8 @@ def test_gemms_with_gguf_blocks_are_those_of_their_values_with_quantised_rows(
 
 def test_matrices_that_the_kernels_cannot_hold_are_rejected() -> None:
     odd = torch.zeros(4, 3, dtype=torch.bfloat16)
-    assert not can_hold(odd)
-    assert not can_hold(torch.zeros(4, 4, dtype=torch.float16))
+    assert not can_pack(odd)
+    assert not can_pack(torch.zeros(4, 4, dtype=torch.float16))
     with pytest.raises(ValueError, match="even number of inputs"):
         PanelMatrix(odd, None)
 
@@ -251,14 +251,14 @@ def test_an_expert_is_read_after_the_one_before_it_is_copied() -> None:
         assert sum(tensor() is not None for tensor in made) <= 4, "the first expert's and this one's"
         return pair
 
-    assert isinstance(hold_experts(one() for _ in range(5)), ExpertPanels)
+    assert isinstance(pack_experts(one() for _ in range(5)), ExpertPanels)
     assert len(made) == 10
 
 
 def test_experts_that_the_kernels_cannot_hold_are_rejected() -> None:
-    assert can_hold_experts(torch.zeros(128, 6), torch.zeros(6, 64))
-    assert not can_hold_experts(torch.zeros(96, 6), torch.zeros(6, 48)), "gates end within a panel"
-    assert not can_hold_experts(torch.zeros(128, 6).half(), torch.zeros(6, 64).half())
+    assert can_pack_experts(torch.zeros(128, 6), torch.zeros(6, 64))
+    assert not can_pack_experts(torch.zeros(96, 6), torch.zeros(6, 48)), "gates end within a panel"
+    assert not can_pack_experts(torch.zeros(128, 6).half(), torch.zeros(6, 64).half())
 
 
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])

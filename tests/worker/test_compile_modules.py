@@ -20,7 +20,7 @@ from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.registry import HOPPER, modules_for
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
-from plait_worker.compile_modules import how_many_at_once
+from plait_worker.compile_modules import num_parallel_builds
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -261,4 +261,4 @@ def test_a_program_that_is_missing_is_named_before_anything_is_compiled(
 def test_memory_bounds_how_many_modules_are_compiled_at_once(
     num_modules: int, num_cores: int, free_bytes: int, at_once: int
 ) -> None:
-    assert how_many_at_once(num_modules, num_cores, free_bytes) == at_once
+    assert num_parallel_builds(num_modules, num_cores, free_bytes) == at_once

@@ -20,7 +20,7 @@ from plait_worker.attention.lengths import slot_mapping
 from plait_worker.attention.spec import MhaShape, distinct
 from plait_worker.cache import KVCache
 from plait_worker.graph_inputs import GraphInputs
-from plait_worker.graph_sizes import Size, needed_size, sizes
+from plait_worker.graph_sizes import GraphSize, capture_sizes, needed_size
 from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
@@ -33,8 +33,8 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 PAGE, NUM_PAGES = 16, 64
-ROOMY = Size(prompt_tokens=96, prompt_rows=4, decode_rows=5)
-PROMPTS_ALONE = Size(prompt_tokens=96, prompt_rows=4, decode_rows=0)
+ROOMY = GraphSize(prompt_tokens=96, prompt_rows=4, decode_rows=5)
+PROMPTS_ALONE = GraphSize(prompt_tokens=96, prompt_rows=4, decode_rows=0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Replayed:
 
     rank: Rank
     inputs: GraphInputs
-    size: Size
+    size: GraphSize
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     num_sampled: int = 0
 
@@ -135,28 +135,30 @@ def test_padded_steps_sample_what_steps_of_their_own_size_do(model: Model[Any]) 
 
 
 def test_sizes_cover_every_decode_step_with_little_padding() -> None:
-    made = sizes(256, 8192)
+    made = capture_sizes(256, 8192)
     assert [size.num_tokens for size in made] == sorted(size.num_tokens for size in made)
     assert max(size.decode_rows for size in made) == 256
     assert len([size for size in made if size.prompt_rows == 0]) <= 24
 
 
 def test_steps_with_prompts_fill_whole_tiles_of_a_product() -> None:
-    with_prompts = [size for size in sizes(256, 8192) if size.prompt_rows]
+    with_prompts = [size for size in capture_sizes(256, 8192) if size.prompt_rows]
     assert all(size.num_tokens % 128 == 0 for size in with_prompts)
     assert {size.prompt_tokens for size in with_prompts} >= {128, 1024, 2048}  # a prompt alone
 
 
 @pytest.mark.parametrize(("num_prompt", "num_decode"), [(2048, 0), (2040, 8), (1024, 0), (512, 0), (65, 256)])
 def test_planned_steps_hold_whole_token_budgets(num_prompt: int, num_decode: int) -> None:
-    needed = Size(num_prompt, 1, num_decode, 100)
-    roomy = [size for size in sizes(256, 2048, (0, 1024)) if size.context_tokens is not None and size.fits(needed)]
+    needed = GraphSize(num_prompt, 1, num_decode, 100)
+    roomy = [
+        size for size in capture_sizes(256, 2048, (0, 1024)) if size.context_tokens is not None and size.fits(needed)
+    ]
     assert roomy[0].prompt_tokens - num_prompt < 512
     assert roomy[0].context_tokens == 1024
 
 
 def test_no_graph_is_larger_than_a_step_may_be() -> None:
-    assert max(size.num_tokens for size in sizes(8, 300)) == 256
+    assert max(size.num_tokens for size in capture_sizes(8, 300)) == 256
 
 
 def test_cached_tokens_of_prompts_are_listed_if_the_graph_holds_them(model: Model[Any]) -> None:
@@ -165,7 +167,7 @@ def test_cached_tokens_of_prompts_are_listed_if_the_graph_holds_them(model: Mode
     slots = [stepper.admit(list(range(length))) for length in (40, 20, 30)]
     stepper.step(prefill={slots[0]: 25, slots[2]: 3})
     plan = stepper.step(prefill={slots[0]: 5, slots[1]: 7, slots[2]: 1})
-    size = Size(prompt_tokens=16, prompt_rows=4, decode_rows=2, context_tokens=30)
+    size = GraphSize(prompt_tokens=16, prompt_rows=4, decode_rows=2, context_tokens=30)
     inputs, graph_inputs = read_plan(plan), GraphInputs(size, rank.slots)
     graph_inputs.fill(inputs)
     lengths = graph_inputs.rows(rank.slots).device_lengths
@@ -182,7 +184,7 @@ def test_steps_without_prompts_are_not_planned(model: Model[Any]) -> None:
     first, second = stepper.admit(list(range(9))), stepper.admit(list(range(9)))
     prompts = needed_size(read_plan(stepper.step(prefill={first: 9, second: 4})))
     decode = needed_size(read_plan(stepper.step(decode=[first])))
-    planned = [size for size in sizes(256, 8192, (0, 4096)) if size.context_tokens is not None]
+    planned = [size for size in capture_sizes(256, 8192, (0, 4096)) if size.context_tokens is not None]
     assert {size.context_tokens for size in planned} == {0, 4096}
     assert all(size.fits(prompts) for size in planned)
     assert not any(size.fits(decode) for size in planned)

@@ -18,7 +18,7 @@ from plait_testing.stepper import Stepper
 from plait_testing.tiny_models import VOCAB, save_tiny_llama
 from plait_worker.cache import KVCache
 from plait_worker.errors import WorkerError
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.graphs import StepGraphs
 from plait_worker.loop import Rank
 from plait_worker.models.loader import load_model
@@ -131,7 +131,7 @@ def tiny_rank(folder: Path) -> Rank:
 class Recorded:
     """A graph that notes what it replays: a CPU captures none."""
 
-    size: Size
+    size: GraphSize
     rows: list[int] = dataclasses.field(default_factory=list)
 
     def replay(self, inputs: StepInputs) -> Tensor:
@@ -144,7 +144,7 @@ class Recorded:
 
 def with_graphs(*sizes: int) -> tuple[Rank, CountingModel, list[Recorded]]:
     rank, model = counting_rank(PAGE)
-    graphs = [Recorded(Size(0, 0, size)) for size in sizes]
+    graphs = [Recorded(GraphSize(0, 0, size)) for size in sizes]
     return dataclasses.replace(rank, graphs=StepGraphs(graphs)), model, graphs  # type: ignore[arg-type]
 
 

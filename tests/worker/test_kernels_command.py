@@ -172,8 +172,8 @@ def test_xqa_over_float8_pages_is_a_module_of_its_own() -> None:
 
 def test_what_triton_has_compiled_of_ours_is_counted(tmp_path: Path) -> None:
     assert not compiled_kernels(tmp_path)
-    for number, name in enumerate(["_silu_mul", "_silu_mul", "_skinny_gemm", "_somebody_elses"]):
+    for number, name in enumerate(["_silu_mul_kernel", "_silu_mul_kernel", "_skinny_gemm_kernel", "_somebody_elses"]):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / f"{name}.cubin").touch()
-    (tmp_path / "0" / "_silu_mul.ptx").touch()
-    assert compiled_kernels(tmp_path) == {"_silu_mul": 2, "_skinny_gemm": 1}
+    (tmp_path / "0" / "_silu_mul_kernel.ptx").touch()
+    assert compiled_kernels(tmp_path) == {"_silu_mul_kernel": 2, "_skinny_gemm_kernel": 1}

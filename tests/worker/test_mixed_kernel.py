@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from bench.gpu.mixed_kernel import kinds, table
-from plait_worker.attention.mha.mixed_kernel import TABLE, kind_of, takes_mixed_kernel
+from plait_worker.attention.mha.mixed_kernel import TABLE, kind_of, prefers_mixed_kernel
 from plait_worker.attention.spec import MhaShape
 from plait_worker.rows import Rows
 
@@ -37,15 +37,15 @@ def test_rows_of_one_sort_and_larger_steps_are_of_no_kind(rows: tuple[list[int],
 
 
 def test_few_shallow_rows_go_with_the_prompt_and_many_or_deep_ones_do_not() -> None:
-    assert takes_mixed_kernel("flashinfer", SHAPE, rows_of([200], [128, 90]))
-    assert not takes_mixed_kernel("flashinfer", SHAPE, rows_of([200], [128] * 16))
-    assert not takes_mixed_kernel("flashinfer", SHAPE, rows_of([200], [90, 8000]))
-    assert not takes_mixed_kernel("trtllm_mha", SHAPE, rows_of([200], [128, 90]))
+    assert prefers_mixed_kernel("flashinfer", SHAPE, rows_of([200], [128, 90]))
+    assert not prefers_mixed_kernel("flashinfer", SHAPE, rows_of([200], [128] * 16))
+    assert not prefers_mixed_kernel("flashinfer", SHAPE, rows_of([200], [90, 8000]))
+    assert not prefers_mixed_kernel("trtllm_mha", SHAPE, rows_of([200], [128, 90]))
 
 
 def test_groups_wider_than_the_measured_ones_are_split() -> None:
     wide = MhaShape(128, 8, 128, 128**-0.5, torch.bfloat16)
-    assert not takes_mixed_kernel("flashinfer", wide, rows_of([200], [128, 90]))
+    assert not prefers_mixed_kernel("flashinfer", wide, rows_of([200], [128, 90]))
 
 
 def test_a_kind_is_taken_where_it_is_faster_by_more_than_noise_and_slower_in_no_case() -> None:

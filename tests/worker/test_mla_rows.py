@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plait_worker.attention.mla.cached_context import context_chunks, even_chunks, padded_lengths
 from plait_worker.attention.mla.short_extend import are_short_extends, best_captured_size
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 
 PAGE_SIZE, WIDTH = 4, 100
 
@@ -57,7 +57,7 @@ def test_short_appends_are_absorbed(starts: list[int], lengths: list[int], short
     assert are_short_extends(starts, lengths) == short
 
 
-ABSORBING, PLANNED = Size(1000, 17, 24), Size(1000, 17, 24, 8192)
+ABSORBING, PLANNED = GraphSize(1000, 17, 24), GraphSize(1000, 17, 24, 8192)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ ABSORBING, PLANNED = Size(1000, 17, 24), Size(1000, 17, 24, 8192)
     ],
 )
 def test_captured_prompts_are_absorbed_where_that_is_less_work(
-    starts: list[int], lengths: list[int], best: Size
+    starts: list[int], lengths: list[int], best: GraphSize
 ) -> None:
     assert best_captured_size([ABSORBING, PLANNED], starts, lengths) == best
     assert best_captured_size([PLANNED], starts, lengths) == PLANNED
@@ -79,7 +79,7 @@ def test_captured_prompts_are_absorbed_where_that_is_less_work(
 
 @pytest.mark.parametrize(("starts", "lengths", "best"), [([0], [1000], ABSORBING), ([8000], [512], None)])
 def test_prompts_that_no_planned_step_has_room_for_are_absorbed_up_to_some_length(
-    starts: list[int], lengths: list[int], best: Size | None
+    starts: list[int], lengths: list[int], best: GraphSize | None
 ) -> None:
     assert best_captured_size([ABSORBING], starts, lengths) == best
     assert best_captured_size([], starts, lengths) is None

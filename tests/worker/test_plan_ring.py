@@ -34,7 +34,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
         made.append(Place(device))
         return made[-1]
 
-    monkeypatch.setattr(plan_ring, "Mark", make)
+    monkeypatch.setattr(plan_ring, "DeviceEvent", make)
     return made
 
 

@@ -32,7 +32,7 @@ _ADVICE = {
 _IS_COMMAND = re.compile(r"^\[\d+/\d+\]|^FAILED:|\s-c\s.*\s-o\s|\s-shared\s")
 
 
-def how_many_at_once(num_modules: int, num_cores: int, free_bytes: int) -> int:
+def num_parallel_builds(num_modules: int, num_cores: int, free_bytes: int) -> int:
     """As many modules as memory allows. For each, ninja runs two compilers more than there are cores.
 
     Some modules have few files, which take minutes each: one module alone leaves cores idle.
@@ -42,7 +42,7 @@ def how_many_at_once(num_modules: int, num_cores: int, free_bytes: int) -> int:
 
 def compile_modules(modules: Sequence[GpuModule]) -> int:
     """Compile at least one module into flashinfer's cache and print progress; how many failed."""
-    at_once = how_many_at_once(len(modules), num_usable_cores(), free_memory_bytes())
+    at_once = num_parallel_builds(len(modules), num_usable_cores(), free_memory_bytes())
     print(f"{len(modules)} modules to compile, {at_once} at once", flush=True)
     jobs = [_Job(f"[{number}/{len(modules)}]", module) for number, module in enumerate(modules, 1)]
     pool = ThreadPoolExecutor(at_once)

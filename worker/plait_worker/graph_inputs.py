@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait_worker.batch import positions, without_lookaheads
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.rows import DeviceContext, DeviceLengths, Rows
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import Ints, StepInputs
@@ -20,7 +20,7 @@ from plait_worker.transfer import upload
 class GraphInputs:
     """The integers that a replay reads, in one tensor."""
 
-    def __init__(self, size: Size, slots: Slots) -> None:
+    def __init__(self, size: GraphSize, slots: Slots) -> None:
         prompt, rows = size.prompt_tokens, size.num_rows
         ends = size.prompt_rows + 1
         of_tokens, of_rows = [prompt, size.num_tokens, size.num_tokens], [rows, rows, rows]

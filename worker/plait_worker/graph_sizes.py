@@ -34,7 +34,7 @@ PROMPT_ROWS = 17
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class GraphSize:
     """What fits into a graph."""
 
     prompt_tokens: int
@@ -56,7 +56,7 @@ class Size:
         """R."""
         return self.prompt_rows + self.decode_rows
 
-    def fits(self, needed: Size) -> bool:
+    def fits(self, needed: GraphSize) -> bool:
         """Whether a step of the size ``needed`` fits."""
         return (
             needed.decode_rows <= self.decode_rows
@@ -67,25 +67,25 @@ class Size:
         )
 
 
-def needed_size(inputs: StepInputs) -> Size:
+def needed_size(inputs: StepInputs) -> GraphSize:
     """The smallest size that holds a step."""
     num_prefill, num_decode = inputs.num_prefill, len(inputs.slots_R) - inputs.num_prefill
-    return Size(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
+    return GraphSize(inputs.num_tokens - num_decode, num_prefill, num_decode, int(inputs.starts_R[:num_prefill].sum()))
 
 
-def sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[Size]:
+def capture_sizes(max_rows: int, max_tokens: int, contexts: Sequence[int] = ()) -> list[GraphSize]:
     """Graphs for up to ``max_rows`` decode rows and steps of ``max_tokens`` tokens, smallest first.
 
     Those whose prompts are planned hold one of ``contexts`` cached tokens.
     """
-    decode = [Size(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
+    decode = [GraphSize(0, 0, rows) for rows in _up_to(DECODE_ROWS, max_rows)]
     mixed = [
-        Size(tiles * TILE - rows, PROMPT_ROWS, rows)
+        GraphSize(tiles * TILE - rows, PROMPT_ROWS, rows)
         for tiles, rows in itertools.product(TILES, (0, *_up_to(MIXED_DECODE_ROWS, max_rows)))
         if tiles * TILE - rows >= LEAST_PROMPT and tiles * TILE <= max_tokens
     ]
     planned = [
-        Size(tiles * TILE, PROMPT_ROWS, rows, context)
+        GraphSize(tiles * TILE, PROMPT_ROWS, rows, context)
         for tiles, rows, context in itertools.product(PLANNED_TILES, _up_to(PLANNED_DECODE_ROWS, max_rows), contexts)
         if tiles * TILE <= max_tokens
     ]

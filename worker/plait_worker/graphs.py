@@ -24,7 +24,7 @@ from plait_worker.attention.backend import CapturedPrefill, UnplannedPrefill
 from plait_worker.batch import check_tokens
 from plait_worker.errors import WorkerError
 from plait_worker.graph_inputs import GraphInputs
-from plait_worker.graph_sizes import Size, needed_size
+from plait_worker.graph_sizes import GraphSize, needed_size
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import StepInputs
@@ -51,7 +51,7 @@ class Captured:
 class StepGraph:
     """The graph of one size."""
 
-    def __init__(self, size: Size, shared: Captured, pool: Pool) -> None:
+    def __init__(self, size: GraphSize, shared: Captured, pool: Pool) -> None:
         """Capture forward and head over rows of the dummy slot, and greedy sampling.
 
         Each runs once before its capture, which compiles its kernels.
@@ -124,7 +124,7 @@ class StepGraphs:
 
     def of_decode_rows(self, num_rows: int) -> StepGraph:
         """The graph that a group's decision names. Raises ``WorkerError`` if this rank has none of that size."""
-        wanted = Size(0, 0, num_rows)
+        wanted = GraphSize(0, 0, num_rows)
         graph = next((graph for graph in self.graphs if graph.size == wanted), None)
         if graph is None:
             raise WorkerError(
@@ -136,7 +136,7 @@ class StepGraphs:
 
 
 @torch.inference_mode()
-def capture(wanted: Sequence[Size], shared: Captured) -> StepGraphs:
+def capture(wanted: Sequence[GraphSize], shared: Captured) -> StepGraphs:
     """Graphs of these sizes, in one memory pool."""
     began, device = time.perf_counter(), shared.slots.device
     free_before, _ = torch.cuda.mem_get_info(device)

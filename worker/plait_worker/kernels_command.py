@@ -15,7 +15,7 @@ import torch
 from plait_kernels.kv_cache import UNSCALED
 from plait_proto import ExitCode
 
-from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, what_is_missing
+from plait_worker.attention.jit.compilers import cuda_version, find_nvcc, missing_tools
 from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, prebuilt_folder
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability, modules_for
@@ -132,7 +132,7 @@ def _machine(capability: Capability) -> str:
 def _build(modules: list[GpuModule]) -> int:
     """Compile the missing ones; how many failed."""
     wanted = [module for module in modules if not module.is_ready]
-    if wanted and (reason := what_is_missing()):
+    if wanted and (reason := missing_tools()):
         raise WorkerError(
             ExitCode.SETTINGS,
             f"{len(wanted)} modules are to be compiled, but {reason}. Or compile elsewhere with this flashinfer, and "

@@ -33,7 +33,7 @@ from plait_worker.parallel import Parallel
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
 from plait_worker.step_inputs import Ints, StepInputs, pad_with_dummies, read_plan
-from plait_worker.transfer import Download, Mark
+from plait_worker.transfer import DeviceEvent, Download
 
 _log = logging.getLogger(__name__)
 
@@ -110,13 +110,13 @@ class InFlight:
     """A step that was launched."""
 
     step: int
-    begin: Mark
+    begin: DeviceEvent
     """CUDA event recorded before the step's first kernel."""
     ids: Download
     """int32 ``[S]``."""
     output_records: Sequence[Records]
     prompt_records: Sequence[Records]
-    end: Mark
+    end: DeviceEvent
 
     def is_over(self) -> bool:
         """Whether ``result`` returns at once."""
@@ -160,7 +160,7 @@ class Rank:
     def launch(self, plan: Plan) -> InFlight:
         """Hand the plan's work to the device. Raises ``WorkerError`` if it contradicts the rank's state."""
         with nvtx_range(f"step: {plan.num_prefill} prefill and {plan.num_decode} decode rows"):
-            begin = Mark(self.slots.device)
+            begin = DeviceEvent(self.slots.device)
             with nvtx_range("plan"):
                 inputs = read_plan(plan)
                 self.slots.apply(inputs)
@@ -181,7 +181,7 @@ class Rank:
             return self.graphs.find_graph(inputs, self.slots)
         return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
 
-    def _replay(self, graph: StepGraph, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
+    def _replay(self, graph: StepGraph, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
         """A step as one graph of forward and head."""
         self.totals.num_graph_steps += 1
         slots_S = inputs.slots_R[inputs.samples_R]
@@ -197,9 +197,9 @@ class Rank:
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
         """Compute a step of empty slots without a graph; its samples are dropped."""
-        self._run_eager(0, Mark(self.slots.device), inputs).result()
+        self._run_eager(0, DeviceEvent(self.slots.device), inputs).result()
 
-    def _run_eager(self, step: int, begin: Mark, inputs: StepInputs) -> InFlight:
+    def _run_eager(self, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
         """A step without a graph."""
         with nvtx_range("rows"):
             rows = build_rows(inputs, self.slots, self.model.config.vocab_size)
@@ -244,11 +244,11 @@ class Rank:
     def _in_flight(
         self,
         step: int,
-        begin: Mark,
+        begin: DeviceEvent,
         ids_S: Tensor,
         of_outputs: Sequence[Records],
         of_prompts: Sequence[Records] = (),
     ) -> InFlight:
         with nvtx_range("download"):
             ids = Download(ids_S.to(torch.int32))
-            return InFlight(step, begin, ids, of_outputs, of_prompts, Mark(self.slots.device))
+            return InFlight(step, begin, ids, of_outputs, of_prompts, DeviceEvent(self.slots.device))

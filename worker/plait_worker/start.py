@@ -25,7 +25,7 @@ from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
-from plait_worker.graph_sizes import DECODE_ROWS, sizes
+from plait_worker.graph_sizes import DECODE_ROWS, capture_sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
 from plait_worker.loop import Rank
@@ -225,7 +225,9 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     prompts = attention.captured_prefill
     max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
     prompts = prompts or UnplannedPrefill()
-    wanted = sizes(min(settings.cuda_graph_max_bs or DECODE_ROWS[-1], slots.num_slots), max_tokens, prompts.contexts)
+    wanted = capture_sizes(
+        min(settings.cuda_graph_max_bs or DECODE_ROWS[-1], slots.num_slots), max_tokens, prompts.contexts
+    )
     shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
     logits_RV = torch.empty(shape, dtype=model.dtype, device=slots.device)
     return capture(wanted, Captured(slots, compute, logits_RV, prompts))

@@ -31,12 +31,12 @@ class Download:
             self._host.copy_(values, non_blocking=True)
 
     def array(self) -> NDArray[Any]:
-        """The values; call it only when a ``Mark`` made after this object has been reached."""
+        """The values; call it only when a ``DeviceEvent`` made after this object has been reached."""
         values: NDArray[Any] = self._host.numpy()
         return values
 
 
-class Mark:
+class DeviceEvent:
     """A CUDA event with its time; on a CPU the time alone."""
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class Mark:
         if self._event is not None:
             self._event.synchronize()
 
-    def us_since(self, earlier: Mark) -> int:
+    def us_since(self, earlier: DeviceEvent) -> int:
         """Microseconds between two marks, both reached."""
         if self._event is None or earlier._event is None:
             return (self._made_ns - earlier._made_ns) // 1000

@@ -17,12 +17,12 @@ def silu_mul(gate_up_N2I: Tensor) -> Tensor:
     out_NI = gate_up_N2I.new_empty(num_rows, width)
     if num_rows:
         grid = (num_rows, triton.cdiv(width, _BLOCK))
-        _silu_mul[grid](gate_up_N2I, out_NI, width, BLOCK=_BLOCK, **pdl_launch(gate_up_N2I))
+        _silu_mul_kernel[grid](gate_up_N2I, out_NI, width, BLOCK=_BLOCK, **pdl_launch(gate_up_N2I))
     return out_NI
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

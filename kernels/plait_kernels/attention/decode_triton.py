@@ -45,7 +45,7 @@ def decode_paged(
         q_BHD.new_empty(num_rows, num_heads, num_splits, head_dim, dtype=torch.float32) if num_splits > 1 else out_BHD
     )
     lse = q_BHD.new_empty(num_rows, num_heads, num_splits, dtype=torch.float32) if num_splits > 1 else out_BHD
-    _decode[(num_rows, num_kv_heads, num_splits)](
+    _decode_kernel[(num_rows, num_kv_heads, num_splits)](
         q_BHD,
         pages,
         table_BW,
@@ -60,7 +60,7 @@ def decode_paged(
         **pdl_launch(q_BHD),
     )
     if num_splits > 1:
-        _combine[(num_rows, num_heads)](
+        _combine_kernel[(num_rows, num_heads)](
             partial, lse, out_BHD, num_heads, NUM_SPLITS=num_splits, HEAD_DIM=head_dim, num_warps=2, **pdl_launch(q_BHD)
         )
 
@@ -136,7 +136,7 @@ def attend_pages(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def _decode(  # type: ignore[no-untyped-def]
+def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,
     table_ptr,
@@ -182,7 +182,7 @@ def _decode(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _combine(  # type: ignore[no-untyped-def]
+def _combine_kernel(  # type: ignore[no-untyped-def]
     partial_ptr, lse_ptr, out_ptr, num_heads, NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PDL: tl.constexpr
 ):
     pdl_wait(PDL)

@@ -31,13 +31,13 @@ def _launch(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: tuple[Tenso
     num_tokens, num_heads, width = a[0].shape
     num_pairs = num_tokens * num_heads
     if num_pairs:
-        _merge_pairs[(triton.cdiv(num_pairs, _PAIRS),)](
+        _merge_pairs_kernel[(triton.cdiv(num_pairs, _PAIRS),)](
             *a, *b, *out, num_pairs, WIDTH=width, BLOCK=triton.next_power_of_2(width), PAIRS=_PAIRS, num_warps=1
         )
 
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["lse_a_ptr", "lse_b_ptr", "lse_ptr"])
-def _merge_pairs(  # type: ignore[no-untyped-def]
+def _merge_pairs_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
     lse_a_ptr,
     b_ptr,

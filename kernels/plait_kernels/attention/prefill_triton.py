@@ -34,7 +34,7 @@ def prefill_paged(
     group_heads = triton.next_power_of_2(group)
     tokens = _QUERIES // group_heads
     num_rows = rows.kv_P.shape[0]
-    _prefill[(triton.cdiv(num_tokens, tokens) + num_rows, num_kv_heads)](
+    _prefill_kernel[(triton.cdiv(num_tokens, tokens) + num_rows, num_kv_heads)](
         q_THD,
         pages,
         rows.table_PW,
@@ -61,7 +61,7 @@ def prefill_paged(
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_rows"])
-def _prefill(  # type: ignore[no-untyped-def]
+def _prefill_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,
     table_ptr,

@@ -27,7 +27,7 @@ _MIN_PAGES = 4
 _MAX_FIXED_SPLITS = 4
 """Above so many splits for every row alike, rows are so few that no schedule is needed."""
 _PAIRS, _MAX_SLOTS = 8192, 512
-"""Pairs of slot and row that a program of ``_schedule`` compares, and its most slots."""
+"""Pairs of slot and row that a program of ``_schedule_kernel`` compares, and its most slots."""
 _PARTIALS = 16
 """Partial results that are combined at once."""
 
@@ -47,7 +47,7 @@ def schedule_split_kv(
     lse_JH = torch.empty(num_slots, num_heads, dtype=torch.float32, device=device)
     block = triton.next_power_of_2(num_rows)
     slots = min(max(_PAIRS // block, 1), _MAX_SLOTS)
-    _schedule[(triton.cdiv(num_slots, slots),)](
+    _schedule_kernel[(triton.cdiv(num_slots, slots),)](
         lengths_B,
         splits_J4,
         num_done_JG,
@@ -75,7 +75,7 @@ def decode_split_kv(
     scales: PageScales,
 ) -> None:
     """``plait_kernels.attention.decode_paged`` with a schedule; D and P are powers of two, all contiguous."""
-    _decode_split[(pages.shape[2], len(schedule.splits_J4))](
+    _decode_split_kernel[(pages.shape[2], len(schedule.splits_J4))](
         q_BHD,
         pages,
         table_BW,
@@ -97,7 +97,7 @@ def _num_splits(num_pages, pages_per_split):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_slots", "spare"])
-def _schedule(  # type: ignore[no-untyped-def]
+def _schedule_kernel(  # type: ignore[no-untyped-def]
     lengths_ptr,
     splits_ptr,
     num_done_ptr,
@@ -134,7 +134,7 @@ def _schedule(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def _decode_split(  # type: ignore[no-untyped-def]
+def _decode_split_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     pages_ptr,
     table_ptr,

@@ -18,7 +18,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
     num_tokens, num_heads, head_dim = k_TGD.shape
     if num_tokens == 0:
         return
-    _store[(num_tokens,)](
+    _store_kernel[(num_tokens,)](
         k_TGD,
         v_TGD,
         pages,
@@ -39,7 +39,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, pages: Tensor, slot_mapping_T: Tensor, s
 
 
 @triton.jit
-def _store(  # type: ignore[no-untyped-def]
+def _store_kernel(  # type: ignore[no-untyped-def]
     k_ptr,
     v_ptr,
     pages_ptr,

@@ -1,6 +1,6 @@
 """GEMM and GEMV with weights of every format; one protocol for the matrices that hold them."""
 
-from plait_kernels.linear.cpu import CpuMatrix, GgufMatrix, PanelMatrix, can_hold
+from plait_kernels.linear.cpu import CpuMatrix, GgufMatrix, PanelMatrix, can_pack
 from plait_kernels.linear.gemm import gemv, rmsnorm_gate_up_silu, rmsnorm_gemv, rmsnorm_router_gemv, skinny_gemm
 from plait_kernels.linear.gemm_tuning import Tile, tiles_for, tiles_of, tuning_file
 from plait_kernels.linear.gguf import GgufWeight
@@ -26,7 +26,7 @@ __all__ = [
     "PanelMatrix",
     "RowNorm",
     "Tile",
-    "can_hold",
+    "can_pack",
     "dense_matrix",
     "exact_matrix",
     "gemv",

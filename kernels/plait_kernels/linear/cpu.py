@@ -105,6 +105,6 @@ class GgufMatrix(CpuMatrix):
         super().__init__(blocks.shape, dtype, panels, bias_O, storage, activation_bits)
 
 
-def can_hold(weight_OI: Tensor) -> bool:
+def can_pack(weight_OI: Tensor) -> bool:
     """Whether the kernels are there and take this matrix."""
     return PanelMatrix.unsupported_reason(weight_OI) is None

@@ -57,7 +57,7 @@ def _launch(
 ) -> None:
     num_outputs, num_inputs = out_1O.shape[1], x_1I.shape[1]
     tile = _tile(num_inputs, is_gated=is_gated, has_norm=norm is not None)
-    _gemv[(triton.cdiv(num_outputs, tile.outputs),)](
+    _gemv_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
         x_1I,
         norm.residual_1I if norm else x_1I,
         norm.weight_I if norm else x_1I,
@@ -90,7 +90,7 @@ def _tile(num_inputs: int, *, is_gated: bool, has_norm: bool) -> _Tile:
 
 
 @triton.jit
-def _gemv(  # type: ignore[no-untyped-def]
+def _gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     norm_ptr,

@@ -64,7 +64,7 @@ class GpuMatrix(TorchMatrix):
             return skinny_gemm(x_NI, self.weight_OI, tile)
         return super().__call__(x_NI)
 
-    def into(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
+    def matmul_out(self, x_NI: Tensor, out_NO: Tensor) -> Tensor:
         """``x @ weight^T`` without bias, written to ``out_NO`` of the same dtype."""
         if x_NI.shape[0] == 1:
             return gemv(x_NI, self.weight_OI, out_NO)

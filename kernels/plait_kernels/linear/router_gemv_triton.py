@@ -23,7 +23,7 @@ def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple
     logits_1O = torch.empty(1, num_outputs, dtype=torch.float32, device=x_1I.device)
     normed_1I, sum_1I = torch.empty_like(x_1I), torch.empty_like(x_1I)
     block = triton.next_power_of_2(num_inputs)
-    _rmsnorm_router_gemv[(num_outputs,)](
+    _rmsnorm_router_gemv_kernel[(num_outputs,)](
         x_1I,
         norm.residual_1I,
         norm.weight_I,
@@ -41,7 +41,7 @@ def rmsnorm_router_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple
 
 
 @triton.jit
-def _rmsnorm_router_gemv(  # type: ignore[no-untyped-def]
+def _rmsnorm_router_gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     residual_ptr,
     norm_ptr,

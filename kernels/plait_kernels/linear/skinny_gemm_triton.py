@@ -28,7 +28,7 @@ def skinny_gemm(x_NI: Tensor, weight_OI: Tensor, tile: Tile, out_NO: Tensor | No
     out_NO = x_NI.new_empty(num_rows, num_outputs) if out_NO is None else out_NO
     rows = max(16, triton.next_power_of_2(num_rows))
     size = (tile.splits, num_outputs, rows) if tile.splits > 1 else (0,)
-    _skinny_gemm[(num_outputs // tile.outputs, tile.splits)](
+    _skinny_gemm_kernel[(num_outputs // tile.outputs, tile.splits)](
         x_NI,
         weight_OI,
         out_NO,
@@ -55,7 +55,7 @@ def _split_counters(device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _skinny_gemm(  # type: ignore[no-untyped-def]
+def _skinny_gemm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
     out_ptr,

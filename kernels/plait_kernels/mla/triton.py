@@ -28,7 +28,7 @@ def rope_and_cache(
     latent_TC = cached_TC.new_empty(cached_TC.shape)
     width, (num_rotated, num_heads, query_dim) = norm.weight_L.shape[0], q_PHE.shape
     if len(cached_TC):
-        _rope_and_cache[(len(cached_TC), 1 + triton.cdiv(num_heads, _HEADS))](
+        _rope_and_cache_kernel[(len(cached_TC), 1 + triton.cdiv(num_heads, _HEADS))](
             cached_TC,
             norm.weight_L,
             *tables,
@@ -87,7 +87,7 @@ def _launch(
     split = min(_LATENT_SPLIT, triton.next_power_of_2(width))
     num_splits = triton.cdiv(width, split)
     num_absorb_programs = num_heads * num_splits
-    _absorb_and_cache[(num_absorb_programs + has_cache * tile, triton.cdiv(num_rows, tile))](
+    _absorb_and_cache_kernel[(num_absorb_programs + has_cache * tile, triton.cdiv(num_rows, tile))](
         q_BHE,
         key_HOL,
         *tables,
@@ -129,7 +129,7 @@ def _pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _absorb_and_cache(  # type: ignore[no-untyped-def]
+def _absorb_and_cache_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     key_ptr,
     cos_ptr,
@@ -190,7 +190,7 @@ def _absorb_and_cache(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_rotated"])
-def _rope_and_cache(  # type: ignore[no-untyped-def]
+def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     cached_ptr,
     weight_ptr,
     cos_ptr,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
-from plait_kernels.moe.cpu import ExpertPanels, can_hold_experts
+from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 
@@ -33,14 +33,14 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``x_TH``, the chosen experts' weights ``[T, K]`` and their ids ``[T, K]`` -> their weighted sum ``[T, H]``."""
 
 
-def hold_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> Experts:
+def pack_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> Experts:
     """Experts held for many calls, of ``[J, H]`` (gate rows first) and ``[H, I]`` each; compiled on a CPU.
 
     There each is asked for when the one before it was copied, so that one of them is in memory twice and not all.
     """
     rest = iter(experts)
     first = next(rest)
-    if can_hold_experts(*first):
+    if can_pack_experts(*first):
         return ExpertPanels(chain((first,), rest))
     gate_up_EJH, down_EHI = (torch.stack(each) for each in zip(first, *rest, strict=True))
     return lambda x_TH, weights_TK, experts_TK: expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
@@ -72,7 +72,7 @@ __all__ = [
     "GroupLimit",
     "Routing",
     "expert_mlps",
-    "hold_experts",
+    "pack_experts",
     "route",
     "sigmoid_group_top_k",
     "softmax_group_top_k",

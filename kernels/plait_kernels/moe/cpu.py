@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait_kernels.cpu import library as cpu
-from plait_kernels.linear.cpu import PANEL, PanelMatrix, can_hold
+from plait_kernels.linear.cpu import PANEL, PanelMatrix, can_pack
 
 
 class ExpertPanels:
@@ -20,7 +20,7 @@ class ExpertPanels:
     """
 
     def __init__(self, experts: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_hold_experts`` takes them.
+        """An expert's ``[J, H]``, gate rows first, and ``[H, I]`` each, as ``can_pack_experts`` takes them.
 
         Each is copied before the next is asked for.
         """
@@ -52,6 +52,6 @@ def _repack_expert(gate_up_JH: Tensor, down_HI: Tensor) -> tuple[PanelMatrix, Pa
     return PanelMatrix(gate_up_JH, None), PanelMatrix(down_HI, None)
 
 
-def can_hold_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:
+def can_pack_experts(gate_up_JH: Tensor, down_HI: Tensor) -> bool:
     """Whether the kernels are there and take experts of this shape and type."""
-    return can_hold(gate_up_JH) and can_hold(down_HI) and gate_up_JH.shape[0] % (2 * PANEL) == 0
+    return can_pack(gate_up_JH) and can_pack(down_HI) and gate_up_JH.shape[0] % (2 * PANEL) == 0

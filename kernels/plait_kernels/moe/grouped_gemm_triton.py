@@ -60,10 +60,10 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     sizes = {"HIDDEN": hidden_size, "WIDTH": width}
-    _gate_up_grouped[_grid(tiles.gate_up, width, num_experts, num_tokens)](
+    _gate_up_grouped_kernel[_grid(tiles.gate_up, width, num_experts, num_tokens)](
         x_TH, gate_up_EJH, gated_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
     )
-    _down_grouped[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
+    _down_grouped_kernel[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
         gated_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
     )
     combine(parts_NH, weights_TK, out_TH)
@@ -83,7 +83,7 @@ def combine(parts_NH: Tensor, weights_TK: Tensor, out_TH: Tensor, index_N: Tenso
     """The weighted sum of each token's expert outputs; pair n's is row ``index_N[n]`` (int64), or row n."""
     num_tokens, hidden_size = out_TH.shape
     top_k, block = weights_TK.shape[1], 1024
-    _combine[(num_tokens, triton.cdiv(hidden_size, block))](
+    _combine_kernel[(num_tokens, triton.cdiv(hidden_size, block))](
         parts_NH,
         weights_TK,
         weights_TK if index_N is None else index_N,
@@ -106,12 +106,14 @@ def _list_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     block = min(_LISTED, triton.next_power_of_2(num_pairs))
     num_blocks = triton.next_power_of_2(triton.cdiv(num_pairs, block))
     where = (experts_TK, lists_ET, counts_E, num_pairs, num_tokens)
-    _list[(num_experts,)](*where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4, **pdl_launch(experts_TK))
+    _list_pairs_by_expert_kernel[(num_experts,)](
+        *where, NUM_BLOCKS=num_blocks, BLOCK=block, num_warps=4, **pdl_launch(experts_TK)
+    )
     return lists_ET, counts_E
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tokens"])
-def _list(  # type: ignore[no-untyped-def]
+def _list_pairs_by_expert_kernel(  # type: ignore[no-untyped-def]
     experts_ptr,
     lists_ptr,
     counts_ptr,
@@ -153,7 +155,7 @@ def _own_pairs(lists_ptr, expert, num_tokens, first, count, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _gate_up_grouped(  # type: ignore[no-untyped-def]
+def _gate_up_grouped_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
     out_ptr,
@@ -190,7 +192,7 @@ def _gate_up_grouped(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _down_grouped(  # type: ignore[no-untyped-def]
+def _down_grouped_kernel(  # type: ignore[no-untyped-def]
     gated_ptr,
     weight_ptr,
     out_ptr,
@@ -223,7 +225,7 @@ def _down_grouped(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _combine(  # type: ignore[no-untyped-def]
+def _combine_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
     weights_ptr,
     index_ptr,

@@ -27,7 +27,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     out_TH = x_TH.new_empty(num_tokens, hidden_size)
     if num_tokens == 0:
         return out_TH
-    _gate_up[(num_tokens * top_k, triton.cdiv(width, _GATE_UP["OUTPUTS"]))](
+    _gate_up_kernel[(num_tokens * top_k, triton.cdiv(width, _GATE_UP["OUTPUTS"]))](
         x_TH,
         gate_up_EJH,
         experts_TK,
@@ -38,7 +38,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         **_GATE_UP,
         **pdl_launch(x_TH),
     )
-    _down[(num_tokens, triton.cdiv(hidden_size, _DOWN["OUTPUTS"]))](
+    _down_kernel[(num_tokens, triton.cdiv(hidden_size, _DOWN["OUTPUTS"]))](
         gated_NI,
         down_EHI,
         weights_TK,
@@ -54,7 +54,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
 
 
 @triton.jit
-def _gate_up(  # type: ignore[no-untyped-def]
+def _gate_up_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
     experts_ptr,
@@ -91,7 +91,7 @@ def _gate_up(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _down(  # type: ignore[no-untyped-def]
+def _down_kernel(  # type: ignore[no-untyped-def]
     gated_ptr,
     weight_ptr,
     weights_ptr,

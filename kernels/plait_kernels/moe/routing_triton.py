@@ -21,7 +21,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
     weights_TK = torch.empty(num_tokens, width, dtype=torch.float32, device=logits_TE.device)
     experts_TK = torch.empty(num_tokens, width, dtype=torch.int64, device=logits_TE.device)
     if num_tokens:
-        _route[(num_tokens,)](
+        _route_kernel[(num_tokens,)](
             logits_TE,
             logits_TE if bias_E is None else bias_E,
             weights_TK,
@@ -46,7 +46,7 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 
 
 @triton.jit
-def _route(  # type: ignore[no-untyped-def]
+def _route_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     bias_ptr,
     weights_ptr,

@@ -16,7 +16,7 @@ def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float
     normed_ND, sum_ND = torch.empty_like(x_ND), torch.empty_like(x_ND)
     if num_rows:
         block = triton.next_power_of_2(width)
-        _add_rms_norm[(num_rows,)](
+        _add_rms_norm_kernel[(num_rows,)](
             x_ND,
             residual_ND,
             weight_D,
@@ -32,7 +32,7 @@ def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float
 
 
 @triton.jit
-def _add_rms_norm(  # type: ignore[no-untyped-def]
+def _add_rms_norm_kernel(  # type: ignore[no-untyped-def]
     x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * width

@@ -18,7 +18,7 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
     sin_T1D = torch.empty_like(cos_T1D)
     is_each = isinstance(scale, Tensor)
     if num_tokens:
-        _rope_tables[(num_tokens,)](
+        _rope_tables_kernel[(num_tokens,)](
             positions_T,
             frequencies_F,
             scale if is_each else frequencies_F,
@@ -34,7 +34,7 @@ def rope_tables(positions_T: Tensor, frequencies_F: Tensor, scale: float | Tenso
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr"])
-def _rope_tables(  # type: ignore[no-untyped-def]
+def _rope_tables_kernel(  # type: ignore[no-untyped-def]
     positions_ptr,
     frequencies_ptr,
     scales_ptr,

@@ -60,7 +60,7 @@ def _launch(
     num_query_heads = targets[0].shape[1]
     if num_tokens == 0:
         return
-    _rotate_heads[(num_tokens, triton.cdiv(num_heads, _HEADS))](
+    _rotate_heads_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
         heads_THD,
         *targets,
         *tables,
@@ -85,7 +85,7 @@ def _launch(
 
 
 @triton.jit
-def _rotate_heads(  # type: ignore[no-untyped-def]
+def _rotate_heads_kernel(  # type: ignore[no-untyped-def]
     heads_ptr,
     q_ptr,
     kv_ptr,

@@ -25,13 +25,15 @@ def sample_greedy(logits_SV: Tensor) -> Tensor:
     if num_rows:
         early = pdl_launch(logits_SV)
         grid = (num_rows, num_blocks)
-        _best_of_block[grid](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK, **early)
-        _best_of_row[(num_rows,)](best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), **early)
+        _best_of_block_kernel[grid](logits_SV, best_SB, ids_SB, vocab, logits_SV.stride(0), BLOCK=_BLOCK, **early)
+        _best_of_row_kernel[(num_rows,)](
+            best_SB, ids_SB, ids_S, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), **early
+        )
     return ids_S
 
 
 @triton.jit
-def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _best_of_block_kernel(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -42,7 +44,7 @@ def _best_of_block(logits_ptr, best_ptr, ids_ptr, vocab, row_stride, BLOCK: tl.c
 
 
 @triton.jit
-def _best_of_row(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _best_of_row_kernel(best_ptr, ids_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     pdl_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)

@@ -33,7 +33,7 @@ class NamedWeights(DummyWeights):
         super().__init__(DTYPE, torch.device("meta"))
         self.prefix, self.shapes = prefix, shapes
 
-    def at(self, prefix: str) -> NamedWeights:
+    def with_prefix(self, prefix: str) -> NamedWeights:
         return NamedWeights(self.shapes, f"{self.prefix}{prefix}.")
 
     def take(

@@ -19,7 +19,7 @@ from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import try_backend
 from plait_worker.batch import build_rows
 from plait_worker.cache import KVCache
-from plait_worker.graph_sizes import Size, sizes
+from plait_worker.graph_sizes import GraphSize, capture_sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.models.loader import load_model
 from plait_worker.models.model import Model
@@ -43,7 +43,7 @@ class BothWays:
 
     model: Model[Any]
     attention: ModelAttention
-    errors: dict[Size, list[float]] = field(default_factory=dict)
+    errors: dict[GraphSize, list[float]] = field(default_factory=dict)
     num_eager: int = 0
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class BothWays:
     def _capture(self) -> StepGraphs:
         prompts = self.attention.captured_prefill
         assert prompts is not None
-        wanted = sizes(NUM_SLOTS, 4096, prompts.contexts)
+        wanted = capture_sizes(NUM_SLOTS, 4096, prompts.contexts)
         logits = torch.empty(max(size.num_rows for size in wanted), VOCAB, dtype=torch.bfloat16, device=GPU)
         return capture(wanted, Captured(self.slots, self._compute, logits, prompts))
 

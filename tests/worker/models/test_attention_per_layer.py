@@ -14,7 +14,7 @@ from plait_worker.attention.backend import AttentionBackend
 from plait_worker.attention.model_attention import JointPrefill, ModelAttention
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.spec import AttentionSpec, MhaShape
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.rows import Rows
 
 WINDOW, FIRST_IN_WINDOW = 8, 1
@@ -75,19 +75,19 @@ def test_layers_with_and_without_a_window_compute_what_transformers_does(
 class Choosing:
     """Captured prefill that takes one size and notes what it plans."""
 
-    choice: Size | None
+    choice: GraphSize | None
     contexts: Sequence[int] = ()
-    planned: list[Size] = field(default_factory=list)
+    planned: list[GraphSize] = field(default_factory=list)
 
-    def choose(self, _roomy: Sequence[Size], _starts: Sequence[int], _lengths: Sequence[int]) -> Size | None:
+    def choose(self, _roomy: Sequence[GraphSize], _starts: Sequence[int], _lengths: Sequence[int]) -> GraphSize | None:
         return self.choice
 
-    def plan(self, size: Size, _starts: Sequence[int], _lengths: Sequence[int]) -> None:
+    def plan(self, size: GraphSize, _starts: Sequence[int], _lengths: Sequence[int]) -> None:
         self.planned.append(size)
 
 
 def test_one_captured_step_serves_the_backends_of_all_layers() -> None:
-    small, large = Size(128, 17, 4), Size(256, 17, 4)
+    small, large = GraphSize(128, 17, 4), GraphSize(256, 17, 4)
     both = JointPrefill([Choosing(large, (0, 1024)), Choosing(small, (512,))])
     assert both.contexts == [0, 512, 1024]
     assert both.choose([small, large], [0], [9]) == large

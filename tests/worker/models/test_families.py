@@ -18,8 +18,8 @@ from plait_kernels.moe.cpu import ExpertPanels
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.models.loader import dummy_model, unused_tensors
 from plait_worker.parallel import Parallel
-from plait_worker.weights.folder import Folder
 from plait_worker.weights.reader import Weights
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 CPU = torch.device("cpu")
 assert_close = partial(torch.testing.assert_close, atol=2e-4, rtol=0)
@@ -376,7 +376,7 @@ def test_mtp_layers_are_neither_loaded_nor_counted_and_answers_are_the_same(
     assert model.config.num_mtp_layers == 1
     assert model.weight_bytes == plain.weight_bytes
     assert torch.equal(before, after)
-    source = Weights(Folder(saved.path), torch.float32, torch.device("cpu"))
+    source = Weights(SafetensorsFolder(saved.path), torch.float32, torch.device("cpu"))
     unused = unused_tensors(source.source.names, model.config)
     assert unused == of_mtp.keys()
     assert unused.isdisjoint(source.least_bytes(unused))

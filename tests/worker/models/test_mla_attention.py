@@ -26,7 +26,7 @@ def test_rows_attend_to_what_the_pages_keep(dtype: torch.dtype, scale: float, to
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_compiled_kernels_absorb_short_appends_between_prompts(dtype: torch.dtype) -> None:
     shape = mla_shape(2, dtype=dtype, cached_dtype=dtype)
-    if not CpuMla.takes(shape):
+    if not CpuMla.supports(shape):
         pytest.skip("no compiled kernels; python kernels/compile_native.py")
     made, case = CpuMla(BackendRequirements(shape, 32, 25, 0, CPU)), MlaCase(shape, PREFILL, DECODE)
     assert made.prepare(case.tables.rows).num_prefill_tokens == 40 + 2

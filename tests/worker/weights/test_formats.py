@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from plait_kernels.linear import Matrix
-from plait_kernels.moe import Experts, hold_experts
+from plait_kernels.moe import Experts, pack_experts
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp, SparseMlp, cut_shared
 from plait_worker.model_config import ModelConfig, MoeConfig
@@ -38,7 +38,7 @@ class Negated(Dense):
 
     def experts(self, stored: Iterator[tuple[Tensor, Tensor]]) -> Experts:
         """With negated down projections."""
-        return hold_experts((gate_up, -down) for gate_up, down in stored)
+        return pack_experts((gate_up, -down) for gate_up, down in stored)
 
 
 class OnlyLinear(Negated):
@@ -130,5 +130,5 @@ def test_a_shared_mlp_that_is_cut_into_experts_is_their_sum(rank: int) -> None:
     experts = read_experts(weights_of(stored), cut_shared(config_of(), moe, parallel, 2))
     x = torch.randn(5, SIZE)
     both = torch.tensor([[0, 1]] * 5)
-    whole = GatedMlp(config_of(), weights_of(stored).at("shared_experts"), parallel, 2 * SIZE)
+    whole = GatedMlp(config_of(), weights_of(stored).with_prefix("shared_experts"), parallel, 2 * SIZE)
     torch.testing.assert_close(experts(x, torch.ones(5, 2), both), whole.partial(x))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from plait_worker.errors import ModelFilesError
 from plait_worker.models.loader import load_model
 from plait_worker.parallel import Parallel
-from plait_worker.weights.folder import Folder
 from plait_worker.weights.formats.fp8_blocks import Fp8Blocks
 from plait_worker.weights.reader import Weights
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def load(path: Path) -> Any:
 
 
 def test_a_quantised_folder_is_read_as_float32(quantised: Path) -> None:
-    folder = Folder(quantised)
+    folder = SafetensorsFolder(quantised)
     stored = safetensors.torch.load_file(quantised / "model.safetensors")
     assert folder.names == {name for name in stored if not name.endswith("_scale_inv")}
     assert torch.equal(folder.read(MATRIX), exactly(stored[MATRIX], stored[f"{MATRIX}_scale_inv"], BLOCK).float())
@@ -108,7 +108,7 @@ def test_a_quantised_folder_is_read_as_float32(quantised: Path) -> None:
 
 
 def test_a_rank_gets_its_part_of_a_quantised_matrix(quantised: Path) -> None:
-    folder = Folder(quantised)
+    folder = SafetensorsFolder(quantised)
     weights = Weights(folder, torch.bfloat16, CPU)
     whole = folder.read(MATRIX).bfloat16()
     assert torch.equal(weights.take(MATRIX, (96, 64), rows=range(30, 60)), whole[30:60])

@@ -10,17 +10,17 @@ import pytest
 import torch
 from plait_testing.tiny_models import save_tiny_llama
 from plait_worker.weights import prefetch
-from plait_worker.weights.folder import Folder
 from plait_worker.weights.prefetch import populate
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
 from safetensors.torch import load_file
 
 NUM_BYTES = 64 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> SafetensorsFolder:
     save_tiny_llama(tmp_path)
-    return Folder(tmp_path)
+    return SafetensorsFolder(tmp_path)
 
 
 def test_prefetched_tensors_are_read_without_a_page_fault(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_prefetched_tensors_are_read_without_a_page_fault(tmp_path: Path) -> Non
     assert faults[1] < 100
 
 
-def test_tensors_are_the_same_while_they_are_prefetched(folder: Folder, tmp_path: Path) -> None:
+def test_tensors_are_the_same_while_they_are_prefetched(folder: SafetensorsFolder, tmp_path: Path) -> None:
     right = load_file(tmp_path / "model.safetensors")
     with prefetch.prefetch(folder, folder.names):
         for name, tensor in right.items():
@@ -46,7 +46,7 @@ def test_tensors_are_the_same_while_they_are_prefetched(folder: Folder, tmp_path
 
 @pytest.mark.parametrize("free_bytes", [3 << 20, 1 << 10])
 def test_nothing_is_prefetched_if_it_would_fill_the_memory(
-    folder: Folder, free_bytes: int, monkeypatch: pytest.MonkeyPatch
+    folder: SafetensorsFolder, free_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was_asked = threading.Event()
     monkeypatch.setattr(prefetch, "free_memory_bytes", lambda: free_bytes)

@@ -16,7 +16,7 @@ from plait_kernels.kv_cache import PageScales
 from torch import Tensor
 
 from plait_worker.attention.spec import AttentionSpec, distinct
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.rows import Rows
 
 SpecT_co = TypeVar("SpecT_co", bound=AttentionSpec, covariant=True)
@@ -154,14 +154,14 @@ class CapturedPrefill(Protocol):
         """Capacities, in cached tokens, of the planned graphs; empty if nothing is planned."""
         ...
 
-    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    def choose(self, fitting: Sequence[GraphSize], starts: Sequence[int], lengths: Sequence[int]) -> GraphSize | None:
         """One of the sizes that fit; None if launching kernel by kernel is faster.
 
         The sizes are sorted by tokens, then by context.
         """
         ...
 
-    def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
+    def plan(self, size: GraphSize, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Write what the kernels read from the host; called before each capture and replay."""
         ...
 
@@ -171,9 +171,9 @@ class UnplannedPrefill:
 
     contexts: Sequence[int] = ()
 
-    def choose(self, fitting: Sequence[Size], _starts: Sequence[int], _lengths: Sequence[int]) -> Size | None:
+    def choose(self, fitting: Sequence[GraphSize], _starts: Sequence[int], _lengths: Sequence[int]) -> GraphSize | None:
         """The smallest size."""
         return next(iter(fitting), None)
 
-    def plan(self, _size: Size, _starts: Sequence[int], _lengths: Sequence[int]) -> None:
+    def plan(self, _size: GraphSize, _starts: Sequence[int], _lengths: Sequence[int]) -> None:
         """Plans nothing."""

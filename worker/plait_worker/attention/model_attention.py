@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait_worker.attention.backend import AttentionBackend, CapturedPrefill
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.rows import Rows
 
 
@@ -61,13 +61,13 @@ class JointPrefill:
         """Of all members."""
         return sorted({context for member in self.members for context in member.contexts})
 
-    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    def choose(self, fitting: Sequence[GraphSize], starts: Sequence[int], lengths: Sequence[int]) -> GraphSize | None:
         """The largest of the members' choices; None if one of them makes none."""
         chosen = [member.choose(fitting, starts, lengths) for member in self.members]
         known = [size for size in chosen if size is not None]
         return max(known, key=fitting.index) if len(known) == len(chosen) else None
 
-    def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
+    def plan(self, size: GraphSize, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Each member plans."""
         for member in self.members:
             member.plan(size, starts, lengths)

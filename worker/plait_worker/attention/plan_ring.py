@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from plait_worker.transfer import Mark
+from plait_worker.transfer import DeviceEvent
 
 NUM_PLANS = 3
 """The engine has at most two steps on the wire, so no step waits here."""
@@ -26,7 +26,7 @@ class _Slot(Generic[BuffersT]):
 
     def __init__(self, buffers: BuffersT) -> None:
         self.buffers = buffers
-        self.copied: Mark | None = None
+        self.copied: DeviceEvent | None = None
 
 
 class PlanRing(Generic[BuffersT]):
@@ -44,4 +44,4 @@ class PlanRing(Generic[BuffersT]):
         if slot.copied is not None and not slot.copied.is_reached():
             slot.copied.wait()
         yield slot.buffers
-        slot.copied = Mark(self._device)
+        slot.copied = DeviceEvent(self._device)

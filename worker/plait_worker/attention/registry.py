@@ -73,7 +73,7 @@ class CpuBackend(Protocol):
         """For a spec that it takes."""
         ...
 
-    def takes(self, spec: Any, /) -> bool:
+    def supports(self, spec: Any, /) -> bool:
         """Whether the kernels are there and attend in this shape."""
         ...
 

@@ -91,7 +91,7 @@ def _backend_by_name(name: str, requirements: Requirements) -> AttentionBackend[
 def _cpu_backend(requirements: Requirements) -> AttentionBackend[Any]:
     """The compiled kernels if they take the spec; else torch. The log says which."""
     kind = KINDS[requirements.spec.kind]
-    chosen = (kind.cpu if kind.cpu.takes(requirements.spec) else kind.torch)(requirements)
+    chosen = (kind.cpu if kind.cpu.supports(requirements.spec) else kind.torch)(requirements)
     _log.info("attention backend: %s", type(chosen).__name__)
     return chosen
 

@@ -78,7 +78,7 @@ class SparseMlp:
         if num_shared:
             experts += cut_shared(config, moe, parallel, num_shared)
         elif moe.shared_size:
-            self.shared = GatedMlp(config, weights.at("shared_experts"), parallel, moe.shared_size)
+            self.shared = GatedMlp(config, weights.with_prefix("shared_experts"), parallel, moe.shared_size)
         self.experts = read_experts(weights, experts)
 
     def __call__(self, x_TD: Tensor) -> Tensor:

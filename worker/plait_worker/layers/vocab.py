@@ -77,7 +77,7 @@ class VocabHead:
         if self.parallel.world > 1 or not isinstance(self.multiply, GpuMatrix):
             logits_SV = self(hidden_SD)
             return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
-        return self.multiply(hidden_SD) if out_SV is None else self.multiply.into(hidden_SD, out_SV)
+        return self.multiply(hidden_SD) if out_SV is None else self.multiply.matmul_out(hidden_SD, out_SV)
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""

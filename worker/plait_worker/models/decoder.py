@@ -21,8 +21,8 @@ from plait_worker.layers.rope import Rope
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.block import BlockReader, PreparedT, Step
+from plait_worker.models.cpu_stack import read_cpu_stack
 from plait_worker.models.fused import read_fused
-from plait_worker.models.stack import read_stack
 from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
@@ -48,11 +48,12 @@ class Decoder(Generic[PreparedT]):
         self._spec_index = [known.index(spec) for spec in attention_specs]
         self.dtype = weights.dtype
         self.parallel = parallel
-        below = weights.at("model")
+        below = weights.with_prefix("model")
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = VocabEmbedding(below, "embed_tokens", shape, parallel)
         self.blocks = [
-            read_block(config, layer, below.at(f"layers.{layer}"), parallel) for layer in range(config.num_layers)
+            read_block(config, layer, below.with_prefix(f"layers.{layer}"), parallel)
+            for layer in range(config.num_layers)
         ]
         self.norm = RmsNorm(below, "norm", config.hidden_size, config.norm_eps)
         self.head = (
@@ -100,7 +101,7 @@ class MhaDecoder(Decoder[StepAttention]):
     ) -> None:
         """See ``Decoder``."""
         super().__init__(config, weights, parallel, attention_specs, read_block)
-        self.stack = read_stack(self.blocks, self.norm, parallel)
+        self.stack = read_cpu_stack(self.blocks, self.norm, parallel)
         self.fused = read_fused(self.blocks, self.norm, parallel)
 
     @torch.inference_mode()

@@ -185,8 +185,8 @@ def latent_config(config: ModelConfig) -> MlaConfig:
 
 def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[MlaStep]:
     """One block from the tensors below ``model.layers.N``."""
-    attention = MlaAttention(config, latent_config(config), weights.at("self_attn"), parallel)
-    return MlaBlock(config, weights, attention, _read_mlp(config, layer, weights.at("mlp"), parallel))
+    attention = MlaAttention(config, latent_config(config), weights.with_prefix("self_attn"), parallel)
+    return MlaBlock(config, weights, attention, _read_mlp(config, layer, weights.with_prefix("mlp"), parallel))
 
 
 def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:

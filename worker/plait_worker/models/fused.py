@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.cache import KVCache
-from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.models.block import Block
@@ -81,7 +81,7 @@ def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: 
 
 def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     attention, mlp = block.attention, block.mlp
-    if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
+    if not isinstance(attention, GqaAttention) or not isinstance(mlp, GatedMlp):
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
     plain = [matrix for matrix in matrices if isinstance(matrix, GpuMatrix) and matrix.bias_O is None]
@@ -101,7 +101,7 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     )
 
 
-def _head_norm(attention: GroupedAttention) -> HeadNorm | None:
+def _head_norm(attention: GqaAttention) -> HeadNorm | None:
     if attention.q_norm is None or attention.k_norm is None:
         return None
     return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)

@@ -11,7 +11,7 @@ from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
-from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.model_config import ModelConfig
@@ -25,7 +25,7 @@ from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 
-class LlamaAttention(GroupedAttention):
+class LlamaAttention(GqaAttention):
     """Query, key and value in one matrix; query and key rotated by position."""
 
     def __init__(
@@ -52,8 +52,8 @@ class LlamaAttention(GroupedAttention):
 def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     bias = config.attention_bias
-    attention = LlamaAttention(config, weights.at("self_attn"), parallel, qkv_bias=bias, output_bias=bias)
-    return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))
+    attention = LlamaAttention(config, weights.with_prefix("self_attn"), parallel, qkv_bias=bias, output_bias=bias)
+    return Block(config, weights, attention, GatedMlp(config, weights.with_prefix("mlp"), parallel))
 
 
 FAMILY = FamilySpec(family("llama"), ConfigSpec(has_mlp_bias=True), mha_model(read_block), GgufSpec(is_permuted=True))

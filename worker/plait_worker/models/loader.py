@@ -22,13 +22,13 @@ from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
 from plait_worker.parallel import Parallel, check_divisible
 from plait_worker.weights.dummy import DummyWeights
-from plait_worker.weights.folder import Folder, read_json
 from plait_worker.weights.formats.gguf_blocks import GGUF_BLOCKS
 from plait_worker.weights.gguf_file import GgufFile, UnpermutedGguf
-from plait_worker.weights.interleaved import rows_in_halves
 from plait_worker.weights.prefetch import prefetch
 from plait_worker.weights.progress import LoadingProgress
 from plait_worker.weights.reader import WeightFormat, Weights
+from plait_worker.weights.rope_order import in_neox_rope_order
+from plait_worker.weights.safetensors_folder import SafetensorsFolder, read_json
 from plait_worker.weights.source import TensorSource
 from plait_worker.weights.weight_memory import WeightMemory
 
@@ -57,7 +57,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises ``ModelFilesError`` if they are missing, broken or not supported.
     """
     if path.is_dir():
-        config, folder = open_config(path), Folder(path)
+        config, folder = open_config(path), SafetensorsFolder(path)
         return Checkpoint(config, folder, [] if folder.fp8 is None else [folder.fp8])
     if not path.exists():
         raise ModelFilesError(f"{path} does not exist: give a model's folder or a GGUF file")
@@ -92,7 +92,7 @@ def load_model(
     config, files = checkpoint.config, checkpoint.source
     check_divisible(config, parallel.world)
     chosen = choose_dtype(dtype, device)
-    source = rows_in_halves(files, config)
+    source = in_neox_rope_order(files, config)
     stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
     formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
     weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, free_bytes))
@@ -109,7 +109,7 @@ def load_model(
 
 def _prefetch(files: TensorSource, names: Collection[str], device: torch.device) -> AbstractContextManager[None]:
     """Only for a GPU: on a CPU copying the tensors takes the time."""
-    return prefetch(files, names) if isinstance(files, Folder) and device.type == "cuda" else nullcontext()
+    return prefetch(files, names) if isinstance(files, SafetensorsFolder) and device.type == "cuda" else nullcontext()
 
 
 def dummy_model(

@@ -55,8 +55,8 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
     """One block from the tensors below ``model.layers.N``."""
     if config.moe is None:
         raise AssertionError(f"{config.architecture} without experts")
-    attention = MiniMaxAttention(config, weights.at("self_attn"), parallel)
-    mlp = SparseMlp(config, config.moe, weights.at("block_sparse_moe"), parallel, NAMES)
+    attention = MiniMaxAttention(config, weights.with_prefix("self_attn"), parallel)
+    mlp = SparseMlp(config, config.moe, weights.with_prefix("block_sparse_moe"), parallel, NAMES)
     return Block(config, weights, attention, mlp)
 
 

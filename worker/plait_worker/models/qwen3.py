@@ -11,7 +11,7 @@ from plait_proto import family
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
-from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
@@ -26,7 +26,7 @@ from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
 
 
-class Qwen3Attention(GroupedAttention):
+class Qwen3Attention(GqaAttention):
     """Query, key and value in one matrix; query and key normalised head by head, then rotated."""
 
     q_norm: RmsNorm
@@ -56,8 +56,8 @@ class Qwen3Attention(GroupedAttention):
 
 def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
-    attention = Qwen3Attention(config, weights.at("self_attn"), parallel)
-    return Block(config, weights, attention, GatedMlp(config, weights.at("mlp"), parallel))
+    attention = Qwen3Attention(config, weights.with_prefix("self_attn"), parallel)
+    return Block(config, weights, attention, GatedMlp(config, weights.with_prefix("mlp"), parallel))
 
 
 FAMILY = FamilySpec(family("qwen3"), ConfigSpec(head_dim=128), mha_model(read_block), GgufSpec())

@@ -26,7 +26,7 @@ class DummyWeights(Weights):
         self.held = held or WeightMemory()
         self.generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(_SEED)
 
-    def at(self, _prefix: str) -> DummyWeights:
+    def with_prefix(self, _prefix: str) -> DummyWeights:
         """Itself: no name is looked up."""
         return self
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from plait_worker.machine import free_memory_bytes
-from plait_worker.weights.folder import Folder
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
 
 _THREADS = 2
 """More take each other's way."""
@@ -26,7 +26,7 @@ _MADV_POPULATE_READ = 22
 
 
 @contextmanager
-def prefetch(folder: Folder, names: Collection[str]) -> Iterator[None]:
+def prefetch(folder: SafetensorsFolder, names: Collection[str]) -> Iterator[None]:
     """Inside, the tensors are populated layer by layer; none if the files exceed half of the free memory."""
     with ThreadPoolExecutor(_THREADS) as threads:
         if folder.num_bytes() <= free_memory_bytes() // 2:
@@ -50,7 +50,7 @@ def populate(tensor: Tensor) -> bool:
     return not any(asked)
 
 
-def _populate_tensor(folder: Folder, name: str) -> None:
+def _populate_tensor(folder: SafetensorsFolder, name: str) -> None:
     populate(folder.mapped(name))
 
 

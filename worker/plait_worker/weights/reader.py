@@ -102,7 +102,7 @@ class Weights:
         self.held = held or WeightMemory()
         """Of all prefixes."""
 
-    def at(self, prefix: str) -> Weights:
+    def with_prefix(self, prefix: str) -> Weights:
         """The tensors whose names go on with ``prefix`` and a dot."""
         below = Weights(self.source, self.dtype, self.device, formats=self.formats, held=self.held)
         below.prefix = f"{self.prefix}{prefix}."

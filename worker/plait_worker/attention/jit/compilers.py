@@ -50,7 +50,7 @@ def toolkit_advice() -> str:
     return f"NVIDIA's CUDA toolkit {release}, which torch {torch.__version__} is for" if release else "a CUDA toolkit"
 
 
-def what_is_missing() -> str | None:
+def missing_tools() -> str | None:
     """Why nothing can be compiled here, with what to do; None if nvcc and ninja are there."""
     if find_nvcc() is None:
         return f"there is no nvcc in {_cuda_home()}/bin: install {toolkit_advice()}, or set CUDA_HOME to its folder"

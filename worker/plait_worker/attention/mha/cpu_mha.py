@@ -40,7 +40,7 @@ class CpuMha:
         self.heads = PagedHeads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, page_size)
 
     @staticmethod
-    def takes(shape: MhaShape) -> bool:
+    def supports(shape: MhaShape) -> bool:
         """Whether the kernels are built and support the shape."""
         like = torch.empty(0, dtype=shape.cached_dtype)
         return shape.window is None and can_attend(shape.num_heads, shape.num_kv_heads, shape.head_dim, like)

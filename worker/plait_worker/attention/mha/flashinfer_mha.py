@@ -21,7 +21,7 @@ from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.lengths import device_lengths, indptr, page_indices, slot_mapping
-from plait_worker.attention.mha.mixed_kernel import takes_mixed_kernel
+from plait_worker.attention.mha.mixed_kernel import prefers_mixed_kernel
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MhaShape, check_no_window
 from plait_worker.nvtx import nvtx_range
@@ -103,7 +103,7 @@ class FlashinferMha:
 
     def prepare(self, rows: Rows) -> FlashinferMhaStep:
         """Plan both kernels from the host's lengths, or one mixed kernel for all rows."""
-        if takes_mixed_kernel(self.name, self.shape, rows):
+        if prefers_mixed_kernel(self.name, self.shape, rows):
             rows = replace(rows, num_prefill=rows.num_rows)
         split = rows.num_prefill
         return FlashinferMhaStep(

@@ -26,7 +26,7 @@ class FmhaV2:
         self._shape = shape
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
-    def takes(self, rows: PrefillRows) -> bool:
+    def supports(self, rows: PrefillRows) -> bool:
         """Whether it can read these rows' pages, or a copy of them."""
         return self._shape.fp8 is None or rows.upcast is not None
 

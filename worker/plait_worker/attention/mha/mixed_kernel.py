@@ -27,7 +27,7 @@ Kind = tuple[int, int, int]
 """The step's three sizes, each rounded up to the grid."""
 
 
-def takes_mixed_kernel(backend: str, shape: MhaShape, rows: Rows) -> bool:
+def prefers_mixed_kernel(backend: str, shape: MhaShape, rows: Rows) -> bool:
     """Whether one kernel over all rows was faster for such steps; False unless there are prefill and decode rows."""
     kind = kind_of(rows)
     return (

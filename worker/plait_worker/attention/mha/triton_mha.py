@@ -47,7 +47,7 @@ class TritonMha(SeparateKernels):
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
         """FMHAv2 if it is built and reads such pages."""
-        if self._fmha_v2 is not None and self._fmha_v2.takes(rows):
+        if self._fmha_v2 is not None and self._fmha_v2.supports(rows):
             self._fmha_v2.attend(q_THE, pages, rows, out_THE)
         else:
             self.prefill_by_triton(q_THE, pages, rows, out_THE)

@@ -45,7 +45,7 @@ class TrtllmMha(SeparateKernels):
 
     def prefill(self, q_THE: Tensor, pages: Tensor, rows: PrefillRows, out_THE: Tensor) -> None:
         """FMHAv2; our kernel if there are too many float8 pages to upcast."""
-        if self._fmha_v2.takes(rows):
+        if self._fmha_v2.supports(rows):
             self._fmha_v2.attend(q_THE, pages, rows, out_THE)
         else:
             self.prefill_by_triton(q_THE, pages, rows, out_THE)

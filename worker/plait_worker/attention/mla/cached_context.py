@@ -83,9 +83,9 @@ def padded_lengths(num_tokens: int, num_rows: int, lengths: Sequence[int]) -> In
 def load_latents(pages: Tensor, slot_mapping_I: Tensor, shape: MlaShape) -> Tensor:
     """The tokens at these indices (int64) of ``pages`` ``[N, P, C]``: ``[I, C]`` in the model's dtype."""
     read_IC = as_bytes(pages).view(-1, shape.cached_dim).index_select(0, slot_mapping_I)
-    return as_model(read_IC.view(pages.dtype), shape)
+    return to_model_dtype(read_IC.view(pages.dtype), shape)
 
 
-def as_model(cached: Tensor, shape: MlaShape) -> Tensor:
+def to_model_dtype(cached: Tensor, shape: MlaShape) -> Tensor:
     """Cached elements in the model's dtype."""
     return (cached.float() * shape.cached_scale).to(shape.dtype) if shape.cached_dtype == FP8 else cached

@@ -22,7 +22,7 @@ from plait_worker.attention.mla.ragged_prefill import Chunk, RaggedStep, plan_ra
 from plait_worker.attention.mla.short_extend import best_captured_size
 from plait_worker.attention.plan_ring import PlanRing
 from plait_worker.attention.spec import MlaShape
-from plait_worker.graph_sizes import PLANNED_TILES, PROMPT_ROWS, TILE, Size
+from plait_worker.graph_sizes import PLANNED_TILES, PROMPT_ROWS, TILE, GraphSize
 from plait_worker.rows import DeviceContext, Rows
 
 _CHUNK, _SHORT_CONTEXT = 4096, 1024
@@ -46,11 +46,11 @@ class MlaCapturedPrefill:
         self._ring = PlanRing(lambda: [each.wrapper(self.shape) for each in lists], workspace.device)
         self._planned: Sequence[BatchPrefillWithRaggedKVCacheWrapper] = ()
 
-    def choose(self, fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+    def choose(self, fitting: Sequence[GraphSize], starts: Sequence[int], lengths: Sequence[int]) -> GraphSize | None:
         """Absorbed if that is faster, or if no planned graph fits and launching would cost more."""
         return best_captured_size(fitting, starts, lengths)
 
-    def plan(self, size: Size, starts: Sequence[int], lengths: Sequence[int]) -> None:
+    def plan(self, size: GraphSize, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Write the lists of the new tokens and of each context chunk; none if the step absorbs."""
         if size.context_tokens is None:
             return

@@ -76,7 +76,7 @@ class CpuMla:
         self.sizes = HeadSizes(shape.num_heads, shape.num_heads, shape.query_dim, shape.value_dim, shape.scale)
 
     @staticmethod
-    def takes(shape: MlaShape) -> bool:
+    def supports(shape: MlaShape) -> bool:
         """Whether the kernels are built and support the shape."""
         return can_attend_mla(shape.query_dim, shape.cached_dim, torch.empty(0, dtype=shape.cached_dtype))
 

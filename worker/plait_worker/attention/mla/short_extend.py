@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from plait_worker.graph_sizes import Size
+from plait_worker.graph_sizes import GraphSize
 from plait_worker.rows import Rows
 from plait_worker.transfer import upload
 
@@ -34,7 +34,7 @@ def is_short_extend(start: int, length: int) -> bool:
     return _pairs([start], [length]) <= _PAIRS_PER_CACHED_TOKEN * start
 
 
-def best_captured_size(fitting: Sequence[Size], starts: Sequence[int], lengths: Sequence[int]) -> Size | None:
+def best_captured_size(fitting: Sequence[GraphSize], starts: Sequence[int], lengths: Sequence[int]) -> GraphSize | None:
     """The best graph for these prefill rows, of those that fit, smallest first; None if launching is faster.
 
     Graphs without a plan absorb all rows. If no planned one fits, that can still be faster than launching.

@@ -22,7 +22,7 @@ from plait_kernels.kv_cache import as_bytes
 from torch import Tensor
 
 from plait_worker.attention.backend import BackendRequirements, KvBProj
-from plait_worker.attention.mla.cached_context import as_model, load_latents
+from plait_worker.attention.mla.cached_context import load_latents, to_model_dtype
 from plait_worker.attention.spec import MlaShape
 from plait_worker.attention.torch_batches import QUERY_BLOCK, decode_batches, math_sdpa, pages_of_tokens
 from plait_worker.rows import Rows
@@ -103,7 +103,7 @@ class TorchMlaStep:
         """The batch's cached tokens, ``[B, 1, L, C]``; the next batch overwrites them."""
         gathered = self.gather_buffer[: len(batch.page_index)]
         torch.index_select(as_bytes(pages), 0, batch.page_index, out=as_bytes(gathered))
-        return as_model(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
+        return to_model_dtype(gathered, self.shape).view(len(batch.mask_B11L), 1, -1, self.shape.cached_dim)
 
     def _context(self, row: _PrefillRow, pages: Tensor) -> Iterator[Tensor]:
         """The row's cached context, ``mla_context_chunk_size`` tokens at a time: ``[I, C]``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from plait_kernels.linear import Matrix, dense_matrix
-from plait_kernels.moe import Experts, hold_experts
+from plait_kernels.moe import Experts, pack_experts
 from torch import Tensor
 
 from plait_worker.weights.reader import MatrixShard, Weights
@@ -43,7 +43,7 @@ class Dense:
 
     def experts(self, stored: Iterator[tuple[Tensor, Tensor]]) -> Experts:
         """In one tensor, or compiled on a CPU."""
-        return hold_experts(stored)
+        return pack_experts(stored)
 
 
 DENSE = Dense()

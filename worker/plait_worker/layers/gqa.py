@@ -6,7 +6,7 @@ from plait_worker.layers.linear import ColumnLinear, RowLinear
 from plait_worker.layers.norm import RmsNorm
 
 
-class GroupedAttention:
+class GqaAttention:
     """Attention that is only projections, optional norms of each head, and rope over whole heads."""
 
     num_heads: int

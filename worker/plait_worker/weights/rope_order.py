@@ -15,15 +15,15 @@ _KEY = ("self_attn.kv_a_proj_with_mqa",)
 _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.q_norm", "self_attn.k_norm")
 
 
-def rows_in_halves(source: TensorSource, config: ModelConfig) -> TensorSource:
+def in_neox_rope_order(source: TensorSource, config: ModelConfig) -> TensorSource:
     """The source in the order in which rope rotates elements ``i`` and ``i + head_dim / 2`` of a head together."""
     if config.mla is not None:
-        return HalvesSource(source, config.mla) if config.mla.is_interleaved else source
+        return DeinterleavedSource(source, config.mla) if config.mla.is_interleaved else source
     rotary_dim = config.rope.rotary_dim or config.head_dim
-    return source if rotary_dim == config.head_dim else SpreadSource(source, config.head_dim, rotary_dim)
+    return source if rotary_dim == config.head_dim else PartialRotarySource(source, config.head_dim, rotary_dim)
 
 
-class _Reordered:
+class _ReorderedSource:
     """A source that reorders rows of some tensors; all are read dense."""
 
     def __init__(self, source: TensorSource) -> None:
@@ -46,7 +46,7 @@ class _Reordered:
         """None: every tensor is read dense."""
 
 
-class HalvesSource(_Reordered):
+class DeinterleavedSource(_ReorderedSource):
     """``TensorSource`` of MLA files whose rope rotates neighbours ``(2 i, 2 i + 1)``, given as halves ``(i, F + i)``.
 
     It reorders the rows of rope's part of queries and keys. Scores are sums over these elements, so the same order in
@@ -62,11 +62,11 @@ class HalvesSource(_Reordered):
         """The source's tensor, with the rows of each unit's last ``rope_dim`` outputs in the order of halves."""
         tensor, stem = self.source.read(name), name.rpartition(".")[0]
         if stem.endswith(_QUERY):
-            return halves_last(tensor, self.mla.query_dim, self.mla.rope_dim)
-        return halves_last(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
+            return deinterleave_rope(tensor, self.mla.query_dim, self.mla.rope_dim)
+        return deinterleave_rope(tensor, self.mla.cached_dim, self.mla.rope_dim) if stem.endswith(_KEY) else tensor
 
 
-class SpreadSource(_Reordered):
+class PartialRotarySource(_ReorderedSource):
     """``TensorSource`` of files whose rope rotates the first elements of each head as if there were no others.
 
     Each half of those moves to the start of a half of the head. Scores are sums over a head's elements, so the same
@@ -89,7 +89,7 @@ class SpreadSource(_Reordered):
         return torch.cat((rotary[0], fixed[0], rotary[1], fixed[1]), dim=1).view(tensor.shape)
 
 
-def halves_last(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
+def deinterleave_rope(tensor: Tensor, unit_size: int, rope_dim: int) -> Tensor:
     """Of every ``unit_size`` rows the last ``rope_dim``: those of even index first, then those of odd index."""
     units = tensor.reshape(-1, unit_size, *tensor.shape[1:]).clone()
     rope = units[:, -rope_dim:]

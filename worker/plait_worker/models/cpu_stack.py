@@ -14,14 +14,14 @@ from torch import Tensor
 from plait_worker.attention.backend import StepAttention
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.cache import KVCache
-from plait_worker.layers.grouped import GroupedAttention
+from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import RmsNorm
 from plait_worker.models.block import Block
 from plait_worker.parallel import Parallel
 
 
-class Stack:
+class CpuStack:
     """Dense blocks on one rank, for steps with the compiled CPU attention."""
 
     def __init__(self, blocks: Sequence[DenseBlock], norm: RmsNorm) -> None:
@@ -42,16 +42,16 @@ class Stack:
         return self._bound
 
 
-def read_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> Stack | None:
+def read_cpu_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> CpuStack | None:
     """The blocks for one kernel; None if one of them is of another kind, or with tensor parallelism."""
     dense = [_dense_block(block) for block in blocks]
     whole = [block for block in dense if block is not None and can_stack(block)]
-    return Stack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
+    return CpuStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
 
 
 def _dense_block(block: Block[StepAttention]) -> DenseBlock | None:
     attention, mlp = block.attention, block.mlp
-    if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMlp):
+    if not isinstance(attention, GqaAttention) or not isinstance(mlp, GatedMlp):
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
     panels = [matrix for matrix in matrices if isinstance(matrix, CpuMatrix)]

@@ -35,7 +35,7 @@ class _Shard(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
-class Folder:
+class SafetensorsFolder:
     """``TensorSource`` of a folder; its files stay mapped as long as it exists."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from plait_worker.models.loader import choose_dtype, load_model, open_checkpoint
 from plait_worker.models.registry import read_config
 from plait_worker.parallel import Parallel
 from plait_worker.weights.fields import Fields
-from plait_worker.weights.folder import Folder
+from plait_worker.weights.safetensors_folder import SafetensorsFolder
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RotaryEmbedding
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_shards_give_what_one_file_gives(tiny_llama: Any, saved: Path, tmp_path:
     sharded = tmp_path / "sharded"
     tiny_llama.save_pretrained(sharded, max_shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    one, many = Folder(saved), Folder(sharded)
+    one, many = SafetensorsFolder(saved), SafetensorsFolder(sharded)
     assert set(one.names) == set(many.names)
     assert all(torch.equal(one.read(name), many.read(name)) for name in one.names)
 
