@@ -120,7 +120,7 @@ pub struct RuntimeSettings {
     /// Key of the prefix cache's hashes. Each process draws its own.
     pub hash_seed: HashSeed,
     /// Cache kinds after the first, which the other fields describe; empty for one kind.
-    pub other_kinds: Vec<CacheKind>,
+    pub other_kinds: Vec<PoolSize>,
 }
 
 impl RuntimeSettings {
@@ -137,9 +137,9 @@ impl RuntimeSettings {
     }
 }
 
-/// What one group of layers keeps of a token: pages of its own size, in a pool of its own.
+/// Pages of one cache kind, such as full or sliding-window KV. Each kind has a pool of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheKind {
+pub struct PoolSize {
     /// Tokens in one page.
     pub page_size: u32,
     /// Pages in the pool.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use plait_core::{CacheKind, PageSettings, RuntimeSettings, SchedulerSettings};
+use plait_core::{PoolSize, PageSettings, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
 use serde::Deserialize;
 
@@ -246,7 +246,7 @@ impl EngineSettings {
         num_pages: u32,
         other_kinds: &[PageKind],
     ) -> plait_core::Settings {
-        let other_kinds = other_kinds.iter().map(|kind| CacheKind {
+        let other_kinds = other_kinds.iter().map(|kind| PoolSize {
             page_size: kind.page_size,
             num_pages: kind.num_pages,
         });

@@ -1,6 +1,6 @@
 //! Claims about models whose layers keep several kinds of KV, each with pages and a pool of its own.
 
-use plait_core::{CacheKind, PageId, Settings};
+use plait_core::{PoolSize, PageId, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::properties::{any_case, in_proportion, run_case};
 fn two_kinds() -> Settings {
     with(settings(), |it| {
         it.pages.page_size = 4;
-        it.runtime.other_kinds = vec![CacheKind {
+        it.runtime.other_kinds = vec![PoolSize {
             page_size: 6,
             num_pages: 20,
         }];
@@ -97,7 +97,7 @@ proptest! {
     ) {
         let other_kinds = other_kinds.into_iter();
         settings.runtime.other_kinds = other_kinds
-            .map(|(page_size, num_pages)| CacheKind { page_size, num_pages })
+            .map(|(page_size, num_pages)| PoolSize { page_size, num_pages })
             .collect();
         run_case((settings, depth, actions));
     }

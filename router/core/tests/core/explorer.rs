@@ -3,7 +3,7 @@
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
 
-use plait_core::{CacheKind, RequestId, Settings};
+use plait_core::{PoolSize, RequestId, Settings};
 use rustc_hash::FxHashMap;
 
 use crate::fixtures::{settings, with};
@@ -284,7 +284,7 @@ fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {
 fn no_schedule_with_two_cache_kinds_gets_stuck() {
     let mut two_kinds = keeping_prefixes();
     for (settings, _) in &mut two_kinds {
-        settings.runtime.other_kinds = vec![CacheKind {
+        settings.runtime.other_kinds = vec![PoolSize {
             page_size: 3,
             num_pages: 3,
         }];
