@@ -1,4 +1,4 @@
-"""GEMM tuning tables are found by the GPU's name and hold what the skinny GEMM can do."""
+"""GEMM tuning tables are found by the GPU's name or capability and hold what the skinny GEMM can do."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from plait_kernels.linear import Tile, gemm_tuning, tiles_for, tuning_file
 
+HOPPER, BLACKWELL, ADA = (9, 0), (10, 0), (8, 9)
 FOLDER = Path(gemm_tuning.__file__).parent
 ENTRIES = [
     (path.stem, shape, most_rows, numbers)
@@ -37,26 +38,28 @@ def test_a_table_has_the_name_of_its_gpu(device_name: str, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "device_name", ["NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA H200 MIG 1g.18gb"]
+    "device_name",
+    ["NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA H200 MIG 1g.18gb", "GRID H100X-80C", "Some GPU"],
 )
 def test_hoppers_share_the_table_of_the_h200(device_name: str) -> None:
-    tiles = tiles_for(device_name, 4096, 12_288)
+    tiles = tiles_for(device_name, HOPPER, 4096, 12_288)
     assert sorted(tiles) == [*range(2, 17), *range(33, 65)]
     assert (tiles[2], tiles[16], tiles[64]) == (Tile(64, 128, 4, 4, 4), Tile(64, 128, 4, 4, 4), Tile(64, 128, 2, 4, 4))
-    assert tiles_for(device_name, 6144, 4096) == {}
+    assert tiles_for(device_name, HOPPER, 6144, 4096) == {}
 
 
-def test_a_gpu_without_a_table_leaves_all_to_cublas() -> None:
-    assert tiles_for("NVIDIA B200", 4096, 12_288) == {}
+@pytest.mark.parametrize(("device_name", "capability"), [("NVIDIA B200", BLACKWELL), ("NVIDIA L40S", ADA)])
+def test_a_capability_without_a_table_leaves_all_to_cublas(device_name: str, capability: tuple[int, int]) -> None:
+    assert tiles_for(device_name, capability, 4096, 12_288) == {}
 
 
-def test_a_table_of_its_own_goes_before_that_of_a_sibling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_own_table_goes_before_its_capabilitys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_tuning, "__file__", str(tmp_path / "gemm_tuning.py"))
     gemm_tuning._load_tuning_table.cache_clear()
     try:
         (tmp_path / "gemm_tuning_h200.json").write_text('{"64x64": {"16": [64, 64, 1, 4, 4]}}')
         (tmp_path / "gemm_tuning_h100.json").write_text('{"64x64": {"32": [32, 64, 1, 4, 4]}}')
-        assert sorted(tiles_for("NVIDIA H100 NVL", 64, 64)) == list(range(17, 33))
-        assert sorted(tiles_for("NVIDIA H200", 64, 64)) == list(range(2, 17))
+        assert sorted(tiles_for("NVIDIA H100 NVL", HOPPER, 64, 64)) == list(range(17, 33))
+        assert sorted(tiles_for("NVIDIA H200", HOPPER, 64, 64)) == list(range(2, 17))
     finally:
         gemm_tuning._load_tuning_table.cache_clear()

@@ -1,7 +1,7 @@
 """Which GEMMs of a few rows the skinny GEMM computes, and with what tile: those for which it beat cuBLAS.
 
 ``gemm_tuning_DEVICE.json`` has the measurements of one GPU, written there by ``tests/bench/gpu/gemm_tuning.py``. A GPU
-without a table of its own uses that of a sibling, or cuBLAS for everything.
+without a table of its own uses that of its compute capability's measured GPU, or cuBLAS for everything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 MAX_TILES = 8192
-_SIBLINGS = dict.fromkeys(("h100", "h800", "h20", "gh200"), "h200")
-"""GPUs that use another's table as long as they have none: here, all of compute capability 9.0."""
+_MEASURED = {(9, 0): "h200"}
+"""The GPU whose table serves a compute capability, for GPUs that have none of their own."""
 _MAX_ROWS = (16, 32, 64)
 """The numbers of rows that tiles are tuned for; each tile serves up to so many."""
 
@@ -42,12 +42,13 @@ def tiles_of(weight_OI: Tensor) -> dict[int, Tile]:
     """For each number of rows from 2 on that the skinny GEMM computes for this matrix, its tile."""
     if weight_OI.dtype != torch.bfloat16 or not weight_OI.is_cuda:
         return {}
-    return tiles_for(torch.cuda.get_device_name(weight_OI.device), *weight_OI.shape)
+    device = weight_OI.device
+    return tiles_for(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), *weight_OI.shape)
 
 
-def tiles_for(device_name: str, num_outputs: int, num_inputs: int) -> dict[int, Tile]:
-    """The same for a bfloat16 matrix on a GPU of this name."""
-    by_max_rows = _load_tuning_table(device_name).get(f"{num_outputs}x{num_inputs}", {})
+def tiles_for(device_name: str, capability: tuple[int, int], num_outputs: int, num_inputs: int) -> dict[int, Tile]:
+    """The same for a bfloat16 matrix on a GPU of this name and compute capability."""
+    by_max_rows = _load_tuning_table(device_name, capability).get(f"{num_outputs}x{num_inputs}", {})
     least, found = 2, dict[int, Tile]()
     for most in _MAX_ROWS:
         if str(most) in by_max_rows:
@@ -64,11 +65,10 @@ def tuning_file(device_name: str) -> Path:
 
 
 @functools.cache
-def _load_tuning_table(device_name: str) -> dict[str, dict[str, list[int]]]:
-    """By outputs and inputs, then by the most rows; empty for a GPU without a table."""
+def _load_tuning_table(device_name: str, capability: tuple[int, int]) -> dict[str, dict[str, list[int]]]:
+    """By outputs and inputs, then by the most rows; empty without a table for the name or the capability."""
     own = tuning_file(device_name)
-    sibling = _SIBLINGS.get(own.stem.removeprefix("gemm_tuning_"))
-    for path in (own, own.with_name(f"gemm_tuning_{sibling}.json")):
+    for path in (own, own.with_name(f"gemm_tuning_{_MEASURED.get(capability)}.json")):
         if path.exists():
             table: dict[str, dict[str, list[int]]] = json.loads(path.read_text())
             return table
