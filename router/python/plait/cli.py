@@ -116,7 +116,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
     from plait.launch.serve import serve
 
-    return serve(args.model, settings)
+    return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _chat(args: argparse.Namespace) -> int:

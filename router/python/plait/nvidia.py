@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
@@ -22,12 +23,40 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     return (devices / "dxg").exists() and (root / _WSL_CUDA).exists()
 
 
-def gpu_memory_bytes() -> int | None:
-    """Memory of the smallest GPU, as `nvidia-smi` reports it; None without that command, and for slices (MIG)."""
-    command = ["nvidia-smi", "--query-gpu=memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
+def gpu_memory_bytes(visible_devices: str | None = None) -> int | None:
+    """Memory of the smallest GPU, as `nvidia-smi` reports it; None without that command.
+
+    For `visible_devices` see `smallest_memory_bytes`.
+    """
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
-        gpus = [line.split(", ") for line in done.stdout.splitlines()]
-        return None if any(mig == "Enabled" for _, mig in gpus) else min(int(memory) for memory, _ in gpus) << 20
+        return smallest_memory_bytes(done.stdout, visible_devices)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def smallest_memory_bytes(listed: str, visible_devices: str | None) -> int | None:
+    """Memory of the smallest visible GPU of nvidia-smi's lines `UUID, MiB, MIG mode`.
+
+    `visible_devices` is `CUDA_VISIBLE_DEVICES`, None if it is not set: indices into the list, or UUIDs or what they
+    begin with. None if no GPU is visible, or if one is sliced (MIG). Raises `ValueError` for other lines.
+    """
+    gpus = [line.split(", ") for line in listed.splitlines()]
+    if visible_devices is not None:
+        gpus = list(_visible(gpus, visible_devices.split(",")))
+    if any(mig == "Enabled" for _, _, mig in gpus):
+        return None
+    return min((int(memory) << 20 for _, memory, _ in gpus), default=None)
+
+
+def _visible(gpus: list[list[str]], words: list[str]) -> Iterator[list[str]]:
+    """CUDA ignores the first word that names no GPU and all that follow."""
+    for word in map(str.strip, words):
+        if word.isdecimal():
+            found = gpus[int(word) : int(word) + 1]
+        else:
+            found = [gpu for gpu in gpus if word and gpu[0].startswith(word)]
+        if len(found) != 1:
+            return
+        yield found[0]

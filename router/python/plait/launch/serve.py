@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,14 +31,22 @@ from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.launch.worker_config import worker_config
 from plait.model_files import LocalModel, find_model
+from plait.nvidia import gpu_memory_bytes
 from plait.output import say
 from plait.settings import GroupMembership, ServeSettings, engine_settings
 
 POLL_SECONDS = 0.1
 
 
-def serve(model: str | None, settings: ServeSettings, group: GroupMembership | None = None) -> int:
+def serve(
+    model: str | None,
+    settings: ServeSettings,
+    group: GroupMembership | None = None,
+    visible_devices: str | None = None,
+) -> int:
     """Serve `model` until a signal or a failure; the exit code. Raises `StartError`.
+
+    `visible_devices` is `CUDA_VISIBLE_DEVICES`, None if it is not set.
 
     Cheap checks come first: keys, address, files. In a group the engine is ready when all engines of the group are
     there, and ends with them.
@@ -49,7 +58,7 @@ def serve(model: str | None, settings: ServeSettings, group: GroupMembership | N
         local = find_model(model)
         run_dir = stack.enter_context(run_directory())
         say(f"Loading {local.path}")
-        settings, reason = with_batch_sizes(settings, local.path)
+        settings, reason = with_batch_sizes(settings, local.path, partial(gpu_memory_bytes, visible_devices))
         scheduler = settings.scheduler
         check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
