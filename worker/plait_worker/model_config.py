@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait_kernels.moe import GroupLimit
@@ -168,3 +168,9 @@ class ModelConfig:  # budget: the sum of what the families' files state
         if self.sliding_window is not None:
             return kinds
         return [_FULL if kind.cache == "sliding_window" else kind for kind in kinds]
+
+    def without_unused_window(self, max_model_len: int | None) -> ModelConfig:
+        """Without its sliding window if no request of ``max_model_len`` tokens outgrows it; None is any length."""
+        if max_model_len is None or self.sliding_window is None or self.sliding_window < max_model_len:
+            return self
+        return replace(self, sliding_window=None)

@@ -128,10 +128,8 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     path, free_bytes = Path(config.model), _free_bytes(device)
     try:
         check_same_files(path, parallel)
-        if config.load_format == "dummy":
-            model = dummy_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
-        else:
-            model = load_model(path, config.dtype, device, parallel, free_bytes, _fp8(config))
+        load_weights = dummy_model if config.load_format == "dummy" else load_model
+        model = load_weights(path, config.dtype, device, parallel, free_bytes, _fp8(config), config.max_model_len)
     except ModelFilesError as error:
         raise WorkerError(ExitCode.MODEL_FILES, str(error)) from error
     except ValueError as error:

@@ -15,6 +15,8 @@ from plait_worker.attention.model_attention import JointPrefill, ModelAttention
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.spec import AttentionSpec, MhaShape
 from plait_worker.graph_sizes import GraphSize
+from plait_worker.models.loader import dummy_model, load_model
+from plait_worker.parallel import Parallel
 from plait_worker.rows import Rows
 
 WINDOW, FIRST_IN_WINDOW = 8, 1
@@ -69,6 +71,21 @@ def test_layers_with_and_without_a_window_compute_what_transformers_does(
     given = torch.cat([chunk["prompt"] for chunk in chunks])
     torch.testing.assert_close(given, saved.logprobs(IDS), atol=2e-4, rtol=0)
     assert [backend.num_prepared for backend in counted] == [len(chunks)] * 2
+
+
+@pytest.mark.parametrize(("max_model_len", "is_windowed"), [(None, True), (WINDOW + 1, True), (WINDOW, False)])
+def test_a_window_that_no_request_outgrows_is_none(
+    save_tiny: Callable[..., Any], max_model_len: int | None, is_windowed: bool
+) -> None:
+    path = save_tiny("mistral", sliding_window=WINDOW).path
+    cpu = torch.device("cpu")
+    for model in (
+        load_model(path, "float32", cpu, Parallel(), max_model_len=max_model_len),
+        dummy_model(path, "float32", cpu, Parallel(), max_model_len=max_model_len),
+    ):
+        specs = [spec for spec in model.attention_specs if isinstance(spec, MhaShape)]
+        assert len(specs) == model.config.num_layers
+        assert all((spec.window is not None) == is_windowed for spec in specs)
 
 
 @dataclass(frozen=True)

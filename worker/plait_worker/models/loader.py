@@ -78,18 +78,19 @@ def load_model(
     parallel: Parallel,
     free_bytes: int | None = None,
     fp8: PageScales | None = None,
+    max_model_len: int | None = None,
 ) -> Model[Any]:
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
     With auto, a GGUF's matrices stay quantised on a CPU with bfloat16 GEMMs, if the kernels take their block types.
     Any other ``dtype`` rounds all weights to it. ``free_bytes`` is for all ranks of the machine; None is no limit.
-    ``fp8`` are the scales of a float8_e4m3fn cache.
+    ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more is none.
 
     Raises ``ModelFilesError`` if the files are missing, broken or not supported, ``ValueError`` if the ranks cannot
     divide the model, and ``WorkerError`` of code HARDWARE if memory is too small.
     """
     checkpoint = open_checkpoint(path)
-    config, files = checkpoint.config, checkpoint.source
+    config, files = checkpoint.config.without_unused_window(max_model_len), checkpoint.source
     check_divisible(config, parallel.world)
     chosen = choose_dtype(dtype, device)
     source = in_neox_rope_order(files, config)
@@ -119,12 +120,13 @@ def dummy_model(
     parallel: Parallel,
     free_bytes: int | None = None,
     fp8: PageScales | None = None,
+    max_model_len: int | None = None,
 ) -> Model[Any]:
     """A model with random weights, of the shape in a folder's ``config.json``.
 
     Raises as ``load_model`` does; if memory is too small, before any weight is made.
     """
-    config = open_config(path)
+    config = open_config(path).without_unused_window(max_model_len)
     check_divisible(config, parallel.world)
     weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, free_bytes))
     with torch.inference_mode():
