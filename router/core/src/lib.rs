@@ -44,7 +44,7 @@ pub use prefix_hasher::{HashSeed, PageHash};
 pub use request::{Refusal, Request};
 pub use scheduler::Scheduler;
 pub use settings::{
-    PoolSize, Limits, PageSettings, Policy, RuntimeSettings, SchedulerSettings, Settings,
+    Limits, PageSettings, Policy, PoolSize, RuntimeSettings, SchedulerSettings, Settings,
     SettingsError,
 };
 pub use stats::{Carryover, Counts, Stats};

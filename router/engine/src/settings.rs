@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use plait_core::{PoolSize, PageSettings, RuntimeSettings, SchedulerSettings};
+use plait_core::{PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
 use serde::Deserialize;
 

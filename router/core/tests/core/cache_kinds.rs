@@ -1,6 +1,6 @@
 //! Claims about models whose layers keep several kinds of KV, each with pages and a pool of its own.
 
-use plait_core::{PoolSize, PageId, Settings};
+use plait_core::{PageId, PoolSize, Settings};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
