@@ -68,6 +68,16 @@ class EngineSide:
     def send_frames(self, frames: list[bytes], rank: int = 0) -> None:
         self._router.send_multipart([f"rank-{rank}".encode(), *frames])
 
+    def send_when_dialled(self, message: Message, seconds: float = 60) -> None:
+        """To a worker that may not have dialled yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self.send(message)
+            except zmq.ZMQError:
+                assert time.monotonic() < deadline, "the worker does not dial"
+                time.sleep(0.05)
+
     def expect(self, kind: type[M], seconds: float = 120) -> M:
         """The next message but Heartbeats, which must be of this kind."""
         message = self.receive(seconds)

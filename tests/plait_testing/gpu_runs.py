@@ -55,11 +55,18 @@ class GpuRuns:
     server: StartServer
     sized: Callable[[int, int], int]
     record: Record
+    num_ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of the model and its ranks, as a figure's case has it."""
+        return self.model if self.num_ranks == 1 else f"{self.model} tp-{self.num_ranks}"
 
     def start(self, backend: str, num_pages: int, *flags: str) -> Server:
         running = self.server(
             self.check_models / self.model,
-            *("--device", "cuda", "--attention-backend", backend, "--num-pages", str(num_pages)),
+            *("--device", "cuda", "--tp", str(self.num_ranks)),
+            *("--attention-backend", backend, "--num-pages", str(num_pages)),
             *flags,
         )
         assert running.url, running.errors[-8000:]
@@ -70,8 +77,8 @@ class GpuRuns:
         return mistakes_of_the_engine(self.check_models / self.model, asked, wrong)
 
     def note(self, case: str, num_asked: int, num_wrong: int, num_mistakes: int) -> None:
-        self.record(f"{self.model} {case}", "problems_right", "problems", num_asked - num_wrong, num_asked)
-        self.record(f"{self.model} {case}", "mistakes_of_the_engine", "problems", num_mistakes, 0)
+        self.record(f"{self.name} {case}", "problems_right", "problems", num_asked - num_wrong, num_asked)
+        self.record(f"{self.name} {case}", "mistakes_of_the_engine", "problems", num_mistakes, 0)
 
     def answers(self, backend: str, mixed: str, variant: str, *flags: str) -> None:
         """Dialogues of up to 2k and 8k tokens are answered right, by the kind of steps that is named."""
@@ -88,7 +95,7 @@ class GpuRuns:
         mistakes = self.judge(asked, wrong)
         self.note(case, len(asked), len(wrong), len(mistakes))
         preemptions = metrics["plait_preemptions_total"]
-        self.record(f"{self.model} {case}", "preemptions", "preemptions", preemptions)
+        self.record(f"{self.name} {case}", "preemptions", "preemptions", preemptions)
         assert len(mistakes) <= (len(asked) * SHARE_WRONG_OF_FP8 if "fp8" in variant else 0), mistakes
         assert (metrics['plait_steps_total{kind="mixed"}'] == 0) == (mixed == "--no-mixed")
         assert (preemptions > 0) == (variant == "preempted")
@@ -109,7 +116,7 @@ class GpuRuns:
         share = metrics["plait_prefix_hit_tokens_total"] / metrics["plait_prompt_tokens_total"]
         case = f"{backend} shared tables {variant}"
         self.note(case, num_tables * num_each, num_wrong, len(mistakes))
-        self.record(f"{self.model} {case}", "share_of_prompt_tokens_cached", "share", share)
+        self.record(f"{self.name} {case}", "share_of_prompt_tokens_cached", "share", share)
         assert mistakes == []
         assert share > (0.2 if variant == "evicted" else 0.5)
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")

@@ -48,10 +48,12 @@ def num_bytes(problem: Problem) -> int:
     return len("".join([problem["answer"], *(message["content"] for message in problem["messages"])]).encode())
 
 
-def ask_all(url: str, asked: list[Problem], *, model: str = "recall-gqa", concurrency: int = 8) -> list[Wrong]:
-    """Ask every problem over HTTP, `concurrency` at a time; the answers that are wrong."""
+def ask_all(
+    url: str, asked: list[Problem], *, model: str = "recall-gqa", concurrency: int = 8, **sampling: object
+) -> list[Wrong]:
+    """Ask every problem over HTTP, `concurrency` at a time, greedily unless told; the answers that are wrong."""
     with httpx.Client(base_url=url, timeout=1200) as client, ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda problem: ask(client, problem, model), asked))
+        answers = list(pool.map(lambda problem: ask(client, problem, model, **sampling), asked))
     return [
         Wrong(index, problem["kind"], problem["answer"], answer)
         for index, (problem, answer) in enumerate(zip(asked, answers, strict=True))
@@ -91,9 +93,9 @@ def writers(url: str, num_writers: int, num_tokens: int, model: str = "recall-gq
             each.result()
 
 
-def ask(client: httpx.Client, problem: Problem, model: str = "recall-gqa") -> str:
+def ask(client: httpx.Client, problem: Problem, model: str = "recall-gqa", **sampling: object) -> str:
     """The model's answer, or the server's error."""
-    body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 400}
+    body = {"model": model, "messages": problem["messages"], "temperature": 0, "max_tokens": 400, **sampling}
     response = client.post("/v1/chat/completions", json=body)
     if response.status_code != 200:
         return f"HTTP {response.status_code}: {response.text}"

@@ -29,6 +29,7 @@ SUITES = {
     "scheduler": "the prefix cache",
     "gpu": "one H200: kernels against float64, models against float32, recall-gqa in every mode and under stress",
     "gpu-mla": "one H200: latent attention against float64 and float32, recall-mla in every mode and under stress",
+    "gpu-ranks": "two H200s: recall-gqa and recall-mla on two ranks in every mode and under stress",
     "blackwell": "the calls of the Blackwell backends, with a stand-in for their kernels",
 }
 """The names that `@pytest.mark.acceptance(NAME)` takes."""

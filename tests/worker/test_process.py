@@ -106,6 +106,14 @@ def test_an_engine_that_sends_far_beyond_the_credit_is_refused(engine: EngineSid
     assert "credit" in fail.reason or "Welcome instead of a plan" in fail.reason
 
 
+def test_a_rank_that_waits_for_another_ends_when_the_engine_says_so(engine: EngineSide, tiny: Path) -> None:
+    engine.start(config_for(tiny, engine.folder, world=2))
+    engine.send_when_dialled(Fail(rank=1, code=ExitCode.RANK_LOST, reason="rank 1 was lost"))
+    code, errors = engine.ending()
+    assert code == ExitCode.RANK_LOST
+    assert "rank 1 was lost (exit code 5)" in errors.splitlines()[-1]
+
+
 def test_a_stranger_is_told_why_and_exits_with_that_code(engine: EngineSide, tiny: Path) -> None:
     engine.start(config_for(tiny, engine.folder))
     engine.expect(Hello)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -16,6 +18,7 @@ from plait_worker.errors import EngineError, WorkerError, first_line, is_out_of_
 from plait_worker.link import Link
 from plait_worker.loop import run
 from plait_worker.machine import die_with_parent
+from plait_worker.rendezvous import forbid_multicast
 from plait_worker.start import start
 
 _log = logging.getLogger("plait_worker")
@@ -24,6 +27,7 @@ _log = logging.getLogger("plait_worker")
 def main() -> int:
     """Serve until the engine drains; the exit code says how it ended."""
     arguments = _arguments()
+    forbid_multicast()
     # Ctrl-C reaches the whole terminal; when to stop is the engine's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(
@@ -98,5 +102,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def exit_now(code: int) -> NoReturn:
+    """End this process without the interpreter's own end: NCCL's waits there for ranks that may be gone."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_now(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from plait_kernels.cpu.library import set_num_threads
@@ -14,13 +15,16 @@ from plait_worker.numa import bind_to_gpu_node
 
 _log = logging.getLogger(__name__)
 
+_KERNEL_PACKAGES = ("triton", "flashinfer-python", "sgl-flash-mla")
+"""Whose kernels a GPU may run."""
 
-def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
-    """The rank's device, ready for use, and its description.
+
+def open_device(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
+    """The rank's device, ready for use, and its description; rank N has the N-th GPU that is visible.
 
     The ranks of a machine share its cores evenly, unless the settings give a number of threads.
-    Raises ``WorkerError`` of code HARDWARE if the settings ask for a GPU that is not there, for several GPUs, or for
-    more threads than the system starts.
+    Raises ``WorkerError`` of code HARDWARE if the settings ask for more GPUs than are there, or for more threads than
+    the system starts.
     """
     num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // config.world)
     torch.set_num_threads(num_threads)
@@ -28,7 +32,7 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, str]:
     torch.set_num_interop_threads(1)
     if config.device.device == "cpu" or (config.device.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), f"cpu, {num_threads} threads"
-    return _open_gpu(config.world)
+    return _open_gpu(rank, config.world)
 
 
 def _start_kernel_threads(num_threads: int) -> None:
@@ -38,18 +42,15 @@ def _start_kernel_threads(num_threads: int) -> None:
         raise WorkerError(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}; set --threads lower") from error
 
 
-def _open_gpu(world: int) -> tuple[torch.device, str]:
-    if world > 1:
-        raise WorkerError(
-            ExitCode.HARDWARE, f"--tp {world}: tensor parallelism on GPUs is not supported yet; add --device cpu"
-        )
+def _open_gpu(rank: int, world: int) -> tuple[torch.device, str]:
     if not torch.cuda.is_available():
         raise WorkerError(
             ExitCode.HARDWARE,
             f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
             "or serve with --device cpu",
         )
-    device = torch.device("cuda", 0)
+    check_num_gpus(world, torch.cuda.device_count())
+    device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
     if (node := bind_to_gpu_node(device)) is not None:
@@ -57,9 +58,41 @@ def _open_gpu(world: int) -> tuple[torch.device, str]:
     return device, name
 
 
+def check_num_gpus(world: int, num_gpus: int) -> None:
+    """Raise ``WorkerError`` of code HARDWARE unless there is a GPU for every rank."""
+    if world > num_gpus:
+        raise WorkerError(
+            ExitCode.HARDWARE,
+            f"--tp {world} needs {world} GPUs, one a rank, and {num_gpus} {'is' if num_gpus == 1 else 'are'} visible; "
+            f"set --tp to {num_gpus} at most, make more visible (CUDA_VISIBLE_DEVICES), or add --device cpu",
+        )
+
+
 def compute_capability(device: torch.device) -> tuple[int, int] | None:
     """NVIDIA's compute capability; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """What the ranks of a replica must have in common, by the name for a message."""
+    facts = {"device": device.type, "torch": str(torch.__version__)}
+    if device.type == "cpu":
+        return facts
+    properties = torch.cuda.get_device_properties(device)
+    return facts | {
+        "GPU": properties.name,
+        "compute capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": str(properties.multi_processor_count),
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        **{package: _version(package) for package in _KERNEL_PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def num_driver_allocations(device: torch.device) -> int:

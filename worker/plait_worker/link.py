@@ -31,6 +31,8 @@ _CLOSE = b""
 _HEARTBEAT_SECONDS = 0.5
 _FLUSH_MILLISECONDS = 2000
 _HIGH_WATER_MARK = 64
+# From the link's end to the process's. A loop that waits for a GPU whose peer is gone never comes back.
+_COMEBACK_SECONDS = 1.0
 # Two plans of credit and a Drain wait at most; a Welcome came before them.
 _MAX_WAITING = 4
 # Poll interval for a step's end while no plan comes in: a hundredth of a short step.
@@ -123,7 +125,8 @@ class _Wire:
         self._inbox = inbox
         self._num_malformed = 0
         self._is_greeted = False
-        self._is_over = False
+        self._failure: WorkerError | None = None
+        self._exit_at = math.inf
         self._parent = os.getppid()
         self._dealer = _dealer(context, rank)
         self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -138,13 +141,16 @@ class _Wire:
         next_heartbeat = time.monotonic()
         is_open = True
         while is_open:
-            ready = dict(self._poller.poll(max(0, math.ceil((next_heartbeat - time.monotonic()) * 1000))))
+            wait_until = min(next_heartbeat, self._exit_at)
+            ready = dict(self._poller.poll(max(0, math.ceil((wait_until - time.monotonic()) * 1000))))
             if self._outbox in ready:
                 is_open = self._forward()
             if self._dealer in ready:
                 self._take_all()
             if self._monitor in ready:
                 self._lose_engine("the engine closed the link")
+            if is_open and self._failure is not None and time.monotonic() >= self._exit_at:
+                _end_process(self._failure)
             if time.monotonic() >= next_heartbeat:
                 self._heartbeat()
                 next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
@@ -160,7 +166,7 @@ class _Wire:
         return True
 
     def _take_all(self) -> None:
-        while not self._is_over and self._dealer.poll(0):
+        while self._failure is None and self._dealer.poll(0):
             self._handle_message(self._dealer.recv_multipart())
 
     def _handle_message(self, frames: list[bytes]) -> None:
@@ -202,10 +208,11 @@ class _Wire:
         self._end_link(EngineError(ExitCode.RANK_LOST, reason))
 
     def _end_link(self, failure: WorkerError) -> None:
-        """Stop receiving; the loop gets the first reason and closes the link."""
-        if self._is_over:
+        """Stop receiving; the loop gets the first reason and closes the link, or this thread ends the process."""
+        if self._failure is not None:
             return
-        self._is_over = True
+        self._failure = failure
+        self._exit_at = time.monotonic() + _COMEBACK_SECONDS
         self._inbox.put(failure)
         self._poller.unregister(self._dealer)
         self._poller.unregister(self._monitor)
@@ -215,6 +222,13 @@ class _Wire:
         self._monitor.close(linger=0)
         self._outbox.close(linger=0)
         self._dealer.close(linger=_FLUSH_MILLISECONDS)
+
+
+def _end_process(failure: WorkerError) -> None:
+    """End this process where its loop does not: the kernel frees the memory of its GPU."""
+    _log.error("%s (exit code %d)", failure.reason, failure.code)
+    logging.shutdown()
+    os._exit(int(failure.code))
 
 
 def _dealer(context: zmq.Context[zmq.Socket[bytes]], rank: int) -> zmq.Socket[bytes]:

@@ -189,7 +189,7 @@ class Rank:
             logits_SV = graph.replay(inputs)
             if len(slots_S) == 0:  # a dummy row's step
                 return self._in_flight(step, begin, self.slots.to_device(slots_S), [])
-            if self.parallel.world == 1 and self.slots.sampling.is_plain(slots_S):
+            if self.slots.sampling.is_plain(slots_S):  # every rank has the same logits, bit by bit
                 return self._in_flight(step, begin, graph.sample(len(slots_S)), [])
         ids_S, records = self._sample(logits_SV, slots_S)
         return self._in_flight(step, begin, ids_S, records)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from plait_proto import ExitCode, WorkerConfig
+from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.errors import WorkerError
 from plait_worker.model_config import ModelConfig
 
 _MAX_LISTED_RANKS = 64
+# Its name before torch 2.13.
+_all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,9 @@ class Parallel:
         """The ranks' tensors, all of one shape, concatenated along the last dimension in rank order."""
         if self.world == 1:
             return part
-        parts = [torch.empty_like(part) for _ in range(self.world)]
-        _collective(lambda: dist.all_gather(parts, part.contiguous(), group=self.group))
-        return torch.cat(parts, dim=-1)
+        parts = part.new_empty(self.world * part.shape[0], *part.shape[1:])
+        _collective(lambda: _all_gather_single(parts, part.contiguous(), group=self.group))
+        return parts.view(self.world, *part.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, in place and returned; all tensors have the same shape."""
@@ -134,25 +135,6 @@ def _collective(collective: Callable[[], object]) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise WorkerError(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error
-
-
-def init_parallel(config: WorkerConfig, rank: int) -> Parallel:
-    """Join the other ranks over gloo: TCP on loopback, with addresses in a FileStore in the run directory.
-
-    Raises ``WorkerError`` of code SETTINGS if the rank is none of this world, of RANK_LOST if another is missing.
-    """
-    if not 0 <= rank < config.world:
-        raise WorkerError(
-            ExitCode.SETTINGS, f"--rank {rank} of a world of {config.world}: give 0 to {config.world - 1}"
-        )
-    if config.world == 1:
-        return Parallel()
-    store = dist.FileStore(str(Path(config.run_dir) / "ranks"), config.world)
-    try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=config.world)
-    except RuntimeError as error:
-        raise WorkerError(ExitCode.RANK_LOST, f"the {config.world} ranks did not meet: {error}") from error
-    return Parallel(rank, config.world, dist.group.WORLD)
 
 
 def check_divisible(config: ModelConfig, world: int) -> None:

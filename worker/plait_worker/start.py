@@ -16,13 +16,14 @@ import torch
 from plait_kernels.kv_cache import PageScales
 from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
 
+from plait_worker.agreement import check_agreement, warn_of_uneven_pages
 from plait_worker.attention.backend import UnplannedPrefill, requirements_for
 from plait_worker.attention.model_attention import ModelAttention
 from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
-from plait_worker.device import free_device_bytes, open_device
+from plait_worker.device import device_facts, free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import DECODE_ROWS, capture_sizes
@@ -32,8 +33,9 @@ from plait_worker.loop import Rank
 from plait_worker.machine import free_memory_bytes
 from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.model import Model
-from plait_worker.parallel import Parallel, init_parallel
+from plait_worker.parallel import Parallel
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
+from plait_worker.rendezvous import check_rank, connect_gpus, init_parallel
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from plait_worker.torch_threads import limit_torch_threads
@@ -43,13 +45,20 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A rank that has met the others: they have the same kind of device, and can exchange its tensors."""
+
+    device: torch.device
+    device_name: str
+    parallel: Parallel
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A rank's state before the engine's Welcome."""
 
     config: WorkerConfig
-    device: torch.device
-    device_name: str
-    parallel: Parallel
+    member: Member
     model: Model[Any]
     attention: ModelAttention
 
@@ -59,21 +68,33 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
     Raises ``WorkerError`` if one of these fails.
     """
-    loaded = load(config, init_parallel(config, rank))
+    loaded = load(config, meet(config, rank))
     with _log_duration("memory"):
         hello = _hello(loaded, config_bytes)
+    warn_of_uneven_pages(hello.num_pages, loaded.member.parallel)
     link.send(encode(hello))
     welcome = link.welcome()
     if welcome is None:
         return None
-    _log.info("rank %d of %d on %s: %d pages", rank, config.world, loaded.device_name, welcome.num_pages)
+    _log.info("rank %d of %d on %s: %d pages", rank, config.world, loaded.member.device_name, welcome.num_pages)
     return allocate(loaded, welcome)
 
 
-def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
-    """Open the device, load the model and choose its attention. Raises ``WorkerError`` if one of these fails."""
+def meet(config: WorkerConfig, rank: int) -> Member:
+    """Open the device and join the other ranks. Raises ``WorkerError`` if one of these fails, or if devices differ."""
+    check_rank(config, rank)
+    device, device_name = open_device(config, rank)
+    with _log_duration("ranks"):
+        parallel = init_parallel(config, rank, device)
+        check_agreement(device_facts(device), parallel)
+        connect_gpus(parallel, device)
+    return Member(device, device_name, parallel)
+
+
+def load(config: WorkerConfig, member: Member) -> Loaded:
+    """Load the model and choose its attention, the same on every rank. Raises ``WorkerError`` if one of these fails."""
     _check_drafts(config)
-    device, device_name = open_device(config)
+    device, parallel = member.device, member.parallel
     with _log_duration("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
@@ -84,7 +105,19 @@ def load(config: WorkerConfig, parallel: Parallel) -> Loaded:
         attention = choose_attention(config.attention.attention_backend, requirements, parallel)
     if device.type == "cpu":
         limit_torch_threads(model, attention)
-    return Loaded(config, device, device_name, parallel, model, attention)
+    check_agreement(_step_facts(model, attention), parallel)
+    return Loaded(config, member, model, attention)
+
+
+def _step_facts(model: Model[Any], attention: ModelAttention) -> dict[str, str]:
+    """What decides which steps a rank captures and which kernels they call."""
+    prompts = attention.captured_prefill
+    return {
+        "attention backend": attention.name,
+        "captured steps": "none" if not attention.is_capturable else "decode" if prompts is None else "all",
+        "cached tokens of captured prompts": "" if prompts is None else ", ".join(map(str, prompts.contexts)),
+        "dtype": _dtype_in_words(model),
+    }
 
 
 def _check_drafts(config: WorkerConfig) -> None:
@@ -98,17 +131,19 @@ def _check_drafts(config: WorkerConfig) -> None:
 def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
     """Allocate the cache and the slots, capture the graphs, and on a GPU run the warm-up."""
     config, model = loaded.config, loaded.model
-    cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.device)
-    slots = Slots(welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.device)
+    cache = KVCache(model.cache_specs, welcome.num_pages, config.pages.page_size, loaded.member.device)
+    slots = Slots(
+        welcome.num_slots, welcome.num_pages, config.pages.page_size, config.max_model_len, loaded.member.device
+    )
     graphs = _capture(loaded, cache, slots)
-    ready = Rank(model, cache, loaded.attention, slots, loaded.parallel, graphs)
-    if loaded.device.type == "cuda":
+    ready = Rank(model, cache, loaded.attention, slots, loaded.member.parallel, graphs)
+    if loaded.member.device.type == "cuda":
         with _log_duration("profile run"):
             fill_allocators(config, model, loaded.attention, cache)
         with _log_duration("warm-up"):
             for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(inputs)
-        _log.info("memory left: %.1f GB", free_device_bytes(loaded.device) / 1e9)
+        _log.info("memory left: %.1f GB", free_device_bytes(loaded.member.device) / 1e9)
     # What is alive now stays alive: the garbage collector need not visit it again.
     gc.collect()
     gc.freeze()
@@ -168,10 +203,10 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,
         config=config_fingerprint(config_bytes),
-        rank=loaded.parallel.rank,
-        world=loaded.parallel.world,
+        rank=loaded.member.parallel.rank,
+        world=loaded.member.parallel.world,
         pid=os.getpid(),
-        device=f"{loaded.device_name}, {loaded.attention.name} attention",
+        device=f"{loaded.member.device_name}, {loaded.attention.name} attention",
         dtype=_dtype_in_words(model),
         num_pages=_num_pages(loaded, page_bytes),
         page_bytes=page_bytes,
@@ -187,18 +222,18 @@ def _dtype_in_words(model: Model[Any]) -> str:
 
 def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
-    if loaded.device.type == "cpu":
+    if loaded.member.device.type == "cpu":
         activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
-        budget = MemoryBudget(_free_bytes(loaded.device) // config.world, model.weight_bytes, activation_bytes)
+        budget = MemoryBudget(_free_bytes(loaded.member.device) // config.world, model.weight_bytes, activation_bytes)
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
     try:
-        activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.device)
+        activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.member.device)
     except torch.OutOfMemoryError as error:
         raise WorkerError(
             ExitCode.HARDWARE,
             f"a step of {config.max_batch_tokens} tokens does not fit: {error}; lower --max-batch-tokens or --max-seqs",
         ) from error
-    budget = MemoryBudget(_free_bytes(loaded.device), model.weight_bytes, activation_bytes)
+    budget = MemoryBudget(_free_bytes(loaded.member.device), model.weight_bytes, activation_bytes)
     return choose_num_pages(config, page_bytes, gpu_pool_bytes(config, budget), budget)
 
 
@@ -210,7 +245,7 @@ def _gathered_itemsize(loaded: Loaded) -> int | None:
 
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     model, attention, settings = loaded.model, loaded.attention, loaded.config.device
-    if loaded.device.type == "cpu" or not settings.cuda_graphs:
+    if loaded.member.device.type == "cpu" or not settings.cuda_graphs:
         return StepGraphs()
     if not attention.is_capturable:
         _log.warning("%s attention plans each step on the host: no CUDA graphs", attention.name)

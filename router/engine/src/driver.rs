@@ -356,9 +356,9 @@ impl EventLoop {
         self.stage = Stage::Ended;
     }
 
-    /// Sends Fail to the ranks; one that cannot be reached is gone.
+    /// Sends Fail to the ranks, those that still load too; one that cannot be reached is gone.
     fn send_failure_to_ranks(&self, code: ExitCode, reason: &str) {
-        for rank in (0..self.num_ranks).filter(|rank| self.has_joined(*rank)) {
+        for rank in 0..self.num_ranks {
             let reason = reason.to_owned();
             let _told = self.driver.link.send(
                 rank,

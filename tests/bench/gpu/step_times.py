@@ -31,7 +31,6 @@ from plait_proto import (
 )
 from plait_worker import start
 from plait_worker.loop import InFlight, Rank
-from plait_worker.parallel import Parallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -84,7 +83,7 @@ def open_rank(
         threads=None,
         log_level="info",
     )
-    loaded = start.load(config, Parallel())
+    loaded = start.load(config, start.meet(config, 0))
     welcome = Welcome(
         num_slots=num_seqs,
         num_pages=num_pages,

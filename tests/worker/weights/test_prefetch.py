@@ -37,6 +37,22 @@ def test_prefetched_tensors_are_read_without_a_page_fault(tmp_path: Path) -> Non
     assert faults[1] < 100
 
 
+def test_the_ranks_of_a_machine_prefetch_each_piece_once(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(NUM_BYTES))
+    faults = 0
+    for rank in range(2):
+        mapped = torch.from_file(str(tmp_path / "numbers"), shared=True, size=NUM_BYTES, dtype=torch.uint8)
+        if not populate(mapped, rank, 2):
+            pytest.skip("this system maps pages only as they are touched")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        halves = mapped.view(-1, 2, 16 << 20)
+        assert not halves[:, rank].any()
+        faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert not halves[:, 1 - rank].any()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 250, "the other rank's pieces"
+    assert faults < 100
+
+
 def test_tensors_are_the_same_while_they_are_prefetched(folder: SafetensorsFolder, tmp_path: Path) -> None:
     right = load_file(tmp_path / "model.safetensors")
     with prefetch.prefetch(folder, folder.names):
@@ -50,7 +66,7 @@ def test_nothing_is_prefetched_if_it_would_fill_the_memory(
 ) -> None:
     was_asked = threading.Event()
     monkeypatch.setattr(prefetch, "free_memory_bytes", lambda: free_bytes)
-    monkeypatch.setattr(prefetch, "_populate_tensor", lambda _folder, _name: was_asked.set())
+    monkeypatch.setattr(prefetch, "_populate_tensor", lambda *_asked: was_asked.set())
     fits = folder.num_bytes() <= free_bytes // 2
     with prefetch.prefetch(folder, folder.names):
         assert was_asked.wait(30 if fits else 0) == fits

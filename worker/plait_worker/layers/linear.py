@@ -97,6 +97,7 @@ class RowLinear:
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` is the projection whose outputs it takes."""
         self.parallel = parallel
+        self.has_bias = bias
         bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
         own_bias_O = bias_O if parallel.rank == 0 else None  # added once, not once a rank
         self.multiply = read_matrix(weights, [inputs.inputs(name, num_outputs, parallel)], own_bias_O)

@@ -74,12 +74,15 @@ class VocabHead:
 
     def rounded(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
         """``[S, V]`` in the GEMM's own type: on a GPU the model's; written to ``out_SV`` if given."""
-        if self.parallel.world > 1 or not isinstance(self.multiply, GpuMatrix):
-            logits_SV = self(hidden_SD)
-            return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
-        return self.multiply(hidden_SD) if out_SV is None else self.multiply.matmul_out(hidden_SD, out_SV)
+        if isinstance(self.multiply, GpuMatrix) and self.parallel.world == 1 and out_SV is not None:
+            return self.multiply.matmul_out(hidden_SD, out_SV)
+        logits_SV = self._gather(self.multiply(hidden_SD)) if isinstance(self.multiply, GpuMatrix) else self(hidden_SD)
+        return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
 
     def __call__(self, hidden_SD: Tensor) -> Tensor:
         """float32 ``[S, V]``."""
-        logits_SU = self.multiply.matmul_float32(hidden_SD)
+        return self._gather(self.multiply.matmul_float32(hidden_SD))
+
+    def _gather(self, logits_SU: Tensor) -> Tensor:
+        """The ranks' logits side by side, without those that fill up the last rank's."""
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size]

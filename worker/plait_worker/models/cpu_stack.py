@@ -43,7 +43,7 @@ class CpuStack:
 
 
 def read_cpu_stack(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> CpuStack | None:
-    """The blocks for one kernel; None if one of them is of another kind, or with tensor parallelism."""
+    """The blocks for one kernel; None if one of them is of another kind, or with several ranks."""
     dense = [_dense_block(block) for block in blocks]
     whole = [block for block in dense if block is not None and can_stack(block)]
     return CpuStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None

@@ -30,6 +30,7 @@ from plait_worker.parallel import Parallel
 class FusedBlock:
     """A dense block's weights, shared with its layers."""
 
+    parallel: Parallel
     attention_norm: RmsNorm
     qkv: GpuMatrix
     num_heads: int
@@ -51,13 +52,13 @@ class FusedBlock:
         q_THE = rotate_and_store(
             qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.slot_mapping_T, step.scales
         )
-        x_TD = self.output(step.attend(q_THE, pages).flatten(1))
+        x_TD = self.parallel.all_reduce(self.output(step.attend(q_THE, pages).flatten(1)))
         gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
-        return self.down(gated_TO), residual_TD
+        return self.parallel.all_reduce(self.down(gated_TO)), residual_TD
 
 
 class FusedStack:
-    """All blocks of a model and its final norm, on one GPU."""
+    """All blocks of a model and its final norm, on a rank's GPU."""
 
     def __init__(self, blocks: Sequence[FusedBlock], norm: RmsNorm) -> None:
         """Nothing is copied."""
@@ -73,15 +74,17 @@ class FusedStack:
 
 
 def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> FusedStack | None:
-    """The blocks in fused form; None if one of them is of another kind, or with tensor parallelism."""
-    fused = [_fused_block(block) for block in blocks]
+    """The blocks in fused form, on every rank or on none; None if one of them is of another kind."""
+    fused = [_fused_block(block, parallel) for block in blocks]
     whole = [block for block in fused if block is not None]
-    return FusedStack(whole, norm) if parallel.world == 1 and len(whole) == len(blocks) else None
+    return FusedStack(whole, norm) if len(whole) == len(blocks) else None
 
 
-def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
+def _fused_block(block: Block[StepAttention], parallel: Parallel) -> FusedBlock | None:
     attention, mlp = block.attention, block.mlp
     if not isinstance(attention, GqaAttention) or not isinstance(mlp, GatedMlp):
+        return None
+    if attention.output.has_bias or mlp.down.has_bias:  # which rank 0 alone holds
         return None
     matrices = [layer.multiply for layer in (attention.qkv, attention.output, mlp.gate_up, mlp.down)]
     plain = [matrix for matrix in matrices if isinstance(matrix, GpuMatrix) and matrix.bias_O is None]
@@ -89,6 +92,7 @@ def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
         return None
     qkv, output, gate_up, down = plain
     return FusedBlock(
+        parallel=parallel,
         attention_norm=block.attention_norm,
         qkv=qkv,
         num_heads=attention.num_heads,

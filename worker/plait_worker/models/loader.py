@@ -83,8 +83,9 @@ def load_model(
     """The model in a Hugging Face folder or a GGUF file; ``dtype`` is auto, float32, bfloat16 or float16.
 
     With auto, a GGUF's matrices stay quantised on a CPU with bfloat16 GEMMs, if the kernels take their block types.
-    Any other ``dtype`` rounds all weights to it. ``free_bytes`` is for all ranks of the machine; None is no limit.
-    ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more is none.
+    Any other ``dtype`` rounds all weights to it. ``free_bytes`` is the rank's GPU's, or for all ranks on a CPU; None is
+    no limit. ``fp8`` are the scales of a float8_e4m3fn cache. A sliding window of ``max_model_len`` tokens or more is
+    none.
 
     Raises ``ModelFilesError`` if the files are missing, broken or not supported, ``ValueError`` if the ranks cannot
     divide the model, and ``WorkerError`` of code HARDWARE if memory is too small.
@@ -96,11 +97,11 @@ def load_model(
     source = in_neox_rope_order(files, config)
     stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
     formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
-    weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, free_bytes))
+    weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, device, free_bytes))
     unused = unused_tensors(files.names, config)
     least_bytes = weights.least_bytes(unused)
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
-    with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device):
+    with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device, parallel):
         model = read_model(config, weights, parallel, fp8)
     weights.check_leftovers(unused)
     if unused:
@@ -108,9 +109,13 @@ def load_model(
     return model
 
 
-def _prefetch(files: TensorSource, names: Collection[str], device: torch.device) -> AbstractContextManager[None]:
-    """Only for a GPU: on a CPU copying the tensors takes the time."""
-    return prefetch(files, names) if isinstance(files, SafetensorsFolder) and device.type == "cuda" else nullcontext()
+def _prefetch(
+    files: TensorSource, names: Collection[str], device: torch.device, parallel: Parallel
+) -> AbstractContextManager[None]:
+    """Only for a GPU: on a CPU copying the tensors takes the time. Each rank reads its part for all."""
+    if not isinstance(files, SafetensorsFolder) or device.type == "cpu":
+        return nullcontext()
+    return prefetch(files, names, parallel.rank, parallel.world)
 
 
 def dummy_model(
@@ -128,24 +133,27 @@ def dummy_model(
     """
     config = open_config(path).without_unused_window(max_model_len)
     check_divisible(config, parallel.world)
-    weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, free_bytes))
+    weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, device, free_bytes))
     with torch.inference_mode():
         if free_bytes is not None:
             least_bytes = _random_bytes(config, weights.dtype, parallel, free_bytes)
-            check_fits(sum(least_bytes.values()) + _transient_bytes(least_bytes, device), free_bytes)
+            sharing = _num_sharing(parallel, device)
+            check_fits(
+                sum(least_bytes.values()) * sharing + _transient_bytes(least_bytes, device) * sharing, free_bytes
+            )
         return read_model(config, weights, parallel, fp8)
 
 
 def _random_bytes(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, free_bytes: int) -> dict[str, int]:
-    """Bytes of each random tensor on all ranks together, packed copies not counted; nothing is allocated."""
+    """Bytes of each of this rank's random tensors, packed copies not counted; nothing is allocated."""
 
     def stop_early(own: int, _to_come: int) -> None:
         if own * parallel.world > _COUNTED_BYTES:
-            check_fits(own * parallel.world, free_bytes)
+            check_fits(own, free_bytes)
 
     sizes = DummyWeights(dtype, torch.device("meta"), WeightMemory(stop_early))
     read_model(config, sizes, parallel, None)
-    return {name: num_bytes * parallel.world for name, num_bytes in sizes.held.taken.items()}
+    return dict(sizes.held.taken)
 
 
 def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> int:
@@ -153,15 +161,25 @@ def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> in
     return max(least_bytes.values(), default=0) if device.type == "cpu" else 0
 
 
-def _make_weight_memory(parallel: Parallel, free_bytes: int | None) -> WeightMemory:
-    """A rank's account, which fails if all ranks together exceed the memory; rank 0 shows progress.
+def _num_sharing(parallel: Parallel, device: torch.device) -> int:
+    """Ranks whose weights lie in the same memory: each GPU has its own."""
+    return parallel.world if device.type == "cpu" else 1
+
+
+def _make_weight_memory(parallel: Parallel, device: torch.device, free_bytes: int | None) -> WeightMemory:
+    """A rank's account, which fails if its memory is too small for the ranks that share it; rank 0 shows progress.
 
     Progress goes to standard output, which is the terminal if there is one; standard error is read line by line.
     """
     progress = LoadingProgress(sys.stdout).show if parallel.rank == 0 else None
     if free_bytes is None:
         return WeightMemory(progress=progress)
-    return WeightMemory(lambda own, to_come: check_fits(own * parallel.world + to_come, free_bytes), progress)
+    sharing = _num_sharing(parallel, device)
+
+    def check(own: int, to_come: int) -> None:
+        check_fits(own * sharing + to_come * sharing // parallel.world, free_bytes)
+
+    return WeightMemory(check, progress)
 
 
 def read_model(config: ModelConfig, weights: Weights, parallel: Parallel, fp8: PageScales | None) -> Model[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
@@ -12,23 +13,28 @@ from plait_worker.weights.weight_memory import WeightMemory
 
 SPREAD = 0.02
 """Standard deviation of the matrices: wide enough that a router sends tokens to different experts."""
-_SEED = 0
 
 
 class DummyWeights(Weights):
-    """Every tensor that a model reads: normally distributed, norms all ones; the same at every start."""
+    """Every tensor that a model reads: normally distributed, norms all ones.
+
+    A tensor is drawn whole, seeded by its name, and then cut: the same model at every start and on any number of ranks.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, held: WeightMemory | None = None) -> None:
         """No tensor is made yet. On torch's meta device none ever is; ``held`` then has the sizes."""
         self.dtype = dtype
         self.device = device
         self.formats = ()
+        self.prefix = ""
         self.held = held or WeightMemory()
-        self.generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(_SEED)
+        self.generator = torch.Generator("cpu" if device.type == "meta" else device)
 
-    def with_prefix(self, _prefix: str) -> DummyWeights:
-        """Itself: no name is looked up."""
-        return self
+    def with_prefix(self, prefix: str) -> DummyWeights:
+        """See ``Weights``."""
+        below = DummyWeights(self.dtype, self.device, self.held)
+        below.prefix = f"{self.prefix}{prefix}."
+        return below
 
     def has(self, _name: str) -> bool:
         """It has every tensor."""
@@ -46,13 +52,14 @@ class DummyWeights(Weights):
         num_rows = len(rows) if rows is not None else shape[0]
         cut = (num_rows, *([len(columns)] if columns is not None else shape[1:]))
         kept_as = dtype or self.dtype
-        self.held.add(f"{len(self.held.taken)} {name}", math.prod(cut) * kept_as.itemsize)
-        tensor = torch.ones(cut, dtype=self.dtype, device=self.device)
-        if len(shape) > 1 and not tensor.is_meta:
-            tensor.normal_(0, SPREAD, generator=self.generator)
-        # Files hold the model's type whatever a layer computes in.
-        return tensor.to(kept_as)
+        self.held.add(self.prefix + name, math.prod(cut) * kept_as.itemsize)
+        if len(shape) == 1 or self.device.type == "meta":
+            # Files hold the model's type whatever a layer computes in.
+            return torch.ones(cut, dtype=self.dtype, device=self.device).to(kept_as)
+        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
+        whole.normal_(0, SPREAD, generator=self.generator.manual_seed(_seed(self.prefix + name)))
+        return whole.to(kept_as) if cut == shape else self._slice(whole, rows, columns).to(kept_as, copy=True)
 
-    def hold_more(self, name: str, num_bytes: int) -> None:
-        """See ``Weights``."""
-        self.held.add(f"{len(self.held.taken)} {name}", num_bytes)
+
+def _seed(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

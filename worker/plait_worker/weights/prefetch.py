@@ -26,32 +26,35 @@ _MADV_POPULATE_READ = 22
 
 
 @contextmanager
-def prefetch(folder: SafetensorsFolder, names: Collection[str]) -> Iterator[None]:
-    """Inside, the tensors are populated layer by layer; none if the files exceed half of the free memory."""
+def prefetch(folder: SafetensorsFolder, names: Collection[str], rank: int = 0, world: int = 1) -> Iterator[None]:
+    """Inside, the tensors are populated layer by layer; none if the files exceed half of the free memory.
+
+    Ranks of one machine share its page cache: each reads every ``world``-th piece.
+    """
     with ThreadPoolExecutor(_THREADS) as threads:
         if folder.num_bytes() <= free_memory_bytes() // 2:
             for name in sorted(names, key=_in_order):
-                threads.submit(_populate_tensor, folder, name)
+                threads.submit(_populate_tensor, folder, name, rank, world)
         try:
             yield
         finally:
             threads.shutdown(cancel_futures=True)
 
 
-def populate(tensor: Tensor) -> bool:
-    """Map and read a tensor's pages; False if the kernel does not support it."""
+def populate(tensor: Tensor, rank: int = 0, world: int = 1) -> bool:
+    """Map and read a tensor's pages, or a rank's part of them; False if the kernel does not support it."""
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     end = tensor.data_ptr() + tensor.nbytes
     madvise = ctypes.CDLL(None).madvise
-    pieces = range(first, end, _PIECE_BYTES)
+    pieces = range(first + rank * _PIECE_BYTES, end, world * _PIECE_BYTES)
     asked = [
         madvise(ctypes.c_void_p(at), ctypes.c_size_t(min(_PIECE_BYTES, end - at)), _MADV_POPULATE_READ) for at in pieces
     ]
     return not any(asked)
 
 
-def _populate_tensor(folder: SafetensorsFolder, name: str) -> None:
-    populate(folder.mapped(name))
+def _populate_tensor(folder: SafetensorsFolder, name: str, rank: int, world: int) -> None:
+    populate(folder.mapped(name), rank, world)
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

@@ -19,6 +19,8 @@ from plait_worker.weights.weight_memory import WeightMemory
 
 NUM_NAMED = 5
 """Names that an error message lists at most."""
+_PIECE_BYTES = 64 << 20
+"""Whole rows that are copied to a GPU at a time, where a rank keeps some of their columns."""
 _LOOKED_UP = "embed_tokens.weight"
 """Embeddings are dense, even if a head that is the same matrix stays quantised."""
 
@@ -126,7 +128,11 @@ class Weights:
         Raises ``ModelFilesError`` if the files lack it or give it another shape.
         """
         full_name = self._check_tensor(name, shape)
-        tensor = self._copy_to_device(self._slice(self.source.read(full_name), rows, columns), dtype or self.dtype)
+        stored = self.source.read(full_name)
+        if columns is not None and self.device.type == "cuda":
+            tensor = self._copy_columns(stored, columns, dtype or self.dtype)
+        else:
+            tensor = self._copy_to_device(self._slice(stored, rows, columns), dtype or self.dtype)
         self.held.add(full_name, tensor.nbytes)
         return tensor
 
@@ -183,6 +189,14 @@ class Weights:
     def _copy_to_device(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """A copy: the source may be a mapped file."""
         return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor)
+
+    def _copy_columns(self, tensor: Tensor, columns: range, dtype: torch.dtype) -> Tensor:
+        """The same for columns of a matrix: cut on the device, since a copy of cut rows is made on the host first."""
+        copy = torch.empty((tensor.shape[0], len(columns)), dtype=dtype, device=self.device)
+        num_rows = max(1, _PIECE_BYTES // max(1, tensor[:1].nbytes))
+        for rows, cut in zip(tensor.split(num_rows), copy.split(num_rows), strict=True):
+            cut.copy_(self._slice(rows.to(self.device), None, columns))
+        return copy
 
     def check_leftovers(self, unused: Collection[str]) -> None:
         """Raise ``ModelFilesError`` if tensors were not taken that are not ``unused`` either."""

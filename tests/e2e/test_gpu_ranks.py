@@ -1,0 +1,89 @@
+"""Two GPUs are one server: every answer is right, and the end of one rank is the end of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from plait_testing import gpu_runs, recall
+from plait_testing.recording import Record
+from plait_testing.running_server import StartServer
+
+pytestmark = pytest.mark.multi_gpu
+MODELS = ("recall-gqa", "recall-mla")
+VARIANTS = {"default": (), **gpu_runs.VARIANTS}
+SAMPLED: dict[str, dict[str, object]] = {
+    "random": {"temperature": 0.05, "seed": 3},
+    "filtered": {"temperature": 1, "top_k": 1, "seed": 3},
+}
+"""Sampling that gives the likeliest token, or hardly ever another, by the kernels for the others."""
+
+
+@pytest.fixture(params=MODELS)
+def runs(
+    request: pytest.FixtureRequest,
+    check_models: Path,
+    server: StartServer,
+    sized: Callable[[int, int], int],
+    record: Record,
+) -> gpu_runs.GpuRuns:
+    return gpu_runs.GpuRuns(request.param, check_models, server, sized, record, num_ranks=2)
+
+
+@pytest.mark.acceptance("gpu-ranks")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_answer_of_two_ranks_is_right(runs: gpu_runs.GpuRuns, variant: str) -> None:
+    runs.answers("auto", "--mixed", variant, *VARIANTS[variant])
+
+
+@pytest.mark.acceptance("gpu-ranks")
+def test_rank_0_samples_for_both(runs: gpu_runs.GpuRuns) -> None:
+    asked = recall.problems(seed=5, num=runs.sized(20, 200), context=2048)
+    running = runs.start("auto", gpu_runs.NUM_PAGES)
+    for name, sampling in SAMPLED.items():
+        wrong = recall.ask_all(running.url, asked, model=runs.model, concurrency=13, **sampling)
+        mistakes = runs.judge(asked, wrong) if name == "filtered" else []
+        runs.note(f"auto {name} sampling", len(asked), len(wrong), len(mistakes))
+        assert mistakes == []
+        assert len(wrong) < len(asked) / 4
+
+
+@pytest.mark.acceptance("gpu-ranks")
+def test_slow_steps_over_foul_memory_change_no_answer(runs: gpu_runs.GpuRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.under_stress("auto", monkeypatch)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_rank_ends_the_other_in_the_midst_of_its_collectives(
+    check_models: Path, server: StartServer, lost: int
+) -> None:
+    running = server(check_models / "recall-gqa", "--device", "cuda", "--tp", "2")
+    assert running.url, running.errors
+    workers = {rank_of(process): process for process in running.workers()}
+    body = {"prompt": "count 1 40", "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    with httpx.stream("POST", running.url + "/v1/completions", json=body, timeout=60) as streamed:
+        lines = (line for line in streamed.iter_lines() if line)
+        next(lines)
+        workers[lost].kill()
+        *_, last = lines
+    assert "a worker was lost" in last
+    assert running.wait() == 5
+    assert f"rank {lost} was lost: worker {lost} was killed by SIGKILL" in running.last_line
+    assert not workers[1 - lost].is_running()
+
+
+def rank_of(process: psutil.Process) -> int:
+    words: list[str] = process.cmdline()
+    return int(words[words.index("--rank") + 1])
+
+
+def test_more_ranks_than_gpus_end_with_what_works(check_models: Path, server: StartServer) -> None:
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    refused = server(check_models / "recall-gqa", "--device", "cuda", "--tp", str(2 * num_gpus))
+    assert refused.wait() == 3
+    assert f"and {num_gpus} are visible; set --tp to {num_gpus} at most" in refused.last_line
