@@ -7,12 +7,14 @@ from pathlib import Path
 
 from plait_testing import budgets
 
-MULTICAST = re.compile("cuMulticast|multimem")  # in two parts each, so that this file passes
+MULTICAST = re.compile("cuMulticast|multimem")
 SOURCES = (".py", ".rs", ".cu", ".cuh", ".h", ".cpp", ".toml", ".sh")
 
 
 def test_no_source_makes_a_multicast_object_or_reads_through_one() -> None:
-    asking = [path for path in budgets.tracked(*SOURCES) if MULTICAST.search(path.read_text())]
+    asking = [
+        path for path in budgets.tracked(*SOURCES) if path != Path(__file__) and MULTICAST.search(path.read_text())
+    ]
     assert asking == []
 
 
