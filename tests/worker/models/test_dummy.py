@@ -44,8 +44,8 @@ def test_random_weights_are_the_same_model_on_any_number_of_ranks(
 
 def test_a_tensor_is_drawn_by_its_name() -> None:
     weights = DummyWeights(torch.bfloat16, CPU)
-    whole = weights.at("model.layers.3").take("q_proj.weight", (64, 32))
-    below = DummyWeights(torch.bfloat16, CPU).at("model").at("layers.3")
+    whole = weights.with_prefix("model.layers.3").take("q_proj.weight", (64, 32))
+    below = DummyWeights(torch.bfloat16, CPU).with_prefix("model").with_prefix("layers.3")
     assert torch.equal(below.take("q_proj.weight", (64, 32), rows=range(16, 32)), whole[16:32])
     assert torch.equal(below.take("q_proj.weight", (64, 32), columns=range(8, 16)), whole[:, 8:16])
-    assert not torch.equal(weights.at("model.layers.4").take("q_proj.weight", (64, 32)), whole)
+    assert not torch.equal(weights.with_prefix("model.layers.4").take("q_proj.weight", (64, 32)), whole)
