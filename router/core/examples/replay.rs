@@ -9,6 +9,7 @@
 )]
 
 use std::io::BufRead;
+use std::num::NonZeroU32;
 
 use plait_core::{
     Event, FinishReason, HashSeed, Micros, Output, PageSettings, Plan, Refusal, Request, RequestId,
@@ -47,6 +48,7 @@ struct Ask {
     stop_ids: Vec<TokenId>,
     priority: i32,
     tenant: u64,
+    weight: Option<NonZeroU32>,
     salt: u64,
 }
 
@@ -59,6 +61,7 @@ impl Ask {
             prompt_logprobs: false,
             priority: self.priority,
             tenant: TenantId(self.tenant),
+            weight: self.weight.unwrap_or(NonZeroU32::MIN),
             salt: self.salt,
         }
     }

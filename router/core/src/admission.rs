@@ -5,7 +5,7 @@ use crate::kv_cache::PrefixHits;
 use crate::plan_builder::PlanBuilder;
 use crate::queue::QueueKey;
 use crate::scheduler::{Location, Scheduler};
-use crate::state::{Admission, Job, Queued};
+use crate::state::{Admission, Job};
 
 /// What the head of the queue gets if it is admitted now.
 struct QueueHead {
@@ -25,7 +25,7 @@ impl Scheduler {
             };
             let admission = self.admission_of(queued.job(), &head);
             let slot = admission.slot;
-            self.charge_prompt(&mut queued, admission.num_cached);
+            self.charge_admission(&mut queued, admission.num_cached);
             builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
             let (running, new_slot) = queued.admit(admission, builder.step, now);
             self.locations
@@ -37,17 +37,6 @@ impl Scheduler {
         }
     }
 
-    /// Charges a tenant for the prompt at admission. A return from preemption is free.
-    fn charge_prompt(&mut self, queued: &mut Queued, num_cached: u32) {
-        let (Some(fair_share), Queued::Waiting { job, .. }) = (&mut self.fair_share, &*queued)
-        else {
-            return;
-        };
-        let (tenant, num_tokens) = (job.tenant(), job.prompt_len() - num_cached);
-        queued.set_num_served(fair_share.num_served(tenant));
-        fair_share.charge(tenant, num_tokens);
-    }
-
     /// The head of the queue with a slot, its first chunk and its cached prefix, if it can be admitted
     /// now.
     fn admissible_head(&mut self, builder: &PlanBuilder) -> Option<QueueHead> {
@@ -55,7 +44,7 @@ impl Scheduler {
         if self.running.num_held() > 0 || builder.is_full() {
             return None;
         }
-        let key = self.queue.first(self.fair_share.as_ref())?;
+        let key = self.queue.first()?;
         let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
         let hits = match &mut self.prefix_hasher {

@@ -65,9 +65,6 @@ impl Scheduler {
         };
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
-        if let Some(fair_share) = &mut self.fair_share {
-            fair_share.charge(running.job.tenant(), sample.num_accepted());
-        }
         outputs.push(tokens);
         self.publish(slot);
         if let Some(reason) = end {
@@ -132,8 +129,8 @@ impl Scheduler {
         outputs.push(Output::Finished { request, reason });
     }
 
-    fn leave_share(&mut self, tenant: TenantId) {
-        if let Some(fair_share) = &mut self.fair_share {
+    pub(crate) fn leave_share(&mut self, tenant: TenantId) {
+        if let Some(fair_share) = &mut self.queue.fair_share {
             fair_share.leave(tenant);
         }
     }

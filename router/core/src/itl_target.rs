@@ -54,6 +54,11 @@ impl ItlTarget {
         }
     }
 
+    /// The step-time model.
+    pub(crate) fn cost(&self) -> &StepCost {
+        &self.cost
+    }
+
     /// A plan is in flight.
     pub(crate) fn launch(&mut self, step: StepId, work: StepWork) {
         if work.num_prefill_tokens > 0 {

@@ -24,10 +24,12 @@ mod plan_builder;
 mod preemption;
 mod prefix_hasher;
 mod queue;
+mod queue_room;
 mod request;
 mod round_robin;
 mod running_set;
 mod scheduler;
+mod service_charge;
 mod settings;
 mod state;
 mod stats;
@@ -41,7 +43,7 @@ pub use kv_event::{KvEvent, StoredPage};
 pub use page_pool::PageCounts;
 pub use plan::{DecodeRow, NewSlot, OtherPage, Plan, PrefillRow, TrimmedSlot};
 pub use prefix_hasher::{HashSeed, PageHash};
-pub use request::{Refusal, Request};
+pub use request::{Refusal, Rejected, Request};
 pub use scheduler::Scheduler;
 pub use settings::{
     Limits, PageSettings, Policy, PoolSize, RuntimeSettings, SchedulerSettings, Settings,

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::fair_share::FairShare;
+use crate::fair_share::{FairShare, VirtualTime};
 use crate::ids::TenantId;
-use crate::request::Refusal;
-use crate::settings::SchedulerSettings;
+use crate::queue_room::QueueRoom;
+use crate::request::Rejected;
+use crate::settings::Policy;
 use crate::state::{Job, Order, Queued};
 
 /// A request's key in the queue.
@@ -19,8 +20,8 @@ pub(crate) struct QueueKey {
 /// The first request of a lane, ordered between lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Head {
-    /// Tokens served to the lane's tenant when it was last looked at. It may be more by now.
-    num_served: u64,
+    /// The tenant's virtual time when the lane was last looked at. It may be later by now.
+    time: VirtualTime,
     order: Order,
     lane: TenantId,
 }
@@ -37,51 +38,41 @@ struct Lane {
 pub(crate) struct Queue {
     lanes: BTreeMap<TenantId, Lane>,
     heads: BTreeSet<Head>,
-    len: u32,
-    num_tokens: u64,
+    pub(crate) room: QueueRoom,
+    /// None unless the policy is fair share.
+    pub(crate) fair_share: Option<FairShare>,
+    /// Requests that left the queue unserved since the caller last asked.
+    pub(crate) rejected: Vec<Rejected>,
 }
 
 impl Queue {
-    pub(crate) fn len(&self) -> u32 {
-        self.len
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self {
+            fair_share: (policy == Policy::Fair).then(FairShare::default),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
-    /// Whether `num_requests` with `num_tokens` prompt tokens may join. An empty queue takes any number,
-    /// because so many could never be served otherwise.
-    pub(crate) fn check_room(
-        &self,
-        num_requests: usize,
-        num_tokens: u64,
-        settings: &SchedulerSettings,
-    ) -> Result<(), Refusal> {
-        if self.is_empty() {
-            return Ok(());
+    /// The lane of a request.
+    pub(crate) fn lane_of(&self, job: &Job) -> TenantId {
+        match self.fair_share {
+            Some(_) => job.tenant(),
+            None => TenantId::default(),
         }
-        if u64::from(self.len) + num_requests as u64 > settings.max_queue.into() {
-            return Err(Refusal::QueueFull {
-                waiting: self.len,
-                limit: settings.max_queue,
-            });
-        }
-        if self.num_tokens + num_tokens > settings.max_queue_tokens {
-            return Err(Refusal::QueueTokensFull {
-                waiting: self.num_tokens,
-                limit: settings.max_queue_tokens,
-            });
-        }
-        Ok(())
     }
 
     pub(crate) fn push(&mut self, lane: TenantId, queued: Queued) {
-        self.len += 1;
-        self.num_tokens += u64::from(queued.job().prompt_len());
+        self.room.add(lane, queued.job());
         let order = queued.job().order;
+        if !self.lanes.contains_key(&lane) {
+            self.start_waiting(lane);
+        }
         let head = Head {
-            num_served: 0,
+            time: VirtualTime::default(),
             order,
             lane,
         };
@@ -97,20 +88,52 @@ impl Queue {
         self.move_head(head);
     }
 
-    /// The head of the queue: the first request of the lane whose tenant was served least.
-    ///
-    /// Served tokens only grow. A lane that seems first but was served more since is re-inserted;
-    /// the others are not visited.
-    pub(crate) fn first(&mut self, fair_share: Option<&FairShare>) -> Option<QueueKey> {
-        loop {
-            let head = *self.heads.first()?;
-            let num_served = fair_share.map_or(0, |fair_share| fair_share.num_served(head.lane));
-            if num_served == head.num_served {
-                let Head { lane, order, .. } = head;
-                return Some(QueueKey { lane, order });
-            }
-            self.move_head(Head { num_served, ..head });
+    /// A lane that was empty gets a request.
+    fn start_waiting(&mut self, lane: TenantId) {
+        self.first();
+        if let Some(fair_share) = &mut self.fair_share {
+            fair_share.start_waiting(lane);
         }
+    }
+
+    /// The head of the queue: the first request of the lane whose tenant's virtual time is least.
+    ///
+    /// Virtual times only grow. A lane that seems first but was served since is re-inserted; the others
+    /// are not visited.
+    pub(crate) fn first(&mut self) -> Option<QueueKey> {
+        loop {
+            let first = self.heads.first().copied();
+            let Some(fair_share) = &mut self.fair_share else {
+                return first.map(Head::key);
+            };
+            let time = first.map(|head| fair_share.time(head.lane));
+            match first.zip(time) {
+                Some((head, time)) if time != head.time => self.move_head(Head { time, ..head }),
+                _ => {
+                    fair_share.catch_up(time);
+                    return first.map(Head::key);
+                }
+            }
+        }
+    }
+
+    /// The waiting requests at the end of a lane, last first. Preempted ones come before them.
+    pub(crate) fn waiting_backwards(
+        &self,
+        lane: TenantId,
+    ) -> impl Iterator<Item = (QueueKey, &Job)> {
+        let requests = self.lanes.get(&lane).into_iter();
+        let backwards = requests.flat_map(|lane| lane.requests.iter().rev());
+        backwards.map_while(move |(order, queued)| match queued {
+            Queued::Waiting { job, .. } => Some((
+                QueueKey {
+                    lane,
+                    order: *order,
+                },
+                &**job,
+            )),
+            Queued::Preempted { .. } => None,
+        })
     }
 
     /// Re-inserts a lane under its current head.
@@ -122,9 +145,12 @@ impl Queue {
         }
     }
 
+    pub(crate) fn get(&self, key: QueueKey) -> Option<&Queued> {
+        self.lanes.get(&key.lane)?.requests.get(&key.order)
+    }
+
     pub(crate) fn job(&self, key: QueueKey) -> Option<&Job> {
-        let lane = self.lanes.get(&key.lane)?;
-        Some(lane.requests.get(&key.order)?.job())
+        self.get(key).map(Queued::job)
     }
 
     pub(crate) fn job_mut(&mut self, key: QueueKey) -> Option<&mut Job> {
@@ -148,8 +174,14 @@ impl Queue {
                 self.lanes.remove(&key.lane);
             }
         }
-        self.len -= 1;
-        self.num_tokens -= u64::from(queued.job().prompt_len());
+        self.room.remove(key.lane, queued.job());
         Some(queued)
+    }
+}
+
+impl Head {
+    fn key(self) -> QueueKey {
+        let Self { lane, order, .. } = self;
+        QueueKey { lane, order }
     }
 }

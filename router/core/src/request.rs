@@ -1,8 +1,9 @@
 //! What the user asked for, in tokens.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::ids::{TenantId, TokenId};
+use crate::ids::{RequestId, TenantId, TokenId};
 
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,8 @@ pub struct Request {
     pub priority: i32,
     /// The tenant that [`crate::Policy::Fair`] charges.
     pub tenant: TenantId,
+    /// The tenant's share against others'. Its last request's counts.
+    pub weight: NonZeroU32,
     /// Requests with different salts never share pages. Neither can then tell from its latency what the
     /// other has asked.
     pub salt: u64,
@@ -69,9 +72,23 @@ pub enum Refusal {
         /// `max_queue_tokens`.
         limit: u64,
     },
+    /// It waited, the queue became full, and its tenant had more requests in it than another.
+    #[error(
+        "the queue became full, and this tenant had the most waiting in it; send fewer requests at a time, or try again later"
+    )]
+    Displaced,
     /// The replica is draining.
     #[error(
         "the server is shutting down and takes no new requests; send them to another server, or try again later"
     )]
     Draining,
+}
+
+/// A request that was queued, and left the queue unserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// Which.
+    pub request: RequestId,
+    /// Why.
+    pub refusal: Refusal,
 }

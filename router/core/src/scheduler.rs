@@ -3,7 +3,6 @@
 use rustc_hash::FxHashMap;
 
 use crate::event::{Event, FinishReason, Output, UnexpectedResult};
-use crate::fair_share::FairShare;
 use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::in_flight::InFlight;
 use crate::itl_target::ItlTarget;
@@ -15,7 +14,7 @@ use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_hasher::PrefixHasher;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
-use crate::settings::{Limits, Policy, Settings, SettingsError};
+use crate::settings::{Limits, Settings, SettingsError};
 use crate::state::Phase;
 use crate::stats::{Counts, Stats};
 
@@ -42,8 +41,6 @@ pub struct Scheduler {
     pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
-    /// Tokens served to each tenant; None unless the policy is fair share.
-    pub(crate) fair_share: Option<FairShare>,
     /// Hashes full pages; None without a prefix cache.
     pub(crate) prefix_hasher: Option<PrefixHasher>,
 }
@@ -62,7 +59,7 @@ impl Scheduler {
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
         let limits = settings.limits()?;
         Ok(Self {
-            queue: Queue::default(),
+            queue: Queue::new(settings.scheduler.policy),
             running: RunningSet::new(&settings),
             cache: KvCache::new(&settings, limits.watermark),
             in_flight: InFlight::default(),
@@ -73,7 +70,6 @@ impl Scheduler {
             num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
-            fair_share: (settings.scheduler.policy == Policy::Fair).then(FairShare::default),
             prefix_hasher: settings
                 .pages
                 .prefix_cache
@@ -172,7 +168,7 @@ impl Scheduler {
     /// Counts for the metrics.
     pub fn stats(&self) -> Stats {
         Stats {
-            num_waiting: self.queue.len(),
+            num_waiting: self.queue.room.num_requests(),
             num_running: self.running.len(),
             num_in_flight: self.num_in_flight(),
             pages: self.cache.counts(0),
@@ -297,6 +293,7 @@ impl Scheduler {
                 prompt_logprobs,
             },
         );
+        self.charge_chunk(slot);
         self.running
             .schedule_row(slot, builder.step, length, u32::from(is_last_chunk));
         true
@@ -325,6 +322,7 @@ impl Scheduler {
                 length,
             },
         );
+        self.charge_decode_row(slot, start, length);
         self.running
             .schedule_row(slot, builder.step, length, length);
     }

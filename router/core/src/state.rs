@@ -4,10 +4,12 @@
 //! consumes the old state, so a request is in one state at a time.
 
 use std::borrow::Cow;
+use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
 use crate::event::{FinishReason, Output};
+use crate::fair_share::VirtualTime;
 use crate::ids::{Micros, RequestId, SlotId, StepId, TenantId, TokenId};
 use crate::kv_cache::{Lease, PerKind};
 use crate::kv_event::StoredPage;
@@ -19,8 +21,8 @@ use crate::settings::Policy;
 /// The order of requests: the policy's key, then the smaller priority, then the earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    /// Fair share: tokens served to the tenant at first admission; until then the maximum.
-    num_served: u64,
+    /// Fair share: the tenant's virtual time at first admission; until then the maximum.
+    virtual_time: VirtualTime,
     priority: i32,
     request: RequestId,
 }
@@ -47,7 +49,7 @@ impl Job {
         policy: Policy,
     ) -> Self {
         let order = Order {
-            num_served: u64::from(policy == Policy::Fair) * u64::MAX,
+            virtual_time: VirtualTime(u64::from(policy == Policy::Fair) * u64::MAX),
             priority: i32::from(policy != Policy::Fcfs) * request.priority,
             request: id,
         };
@@ -67,6 +69,10 @@ impl Job {
 
     pub(crate) fn tenant(&self) -> TenantId {
         self.request.tenant
+    }
+
+    pub(crate) fn weight(&self) -> NonZeroU32 {
+        self.request.weight
     }
 
     pub(crate) fn prompt_len(&self) -> u32 {
@@ -221,9 +227,9 @@ impl Queued {
     }
 
     /// Fair share: a request keeps the position of its first admission.
-    pub(crate) fn set_num_served(&mut self, num_served: u64) {
+    pub(crate) fn set_virtual_time(&mut self, time: VirtualTime) {
         if let Self::Waiting { job, .. } = self {
-            job.order.num_served = num_served;
+            job.order.virtual_time = time;
         }
     }
 

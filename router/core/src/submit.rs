@@ -1,8 +1,8 @@
 //! Rule 0: a request is validated, its output capped, and it enters the queue.
 
-use crate::ids::{Micros, RequestId, TenantId};
+use crate::ids::{Micros, RequestId};
 use crate::queue::QueueKey;
-use crate::request::{Refusal, Request};
+use crate::request::{Refusal, Rejected, Request};
 use crate::scheduler::{Location, Scheduler};
 use crate::state::{Job, Queued};
 
@@ -28,9 +28,12 @@ impl Scheduler {
             .iter()
             .map(|request| self.max_output_tokens(request))
             .collect::<Result<_, _>>()?;
-        let num_tokens = requests.iter().map(|it| it.prompt.len() as u64).sum();
-        self.queue
-            .check_room(requests.len(), num_tokens, &self.settings.scheduler)?;
+        let displaced = self
+            .queue
+            .displaced_by(&requests, &self.settings.scheduler)?;
+        for key in displaced {
+            self.reject(key, Refusal::Displaced);
+        }
         let each = requests.into_iter().zip(max_output_tokens);
         Ok(each
             .map(|(request, max_output_tokens)| self.enqueue_new(request, max_output_tokens, now))
@@ -40,8 +43,8 @@ impl Scheduler {
     fn enqueue_new(&mut self, request: Request, max_output_tokens: u32, now: Micros) -> RequestId {
         let id = RequestId(self.num_submitted);
         self.num_submitted += 1;
-        if let Some(fair_share) = &mut self.fair_share {
-            fair_share.enter(request.tenant);
+        if let Some(fair_share) = &mut self.queue.fair_share {
+            fair_share.enter(request.tenant, request.weight);
         }
         let job = Box::new(Job::new(
             id,
@@ -54,16 +57,28 @@ impl Scheduler {
     }
 
     pub(crate) fn enqueue(&mut self, queued: Queued) {
-        let (job, is_fair) = (queued.job(), self.fair_share.is_some());
-        let lane = if is_fair {
-            job.tenant()
-        } else {
-            TenantId::default()
-        };
+        let job = queued.job();
+        let lane = self.queue.lane_of(job);
         let order = job.order;
         let location = Location::Queue(QueueKey { lane, order });
         self.locations.insert(job.id(), location);
         self.queue.push(lane, queued);
+    }
+
+    /// Requests that left the queue unserved since the last call, in order. Each has ended.
+    pub fn take_rejected(&mut self) -> Vec<Rejected> {
+        std::mem::take(&mut self.queue.rejected)
+    }
+
+    /// Ends a waiting request.
+    fn reject(&mut self, key: QueueKey, refusal: Refusal) {
+        let Some(queued) = self.queue.remove(key) else {
+            return;
+        };
+        let request = queued.job().id();
+        self.leave_share(queued.job().tenant());
+        self.locations.remove(&request);
+        self.queue.rejected.push(Rejected { request, refusal });
     }
 
     /// Rule 0: output tokens that a request may get.

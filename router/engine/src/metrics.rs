@@ -125,7 +125,9 @@ impl Rejection {
 impl From<&Refusal> for Rejection {
     fn from(refusal: &Refusal) -> Self {
         match refusal {
-            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::QueueFull,
+            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } | Refusal::Displaced => {
+                Self::QueueFull
+            }
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => Self::TooLong,
             Refusal::EmptyPrompt | Refusal::NoOutput => Self::Invalid,
             Refusal::Draining => Self::NotReady,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plait_core::{
-    Decision, Event, FinishReason, Limits, Micros, Output, Plan, RequestId, Scheduler, Settings,
-    SettingsError, StepId, UnexpectedResult, Vote,
+    Decision, Event, FinishReason, Limits, Micros, Output, Plan, Rejected, RequestId, Scheduler,
+    Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::{NewSlot, SamplingParams, StepResult};
@@ -171,7 +171,9 @@ impl Serving {
             })
             .unzip();
         let num_prompt_tokens: usize = submitted.iter().map(|it| it.prompt.len()).sum();
-        let requests = match self.scheduler.submit_all(submitted, now) {
+        let taken = self.scheduler.submit_all(submitted, now);
+        self.fail_rejected();
+        let requests = match taken {
             Ok(requests) => SmallVec::from_vec(requests),
             Err(refusal) => return self.refuse(stream, refusal),
         };
@@ -267,7 +269,9 @@ impl Serving {
 
     /// Plans the next step, if there is something to do.
     pub fn plan_step(&mut self, now: Micros) -> Option<PlannedStep> {
-        let plan = self.scheduler.plan(now)?;
+        let plan = self.scheduler.plan(now);
+        self.fail_rejected();
+        let plan = plan?;
         let step = self.remember(&plan, now);
         let new_slots = plan.new_slots.iter().map(|new| NewSlot {
             slot: new.slot.0,
@@ -345,6 +349,21 @@ impl Serving {
             stream,
             error: refusal.into(),
         });
+    }
+
+    /// Fails the streams of requests that left the queue unserved.
+    fn fail_rejected(&mut self) {
+        for Rejected { request, refusal } in self.scheduler.take_rejected() {
+            let Some(live) = self.requests.remove(&request) else {
+                continue;
+            };
+            self.num_measured -= usize::from(live.wants_logprobs());
+            if let Some(mut others) = self.streams.remove(&live.stream) {
+                others.retain(|other| *other != request);
+                self.refuse(live.stream, refusal);
+                self.end_requests(&others, Event::Abort);
+            }
+        }
     }
 
     fn end_requests(&mut self, requests: &[RequestId], event: fn(RequestId) -> Event<'static>) {

@@ -126,7 +126,7 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let message = refusal.to_string();
         match refusal {
-            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => {
+            Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } | Refusal::Displaced => {
                 Self::overloaded(message)
             }
             Refusal::Draining => Self::unavailable(message),

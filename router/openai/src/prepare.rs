@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
@@ -65,6 +66,7 @@ pub fn prepare(
             prompt_logprobs: numbers.prompt_logprobs.is_some(),
             priority: numbers.priority,
             tenant: TenantId(request.client.tenant),
+            weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
             salt: request.client.salt,
         },
         sampling: SamplingParams {

@@ -2,6 +2,8 @@
 //!
 //! Numbers have 64 bits, wider than any field: `limits.rs` then names the field's own range.
 
+use std::num::NonZeroU32;
+
 use plait_text::SamplingFields;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -129,6 +131,8 @@ pub struct ClientFields {
     pub priority: i64,
     /// Whose share its tokens count against.
     pub tenant: u64,
+    /// The tenant's share against others'; None is 1.
+    pub weight: Option<NonZeroU32>,
     /// Requests of different salts share no cached pages.
     pub salt: u64,
 }

@@ -1,6 +1,7 @@
 //! One replica in virtual time: the engine's driver loop, with a cost model as the worker.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 
 use plait_core::{
     Event, Micros, Output, Plan, Refusal, Request, RequestId, Scheduler, StepId, StepResult,
@@ -227,6 +228,7 @@ fn request(arrival: &Arrival) -> Request {
         prompt_logprobs: false,
         priority: arrival.priority,
         tenant: TenantId(arrival.tenant.into()),
+        weight: NonZeroU32::MIN,
         salt: 0,
     }
 }

@@ -14,6 +14,7 @@
 
 mod pressure;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,7 @@ fn request(prompt: Arc<[TokenId]>, max_tokens: u32, salt: u64) -> Request {
         priority: 0,
         salt,
         tenant: TenantId(salt),
+        weight: NonZeroU32::MIN,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What went wrong in other schedulers, one test for each (the design page lists them).
 
+use std::num::NonZeroU32;
+
 use plait_core::{Event, Micros, Policy, Request, Scheduler, StepResult, TenantId, decide};
 
 use crate::allocations::num_bytes_allocated;
@@ -110,6 +112,7 @@ fn chosen(choice: u32) -> Request {
         prompt_logprobs: false,
         priority: 0,
         tenant: TenantId(choice.into()),
+        weight: NonZeroU32::MIN,
         salt: choice.into(),
     }
 }
@@ -296,6 +299,7 @@ fn without_the_cache_nothing_is_hashed() {
             prompt_logprobs: false,
             priority: 0,
             tenant: TenantId(0),
+            weight: NonZeroU32::MIN,
             salt,
         };
         scheduler.submit(request, Micros(0)).unwrap();

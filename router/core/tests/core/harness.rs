@@ -1,6 +1,7 @@
 //! Scheduler, device and clients together; every call is checked against the invariants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU32;
 
 use plait_core::{
     Event, FinishReason, Micros, Output, Plan, Policy, PrefillRow, Refusal, Request, RequestId,
@@ -20,6 +21,7 @@ pub struct Spec {
     pub prompt_logprobs: bool,
     pub salt: u64,
     pub tenant: u64,
+    pub weight: u32,
 }
 
 impl Spec {
@@ -33,6 +35,7 @@ impl Spec {
             prompt_logprobs: false,
             salt: 0,
             tenant: 0,
+            weight: 1,
         }
     }
 
@@ -45,6 +48,7 @@ impl Spec {
             priority: self.priority,
             salt: self.salt,
             tenant: TenantId(self.tenant),
+            weight: NonZeroU32::new(self.weight).unwrap(),
         }
     }
 }
@@ -56,6 +60,8 @@ pub struct Client {
     pub expected: (Vec<TokenId>, FinishReason),
     pub emitted: Vec<TokenId>,
     pub ended: Option<FinishReason>,
+    /// Why it left the queue unserved.
+    pub rejected: Option<Refusal>,
     /// Prompt positions whose log-probabilities were reported: `1..` this.
     num_reported: u32,
 }
@@ -105,10 +111,22 @@ impl Harness {
         self.now += 1;
         let requests = specs.iter().map(Spec::request).collect();
         let ids = self.scheduler.submit_all(requests, Micros(self.now))?;
+        self.take_rejected();
         for (id, spec) in ids.iter().zip(specs) {
             self.add_client(*id, spec);
         }
         Ok(ids)
+    }
+
+    /// Requests that left the queue unserved have never run.
+    fn take_rejected(&mut self) {
+        for rejected in self.scheduler.take_rejected() {
+            let client = self.clients.get_mut(&rejected.request).unwrap();
+            assert_eq!(client.ended, None, "{rejected:?} has ended before");
+            assert!(client.emitted.is_empty(), "{rejected:?} has run");
+            client.ended = Some(FinishReason::Abort);
+            client.rejected = Some(rejected.refusal);
+        }
     }
 
     fn add_client(&mut self, id: RequestId, spec: Spec) {
@@ -126,6 +144,7 @@ impl Harness {
             expected,
             emitted: Vec::new(),
             ended: None,
+            rejected: None,
             num_reported: 1,
         };
         assert!(
@@ -145,7 +164,9 @@ impl Harness {
     pub fn plan_only(&mut self) -> Option<Plan> {
         self.now += 1;
         let num_preempted_before = self.scheduler.stats().counts.num_preemptions;
-        let plan = self.scheduler.plan(Micros(self.now))?;
+        let plan = self.scheduler.plan(Micros(self.now));
+        self.take_rejected();
+        let plan = plan?;
         self.num_plans += 1;
         let num_preempted = self.scheduler.stats().counts.num_preemptions - num_preempted_before;
         self.check_victims(&plan, num_preempted);

@@ -1,5 +1,7 @@
 //! Claims about the rules by which a plan is made, one at a time.
 
+use std::num::NonZeroU32;
+
 use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
 
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
@@ -420,6 +422,7 @@ fn the_wait_is_reported_at_the_first_admission() {
         priority: 0,
         salt: 0,
         tenant: TenantId(0),
+        weight: NonZeroU32::MIN,
     };
     scheduler.submit(request, plait_core::Micros(100)).unwrap();
     let plan = scheduler.plan(plait_core::Micros(350)).unwrap();
