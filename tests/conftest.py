@@ -95,11 +95,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def tier(item: pytest.Item) -> str:
-    """`e2e`, `model`, `process` or `unit`; the latter is all that `make test-fast` runs."""
+    """`e2e`, `model`, `flashinfer`, `process` or `unit`; the latter is all that `make test-fast` runs."""
+    fixtures = set(getattr(item, "fixturenames", ()))
     if item.path.is_relative_to(E2E):
         return "e2e"
-    if MODEL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+    if fixtures & MODEL_FIXTURES:
         return "model"
+    if "flashinfer_there" in fixtures:
+        return "flashinfer"
     return "process" if item.get_closest_marker("process") else "unit"
 
 

@@ -42,7 +42,7 @@ class OneModel(NoOpenAi):
 @pytest.fixture
 def server() -> Iterator[HTTPServer]:
     with HTTPServer(("127.0.0.1", 0), NoOpenAi) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield listening
         listening.shutdown()

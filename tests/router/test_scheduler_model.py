@@ -9,6 +9,7 @@ from plait_testing.recording import Record
 from plait_testing.scheduler_cases import built_replay, differences
 
 
+@pytest.mark.process
 @pytest.mark.acceptance("scheduler")
 def test_core_and_model_answer_every_call_alike(sized: Callable[[int, int], int], record: Record) -> None:
     num_cases = sized(3_000, 100_000)
