@@ -53,7 +53,7 @@ def any_settings(drawn: random.Random) -> Settings:
         max_seqs=drawn.randint(1, 8),
         long_prefill_token_threshold=drawn.randint(1, 30),
         mixed=drawn.random() < 0.7,
-        policy=drawn.choice(["fcfs", "priority"]),
+        policy=drawn.choice(["fcfs", "priority", "fair", "fair"]),
         prefill_starvation_steps=drawn.randint(1, 5),
         max_queue=drawn.randint(4, 12),
         max_queue_tokens=200,
@@ -85,6 +85,7 @@ def any_ask(drawn: random.Random) -> Ask:
         stop_ids=tuple(drawn.choices(range(NUM_TOKENS), k=drawn.randint(0, 3))),
         priority=drawn.randint(-1, 1),
         tenant=drawn.randrange(3),
+        weight=drawn.randint(1, 3),
         salt=int(drawn.random() < 0.1),
     )
 
@@ -131,10 +132,11 @@ class Recorder:
         step = self.model.in_flight[0]
         num_samples = sum(row.samples for row in step.rows)
         tokens = [(step.step * 31 + row * 17) % NUM_TOKENS for row in range(num_samples)]
-        elapsed = 1000 + 37 * (step.step % 11)
-        self._add({"complete": elapsed}, [list(it) for it in self.model.complete(tokens)])
+        self._add("complete", [list(it) for it in self.model.complete(tokens)])
 
     def _add(self, call: Any, answer: Answer) -> None:
+        if self.model.rejected:
+            answer, self.model.rejected = {"answer": answer, "rejected": self.model.rejected}, []
         self.case.calls.append(call)
         self.case.answers.append(answer)
 

@@ -1,20 +1,24 @@
 """The scheduler's rules in plain Python: what `plait-core` must plan, call by call, said as briefly as possible.
 
 Everything is looked up by a scan, nothing is counted or indexed twice. Left out, because the core's own properties
-cover them: draft tokens, several cache kinds, prompt log-probabilities and the step-time target.
+cover them: draft tokens, several cache kinds, prompt log-probabilities, the step-time model and what depends on it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from plait.settings import PageSettings, SchedulerSettings
 
+from plait_testing.fair_share_model import FairShare
 from plait_testing.page_model import Pages
 
 MIN_CHUNK = 16
 """A chunk is not cut shorter than this for lack of tokens."""
+QUEUE_PARTS = 1 << 16
+"""Loads of lanes count in so many parts, so that they can be divided by weights."""
 
 
 class Phase(Enum):
@@ -36,6 +40,7 @@ class Ask:
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     tenant: int = 0
+    weight: int = 1
     salt: int = 0
 
 
@@ -69,6 +74,8 @@ class Request:
     ask: Ask
     num_due: int
     """Output tokens after which it ends."""
+    admitted_at: float = inf
+    """Fair share: its tenant's virtual time at its first admission."""
     phase: Phase = Phase.WAITING
     output: list[int] = field(default_factory=list)
     slot: int = -1
@@ -86,8 +93,12 @@ class Request:
         return (*self.ask.prompt, *self.output)
 
     @property
+    def num_prompt(self) -> int:
+        return len(self.ask.prompt)
+
+    @property
     def num_known(self) -> int:
-        return len(self.ask.prompt) + len(self.output)
+        return self.num_prompt + len(self.output)
 
     @property
     def num_to_prefill(self) -> int:
@@ -144,14 +155,31 @@ class Scheduler:
         self.in_flight: list[InFlight] = []
         self.last_step = 0
         self.freed_slots: list[int] = []
+        self.is_fair = settings.scheduler.policy == "fair"
+        self.fair_share = FairShare()
+        self.lane_weights: dict[int, int] = {}
+        """Of each tenant, that of its request which was queued last."""
+        self.rejected: list[int] = []
+        """Left the queue unserved since the caller last asked."""
         self._begin_plan()
 
     # Who is where.
 
-    def order(self, request: Request) -> tuple[int, ...]:
+    def order(self, request: Request) -> tuple[float, ...]:
         """The order of admission, of prefills and, from its end, of preemption."""
         priority = 0 if self.settings.scheduler.policy == "fcfs" else request.ask.priority
-        return (priority, request.id)
+        return (request.admitted_at, priority, request.id)
+
+    def head(self) -> Request | None:
+        """Who is admitted next: the first in order, under fair share of the tenant whose virtual time is least."""
+        queued = self.queued()
+        if self.is_fair and queued:
+            time = {it.ask.tenant: self.fair_share.present[it.ask.tenant].time for it in queued}
+            queued.sort(key=lambda it: (time[it.ask.tenant], self.order(it), it.ask.tenant))
+        head = queued[0] if queued else None
+        if self.is_fair:
+            self.fair_share.catch_up(time[head.ask.tenant] if head else None)
+        return head
 
     def queued(self) -> list[Request]:
         return self._in_phase(Phase.WAITING, Phase.PREEMPTED)
@@ -181,14 +209,57 @@ class Scheduler:
             return "TooLongForModel"
         if in_pool < 1:
             return "TooLongForPool"
-        queued, limits = self.queued(), self.settings.scheduler
-        if queued and len(queued) + 1 > limits.max_queue:
-            return "QueueFull"
-        if queued and sum(len(it.ask.prompt) for it in queued) + len(ask.prompt) > limits.max_queue_tokens:
-            return "QueueTokensFull"
+        displaced = self._displaced_by(ask)
+        if isinstance(displaced, str):
+            return displaced
+        for other in displaced:
+            self.rejected.append(other.id)
+            self.end(other.id, "Displaced")
         request = Request(len(self.requests), ask, min(ask.max_tokens, in_model, in_pool))
+        if self.is_fair:
+            self.fair_share.enter(ask.tenant, ask.weight)
+        self._start_waiting(request)
         self.requests.append(request)
         return request.id
+
+    def _start_waiting(self, request: Request) -> None:
+        """Called before the request is in the queue."""
+        tenant = request.ask.tenant
+        self.lane_weights[tenant] = request.ask.weight
+        if self.is_fair and all(it.ask.tenant != tenant for it in self.queued()):
+            self.head()
+            self.fair_share.start_waiting(tenant)
+
+    def _displaced_by(self, ask: Ask) -> list[Request] | str:
+        """Who must leave a full queue for a newcomer: nobody if it has room, a refusal if nobody has to."""
+        queued, limits = self.queued(), self.settings.scheduler
+        num_over = len(queued) + 1 - limits.max_queue
+        num_tokens_over = sum(it.num_prompt for it in queued) + len(ask.prompt) - limits.max_queue_tokens
+        if not queued or (num_over <= 0 and num_tokens_over <= 0):
+            return []
+        refusal = "QueueFull" if num_over > 0 else "QueueTokensFull"
+        if not self.is_fair:
+            return refusal
+
+        def share(requests: list[Request], more: Ask | None = None) -> int:
+            """A lane's share of the limit that is exceeded."""
+            load = len(requests) if num_over > 0 else sum(it.num_prompt for it in requests)
+            if more is not None:
+                return (load + (1 if num_over > 0 else len(more.prompt))) * QUEUE_PARTS // more.weight
+            return load * QUEUE_PARTS // self.lane_weights[requests[0].ask.tenant] if requests else 0
+
+        lanes = {it.ask.tenant: [other for other in queued if other.ask.tenant == it.ask.tenant] for it in queued}
+        longest = max(lanes, key=lambda tenant: (share(lanes[tenant]), tenant))
+        if longest == ask.tenant:
+            return refusal
+        left, displaced = list(lanes[longest]), list[Request]()
+        while left and left[-1].phase is Phase.WAITING:
+            displaced.append(left.pop())
+            if share(left) < share(lanes.get(ask.tenant, []), ask):
+                return refusal
+            if len(displaced) >= num_over and sum(it.num_prompt for it in displaced) >= num_tokens_over:
+                return displaced
+        return refusal
 
     # Plan: rules 1 to 5.
 
@@ -262,8 +333,10 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Rule 4: waiting requests, strictly in order."""
-        while self.queued() and self.free_slots and not self.held() and self.num_tokens_left and self.num_rows_left:
-            request = self.queued()[0]
+        while self.free_slots and not self.held() and self.num_tokens_left and self.num_rows_left:
+            request = self.head()
+            if request is None:
+                return
             hits = self._find(request)
             num_cached = len(hits) * self.settings.pages.page_size
             length = self._chunk_length(request.num_known - num_cached)
@@ -291,6 +364,9 @@ class Scheduler:
         return -(-num_tokens // self.settings.pages.page_size)
 
     def _take_slot(self, request: Request, hits: list[int], num_cached: int) -> None:
+        if self.is_fair:
+            request.admitted_at = min(request.admitted_at, self.fair_share.present[request.ask.tenant].time)
+        self._charge(request, request.num_known - num_cached)
         request.slot = self.free_slots.pop()
         request.phase = Phase.PREFILLING
         request.pages = list(hits)
@@ -300,6 +376,11 @@ class Scheduler:
         request.last_step = self.step
         self.new_slots.append((request.slot, request.id, len(request.output), num_cached))
         self.appended += [(request.slot, page) for page in hits]
+
+    def _charge(self, request: Request, num_tokens: int) -> None:
+        """A prefill is charged whole at admission; its rows would pay for pages, had steps been measured."""
+        if self.is_fair:
+            self.fair_share.charge(request.ask.tenant, num_tokens)
 
     def _prefill_row(self, request: Request, length: int) -> bool:
         end = request.num_planned + length
@@ -312,6 +393,7 @@ class Scheduler:
     def _add_row(self, row: Row) -> None:
         request = row.request
         self.rows.append(row)
+        self._charge(request, 0 if row.is_prefill else 1)
         request.num_planned += row.length
         request.last_step = self.step
         request.num_rows_in_flight += 1
@@ -369,6 +451,8 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._free(request)
+        request.phase = Phase.FINISHED
+        self._start_waiting(request)
         request.phase = Phase.PREEMPTED
 
     def _free(self, request: Request) -> None:
@@ -436,6 +520,8 @@ class Scheduler:
         request = self.requests[number]
         if request.phase is Phase.FINISHED:
             return []
+        if self.is_fair:
+            self.fair_share.leave(request.ask.tenant)
         if request.phase not in (Phase.WAITING, Phase.PREEMPTED):
             self._leave(request)
         request.phase = Phase.FINISHED

@@ -29,14 +29,14 @@ struct Case {
     calls: Vec<Call>,
 }
 
-/// One call, `now` microseconds after the call before it.
+/// One call, a microsecond after the call before it.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Call {
     Submit(Ask),
     Plan,
-    /// The result of the oldest step in flight, which took so many microseconds.
-    Complete(u64),
+    /// The result of the oldest step in flight.
+    Complete,
     Abort(u64),
     Stop(u64),
 }
@@ -48,7 +48,7 @@ struct Ask {
     stop_ids: Vec<TokenId>,
     priority: i32,
     tenant: u64,
-    weight: Option<NonZeroU32>,
+    weight: NonZeroU32,
     salt: u64,
 }
 
@@ -61,7 +61,7 @@ impl Ask {
             prompt_logprobs: false,
             priority: self.priority,
             tenant: TenantId(self.tenant),
-            weight: self.weight.unwrap_or(NonZeroU32::MIN),
+            weight: self.weight,
             salt: self.salt,
         }
     }
@@ -91,7 +91,18 @@ impl Replay {
         }
     }
 
+    /// The answer, and which requests left the queue unserved.
     fn answer(&mut self, call: &Call) -> Value {
+        let answer = self.call(call);
+        let rejected = self.scheduler.take_rejected();
+        if rejected.is_empty() {
+            return answer;
+        }
+        let ids: Vec<u64> = rejected.iter().map(|it| it.request.0).collect();
+        json!({"answer": answer, "rejected": ids})
+    }
+
+    fn call(&mut self, call: &Call) -> Value {
         self.now += 1;
         match call {
             Call::Submit(ask) => match self.scheduler.submit(ask.request(), Micros(self.now)) {
@@ -106,13 +117,13 @@ impl Replay {
                 }
                 None => Value::Null,
             },
-            Call::Complete(elapsed) => self.complete(Micros(*elapsed)),
+            Call::Complete => self.complete(),
             Call::Abort(request) => self.advance(Event::Abort(RequestId(*request))),
             Call::Stop(request) => self.advance(Event::Stop(RequestId(*request))),
         }
     }
 
-    fn complete(&mut self, elapsed: Micros) -> Value {
+    fn complete(&mut self) -> Value {
         let Some(plan) = self.in_flight.pop_front() else {
             return json!("no step is in flight");
         };
@@ -121,27 +132,17 @@ impl Replay {
         let tokens: Vec<TokenId> = (0..num_samples)
             .map(|row| sampled(plan.step.0, row))
             .collect();
-        let step = plan.step;
-        let mut outputs = Vec::new();
-        let events = [
-            Event::Measured { step, elapsed },
-            Event::Result(StepResult {
-                step,
-                num_accepted: &vec![1; num_samples],
-                token_ids: &tokens,
-            }),
-        ];
-        for event in events {
-            let advanced = self.scheduler.advance(event, &mut outputs);
-            advanced.expect("the result fits its plan");
-        }
-        outputs.iter().map(told).collect()
+        self.advance(Event::Result(StepResult {
+            step: plan.step,
+            num_accepted: &vec![1; num_samples],
+            token_ids: &tokens,
+        }))
     }
 
     fn advance(&mut self, event: Event<'_>) -> Value {
         let mut outputs = Vec::new();
         let advanced = self.scheduler.advance(event, &mut outputs);
-        advanced.expect("it is no result");
+        advanced.expect("the result fits its plan");
         outputs.iter().map(told).collect()
     }
 }

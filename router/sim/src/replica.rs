@@ -111,6 +111,16 @@ impl<'a> Replica<'a> {
             }
             Err(refusal) => self.refuse(&refusal, arrival.tenant),
         }
+        self.drop_rejected();
+    }
+
+    /// Requests that left the queue unserved count as rejected.
+    fn drop_rejected(&mut self) {
+        for rejected in self.scheduler.take_rejected() {
+            let live = self.live.remove(&rejected.request).expect("it ends once");
+            self.metrics.counts.num_prompt_tokens -= u64::from(live.num_prompt);
+            self.refuse(&rejected.refusal, live.tenant);
+        }
     }
 
     fn refuse(&mut self, refusal: &Refusal, tenant: u32) {

@@ -142,11 +142,10 @@ impl Settings {
             let allowed = format!("allowed: 1 to {MAX_REPLICAS}");
             return Err(SimError::setting("--replicas", &replicas, allowed));
         }
-        if let Some(tenants) = self.load.tenants {
-            if !(1..=MAX_TENANTS).contains(&tenants) {
-                let allowed = format!("allowed: 1 to {MAX_TENANTS}");
-                return Err(SimError::setting("--tenants", &tenants, allowed));
-            }
+        let tenants = self.load.tenants.unwrap_or(1);
+        if !(1..=MAX_TENANTS).contains(&tenants) {
+            let allowed = format!("allowed: 1 to {MAX_TENANTS}");
+            return Err(SimError::setting("--tenants", &tenants, allowed));
         }
         let scale = self.load.rate_scale;
         if !(1.0 / MAX_RATE_SCALE..=MAX_RATE_SCALE).contains(&scale) {
