@@ -76,6 +76,14 @@ class Stepper:
         self._new.append(new)
         return slot
 
+    def adopt(self, slot: int, other: int, num_tokens: int) -> None:
+        """Share the other slot's pages of the first ``num_tokens``, behind those that ``slot`` has computed."""
+        request = self.requests[slot]
+        for page in self.requests[other].pages[len(request.pages) : num_tokens // self._page_size]:
+            request.pages.append(page)
+            self._appended += [slot, page]
+        request.num_computed = num_tokens
+
     def free(self, slot: int) -> Request:
         """End the slot's request with the next step; its pages are free at once."""
         request = self.requests.pop(slot)

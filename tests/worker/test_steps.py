@@ -142,6 +142,19 @@ def test_tokens_computed_equal_prompt_tokens_at_every_chunk_size(counting: Count
     assert model.first_positions == list(range(0, 150, chunk))
 
 
+@pytest.mark.parametrize("num_own", [0, PAGE, 2 * PAGE])
+def test_a_prefill_goes_on_behind_pages_that_another_slot_has_filled(counting: Counting, num_own: int) -> None:
+    stepper, model, _ = counting
+    prompt = some_prompt(1, 5 * PAGE)
+    first, second, decoding = stepper.admit(prompt), stepper.admit([*prompt, 3, 4]), stepper.admit(some_prompt(2, 9))
+    stepper.step(prefill={first: 3 * PAGE, decoding: 9} | ({second: num_own} if num_own else {}))
+    stepper.adopt(second, first, 3 * PAGE)
+    stepper.step(prefill={first: PAGE, second: PAGE}, decode=[decoding])
+    assert stepper.generate(second, num_tokens=5, chunk=PAGE) == expected_output([*prompt, 3, 4], 5)
+    assert stepper.generate(first, num_tokens=5, chunk=PAGE) == expected_output(prompt, 5)
+    assert model.num_tokens == 5 * PAGE + num_own + 2 * PAGE + 2 + 9 + 1 + 8
+
+
 def test_a_slot_taken_again_forgets_what_it_held(counting: Counting) -> None:
     stepper, _, _ = counting
     slot = stepper.admit(some_prompt(5, 100), temperature=1.0, seed=1)
@@ -293,6 +306,17 @@ def broken(**changes: object) -> Plan:
     [
         ({"rows": words([0, 0, 2, 1])}, "does not start where"),
         ({"rows": words([0, 11, 2, 1])}, "does not start where"),
+        ({"rows": words([0, 16, 2, 1])}, "lacks a page"),
+        (
+            {
+                "num_prefill": 0,
+                "num_decode": 1,
+                "rows": words([0, 16]),
+                "token_ids": b"",
+                "appended_pages": words([0, 9]),
+            },
+            "does not start where",
+        ),
         ({"rows": words([3, 0, 2, 1])}, "holds nothing"),
         ({"rows": words([9, 10, 2, 1])}, "slot 9 of 8"),
         ({"rows": words([0, 10, 7, 1]), "token_ids": words([1] * 7)}, "lacks a page"),

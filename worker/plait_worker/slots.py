@@ -141,7 +141,11 @@ class Slots:
         ensure(bool(self._is_live_N[slots_R].all()), "a row's slot holds nothing")
         room_R = self._num_held_N[slots_R] * self._page_size
         ensure(bool((starts_R + inputs.lengths_R <= room_R).all()), "a row's slot lacks a page for the row's tokens")
-        continues_R = (starts_R == self._num_computed_N[slots_R]) | self._is_fresh_N[slots_R]
+        computed_R = self._num_computed_N[slots_R]
+        # The slot gained pages that another request has filled, up to the row's first token.
+        adopts_R = (starts_R > computed_R) & (starts_R % self._page_size == 0)
+        adopts_R[inputs.num_prefill :] = False
+        continues_R = (starts_R == computed_R) | self._is_fresh_N[slots_R] | adopts_R
         ensure(bool(continues_R.all()), "a row does not start where its slot's computed tokens end")
         decoding = slots_R[inputs.num_prefill :]
         ensure(bool(self._has_token_N[decoding].all()), "a decode row's slot has not sampled a token")

@@ -1,9 +1,11 @@
 //! Rule 4: the head of the queue is admitted into a slot with pages and its cached prefix.
 
 use crate::ids::{Micros, SlotId};
-use crate::kv_cache::PrefixHits;
+use crate::kv_cache::{PerKind, PrefixHits};
 use crate::plan_builder::PlanBuilder;
+use crate::prefix_sharing::{Chunk, waits_for_row};
 use crate::queue::QueueKey;
+use crate::running_set::add;
 use crate::scheduler::{Location, Scheduler};
 use crate::state::{Admission, Job};
 
@@ -16,58 +18,140 @@ struct QueueHead {
     length: u32,
 }
 
+/// Whether a waiting request can be admitted now.
+enum NextInQueue {
+    Admit(QueueHead),
+    /// A row of this plan computes its next block.
+    Wait(QueueKey),
+    /// Neither it nor any request behind it.
+    Stop,
+}
+
+/// Requests that wait for rows of this plan. The others may pass them, but leave them slots and pages.
+struct Passed {
+    last: Option<QueueKey>,
+    num: usize,
+    num_pages: PerKind<u32>,
+}
+
+/// Requests that may be passed in one plan.
+const MAX_PASSED: usize = 64;
+
 impl Scheduler {
-    /// Rule 4: admits waiting requests, strictly in order.
+    /// Rule 4: admits waiting requests, strictly in order but for those that wait for rows of this plan.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
-        while let Some(head) = self.admissible_head(builder) {
-            let Some(mut queued) = self.queue.remove(head.key) else {
-                return;
-            };
-            let admission = self.admission_of(queued.job(), &head);
-            let slot = admission.slot;
-            self.charge_admission(&mut queued, admission.num_cached);
-            builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
-            let (running, new_slot) = queued.admit(admission, builder.step, now);
-            self.locations
-                .insert(running.job.id(), Location::Slot(slot));
-            builder.new_slots.push(new_slot);
-            self.running.insert(running);
-            let has_row = self.prefill_row(slot, head.length, builder);
-            assert!(has_row, "admission saw free pages for the whole prompt");
+        let mut passed = Passed {
+            last: None,
+            num: 0,
+            num_pages: self.cache.no_pages(),
+        };
+        loop {
+            match self.next_in_queue(&passed, builder) {
+                NextInQueue::Admit(head) => self.admit_head(&head, now, builder),
+                NextInQueue::Wait(key) => self.pass(key, &mut passed),
+                NextInQueue::Stop => return,
+            }
         }
     }
 
-    /// The head of the queue with a slot, its first chunk and its cached prefix, if it can be admitted
-    /// now.
-    fn admissible_head(&mut self, builder: &PlanBuilder) -> Option<QueueHead> {
-        let slot = self.running.free_slot()?;
-        if self.running.num_held() > 0 || builder.is_full() {
-            return None;
+    fn admit_head(&mut self, head: &QueueHead, now: Micros, builder: &mut PlanBuilder) {
+        let Some(mut queued) = self.queue.remove(head.key) else {
+            return;
+        };
+        let admission = self.admission_of(queued.job(), head);
+        let slot = admission.slot;
+        self.charge_admission(&mut queued, admission.num_cached);
+        builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
+        let start = admission.num_cached;
+        let (running, new_slot) = queued.admit(admission, builder.step, now);
+        self.locations
+            .insert(running.job.id(), Location::Slot(slot));
+        builder.new_slots.push(new_slot);
+        self.running.insert(running);
+        let chunk = Chunk {
+            start,
+            length: head.length,
+        };
+        let has_row = self.prefill_row(slot, &chunk, builder);
+        assert!(has_row, "admission saw free pages for the whole prompt");
+    }
+
+    /// Reserves a slot and pages for a request that the next ones pass.
+    fn pass(&mut self, key: QueueKey, passed: &mut Passed) {
+        if let Some(job) = self.queue.job(key) {
+            let num = self.cache.num_new_pages(job.num_found, job.num_known());
+            add(&mut passed.num_pages, &num);
         }
-        let key = self.queue.first()?;
+        passed.num += 1;
+        passed.last = Some(key);
+    }
+
+    /// The first request behind those that were passed, with a slot, its first chunk and its cached prefix.
+    fn next_in_queue(&mut self, passed: &Passed, builder: &PlanBuilder) -> NextInQueue {
+        let is_blocked = self.running.num_held() > 0
+            || builder.is_full()
+            || passed.num >= self.running.num_free_slots().min(MAX_PASSED);
+        let key = match passed.last {
+            _ if is_blocked => None,
+            None => self.queue.first(),
+            Some(last) => self.queue.after(last),
+        };
+        match key {
+            Some(key) if self.waits_for_row(key, builder) => NextInQueue::Wait(key),
+            Some(key) => self
+                .admissible(key, passed, builder)
+                .map_or(NextInQueue::Stop, NextInQueue::Admit),
+            None => NextInQueue::Stop,
+        }
+    }
+
+    fn waits_for_row(&mut self, key: QueueKey, builder: &PlanBuilder) -> bool {
+        let (Some(hasher), Some(job)) = (&mut self.prefix_hasher, self.queue.job_mut(key)) else {
+            return false;
+        };
+        if builder.computing.is_empty() {
+            return false;
+        }
+        if job.num_found == 0 {
+            job.num_found = self.cache.find(job, hasher).num_tokens;
+        }
+        waits_for_row(job, 0, &self.cache, hasher, builder)
+    }
+
+    /// What a request gets if it can be admitted now.
+    fn admissible(
+        &mut self,
+        key: QueueKey,
+        passed: &Passed,
+        builder: &PlanBuilder,
+    ) -> Option<QueueHead> {
+        let slot = self.running.free_slot()?;
         let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
         let hits = match &mut self.prefix_hasher {
             Some(hasher) => self.cache.find(job, hasher),
             None => self.cache.no_hits(),
         };
+        job.num_found = hits.num_tokens;
         let num_left = num_known - hits.num_tokens;
         let length = self.chunk_length(hits.num_tokens, num_left, builder)?;
-        self.has_pages(num_known, &hits).then_some(QueueHead {
-            key,
-            slot,
-            hits,
-            length,
-        })
+        self.has_pages(num_known, &hits, passed)
+            .then_some(QueueHead {
+                key,
+                slot,
+                hits,
+                length,
+            })
     }
 
     /// Whether enough pages are left for `num_known` tokens, beside the hits, the watermark and what
-    /// running prefills still need.
-    fn has_pages(&self, num_known: u32, hits: &PrefixHits) -> bool {
-        let reserved = self.running.num_prefill_pages();
+    /// running prefills and passed requests still need.
+    fn has_pages(&self, num_known: u32, hits: &PrefixHits, passed: &Passed) -> bool {
+        let mut reserved = passed.num_pages.clone();
+        add(&mut reserved, self.running.num_prefill_pages());
         let keeps_watermark = !self.running.is_empty();
         self.cache
-            .can_admit(num_known, hits, reserved, keeps_watermark)
+            .can_admit(num_known, hits, &reserved, keeps_watermark)
     }
 
     /// Pins the cached prefix in the call that looked it up, so that no page can be evicted between.

@@ -36,7 +36,6 @@ impl Scheduler {
         for (slot, end) in completed.chunks {
             if let Some(running) = self.running.get_mut(slot) {
                 running.complete_chunk(end);
-                self.publish(slot);
                 self.preempt_if_due(slot);
             }
         }
@@ -65,8 +64,9 @@ impl Scheduler {
         };
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
+        let num_computed = running.num_computed;
         outputs.push(tokens);
-        self.publish(slot);
+        self.publish(slot, num_computed);
         if let Some(reason) = end {
             return self.finish(slot, reason, outputs);
         }
@@ -81,23 +81,6 @@ impl Scheduler {
         self.running.resume_decoding(slot);
         self.running
             .trim(slot, &mut self.cache, &mut self.slot_changes.trimmed);
-    }
-
-    /// Publishes the pages that a result has filled to the prefix cache.
-    fn publish(&mut self, slot: SlotId) {
-        let Some(hasher) = &mut self.prefix_hasher else {
-            return;
-        };
-        let running = self.running.at_mut(slot);
-        if !running.lease.has_full_page(running.num_computed) {
-            return;
-        }
-        self.cache.publish(
-            &mut running.lease,
-            &mut running.job,
-            running.num_computed,
-            hasher,
-        );
     }
 
     /// Ends a request, wherever it is.

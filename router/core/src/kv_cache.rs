@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::kv_event::KvEvent;
 use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
-use crate::prefix_hasher::PrefixHasher;
+use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::settings::{Settings, default_watermark};
 use crate::state::Job;
 
@@ -123,6 +123,14 @@ impl KvCache {
         each.all(|(pool, (num, held))| pool.num_available() + pool.num_parked() + held >= *num)
     }
 
+    /// Pages of each kind for the tokens from the first `num_cached`, which fill whole pages, to `num_tokens`.
+    pub(crate) fn num_new_pages(&self, num_cached: u32, num_tokens: u32) -> PerKind<u32> {
+        let sizes = self.page_sizes.iter();
+        sizes
+            .map(|size| num_tokens.div_ceil(*size) - num_cached / size)
+            .collect()
+    }
+
     /// Whether enough pages are left for `num_tokens` tokens beyond the hits, beside `reserved` pages of
     /// each kind and, if kept, the watermark.
     pub(crate) fn can_admit(
@@ -145,11 +153,16 @@ impl KvCache {
         })
     }
 
+    /// No page of any kind.
+    pub(crate) fn no_pages(&self) -> PerKind<u32> {
+        smallvec![0; self.pools.len()]
+    }
+
     /// What a request without a prefix cache finds.
     pub(crate) fn no_hits(&self) -> PrefixHits {
         PrefixHits {
             num_tokens: 0,
-            num_cached: smallvec![0; self.pools.len()],
+            num_cached: self.no_pages(),
         }
     }
 
@@ -163,6 +176,80 @@ impl KvCache {
             hits.push(pool.find(hashes));
         }
         self.common_hits(&hits, job)
+    }
+
+    /// What the cache has of a request's tokens behind its first `start`, which fill whole pages of every
+    /// kind.
+    pub(crate) fn find_from(
+        &self,
+        start: u32,
+        job: &mut Job,
+        hasher: &mut PrefixHasher,
+    ) -> PrefixHits {
+        let num_tokens = job.num_cacheable_tokens().max(start);
+        let mut end = num_tokens;
+        for (kind, (pool, size)) in self.pools.iter().zip(&self.page_sizes).enumerate() {
+            let hashes = job.page_hashes(kind, num_tokens / size, *size, hasher);
+            let first = start / size;
+            let found = pool.hits_of(&hashes[first as usize..]);
+            end = end.min((first + found.num_pages) * size);
+        }
+        let num_tokens = end - end % self.prefix_tokens;
+        PrefixHits {
+            num_tokens,
+            num_cached: self.num_cached_of(start, num_tokens, job),
+        }
+    }
+
+    /// Pages of each kind from `start` to `end` that no request holds. They are published.
+    pub(crate) fn num_cached_of(&self, start: u32, end: u32, job: &Job) -> PerKind<u32> {
+        let each = self.pools.iter().zip(&self.page_sizes).enumerate();
+        each.map(|(kind, (pool, size))| {
+            let hashes = &job.known_hashes(kind, end / size)[(start / size) as usize..];
+            pool.num_cached_of(hashes)
+        })
+        .collect()
+    }
+
+    /// Where the block ends that holds a position. A block is the least number of tokens that requests
+    /// share: whole pages of every kind.
+    pub(crate) fn block_end(&self, position: u32) -> u32 {
+        position - position % self.prefix_tokens + self.prefix_tokens
+    }
+
+    pub(crate) fn is_block_start(&self, position: u32) -> bool {
+        position.is_multiple_of(self.prefix_tokens)
+    }
+
+    /// Hash of the block that ends at `end`, if its tokens are among the request's first `num_tokens`.
+    pub(crate) fn block_hash(
+        &self,
+        end: u32,
+        num_tokens: u32,
+        job: &mut Job,
+        hasher: &mut PrefixHasher,
+    ) -> Option<PageHash> {
+        let page_size = self.page_sizes[0];
+        let num_pages = end / page_size;
+        (end <= num_tokens)
+            .then(|| job.page_hashes(0, num_pages, page_size, hasher)[num_pages as usize - 1])
+    }
+
+    /// Whether prompts can find the block that ends at `end`.
+    pub(crate) fn has_block(&self, end: u32, job: &mut Job, hasher: &mut PrefixHasher) -> bool {
+        let start = end - self.prefix_tokens;
+        end <= job.num_cacheable_tokens()
+            && self
+                .pools
+                .iter()
+                .zip(&self.page_sizes)
+                .enumerate()
+                .all(|(kind, (pool, size))| {
+                    let hashes = job.page_hashes(kind, end / size, *size, hasher);
+                    hashes[(start / size) as usize..]
+                        .iter()
+                        .all(|hash| pool.has_page(*hash))
+                })
     }
 
     /// The prefix that all kinds have.
@@ -197,6 +284,27 @@ impl KvCache {
         };
         self.find_next_full(&mut lease);
         lease
+    }
+
+    /// Adds the pages up to `num_tokens` to a lease whose own pages are full and published.
+    /// [`KvCache::find_from`] has just found them. Returns the number of pages of each kind.
+    pub(crate) fn pin_more(
+        &mut self,
+        lease: &mut Lease,
+        job: &Job,
+        num_tokens: u32,
+    ) -> PerKind<u32> {
+        let mut num = PerKind::new();
+        let each = self.pools.iter_mut().zip(&self.page_sizes).enumerate();
+        for ((kind, (pool, size)), list) in each.zip(&mut lease.lists) {
+            let num_before = list.num_pages();
+            let hashes = job.known_hashes(kind, num_tokens / size);
+            pool.pin_more(list, &hashes[num_before as usize..]);
+            num.push(list.num_pages() - num_before);
+        }
+        lease.num_tokens = num_tokens;
+        self.find_next_full(lease);
+        num
     }
 
     fn find_next_full(&self, lease: &mut Lease) {
@@ -239,7 +347,8 @@ impl KvCache {
         lease.num_tokens = held.min().unwrap_or(0);
     }
 
-    /// Publishes the pages that `num_computed` tokens fill, so that later prompts find them.
+    /// Publishes the pages that `num_computed` tokens fill, so that later prompts find them. The tokens are
+    /// computed or in flight.
     pub(crate) fn publish(
         &mut self,
         lease: &mut Lease,

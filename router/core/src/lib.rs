@@ -23,6 +23,7 @@ mod plan;
 mod plan_builder;
 mod preemption;
 mod prefix_hasher;
+mod prefix_sharing;
 mod queue;
 mod queue_room;
 mod request;

@@ -200,7 +200,8 @@ impl PagePool {
         self.hits_of(hashes).num_cached
     }
 
-    fn hits_of(&self, hashes: &[PageHash]) -> CacheHits {
+    /// The leading pages of these hashes. Unlike [`PagePool::find`], it leaves the head's lookup alone.
+    pub(crate) fn hits_of(&self, hashes: &[PageHash]) -> CacheHits {
         let found = hashes.iter().map_while(|hash| self.by_hash.get(hash));
         found.fold(CacheHits::default(), |hits, page| CacheHits {
             num_pages: hits.num_pages + 1,
@@ -208,17 +209,30 @@ impl PagePool {
         })
     }
 
-    /// Leases pages that [`PagePool::find`] has just found.
+    /// Whether prompts can find a page by this hash.
+    pub(crate) fn has_page(&self, hash: PageHash) -> bool {
+        self.by_hash.contains_key(&hash)
+    }
+
+    /// Leases pages that were just found.
     pub(crate) fn pin(&mut self, hashes: &[PageHash]) -> PageList {
-        let pages: Vec<PageId> = hashes.iter().map(|hash| self.by_hash[hash]).collect();
-        for page in &pages {
-            self.pin_page(*page);
+        let mut lease = PageList {
+            pages: Vec::with_capacity(hashes.len()),
+            num_published: 0,
+        };
+        self.pin_more(&mut lease, hashes);
+        lease
+    }
+
+    /// Appends pages that were just found to a lease whose own pages are all published.
+    pub(crate) fn pin_more(&mut self, lease: &mut PageList, hashes: &[PageHash]) {
+        debug_assert_eq!(lease.num_published, lease.num_pages());
+        for hash in hashes {
+            let page = self.by_hash[hash];
+            self.pin_page(page);
+            lease.pages.push(page);
         }
-        let num_published = count(&pages);
-        PageList {
-            pages,
-            num_published,
-        }
+        lease.num_published = lease.num_pages();
     }
 
     /// Adds `num` pages to a lease. The caller has checked that so many are available.
@@ -227,7 +241,7 @@ impl PagePool {
         self.num_leased += num;
     }
 
-    /// Publishes the next page of a lease. Its KV is computed and its tokens are final.
+    /// Publishes the next page of a lease. Its tokens are final, and its KV is computed or in flight.
     ///
     /// If another page has the hash already, that one stays the published copy. `describe` gives the page
     /// to listeners.

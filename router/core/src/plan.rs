@@ -19,8 +19,8 @@ pub struct Plan {
     pub new_slots: Vec<NewSlot>,
     /// Slots that lose their last pages, which were leased for rejected draft tokens.
     pub trimmed_slots: Vec<TrimmedSlot>,
-    /// Pages that slots gain, in the order of their positions. A new slot may share its first ones with
-    /// others (see [`NewSlot::num_cached`]).
+    /// Pages that slots gain, in the order of their positions. Those before the first token of the slot's row
+    /// are shared: earlier steps fill them.
     pub appended_pages: Vec<(SlotId, PageId)>,
     /// The same for further cache kinds; empty for models with one kind.
     pub other_pages: Vec<OtherPage>,
@@ -95,7 +95,8 @@ pub struct PrefillRow {
     pub request: RequestId,
     /// The slot whose page table it uses.
     pub slot: SlotId,
-    /// Position of the chunk's first token.
+    /// Position of the chunk's first token: where the slot's last chunk ended, or later. What lies between is
+    /// in pages that other requests fill in earlier steps; they end where the chunk begins.
     pub start: u32,
     /// Tokens in the chunk, at least 1.
     pub length: u32,

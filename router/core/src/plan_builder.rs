@@ -1,8 +1,11 @@
 //! A plan while it is built.
 
+use rustc_hash::FxHashSet;
+
 use crate::ids::{PageId, SlotId, StepId};
 use crate::kv_cache::Lease;
 use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow};
+use crate::prefix_hasher::PageHash;
 use crate::settings::Limits;
 use crate::state::Order;
 use crate::step_cost::StepWork;
@@ -23,6 +26,8 @@ pub(crate) struct PlanBuilder {
     pub(crate) other_pages: Vec<OtherPage>,
     pub(crate) prefill: Vec<(Order, PrefillRow)>,
     pub(crate) decode: Vec<(Order, DecodeRow)>,
+    /// Hashes of the blocks in which the prefill rows begin.
+    pub(crate) computing: FxHashSet<PageHash>,
     /// The last request in order that has a row.
     last_with_row: Option<Order>,
     /// The last request in order that may still be preempted.
@@ -41,6 +46,7 @@ impl PlanBuilder {
             other_pages: Vec::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
+            computing: FxHashSet::default(),
             last_with_row: None,
             last_victim: None,
         }

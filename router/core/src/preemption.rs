@@ -28,7 +28,12 @@ impl Scheduler {
     /// Preempts requests after the asker until `num` pages of each kind are free, or results
     /// in flight will free them. If no later request has a row in this plan, the asker itself is
     /// preempted.
-    fn free_pages_for(&mut self, asker: SlotId, num: &[u32], builder: &mut PlanBuilder) -> bool {
+    pub(crate) fn free_pages_for(
+        &mut self,
+        asker: SlotId,
+        num: &[u32],
+        builder: &mut PlanBuilder,
+    ) -> bool {
         let order = self.running.at(asker).job.order;
         while !self.cache.has(num) {
             if self.cache.will_have(num, self.running.num_held_pages()) {

@@ -136,6 +136,19 @@ impl Queue {
         })
     }
 
+    /// The request behind another one: the next of its lane, else the first of the next lane.
+    pub(crate) fn after(&self, key: QueueKey) -> Option<QueueKey> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let lane = self.lanes.get(&key.lane)?;
+        let mut behind = lane.requests.range((Excluded(key.order), Unbounded));
+        if let Some((order, _)) = behind.next() {
+            let order = *order;
+            return Some(QueueKey { order, ..key });
+        }
+        let head = self.heads.range((Excluded(lane.head), Unbounded)).next()?;
+        Some(head.key())
+    }
+
     /// Re-inserts a lane under its current head.
     fn move_head(&mut self, head: Head) {
         if let Some(lane) = self.lanes.get_mut(&head.lane) {

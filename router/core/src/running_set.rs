@@ -113,6 +113,10 @@ impl RunningSet {
         self.free_slots.last().copied()
     }
 
+    pub(crate) fn num_free_slots(&self) -> usize {
+        self.free_slots.len()
+    }
+
     pub(crate) fn release_slot(&mut self, slot: SlotId) {
         self.free_slots.push(slot);
     }
@@ -179,6 +183,23 @@ impl RunningSet {
         }
         cache.grow(&mut running.lease, num);
         &running.lease
+    }
+
+    /// Adds published pages up to `num_tokens` to a prefill's lease, and goes on behind them. Returns the lease
+    /// and the number of pages of each kind.
+    pub(crate) fn adopt(
+        &mut self,
+        slot: SlotId,
+        num_tokens: u32,
+        cache: &mut KvCache,
+    ) -> (&Lease, PerKind<u32>) {
+        let running = self.by_slot[slot.0 as usize]
+            .as_mut()
+            .expect("the indexes hold taken slots only");
+        let num = cache.pin_more(&mut running.lease, &running.job, num_tokens);
+        running.num_planned = num_tokens;
+        subtract(&mut self.num_prefill_pages, &num);
+        (&running.lease, num)
     }
 
     /// Puts a fully planned decoder back into the queue, because draft tokens were rejected.
@@ -262,7 +283,7 @@ impl RunningSet {
     }
 }
 
-fn add(sums: &mut [u32], num: &[u32]) {
+pub(crate) fn add(sums: &mut [u32], num: &[u32]) {
     for (sum, num) in sums.iter_mut().zip(num) {
         *sum += num;
     }

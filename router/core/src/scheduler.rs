@@ -12,6 +12,7 @@ use crate::page_pool::PageCounts;
 use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_hasher::PrefixHasher;
+use crate::prefix_sharing::Chunk;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
 use crate::settings::{Limits, Settings, SettingsError};
@@ -203,7 +204,8 @@ impl Scheduler {
             .min(self.limits.long_prefill_token_threshold)
             .min(self.limits.max_batch_tokens);
         let length = running.num_to_prefill().min(most);
-        if self.prefill_row(slot, length, builder) {
+        let start = running.num_planned;
+        if self.prefill_row(slot, &Chunk { start, length }, builder) {
             self.counts.num_starvation_grants += 1;
         }
     }
@@ -235,10 +237,12 @@ impl Scheduler {
             let running = self.running.at(slot);
             let order = running.job.order;
             let has_row = running.last_step == builder.step;
-            let length = self
-                .chunk_length(running.num_planned, running.num_to_prefill(), builder)
-                .filter(|_| !has_row);
-            if length.is_some_and(|length| !self.prefill_row(slot, length, builder)) {
+            let chunk = if has_row {
+                None
+            } else {
+                self.next_chunk(slot, builder)
+            };
+            if chunk.is_some_and(|chunk| !self.prefill_row(slot, &chunk, builder)) {
                 return;
             }
             next = self
@@ -268,13 +272,14 @@ impl Scheduler {
     pub(crate) fn prefill_row(
         &mut self,
         slot: SlotId,
-        length: u32,
+        chunk: &Chunk,
         builder: &mut PlanBuilder,
     ) -> bool {
-        let start = self.running.at(slot).num_planned;
-        if !self.lease_pages(slot, start + length, builder) {
+        let Chunk { start, length } = *chunk;
+        if !self.lease_chunk(slot, chunk, builder) {
             return false;
         }
+        self.announce(slot, start, builder);
         let job = &mut self.running.at_mut(slot).job;
         let (order, end) = (job.order, start + length);
         let is_last_chunk = end == job.num_known();

@@ -39,6 +39,8 @@ pub(crate) struct Job {
     num_prompt_reported: u32,
     /// Hashes of its full pages of each kind, as far as they were needed. Known tokens never change.
     page_hashes: PerKind<Vec<PageHash>>,
+    /// Leading tokens that were found in the cache while it waited for the next ones.
+    pub(crate) num_found: u32,
 }
 
 impl Job {
@@ -60,6 +62,7 @@ impl Job {
             output: Vec::new(),
             num_prompt_reported: 0,
             page_hashes: PerKind::new(),
+            num_found: 0,
         }
     }
 

@@ -24,8 +24,6 @@ pub struct Computed {
     pub tokens: Vec<TokenId>,
     /// Pages that the rows could read or write, with whose slots they are.
     pub named: Vec<(Page, SlotId)>,
-    /// Where KV was written, by kind.
-    written: Vec<Vec<usize>>,
 }
 
 /// A page of a kind's pool.
@@ -37,9 +35,6 @@ struct Pool {
     page_size: u32,
     /// By page and offset; nothing where the page was never written or its owner was freed.
     cells: Vec<Option<u64>>,
-    /// Cells whose step's result is in.
-    is_complete: Vec<bool>,
-    written: Vec<usize>,
 }
 
 impl Pool {
@@ -48,8 +43,6 @@ impl Pool {
         Self {
             page_size,
             cells: vec![None; num_cells],
-            is_complete: vec![false; num_cells],
-            written: Vec::new(),
         }
     }
 
@@ -93,8 +86,9 @@ impl FakeDevice {
             let tables = &mut self.slot_mut(trimmed.slot).tables;
             tables[trimmed.kind as usize].truncate(trimmed.num_pages as usize);
         }
+        let hits = self.hits(plan);
         for (kind, slot, page) in appended(plan) {
-            self.append(plan, kind, slot, page);
+            self.append(kind, slot, page, hits.contains(&(slot, (kind, page))));
         }
         let mut tokens = plan.token_ids.as_slice();
         let named = self.named(plan);
@@ -112,30 +106,37 @@ impl FakeDevice {
             num_accepted.push(u32::try_from(accepted.len()).unwrap());
             sampled.extend(accepted);
         }
-        let written = self.pools.iter_mut();
         Computed {
             num_accepted,
             tokens: sampled,
             named,
-            written: written
-                .map(|pool| std::mem::take(&mut pool.written))
-                .collect(),
         }
     }
 
-    /// The step's result is in.
-    pub fn complete(&mut self, computed: &Computed) {
-        for (pool, written) in self.pools.iter_mut().zip(&computed.written) {
-            for cell in written {
-                pool.is_complete[*cell] = true;
-            }
-        }
-    }
-
-    /// The KV of every token in the page is computed, and the results of the steps are in.
+    /// The KV of every token in the page is computed by steps that were sent.
     pub fn is_full(&self, (kind, page): Page) -> bool {
         let pool = &self.pools[kind];
-        pool.is_complete[pool.cells_of(page)].iter().all(|it| *it)
+        pool.cells[pool.cells_of(page)].iter().all(Option::is_some)
+    }
+
+    /// The pages of a plan that come from the cache: those a slot gains before its row's first token.
+    pub fn hits(&self, plan: &Plan) -> Vec<(SlotId, Page)> {
+        let mut hits = Vec::new();
+        for row in &plan.prefill {
+            let is_new = plan.new_slots.iter().any(|new| new.slot == row.slot);
+            for (kind, pool) in self.pools.iter().enumerate() {
+                let num_held = if is_new {
+                    0
+                } else {
+                    self.table(kind, row.slot).len()
+                };
+                let gained = appended(plan).filter(|it| (it.0, it.1) == (kind, row.slot));
+                let num = (row.start / pool.page_size) as usize;
+                let adopted = gained.take(num.saturating_sub(num_held));
+                hits.extend(adopted.map(|it| (row.slot, (kind, it.2))));
+            }
+        }
+        hits
     }
 
     /// The pages of a kind in a slot's table.
@@ -150,17 +151,12 @@ impl FakeDevice {
     }
 
     /// A page that is not from the cache is wiped, so that no read can profit from what it held.
-    fn append(&mut self, plan: &Plan, kind: usize, slot: SlotId, page: PageId) {
-        let new = plan.new_slots.iter().find(|new| new.slot == slot);
-        let num_hits = new.map_or(0, |new| new.num_cached / self.pools[kind].page_size);
-        let table = &mut self.slot_mut(slot).tables[kind];
-        let is_hit = table.len() < num_hits as usize;
-        table.push(page);
+    fn append(&mut self, kind: usize, slot: SlotId, page: PageId, is_hit: bool) {
+        self.slot_mut(slot).tables[kind].push(page);
         if !is_hit {
             let pool = &mut self.pools[kind];
             let cells = pool.cells_of(page);
-            pool.cells[cells.clone()].fill(None);
-            pool.is_complete[cells].fill(false);
+            pool.cells[cells].fill(None);
         }
     }
 
@@ -179,6 +175,15 @@ impl FakeDevice {
     }
 
     fn prefill(&mut self, row: &PrefillRow, tokens: &[TokenId]) -> Option<TokenId> {
+        let length = self.slot(row.slot).length;
+        let is_page_start = self
+            .pools
+            .iter()
+            .all(|it| row.start.is_multiple_of(it.page_size));
+        assert!(
+            row.start == length || row.start > length && is_page_start,
+            "{row:?} goes on elsewhere"
+        );
         for (position, token) in (row.start..).zip(tokens) {
             self.write(row.slot, position, *token);
         }
@@ -238,7 +243,6 @@ impl FakeDevice {
             let cell = self.cell(kind, slot, position);
             let pool = &mut self.pools[kind];
             pool.cells[cell] = Some(kv.wrapping_add(kind as u64));
-            pool.written.push(cell);
         }
     }
 

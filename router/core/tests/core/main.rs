@@ -16,6 +16,7 @@ mod oracle;
 mod planning_rules;
 mod preemption;
 mod prefix_cache;
+mod prefix_sharing;
 mod properties;
 mod queue;
 mod settings_mirror;

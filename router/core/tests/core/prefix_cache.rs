@@ -61,13 +61,9 @@ fn pages_that_decoding_filled_are_found_by_the_next_turn_of_a_conversation() {
 }
 
 #[test]
-fn a_page_is_found_only_when_its_result_is_in() {
+fn a_prompts_pages_are_found_once_their_step_is_launched() {
     let mut harness = harness(cached(), [(10, 2)]);
     harness.plan();
-    harness.submit(Spec::new(10, 2)).unwrap();
-    let plan = harness.plan().unwrap();
-    assert_eq!(plan.new_slots[0].num_cached, 0);
-    harness.complete();
     harness.submit(Spec::new(10, 2)).unwrap();
     assert_eq!(harness.plan().unwrap().new_slots[0].num_cached, 8);
     harness.run_to_the_end(3);
@@ -235,7 +231,8 @@ fn a_fully_cached_batch_still_computes_one_token_of_each() {
 
 #[test]
 fn a_result_that_does_not_fit_publishes_nothing() {
-    let mut harness = harness(cached(), [(10, 2)]);
+    let mut harness = harness(cached(), [(7, 3)]);
+    step(&mut harness);
     let plan = harness.plan().unwrap();
     let result = StepResult {
         step: plan.step,
@@ -244,7 +241,15 @@ fn a_result_that_does_not_fit_publishes_nothing() {
     };
     let event = plait_core::Event::Result(result);
     assert!(harness.scheduler.advance(event, &mut Vec::new()).is_err());
-    harness.submit(Spec::new(10, 2)).unwrap();
-    assert_eq!(harness.plan().unwrap().new_slots[0].num_cached, 0);
+    let mut prompt = harness.clients[&RequestId(0)].spec.prompt.clone();
+    prompt.extend(&harness.clients[&RequestId(0)].emitted);
+    prompt.push(1);
+    harness
+        .submit(Spec {
+            prompt,
+            ..Spec::new(1, 2)
+        })
+        .unwrap();
+    assert_eq!(harness.plan().unwrap().new_slots[0].num_cached, 4);
     harness.run_to_the_end(2);
 }
