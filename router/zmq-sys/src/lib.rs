@@ -19,6 +19,12 @@ mod bindings;
 pub mod errno;
 
 pub use bindings::*;
+
+/// Socket option of libzmq's draft API, a bitmap of `ZMQ_NOTIFY_...`: a ROUTER gets an empty message of each peer
+/// that has come or left. Only peers whose handshake was complete count.
+pub const ZMQ_ROUTER_NOTIFY: u32 = 97;
+/// Of peers that have left.
+pub const ZMQ_NOTIFY_DISCONNECT: u32 = 2;
 pub use std::os::unix::io::RawFd;
 
 #[cfg(test)]
