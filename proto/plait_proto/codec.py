@@ -38,6 +38,8 @@ MAX_HEADER_BYTES = 1 << 20
 """Bytes that frame 1 may have."""
 MAX_FRAME_BYTES = 16 << 20
 """Bytes that each later frame may have."""
+MAX_MESSAGE_BYTES = 32 << 20
+"""Bytes that all frames of a message may have together."""
 MAX_TEXT_BYTES = 4096
 """Bytes of UTF-8 that a string may have; the sender cuts longer ones."""
 
@@ -135,6 +137,8 @@ def _check_caps(frames: Sequence[Frame]) -> Kind:
             raise Malformed(f"frame {index} has {size} bytes; {MAX_FRAME_BYTES} are allowed")
         if size % 4:
             raise Malformed(f"frame {index} has {size} bytes, which is no whole number of 4-byte words")
+    if sum(sizes) > MAX_MESSAGE_BYTES:
+        raise Malformed(f"the message has {sum(sizes)} bytes; {MAX_MESSAGE_BYTES} are allowed")
     kind = _read_kind(frames[0], sizes[0])
     least, most = _NUM_FRAMES[kind]
     if not least <= len(frames) <= most:

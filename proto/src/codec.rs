@@ -20,6 +20,8 @@ pub const MAX_FRAMES: usize = 8;
 pub const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Bytes that each later frame may have.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
+/// Bytes that all frames of a message may have together.
+pub const MAX_MESSAGE_BYTES: usize = 32 << 20;
 
 /// The frames of `message`. Strings are cut to [`crate::MAX_TEXT_BYTES`].
 pub fn encode(message: &Message) -> Frames {
@@ -117,6 +119,11 @@ fn check_caps<F: AsRef<[u8]>>(frames: &[F]) -> Result<(), Malformed> {
         if frame > 1 && bytes % 4 != 0 {
             return Err(Malformed::NotWords { frame, bytes });
         }
+    }
+    let bytes = frames.iter().map(|frame| frame.as_ref().len()).sum();
+    if bytes > MAX_MESSAGE_BYTES {
+        let limit = MAX_MESSAGE_BYTES;
+        return Err(Malformed::MessageTooLarge { bytes, limit });
     }
     Ok(())
 }

@@ -24,7 +24,9 @@ mod schema;
 mod word_arrays;
 
 pub use capped_text::MAX_TEXT_BYTES;
-pub use codec::{Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, decode, encode};
+pub use codec::{
+    Frames, MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, decode, encode,
+};
 pub use control::{
     Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL, PageKind, Vote,
     Welcome,

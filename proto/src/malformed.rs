@@ -43,6 +43,14 @@ pub enum Malformed {
         /// Bytes that it may have.
         limit: usize,
     },
+    /// All frames together are over their cap.
+    #[error("the message has {bytes} bytes; {limit} are allowed")]
+    MessageTooLarge {
+        /// Bytes of all frames.
+        bytes: usize,
+        /// Bytes that they may have.
+        limit: usize,
+    },
     /// An array that is not whole words.
     #[error("frame {frame} has {bytes} bytes, which is no whole number of 4-byte words")]
     NotWords {

@@ -94,6 +94,13 @@ def test_the_kind_is_one_known_byte(kind: bytes, reason: str) -> None:
 def test_frames_have_caps() -> None:
     assert refusal(PLAN, replaced(1, bytes(MAX_HEADER_BYTES + 1))) == "frame 1 has 1048577 bytes; 1048576 are allowed"
     assert refusal(PLAN, replaced(5, bytes(MAX_FRAME_BYTES + 4))) == "frame 5 has 16777220 bytes; 16777216 are allowed"
+
+    def add_two_arrays(frames: list[bytes]) -> None:
+        frames[3] = frames[5] = bytes(MAX_FRAME_BYTES)
+
+    reason = refusal(PLAN, add_two_arrays)
+    assert reason.startswith("the message has 335")
+    assert reason.endswith("bytes; 33554432 are allowed")
     largest = msgspec.structs.replace(PLAN, freed_slots=bytes(MAX_FRAME_BYTES))
     assert encode(decode(encode(largest))) == encode(largest)
 

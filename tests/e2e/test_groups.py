@@ -112,6 +112,15 @@ def test_a_group_under_uneven_load_answers_as_alone_in_lockstep_and_drains_as_on
     assert [one.wait() for one in servers] == [0, 0, 0]
 
 
+def test_a_graph_larger_than_a_step_is_refused_at_start(tmp_path: Path, check_models: Path) -> None:
+    place = GroupMembership(engine=0, num_engines=1, endpoint="", graph_buckets=(8, 256))
+    words = [msgspec.json.encode(place).decode(), str(check_models / "recall-gqa")]
+    flags = ["--port", "0", "--max-batch-tokens", "200"]
+    engine = spawn_server(tmp_path / "engine.log", str(ENGINE), *words, *flags)
+    assert engine.wait() == 2
+    assert "graph_buckets has 256, and a step has at most 200 tokens (--max-batch-tokens)" in engine.last_line
+
+
 def test_a_killed_engine_ends_the_others_which_name_it(group: StartGroup) -> None:
     servers = group(2)
     with ThreadPoolExecutor(1) as pool:

@@ -2,8 +2,8 @@
 
 use plait_proto::{
     DecodeRow, Fail, Frames, Kind, LogprobRecords, MAX_FRAME_BYTES, MAX_HEADER_BYTES,
-    MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow, SamplingParams,
-    StepResult, TrimmedSlot, decode, encode,
+    MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Malformed, Message, NewSlot, OtherPage, Plan, PrefillRow,
+    SamplingParams, StepResult, TrimmedSlot, decode, encode,
 };
 
 fn plan() -> Plan {
@@ -91,6 +91,14 @@ fn frames_have_caps() {
     assert_eq!(header, too_large(1, MAX_HEADER_BYTES + 1, MAX_HEADER_BYTES));
     let array = refusal(plan(), |frames| frames[5] = vec![0; MAX_FRAME_BYTES + 4]);
     assert_eq!(array, too_large(5, MAX_FRAME_BYTES + 4, MAX_FRAME_BYTES));
+    let broken = refusal(plan(), |frames| {
+        frames[3] = vec![0; MAX_FRAME_BYTES];
+        frames[5] = vec![0; MAX_FRAME_BYTES];
+    });
+    let Malformed::MessageTooLarge { bytes, limit } = broken else {
+        panic!("another rule was broken: {broken}");
+    };
+    assert!(bytes > limit && limit == MAX_MESSAGE_BYTES);
     let largest = Plan {
         freed_slots: vec![1; MAX_FRAME_BYTES / 4],
         ..plan()

@@ -21,8 +21,6 @@ pub struct Vote {
     pub num_decode_rows: u32,
     /// Tokens that the step would compute.
     pub num_tokens: u32,
-    /// Its plan has prefill and decode rows.
-    pub wants_mixed: bool,
     /// Its rows, or its dummy row, could run as a captured graph.
     pub can_graph: bool,
     /// Nothing waits, runs or is in flight.
@@ -32,6 +30,11 @@ pub struct Vote {
 }
 
 impl Vote {
+    /// Whether it has both prefill and decode rows.
+    pub fn is_mixed(&self) -> bool {
+        self.num_prefill_tokens > 0 && self.num_decode_rows > 0
+    }
+
     /// Whether a plan, or having none, can say this. A vote that came over a wire may be anything.
     pub fn is_valid(&self) -> bool {
         let num_rows = u64::from(self.num_prefill_tokens) + u64::from(self.num_decode_rows);
@@ -260,7 +263,6 @@ impl Scheduler {
             num_prefill_tokens,
             num_decode_rows,
             num_tokens,
-            wants_mixed: num_prefill_tokens > 0 && num_decode_rows > 0,
             can_graph: num_prefill_tokens == 0 && num_tokens.max(1) <= largest_graph,
             idle: self.is_idle(),
             draining: self.is_draining,

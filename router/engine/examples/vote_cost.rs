@@ -43,7 +43,6 @@ fn vote(replica: u32, step: u64) -> Vote {
         num_prefill_tokens: 0,
         num_decode_rows: num_tokens,
         num_tokens,
-        wants_mixed: false,
         can_graph: true,
         idle: false,
         draining: false,

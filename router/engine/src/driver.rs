@@ -71,7 +71,7 @@ impl Driver {
             resumed_at: Micros(0),
             is_draining: false,
             is_closed: false,
-            stage: Stage::Handshaking(Handshake::new(num_ranks)),
+            stage: Stage::Handshaking(Handshake::new(num_ranks, settings.pages.num_pages)),
             num_ranks,
             timeouts: *timeouts,
             driver: self,

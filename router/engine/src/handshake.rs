@@ -5,10 +5,17 @@ use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, PageKind, schema_finge
 /// Page kinds of a replica at most, the first one apart.
 const MAX_OTHER_KINDS: usize = 15;
 
+/// Pages of a replica at most, of all kinds. The scheduler keeps about 60 bytes of each.
+const MAX_PAGES: u64 = 1 << 26;
+/// Bytes of a rank's pages at most: 1 PiB, more than any device has.
+const MAX_POOL_BYTES: u64 = 1 << 50;
+
 /// The ranks that have said Hello so far.
 #[derive(Debug)]
 pub struct Handshake {
     hellos: Vec<Option<Hello>>,
+    /// Pages that the settings ask for.
+    asked_pages: Option<u32>,
 }
 
 /// Why a rank was rejected.
@@ -21,10 +28,11 @@ pub struct RejectedPeer {
 }
 
 impl Handshake {
-    /// No rank yet.
-    pub fn new(num_ranks: u32) -> Self {
+    /// No rank yet. A rank has at most `asked_pages` pages, if the settings ask for a number.
+    pub fn new(num_ranks: u32, asked_pages: Option<u32>) -> Self {
         Self {
             hellos: vec![None; num_ranks as usize],
+            asked_pages,
         }
     }
 
@@ -62,8 +70,38 @@ impl Handshake {
                 reason,
             });
         }
+        if let Some(reason) = self.pool_problem(rank, &hello) {
+            return Err(RejectedPeer {
+                code: ExitCode::Settings,
+                reason,
+            });
+        }
         self.hellos[rank as usize] = Some(hello);
         Ok(())
+    }
+
+    /// Why no pool can be as large as a rank says.
+    fn pool_problem(&self, rank: u32, hello: &Hello) -> Option<String> {
+        if let Some(asked) = self.asked_pages.filter(|asked| hello.num_pages > *asked) {
+            return Some(format!(
+                "rank {rank} has {} pages of the KV cache, and --num-pages asks for {asked}: install worker and engine \
+                 from one release",
+                hello.num_pages
+            ));
+        }
+        let (num_pages, num_bytes) = pool_size(hello);
+        if num_pages > MAX_PAGES {
+            return Some(format!(
+                "rank {rank} has {num_pages} pages of the KV cache; up to {MAX_PAGES} are allowed: raise --page-size or \
+                 lower --num-pages"
+            ));
+        }
+        (num_bytes > MAX_POOL_BYTES).then(|| {
+            format!(
+                "rank {rank} has {num_pages} pages of the KV cache, {num_bytes} bytes; up to {MAX_POOL_BYTES} are \
+                 allowed: install worker and engine from one release"
+            )
+        })
     }
 
     /// How a rank's page kinds differ from those of the ranks that are in.
@@ -111,6 +149,19 @@ fn mismatch(rank: u32, world: u32, hello: &Hello, config: Option<&Fingerprint>) 
     } else {
         None
     }
+}
+
+/// Pages of all kinds and their bytes; a sum that does not fit is the largest number.
+fn pool_size(hello: &Hello) -> (u64, u64) {
+    let first = (hello.num_pages, hello.page_bytes);
+    let others = hello.other_kinds.iter();
+    let kinds = others.map(|kind| (kind.num_pages, kind.page_bytes));
+    kinds
+        .chain([first])
+        .fold((0, 0), |(pages, bytes), (num, size)| {
+            let num = u64::from(num);
+            (pages + num, bytes.saturating_add(num.saturating_mul(size)))
+        })
 }
 
 /// The least number of pages that any rank has room for.
@@ -198,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_replica_is_complete_with_its_last_rank_and_takes_the_least_pages() {
-        let mut handshake = Handshake::new(2);
+        let mut handshake = Handshake::new(2, None);
         handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
         assert_eq!(handshake.complete(), None);
         handshake.add(0, hello(0), Some(&CONFIG)).unwrap();
@@ -218,9 +269,40 @@ mod tests {
         for (word, change) in cases {
             let mut other = hello(0);
             change(&mut other);
-            let refused = Handshake::new(2).add(0, other, Some(&CONFIG)).unwrap_err();
+            let refused = Handshake::new(2, None)
+                .add(0, other, Some(&CONFIG))
+                .unwrap_err();
             assert!(refused.reason.contains(word), "{}", refused.reason);
             assert_eq!(refused.code, ExitCode::Settings);
+        }
+    }
+
+    #[test]
+    fn a_pool_beyond_any_device_is_refused_with_what_to_do() {
+        type Change = fn(&mut Hello);
+        let cases: [(&str, Change); 4] = [
+            ("4294967295 pages", |hello| hello.num_pages = u32::MAX),
+            ("asks for 100", |hello| hello.num_pages = 101),
+            ("18446744073709551615 bytes", |hello| {
+                hello.page_bytes = u64::MAX
+            }),
+            ("67108874 pages", |hello| {
+                let (page_size, num_pages, page_bytes) = (64, 1 << 26, 1);
+                hello.other_kinds = vec![PageKind {
+                    page_size,
+                    num_pages,
+                    page_bytes,
+                }];
+            }),
+        ];
+        for (words, change) in cases {
+            let mut huge = hello(0);
+            change(&mut huge);
+            let asked = words.starts_with("asks").then_some(100);
+            let refused = Handshake::new(2, asked)
+                .add(0, huge, Some(&CONFIG))
+                .unwrap_err();
+            assert!(refused.reason.contains(words), "{}", refused.reason);
         }
     }
 
@@ -238,7 +320,7 @@ mod tests {
 
     #[test]
     fn each_page_kind_takes_the_least_pages() {
-        let mut handshake = Handshake::new(2);
+        let mut handshake = Handshake::new(2, None);
         for (rank, num_pages) in [(0, 7), (1, 5)] {
             let hello = with_pages(rank, 64, num_pages);
             handshake.add(rank, hello, Some(&CONFIG)).unwrap();
@@ -255,7 +337,7 @@ mod tests {
             (with_pages(1, 0, 7), "[0] tokens; up to 15"),
             (with_pages(1, 64, 0), "no memory for a single page"),
         ] {
-            let mut handshake = Handshake::new(2);
+            let mut handshake = Handshake::new(2, None);
             handshake
                 .add(0, with_pages(0, 64, 7), Some(&CONFIG))
                 .unwrap();
@@ -266,6 +348,6 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_before_the_configuration_is_known() {
-        assert!(Handshake::new(2).add(0, hello(0), None).is_err());
+        assert!(Handshake::new(2, None).add(0, hello(0), None).is_err());
     }
 }

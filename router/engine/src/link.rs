@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use plait_proto::{MAX_FRAME_BYTES, Malformed, Message};
+use plait_proto::{MAX_FRAMES, MAX_MESSAGE_BYTES, Malformed, Message};
 
 use crate::receive_frames::{next_frame, rest_of_message};
 use crate::wakeup::Wakeup;
@@ -11,6 +11,8 @@ use crate::wakeup::Wakeup;
 /// Messages that wait in a socket for one peer at most. Two plans are in flight, so only a peer that
 /// has stopped reading gets there.
 const HIGH_WATER_MARK: i32 = 256;
+/// Bytes of a message at most. libzmq counts 64 for a frame that has fewer.
+const MAX_QUEUED_BYTES: usize = MAX_MESSAGE_BYTES + 64 * MAX_FRAMES;
 /// How long a send may wait for a peer that has stopped reading.
 const SEND_TIMEOUT_MILLIS: i32 = 1000;
 /// Longest name of a Unix socket (108 bytes with its end).
@@ -142,7 +144,7 @@ fn listen(endpoint: &str) -> Result<zmq::Socket, zmq::Error> {
     socket.set_sndtimeo(SEND_TIMEOUT_MILLIS)?;
     socket.set_sndhwm(HIGH_WATER_MARK)?;
     socket.set_rcvhwm(HIGH_WATER_MARK)?;
-    socket.set_maxmsgsize(i64::try_from(MAX_FRAME_BYTES).expect("the cap is 16 MiB"))?;
+    socket.set_maxmsgsize(i64::try_from(MAX_QUEUED_BYTES).expect("the cap is 32 MiB"))?;
     socket.bind(endpoint)?;
     Ok(socket)
 }

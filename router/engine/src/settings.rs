@@ -67,7 +67,7 @@ pub enum GroupKeys {
     Coordinator {
         /// Its own.
         secret: String,
-        /// Public keys of those that may join.
+        /// Public keys of engine 1, 2 and so on.
         allowed: Vec<String>,
     },
     /// Of any other engine.

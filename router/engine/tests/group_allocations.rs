@@ -22,7 +22,6 @@ fn vote(replica: u32) -> Vote {
         num_prefill_tokens: 0,
         num_decode_rows: 1,
         num_tokens: 1,
-        wants_mixed: false,
         can_graph: true,
         idle: false,
         draining: false,

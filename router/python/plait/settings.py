@@ -293,7 +293,7 @@ class CoordinatorKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of",
 
     secret: str
     allowed: tuple[str, ...]
-    """Public keys of the engines that may join."""
+    """Public keys of engine 1, 2 and so on, one for each. Each may join as that engine only."""
 
 
 class MemberKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag="member"):

@@ -1,23 +1,19 @@
 //! Engine 0: it collects the votes, makes the decision and names missing replicas.
 
-use std::time::Duration;
+use std::fmt;
 
 use plait_core::{Decision, Micros, Vote};
-use plait_proto::{ExitCode, Fail, Heartbeat, Join, Message, PROTOCOL, schema_fingerprint};
+use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::clock::{micros, since};
 
 use super::failure::GroupFailure;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Owners, Role};
-use super::socket::{DropCounts, Listener, PeerId, Received, Unsent};
+use super::socket::{Connection, Content, DropCounts, Listener, Received, Sender, Unsent};
 use super::vote_collection::{VoteCollection, VoteError};
 use super::wire::{decision_to_wire, vote_from_wire, vote_to_wire};
 
-/// A closed connection does not say whose it was. For this long after one, heartbeats go to the engines,
-/// until one cannot be reached.
-const SEARCH: Duration = Duration::from_millis(200);
-const SEARCH_EVERY: Duration = Duration::from_millis(5);
 /// Messages handled in one pass of the event loop.
 const MAX_MESSAGES_A_PASS: usize = 256;
 
@@ -36,14 +32,7 @@ pub struct Coordinator {
     opened: Option<Micros>,
     /// Tokens of the last step.
     num_tokens: u32,
-    search: Option<Search>,
     drop_counts: DropCounts,
-}
-
-/// The search for the engine whose connection was closed.
-struct Search {
-    next: Micros,
-    until: Micros,
 }
 
 impl Coordinator {
@@ -62,7 +51,6 @@ impl Coordinator {
             started: now,
             opened: None,
             num_tokens: 0,
-            search: None,
             drop_counts: DropCounts::default(),
             settings,
         })
@@ -112,12 +100,9 @@ impl Coordinator {
     /// See [`super::Exchange::receive`].
     pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if !self.round.is_over() {
-            self.listener.as_ref().inspect(|it| it.admit());
-            self.note_closed_links(now);
             self.take_messages(now)?;
         }
         if !self.round.is_over() {
-            self.find_disconnected(now)?;
             self.check_deadline(now)?;
         }
         Ok(self.decision.take())
@@ -131,8 +116,7 @@ impl Coordinator {
         if self.round.is_over() {
             return None;
         }
-        let search = self.search.as_ref().map(|search| search.next);
-        self.deadline().into_iter().chain(search).min()
+        self.deadline()
     }
 
     /// See [`super::Exchange::give_up`].
@@ -159,31 +143,53 @@ impl Coordinator {
     }
 
     fn take(&mut self, received: Received, now: Micros) -> Result<(), GroupFailure> {
-        let Received {
-            peer,
-            engine,
-            message,
-        } = received;
-        match (message, engine) {
-            (Ok(Message::Join(join)), None) => return self.join(peer, &join),
-            (Ok(_) | Err(_), None) => self.drop_counts.num_unknown_peers += 1,
-            (Ok(Message::Vote(vote)), Some(engine)) => {
-                return self.count(engine, vote_from_wire(&vote), now);
+        let Received { sender, content } = received;
+        match (content, sender) {
+            (Content::Left, Sender::Unjoined(_)) => {}
+            (Content::Left, Sender::Engine(engine)) => {
+                return Err(self.fail_unsent(engine, Unsent::Gone));
             }
-            (Ok(Message::Fail(fail)), Some(engine)) => {
-                return Err(self.end(GroupFailure::PeerFailed {
-                    engine,
-                    reason: fail.reason,
-                }));
+            (Content::Message(Message::Join(join)), Sender::Unjoined(connection)) => {
+                return self.join(connection, &join);
             }
-            (Ok(Message::Join(_)), Some(_)) => self.drop_counts.num_duplicate += 1,
-            (Ok(_), Some(_)) => self.drop_counts.num_unexpected += 1,
-            (Err(malformed), Some(engine)) => {
+            (_, Sender::Unjoined(_)) => self.drop_counts.num_unknown_peers += 1,
+            (Content::Message(message), Sender::Engine(engine)) => {
+                return self.take_message(engine, message, now);
+            }
+            (Content::Malformed(malformed), Sender::Engine(engine)) => {
                 tracing::warn!(engine, "a malformed message: {malformed}");
                 self.drop_counts.num_malformed += 1;
             }
         }
         Ok(())
+    }
+
+    fn take_message(
+        &mut self,
+        engine: u32,
+        message: Message,
+        now: Micros,
+    ) -> Result<(), GroupFailure> {
+        match message {
+            Message::Vote(vote) => match vote_from_wire(&vote) {
+                Some(vote) => return self.count(engine, vote, now),
+                None => self.drop_invalid(engine, &vote),
+            },
+            Message::Fail(fail) => {
+                return Err(self.end(GroupFailure::PeerFailed {
+                    engine,
+                    reason: fail.reason,
+                }));
+            }
+            Message::Join(_) => self.drop_counts.num_duplicate += 1,
+            _ => self.drop_counts.num_unexpected += 1,
+        }
+        Ok(())
+    }
+
+    fn drop_invalid(&mut self, engine: u32, vote: &impl fmt::Debug) {
+        tracing::warn!(engine, "an invalid vote: {vote:?}");
+        self.drop_counts.num_malformed += 1;
     }
 
     fn is_in(&self, engine: u32) -> bool {
@@ -192,27 +198,28 @@ impl Coordinator {
     }
 
     /// Registers an engine, or refuses it. Two engines with one number end the group.
-    fn join(&mut self, peer: PeerId, join: &Join) -> Result<(), GroupFailure> {
+    fn join(&mut self, connection: Connection, join: &Join) -> Result<(), GroupFailure> {
         let engine = join.engine;
-        if let Some(reason) = self.find_mismatch(join) {
+        let mismatch = self.find_mismatch(join);
+        if let Some(reason) = mismatch.or_else(|| other_key(engine, connection.key_of)) {
             self.drop_counts.num_unknown_peers += 1;
             tracing::warn!(engine, "an engine was rejected: {reason}");
-            self.reject_peer(&peer, engine, &reason);
+            self.reject_peer(&connection, engine, &reason);
             return Ok(());
         }
         if self.is_in(engine) {
             let replicas = self.owners.replicas_of(engine).collect();
             let end = GroupFailure::DuplicateEngine { engine, replicas };
-            self.reject_peer(&peer, engine, &end.to_string());
+            self.reject_peer(&connection, engine, &end.to_string());
             return Err(self.end(end));
         }
         if let Some(listener) = &mut self.listener {
-            listener.register(engine, peer);
+            listener.register(engine, connection);
         }
         Ok(())
     }
 
-    fn reject_peer(&self, peer: &PeerId, engine: u32, reason: &str) {
+    fn reject_peer(&self, connection: &Connection, engine: u32, reason: &str) {
         let fail = Fail {
             rank: engine,
             code: ExitCode::Settings,
@@ -220,7 +227,7 @@ impl Coordinator {
         };
         if let Some(listener) = &self.listener {
             // A peer that cannot be reached is gone.
-            let _told = listener.send_to(peer, &plait_proto::encode(&fail.into()));
+            let _told = listener.send_to(&connection.peer, &plait_proto::encode(&fail.into()));
         }
     }
 
@@ -279,10 +286,7 @@ impl Coordinator {
             Err(VoteError::Late) => self.drop_counts.num_late += 1,
             Err(VoteError::Duplicate) => self.drop_counts.num_duplicate += 1,
             Err(VoteError::Unexpected) => self.drop_counts.num_unexpected += 1,
-            Err(VoteError::Invalid) => {
-                tracing::warn!(engine, "an invalid vote: {vote:?}");
-                self.drop_counts.num_malformed += 1;
-            }
+            Err(VoteError::Invalid) => self.drop_invalid(engine, &vote),
         }
         Ok(())
     }
@@ -303,13 +307,8 @@ impl Coordinator {
         self.opened = None;
         self.num_tokens = decision.pad_tokens;
         let told = plait_proto::encode(&decision_to_wire(&decision).into());
-        let stops = decision.stop;
         self.decision = Some(decision);
-        let sent = self.send_all(1..self.settings.num_engines(), &told);
-        if let Some(listener) = self.listener.as_ref().filter(|_| stops) {
-            listener.stop_watching();
-        }
-        sent
+        self.send_all(1..self.settings.num_engines(), &told)
     }
 
     fn send_all(
@@ -327,35 +326,6 @@ impl Coordinator {
     fn send(&self, engine: u32, frames: &[Vec<u8>]) -> Result<(), Unsent> {
         let listener = self.listener.as_ref();
         listener.map_or(Ok(()), |listener| listener.send(engine, frames))
-    }
-
-    /// Unknown peers close connections too, so a running search keeps its pace.
-    fn note_closed_links(&mut self, now: Micros) {
-        let listener = self.listener.as_ref();
-        if listener.is_some_and(Listener::has_lost_connection) {
-            let next = self.search.as_ref().map_or(now, |search| search.next);
-            let until = Micros(now.0 + micros(SEARCH));
-            self.search = Some(Search { next, until });
-        }
-    }
-
-    /// Fails the group if a registered engine cannot be reached any more.
-    fn find_disconnected(&mut self, now: Micros) -> Result<(), GroupFailure> {
-        let Some(search) = self.search.as_mut().filter(|search| search.next <= now) else {
-            return Ok(());
-        };
-        search.next = Micros(now.0 + micros(SEARCH_EVERY));
-        if search.until <= now {
-            self.search = None;
-        }
-        let call = Heartbeat {
-            rank: 0,
-            step: self.round.step(),
-        };
-        let call = plait_proto::encode(&call.into());
-        let is_gone = |engine: &u32| self.send(*engine, &call) == Err(Unsent::Gone);
-        let lost = self.other_engines().find(is_gone);
-        lost.map_or(Ok(()), |engine| Err(self.fail_unsent(engine, Unsent::Gone)))
     }
 
     /// The other engines that have joined.
@@ -434,9 +404,15 @@ impl Coordinator {
             // A peer that cannot be reached is gone.
             let _told = self.send(engine, &plait_proto::encode(&fail.into()));
         }
-        if let Some(listener) = &self.listener {
-            listener.stop_watching();
-        }
         end
     }
+}
+
+/// Why the key of a connection is not the engine's own; None if it is, or if there are no keys.
+fn other_key(engine: u32, key_of: Option<u32>) -> Option<String> {
+    let owner = key_of.filter(|owner| *owner != engine)?;
+    Some(format!(
+        "engine {engine} came with the key of engine {owner}: start it with its own, or put `allowed` of engine 0 in \
+         the order of the engines, the key of engine 1 first"
+    ))
 }

@@ -42,7 +42,7 @@ pub enum Role {
 pub struct ServerKeys {
     /// Its own.
     pub secret: Key,
-    /// Public keys of the engines that may join.
+    /// Public keys of engine 1, 2 and so on. Each may join as that engine only.
     pub allowed: Vec<Key>,
 }
 
@@ -87,7 +87,7 @@ pub struct GroupSettings {
     pub num_replicas: Vec<u32>,
     /// Fingerprint of everything that all engines must share.
     pub config: Fingerprint,
-    /// Sizes in tokens for which every replica has captured a graph.
+    /// Sizes in tokens for which every replica has captured a graph; each fits `max_tokens`.
     pub graph_buckets: Vec<u32>,
     /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
     pub max_tokens: u32,
@@ -124,6 +124,30 @@ pub enum GroupProblem {
         endpoint: String,
         /// Who else could join.
         why: String,
+    },
+    /// A graph that no step may be padded to.
+    #[error(
+        "graph_buckets has {bucket}, and a step has at most {max_tokens} tokens (--max-batch-tokens); leave it out \
+         or raise the limit"
+    )]
+    GraphBucket {
+        /// Its tokens.
+        bucket: u32,
+        /// The most tokens of a step.
+        max_tokens: u32,
+    },
+    /// Keys that are not one for each engine.
+    #[error(
+        "`allowed` has {given} keys{}; a group of {num_engines} engines needs {} different ones, in the order of the \
+         engines: that of engine 1 first", if *.has_twins { ", one of them twice" } else { "" }, .num_engines - 1
+    )]
+    AllowedKeys {
+        /// How many there are.
+        given: usize,
+        /// Two are equal.
+        has_twins: bool,
+        /// Engines of the group.
+        num_engines: usize,
     },
     /// Not a key.
     #[error("{whose} is not a CURVE key: give its 32 bytes as 40 characters of Z85")]
@@ -178,8 +202,40 @@ impl GroupSettings {
                 given: self.num_replicas.clone(),
             });
         }
+        self.check_graphs()?;
         self.check_role()?;
+        self.check_allowed_keys()?;
         self.check_protection()
+    }
+
+    /// A decision pads to the graph's size, and no engine accepts one beyond the most tokens of a step.
+    fn check_graphs(&self) -> Result<(), GroupProblem> {
+        let max_tokens = self.max_tokens;
+        let mut buckets = self.graph_buckets.iter().copied();
+        let odd = buckets.find(|bucket| !(1..=max_tokens).contains(bucket));
+        odd.map_or(Ok(()), |bucket| {
+            Err(GroupProblem::GraphBucket { bucket, max_tokens })
+        })
+    }
+
+    fn check_allowed_keys(&self) -> Result<(), GroupProblem> {
+        let Role::Coordinator {
+            keys: Some(keys), ..
+        } = &self.role
+        else {
+            return Ok(());
+        };
+        let (given, num_engines) = (keys.allowed.len(), self.num_replicas.len());
+        let distinct: std::collections::BTreeSet<&Key> = keys.allowed.iter().collect();
+        let has_twins = distinct.len() < given;
+        if given + 1 == num_engines && !has_twins {
+            return Ok(());
+        }
+        Err(GroupProblem::AllowedKeys {
+            given,
+            has_twins,
+            num_engines,
+        })
     }
 
     fn check_role(&self) -> Result<(), GroupProblem> {
@@ -299,6 +355,48 @@ mod tests {
             error.to_string(),
             "engine 2 is not in a group of 2: engines are numbered from 0"
         );
+    }
+
+    #[test]
+    fn a_graph_that_no_step_may_be_padded_to_is_refused() {
+        let with_buckets = |graph_buckets: &[u32]| GroupSettings {
+            graph_buckets: graph_buckets.to_vec(),
+            max_tokens: 200,
+            ..of(Role::Alone, &[1])
+        };
+        assert_eq!(with_buckets(&[1, 200]).check(), Ok(()));
+        for bucket in [0, 201] {
+            let max_tokens = 200;
+            let problem = GroupProblem::GraphBucket { bucket, max_tokens };
+            assert_eq!(with_buckets(&[1, bucket]).check(), Err(problem));
+        }
+    }
+
+    #[test]
+    fn each_other_engine_needs_a_key_of_its_own() {
+        let check = |allowed: &[Key]| {
+            let keys = ServerKeys {
+                secret: [9; 32],
+                allowed: allowed.to_vec(),
+            };
+            let role = Role::Coordinator {
+                endpoint: "tcp://*:5555".to_owned(),
+                keys: Some(keys),
+            };
+            of(role, &[1, 1, 1]).check()
+        };
+        assert_eq!(check(&[[1; 32], [2; 32]]), Ok(()));
+        for (allowed, words) in [
+            (&[[1; 32]][..], "has 1 keys; a group of 3 engines needs 2"),
+            (&[[1; 32], [1; 32]], "has 2 keys, one of them twice"),
+            (&[[1; 32], [2; 32], [3; 32]], "has 3 keys; a group of 3"),
+        ] {
+            let problem = check(allowed).unwrap_err().to_string();
+            assert!(
+                problem.contains(words) && problem.contains("engine 1 first"),
+                "{problem}"
+            );
+        }
     }
 
     #[test]

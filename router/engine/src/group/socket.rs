@@ -43,14 +43,38 @@ pub struct DropCounts {
 /// One connection, by the name that libzmq gave it.
 pub type PeerId = Vec<u8>;
 
-/// What a peer sent.
+/// What came through a connection.
 pub struct Received {
-    /// Through which connection.
+    /// Whose connection it is.
+    pub sender: Sender,
+    /// What came.
+    pub content: Content,
+}
+
+/// Whose a connection is.
+pub enum Sender {
+    /// Of the engine that joined through it.
+    Engine(u32),
+    /// No engine's so far.
+    Unjoined(Connection),
+}
+
+/// A connection that no engine has joined through.
+pub struct Connection {
+    /// Its name.
     pub peer: PeerId,
-    /// The engine that joined through it.
-    pub engine: Option<u32>,
-    /// What it says.
-    pub message: Result<Message, Malformed>,
+    /// The engine whose CURVE key it came with; None without keys.
+    pub key_of: Option<u32>,
+}
+
+/// What a peer did.
+pub enum Content {
+    /// It sent a message.
+    Message(Message),
+    /// It sent frames that are no message.
+    Malformed(Malformed),
+    /// Its connection was closed.
+    Left,
 }
 
 /// Why a message could not be sent.
@@ -74,10 +98,9 @@ impl From<zmq::Error> for Unsent {
 
 /// The coordinator's end.
 pub struct Listener {
-    // Closed before the socket that it watches.
-    watch: Watch,
     socket: zmq::Socket,
-    allowlist: Option<Allowlist>,
+    /// Held while the socket listens.
+    _allowlist: Option<Allowlist>,
     endpoint: String,
     /// Engine and connection of each other.
     engines: FxHashMap<PeerId, u32>,
@@ -92,22 +115,21 @@ impl Listener {
 
     fn try_bind(endpoint: &str, keys: Option<ServerKeys>) -> Result<Self, zmq::Error> {
         let context = zmq::Context::new();
-        let socket = context.socket(zmq::ROUTER)?;
+        let mut socket = context.socket(zmq::ROUTER)?;
         configure(&socket)?;
+        report_disconnects(&mut socket)?;
         socket.set_router_mandatory(true)?;
         if let Some(keys) = &keys {
             socket.set_curve_server(true)?;
             socket.set_curve_secretkey(&keys.secret)?;
         }
-        let allowlist = keys.map(|keys| Allowlist::new(&context, keys.allowed));
+        let allowlist = keys.map(|keys| Allowlist::start(&context, keys.allowed));
         let allowlist = allowlist.transpose()?;
-        let watch = Watch::new(&context, &socket, &[SocketEvent::DISCONNECTED])?;
         socket.bind(endpoint)?;
         let bound = socket.get_last_endpoint()?;
         Ok(Self {
-            watch,
             socket,
-            allowlist,
+            _allowlist: allowlist,
             endpoint: bound.unwrap_or_else(|_| endpoint.to_owned()),
             engines: FxHashMap::default(),
             peers: FxHashMap::default(),
@@ -121,38 +143,31 @@ impl Listener {
 
     /// What wakes the engine.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
-        let asked = self.allowlist.as_ref().map(Allowlist::socket);
-        let sockets = [&self.socket, &self.watch.events].into_iter().chain(asked);
-        sockets
-            .map(|socket| socket.as_poll_item(zmq::POLLIN))
-            .collect()
+        vec![self.socket.as_poll_item(zmq::POLLIN)]
     }
 
-    /// Answers connection requests.
-    pub fn admit(&self) {
-        if let Some(allowlist) = &self.allowlist {
-            allowlist.answer();
-        }
-    }
-
-    /// Whether a connection was closed since the last call.
-    pub fn has_lost_connection(&self) -> bool {
-        self.watch.take().count() > 0
-    }
-
-    /// The next message that has come, if any; never blocks.
+    /// The next thing that has come, if any; never blocks. What a connection sent comes before its end.
     pub fn receive(&self) -> Option<Received> {
-        let peer = next_frame(&self.socket)?;
+        let mut peer = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
         let frames = rest_of_message(&self.socket);
-        Some(Received {
-            engine: self.engines.get(&peer).copied(),
-            message: plait_proto::decode(&frames),
-            peer,
-        })
+        let sender = match self.engines.get(&*peer) {
+            Some(engine) => Sender::Engine(*engine),
+            None => Sender::Unjoined(Connection {
+                key_of: Allowlist::key_of(&mut peer),
+                peer: peer.to_vec(),
+            }),
+        };
+        let content = match plait_proto::decode(&frames) {
+            _ if is_left(&frames) => Content::Left,
+            Ok(message) => Content::Message(message),
+            Err(malformed) => Content::Malformed(malformed),
+        };
+        Some(Received { sender, content })
     }
 
     /// From now on this connection is the engine's.
-    pub fn register(&mut self, engine: u32, peer: PeerId) {
+    pub fn register(&mut self, engine: u32, connection: Connection) {
+        let peer = connection.peer;
         self.peers.insert(engine, peer.clone());
         self.engines.insert(peer, engine);
     }
@@ -175,16 +190,31 @@ impl Listener {
         let frames = frames.iter().map(Vec::as_slice);
         Ok(self.socket.send_multipart(frames, flags)?)
     }
-
-    /// Stops watching the connections.
-    pub fn stop_watching(&self) {
-        self.watch.stop(&self.socket);
-    }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.stop_watching();
+/// What libzmq puts into the queue of a connection that was closed: one empty frame. Only a connection whose
+/// handshake was complete gets one.
+fn is_left(frames: &[Vec<u8>]) -> bool {
+    matches!(frames, [only] if only.is_empty())
+}
+
+/// Has libzmq put the end of each connection into its queue.
+fn report_disconnects(socket: &mut zmq::Socket) -> Result<(), zmq::Error> {
+    let events = i32::try_from(zmq_sys::ZMQ_NOTIFY_DISCONNECT).expect("a small bitmap");
+    let option = i32::try_from(zmq_sys::ZMQ_ROUTER_NOTIFY).expect("a small number");
+    // SAFETY: the socket is open, and the option's value is a C int of the given size.
+    let status = unsafe {
+        zmq_sys::zmq_setsockopt(
+            socket.as_mut_ptr(),
+            option,
+            (&raw const events).cast(),
+            size_of_val(&events),
+        )
+    };
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(zmq::Error::EINVAL)
     }
 }
 
@@ -408,7 +438,7 @@ mod tests {
     use super::*;
 
     /// A listener, and a connection that sends `word` and reads nothing.
-    fn connected() -> (tempfile::TempDir, Listener, PeerId, zmq::Socket) {
+    fn connected() -> (tempfile::TempDir, Listener, Connection, zmq::Socket) {
         let directory = tempfile::tempdir().unwrap();
         let endpoint = format!("ipc://{}", directory.path().join("group").display());
         let listener = Listener::bind(&endpoint, None).unwrap();
@@ -418,32 +448,74 @@ mod tests {
         socket.connect(&endpoint).unwrap();
         socket.send("a word", 0).unwrap();
         zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
-        let peer = listener.receive().unwrap().peer;
-        (directory, listener, peer, socket)
+        let connection = sender_of(&listener);
+        (directory, listener, connection, socket)
+    }
+
+    fn sender_of(listener: &Listener) -> Connection {
+        match listener.receive().unwrap().sender {
+            Sender::Unjoined(connection) => connection,
+            Sender::Engine(engine) => panic!("engine {engine} has joined"),
+        }
     }
 
     #[test]
     fn who_reads_nothing_is_not_gone() {
-        let (_directory, mut listener, peer, socket) = connected();
+        let (_directory, mut listener, connection, socket) = connected();
         assert_eq!(
             listener.send(1, &[]),
             Err(Unsent::Gone),
             "nobody sits there"
         );
-        listener.register(1, peer);
+        listener.register(1, connection);
         let heartbeat = plait_proto::encode(&Heartbeat { rank: 0, step: 0 }.into());
         let unsent = (0..1_000_000).find_map(|_| listener.send(1, &heartbeat).err());
         assert_eq!(unsent, Some(Unsent::Full));
         drop(socket);
     }
 
+    /// What comes next.
+    fn content(listener: &Listener) -> Content {
+        zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        listener.receive().unwrap().content
+    }
+
     #[test]
     fn a_message_over_the_cap_is_dropped_with_its_sender() {
-        let (_directory, listener, _, socket) = connected();
-        socket.send(vec![0; (64 << 10) + 1], 0).unwrap();
-        while !listener.has_lost_connection() {
-            zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        let parts = vec![vec![0; 4 << 10]; 17];
+        for frames in [vec![vec![0; (64 << 10) + 1]], parts] {
+            let (_directory, listener, _, socket) = connected();
+            socket.send_multipart(frames, 0).unwrap();
+            assert!(matches!(content(&listener), Content::Left));
+            assert!(listener.receive().is_none());
         }
+    }
+
+    #[test]
+    fn who_leaves_is_named() {
+        let (_directory, mut listener, connection, socket) = connected();
+        listener.register(1, connection);
+        drop(socket);
+        zmq::poll(&mut listener.poll_items(), 60_000).unwrap();
+        let Received { sender, content } = listener.receive().unwrap();
+        assert!(matches!(
+            (sender, content),
+            (Sender::Engine(1), Content::Left)
+        ));
+    }
+
+    #[test]
+    fn a_stranger_who_hangs_up_before_the_handshake_leaves_nothing_to_read() {
+        let (_directory, listener, _, socket) = connected();
+        let path = listener.endpoint().strip_prefix("ipc://").unwrap();
+        for _ in 0..1000 {
+            drop(std::os::unix::net::UnixStream::connect(path).unwrap());
+        }
+        socket.send("another word", 0).unwrap();
+        assert!(
+            matches!(content(&listener), Content::Malformed(_)),
+            "the word comes next"
+        );
         assert!(listener.receive().is_none());
     }
 

@@ -92,7 +92,6 @@ mod tests {
             num_prefill_tokens: 0,
             num_decode_rows: 0,
             num_tokens: 0,
-            wants_mixed: false,
             can_graph: true,
             idle: true,
             draining: false,

@@ -10,26 +10,26 @@ pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
         num_prefill_tokens: vote.num_prefill_tokens,
         num_decode_rows: vote.num_decode_rows,
         num_tokens: vote.num_tokens,
-        wants_mixed: vote.wants_mixed,
+        wants_mixed: vote.is_mixed(),
         can_graph: vote.can_graph,
         idle: vote.idle,
         draining: vote.draining,
     }
 }
 
-/// A vote as it was cast.
-pub fn vote_from_wire(vote: &plait_proto::Vote) -> Vote {
-    Vote {
+/// A vote as it was cast; None if `wants_mixed` is not what its rows say.
+pub fn vote_from_wire(vote: &plait_proto::Vote) -> Option<Vote> {
+    let cast = Vote {
         replica: vote.replica,
         step: StepId(vote.step),
         num_prefill_tokens: vote.num_prefill_tokens,
         num_decode_rows: vote.num_decode_rows,
         num_tokens: vote.num_tokens,
-        wants_mixed: vote.wants_mixed,
         can_graph: vote.can_graph,
         idle: vote.idle,
         draining: vote.draining,
-    }
+    };
+    (vote.wants_mixed == cast.is_mixed()).then_some(cast)
 }
 
 /// A decision as it is sent, to engines and in plans.

@@ -118,6 +118,10 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
         idle: false,
         ..idle(1, 1)
     });
+    peer.say(Vote {
+        wants_mixed: true, // without rows of both kinds
+        ..idle(1, 1)
+    });
     stranger.say(idle(1, 1));
     stage.first.wait_until("all but one vote is there", |log| {
         log.drop_counts.num_unknown_peers == 2
@@ -154,7 +158,7 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     let drop_counts = stage.first.log().drop_counts;
     let counted = DropCounts {
         num_unknown_peers: 3,
-        num_malformed: 3,
+        num_malformed: 4,
         num_unexpected: 4,
         ..drop_counts
     };

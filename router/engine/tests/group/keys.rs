@@ -89,6 +89,43 @@ fn an_engine_whose_key_is_not_on_the_list_gets_nothing_through() {
 }
 
 #[test]
+fn a_key_joins_as_its_own_engine_only() {
+    let [server, first_key, second_key] = pairs();
+    let three = [1, 1, 1];
+    let mut settings = group_settings(0, "", &three);
+    settings.role = Role::Coordinator {
+        endpoint: "tcp://127.0.0.1:*".to_owned(),
+        keys: Some(ServerKeys {
+            secret: server.secret_key,
+            allowed: vec![first_key.public_key, second_key.public_key],
+        }),
+    };
+    let first = Engine::start(settings, Devices::default());
+    let mut settings = group_settings(1, "", &three);
+    settings.role = Role::Member {
+        engine: 1,
+        endpoint: first.endpoint.clone().unwrap(),
+        keys: keys(&server, &second_key),
+    };
+    let end = Engine::start(settings, Devices::default())
+        .finish()
+        .end
+        .unwrap();
+    assert_eq!(end.code(), ExitCode::Settings);
+    let told = end.to_string();
+    assert!(
+        told.contains("engine 1 came with the key of engine 2"),
+        "{told}"
+    );
+    first.tell(Order::Vanish);
+    assert_eq!(
+        first.finish().drop_counts.num_unknown_peers,
+        1,
+        "its place stays free"
+    );
+}
+
+#[test]
 fn an_engine_that_expects_another_first_one_gets_nothing_through() {
     let [server, own, other] = pairs();
     let first = first(&server, &own);
