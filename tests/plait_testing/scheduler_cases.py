@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Recorder:
         requests = self.model.requests
         if action == "submit":
             ask = any_ask(self.drawn)
-            self._add({"submit": asdict(ask)}, self.model.submit(ask))
+            self._add({"submit": vars(ask)}, self.model.submit(ask))
         elif action == "plan" and len(self.model.in_flight) < self.depth:
             self._plan()
         elif action == "complete" and self.model.in_flight:

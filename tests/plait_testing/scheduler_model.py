@@ -13,10 +13,12 @@ from math import inf
 from plait.settings import PageSettings, SchedulerSettings
 
 from plait_testing.fair_share_model import FairShare
-from plait_testing.page_model import Pages
+from plait_testing.page_model import Key, Pages
 
 MIN_CHUNK = 16
 """A chunk is not cut shorter than this for lack of tokens."""
+MAX_PASSED = 64
+"""Requests that may be passed in one plan."""
 QUEUE_PARTS = 1 << 16
 """Loads of lanes count in so many parts, so that they can be divided by weights."""
 
@@ -83,6 +85,8 @@ class Request:
     num_published: int = 0
     num_planned: int = 0
     num_computed: int = 0
+    num_found: int = 0
+    """Leading tokens that were found in the cache while it waited for the next ones."""
     last_step: int = 0
     num_rows_in_flight: int = 0
     num_samples_in_flight: int = 0
@@ -157,6 +161,8 @@ class Scheduler:
         self.freed_slots: list[int] = []
         self.is_fair = settings.scheduler.policy == "fair"
         self.fair_share = FairShare()
+        self.lane_times: dict[int, int] = {}
+        """The virtual time of each tenant with waiting requests when it was last looked at."""
         self.lane_weights: dict[int, int] = {}
         """Of each tenant, that of its request which was queued last."""
         self.rejected: list[int] = []
@@ -172,14 +178,28 @@ class Scheduler:
 
     def head(self) -> Request | None:
         """Who is admitted next: the first in order, under fair share of the tenant whose virtual time is least."""
-        queued = self.queued()
-        if self.is_fair and queued:
-            time = {it.ask.tenant: self.fair_share.present[it.ask.tenant].time for it in queued}
-            queued.sort(key=lambda it: (time[it.ask.tenant], self.order(it), it.ask.tenant))
-        head = queued[0] if queued else None
-        if self.is_fair:
-            self.fair_share.catch_up(time[head.ask.tenant] if head else None)
-        return head
+        if not self.is_fair:
+            return next(iter(self.queued()), None)
+        while lanes := self._lanes():
+            tenant = lanes[0][0].ask.tenant
+            time = self.fair_share.present[tenant].time
+            if time == self.lane_times[tenant]:
+                self.fair_share.catch_up(time)
+                return lanes[0][0]
+            self.lane_times[tenant] = time
+        self.fair_share.catch_up(None)
+        return None
+
+    def _lanes(self) -> list[list[Request]]:
+        """Each tenant's requests in order; tenants by the virtual time that they had when last looked at."""
+        if not self.is_fair:
+            return [self.queued()]
+        lanes: dict[int, list[Request]] = {}
+        for request in self.queued():
+            lanes.setdefault(request.ask.tenant, []).append(request)
+        return sorted(
+            lanes.values(), key=lambda it: (self.lane_times[it[0].ask.tenant], self.order(it[0]), it[0].ask.tenant)
+        )
 
     def queued(self) -> list[Request]:
         return self._in_phase(Phase.WAITING, Phase.PREEMPTED)
@@ -229,6 +249,7 @@ class Scheduler:
         if self.is_fair and all(it.ask.tenant != tenant for it in self.queued()):
             self.head()
             self.fair_share.start_waiting(tenant)
+            self.lane_times[tenant] = 0
 
     def _displaced_by(self, ask: Ask) -> list[Request] | str:
         """Who must leave a full queue for a newcomer: nobody if it has room, a refusal if nobody has to."""
@@ -267,6 +288,8 @@ class Scheduler:
         self.rows: list[Row] = []
         self.new_slots: list[tuple[int, int, int, int]] = []
         self.appended: list[tuple[int, int]] = []
+        self.computing: set[Key] = set()
+        """Keys of the pages in which this plan's prefill rows begin."""
         self.step = self.last_step + 1
 
     @property
@@ -296,7 +319,7 @@ class Scheduler:
         for request in self.prefills()[:1]:
             if self.step - request.last_step > self.settings.scheduler.prefill_starvation_steps:
                 most = min(self.settings.pages.page_size, self.settings.max_chunk, self.settings.max_batch_tokens)
-                self._prefill_row(request, min(request.num_to_prefill, most))
+                self._prefill_row(request, request.num_planned, min(request.num_to_prefill, most))
 
     def _decode(self) -> None:
         """Rule 2: a row for every decoder in turn. Who gets one goes to the tail; others keep their place."""
@@ -320,9 +343,34 @@ class Scheduler:
                 continue
             if not (self.num_tokens_left and self.num_rows_left):
                 return
-            length = self._chunk_length(request.num_to_prefill)
-            if request.last_step != self.step and length and not self._prefill_row(request, length):
+            start, length = self._next_chunk(request) if request.last_step != self.step else (0, 0)
+            if length and not self._prefill_row(request, start, length):
                 return
+
+    def _next_chunk(self, request: Request) -> tuple[int, int]:
+        """Where a prefill goes on, behind pages that others have published, and how many tokens it may take."""
+        size, planned = self.settings.pages.page_size, request.num_planned
+        start, remaining = planned, request.num_to_prefill
+        if self.settings.pages.prefix_cache:
+            if self._waits_for_row(request, planned):
+                return planned, 0
+            page = planned // size
+            if planned % size == 0:
+                start += size * len(self._find(request, page))
+                remaining -= start - planned
+            elif self._find(request, page + 1):
+                remaining = min(remaining, (page + 1) * size - planned)
+        return start, self._chunk_length(remaining)
+
+    def _waits_for_row(self, request: Request, num_tokens: int) -> bool:
+        """Whether a row of this plan computes the page that the request needs next."""
+        if not self.computing:
+            return False
+        size = self.settings.pages.page_size
+        request.num_found = max(request.num_found, num_tokens)
+        request.num_found += size * len(self._find(request, request.num_found // size))
+        end = request.num_found - request.num_found % size + size
+        return end < request.num_known and request.key(end // size - 1, size) in self.computing
 
     def _chunk_length(self, remaining: int) -> int:
         """Tokens that a chunk may take now; 0 where it would be too short."""
@@ -332,30 +380,56 @@ class Scheduler:
         return length if length >= least and self.num_rows_left else 0
 
     def _admit(self) -> None:
-        """Rule 4: waiting requests, strictly in order."""
-        while self.free_slots and not self.held() and self.num_tokens_left and self.num_rows_left:
-            request = self.head()
+        """Rule 4: waiting requests in order. Those that wait for rows of this plan may be passed."""
+        passed: list[Request] = []
+        while len(passed) < min(len(self.free_slots), MAX_PASSED) and not self.held():
+            if not (self.num_tokens_left and self.num_rows_left):
+                return
+            request = self._behind(passed[-1]) if passed else self.head()
             if request is None:
                 return
-            hits = self._find(request)
-            num_cached = len(hits) * self.settings.pages.page_size
-            length = self._chunk_length(request.num_known - num_cached)
-            if not length or not self._has_pages(request, hits):
+            if self._is_passed(request):
+                passed.append(request)
+            elif not self._admit_now(request, passed):
                 return
-            self._take_slot(request, hits, num_cached)
-            assert self._prefill_row(request, length)
 
-    def _find(self, request: Request) -> list[int]:
-        """Its leading pages that the cache has. The last token is always computed."""
+    def _behind(self, request: Request) -> Request | None:
+        """The next request of the lane, or the first of the next lane."""
+        lanes = self._lanes()
+        lane = next(it for it in lanes if request in it)
+        behind = [*lane[lane.index(request) + 1 :], *(it[0] for it in lanes[lanes.index(lane) + 1 :])]
+        return behind[0] if behind else None
+
+    def _is_passed(self, request: Request) -> bool:
+        if not (self.settings.pages.prefix_cache and self.computing):
+            return False
+        if not request.num_found:
+            request.num_found = self.settings.pages.page_size * len(self._find(request))
+        return self._waits_for_row(request, 0)
+
+    def _admit_now(self, request: Request, passed: list[Request]) -> bool:
+        hits = self._find(request)
+        request.num_found = num_cached = len(hits) * self.settings.pages.page_size
+        length = self._chunk_length(request.num_known - num_cached)
+        if not length or not self._has_pages(request, hits, passed):
+            return False
+        self._take_slot(request, hits, num_cached)
+        assert self._prefill_row(request, num_cached, length)
+        return True
+
+    def _find(self, request: Request, first: int = 0) -> list[int]:
+        """Its pages from `first` on that the cache has. The last token is always computed."""
         if not self.settings.pages.prefix_cache:
             return []
         size = self.settings.pages.page_size
-        return self.pool.find([request.key(page, size) for page in range((request.num_known - 1) // size)])
+        return self.pool.find([request.key(page, size) for page in range(first, (request.num_known - 1) // size)])
 
-    def _has_pages(self, request: Request, hits: list[int]) -> bool:
-        """Room for the whole prompt, beside what prefills under way need and, if anyone runs, the watermark."""
+    def _has_pages(self, request: Request, hits: list[int], passed: list[Request]) -> bool:
+        """Room for the whole prompt, beside what prefills, passed requests and, if anyone runs, the watermark need."""
         num_new = self._num_pages(request.num_known) - len(hits)
         reserved = sum(self._num_pages(it.num_known) - len(it.pages) for it in self.prefills())
+        size = self.settings.pages.page_size
+        reserved += sum(self._num_pages(it.num_known) - it.num_found // size for it in passed)
         watermark = (self.settings.pages.watermark or 0) if self.running() else 0
         available = self.pool.num_available() - sum(not self.pool.is_held(page) for page in hits)
         return num_new + reserved + watermark <= available
@@ -382,13 +456,34 @@ class Scheduler:
         if self.is_fair:
             self.fair_share.charge(request.ask.tenant, num_tokens)
 
-    def _prefill_row(self, request: Request, length: int) -> bool:
-        end = request.num_planned + length
-        has_pages = self._lease(request, end)
-        if has_pages:
-            samples = end == request.num_known
-            self._add_row(Row(request, request.num_planned, length, samples, is_prefill=True))
-        return has_pages
+    def _prefill_row(self, request: Request, start: int, length: int) -> bool:
+        if not self._adopt(request, start, start + length) or not self._lease(request, start + length):
+            return False
+        page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
+        if self.settings.pages.prefix_cache and (page + 1) * size <= request.num_known:
+            self.computing.add(request.key(page, size))
+        self._add_row(Row(request, start, length, start + length == request.num_known, is_prefill=True))
+        return True
+
+    def _adopt(self, request: Request, start: int, end: int) -> bool:
+        """Leases the published pages before a chunk, if there is room for them and for the chunk."""
+        first, size = request.num_planned // self.settings.pages.page_size, self.settings.pages.page_size
+        if start == request.num_planned:
+            return True
+        while True:
+            keys = [request.key(page, size) for page in range(first, start // size)]
+            found = self.pool.find(keys)
+            num = self._num_pages(end) - start // size + sum(not self.pool.is_held(page) for page in found)
+            if self.pool.num_available() >= num:
+                break
+            if not self._free_pages_for(request, num):
+                return False
+        self.pool.lease(found)
+        request.pages += found
+        request.num_published = len(request.pages)
+        request.num_planned = start
+        self.appended += [(request.slot, page) for page in found]
+        return True
 
     def _add_row(self, row: Row) -> None:
         request = row.request
@@ -415,6 +510,8 @@ class Scheduler:
             rows.sort(key=lambda row: self.order(row.request))
         self.last_step = self.step
         self.in_flight.append(InFlight(self.step, [*prefill, *decode]))
+        for row in prefill:
+            self._publish(row.request, row.start + row.length)
         plan = Plan(self.step, prefill, decode, self.new_slots, self.freed_slots, self.appended)
         self.freed_slots = []
         return plan
@@ -424,6 +521,15 @@ class Scheduler:
     def _lease(self, request: Request, num_tokens: int) -> bool:
         """Leases what the request lacks for so many tokens. If false, its row must wait."""
         num = self._num_pages(num_tokens) - len(request.pages)
+        if not self._free_pages_for(request, num):
+            return False
+        taken = [self.pool.take() for _ in range(num)]
+        request.pages += taken
+        self.appended += [(request.slot, page) for page in taken]
+        return True
+
+    def _free_pages_for(self, request: Request, num: int) -> bool:
+        """Preempts requests after the asker until so many pages are free, or results in flight will free them."""
         while self.pool.num_available() < num:
             promised = self.pool.num_parked() + sum(len(it.pages) for it in self.held())
             if self.pool.num_available() + promised >= num:
@@ -436,9 +542,6 @@ class Scheduler:
                     self._preempt_or_hold(request)
                 return False
             self._preempt_or_hold(victims[-1])
-        taken = [self.pool.take() for _ in range(num)]
-        request.pages += taken
-        self.appended += [(request.slot, page) for page in taken]
         return True
 
     def _preempt_or_hold(self, request: Request) -> None:
@@ -484,7 +587,6 @@ class Scheduler:
             return
         request.num_rows_in_flight -= 1
         request.num_computed = row.start + row.length
-        self._publish(request)
         self._preempt_if_due(request)
 
     def _complete_sample(self, row: Row, token: int) -> list[tuple[int, int | str]]:
@@ -495,7 +597,7 @@ class Scheduler:
         request.num_samples_in_flight -= 1
         request.output.append(token)
         request.num_computed = request.num_known - 1
-        self._publish(request)
+        self._publish(request, request.num_computed)
         if token in request.ask.stop_ids:
             return [(request.id, token), *self.end(request.id, "Stop")]
         if len(request.output) == request.num_due:
@@ -503,10 +605,10 @@ class Scheduler:
         self._preempt_if_due(request)
         return [(request.id, token)]
 
-    def _publish(self, request: Request) -> None:
-        """Full pages of computed, final tokens can be found by later prompts."""
+    def _publish(self, request: Request, num_tokens: int) -> None:
+        """Full pages can be found by later prompts: those of a prefill row at its launch, others with their result."""
         size = self.settings.pages.page_size
-        while self.settings.pages.prefix_cache and (request.num_published + 1) * size <= request.num_computed:
+        while self.settings.pages.prefix_cache and (request.num_published + 1) * size <= num_tokens:
             page = request.num_published
             self.pool.publish(request.pages[page], request.key(page, size))
             request.num_published += 1

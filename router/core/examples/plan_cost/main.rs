@@ -38,7 +38,7 @@ fn scheduler(num_seqs: u32, num_pages: u32, policy: Policy) -> Scheduler {
         policy,
         ..SchedulerSettings::default()
     };
-    with_unbounded_queue(scheduler, num_pages)
+    with_unbounded_queue(&scheduler, num_pages)
 }
 
 /// One that cuts prompts into chunks, in steps of at most 8,192 tokens.
@@ -49,14 +49,14 @@ fn chunked_scheduler(num_seqs: u32, num_pages: u32, chunk: u32) -> Scheduler {
         long_prefill_token_threshold: Some(chunk),
         ..SchedulerSettings::default()
     };
-    with_unbounded_queue(scheduler, num_pages)
+    with_unbounded_queue(&scheduler, num_pages)
 }
 
-fn with_unbounded_queue(scheduler: SchedulerSettings, num_pages: u32) -> Scheduler {
+fn with_unbounded_queue(scheduler: &SchedulerSettings, num_pages: u32) -> Scheduler {
     let scheduler = SchedulerSettings {
         max_queue: LONGEST,
         max_queue_tokens: u64::MAX,
-        ..scheduler
+        ..scheduler.clone()
     };
     let pages = PageSettings {
         page_size: PAGE_SIZE,
