@@ -95,6 +95,10 @@ def rows(case: str, report: Report) -> Iterator[Row]:
     yield Row(case, "num_preemptions", "1", summary.num_preemptions)
     yield Row(case, "num_refused", "1", summary.num_refused)
     if len(report.tenants) > 1:
+        shares = [each.fair_share for each in report.tenants]
+        yield Row(case, "least_share_of_fair", "1", min(shares))
+        yield Row(case, "greatest_share_of_fair", "1", max(shares))
+    if case.startswith(SCENARIOS) and len(report.tenants) > 1:
         yield from tenant_rows(case, report.tenants)
 
 
@@ -116,9 +120,6 @@ def tenant_rows(case: str, tenants: list[TenantSummary]) -> Iterator[Row]:
         yield Row(f"{case}, {name}", "num_refused", "1", each.num_refused)
     if len(tenants) > 2:
         yield from worst_rows(f"{case}, worst of {len(others)} others", others)
-    shares = [each.fair_share for each in tenants]
-    yield Row(case, "least_share_of_fair", "1", min(shares))
-    yield Row(case, "greatest_share_of_fair", "1", max(shares))
 
 
 def worst_rows(case: str, tenants: list[TenantSummary]) -> Iterator[Row]:
