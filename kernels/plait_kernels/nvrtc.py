@@ -29,23 +29,45 @@ class Kernel:
 
         self._function = function
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _check(driver.cuFuncSetAttribute(function, attribute, max_shared_bytes))
+        check(driver.cuFuncSetAttribute(function, attribute, max_shared_bytes))
 
-    def __call__(self, shape: tuple[int, int, int], *arguments: Tensor | int) -> None:
+    def __call__(self, shape: tuple[int, int, int], *arguments: Tensor | int | float, pdl: bool = False) -> None:
         """Launch ``(blocks, threads, bytes of dynamic shared memory)`` on the current stream.
 
-        A tensor is passed as its pointer, an integer as 64 bits.
+        A tensor is passed as its pointer, a number as 64 bits. With ``pdl`` the kernel may start before the one before
+        it has ended, and waits for that by itself.
         """
         from cuda.bindings import driver
 
         values = tuple(value.data_ptr() if isinstance(value, Tensor) else value for value in arguments)
-        kinds = tuple(ctypes.c_void_p if isinstance(value, Tensor) else ctypes.c_longlong for value in arguments)
+        given = values, tuple(map(_kind, arguments))
         blocks, threads, shared_bytes = shape
         stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        launched = driver.cuLaunchKernel(
-            self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, (values, kinds), 0
-        )
-        _check(launched)
+        if pdl:
+            check(driver.cuLaunchKernelEx(_pdl_config(shape, stream), self._function, given, 0))
+        else:
+            check(driver.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, given, 0))
+
+
+def _kind(argument: Tensor | int | float) -> type[ctypes._SimpleCData[Any]]:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_double if isinstance(argument, float) else ctypes.c_longlong
+
+
+def _pdl_config(shape: tuple[int, int, int], stream: Any) -> Any:
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+    config.hStream = stream
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config
 
 
 def can_compile() -> bool:
@@ -61,9 +83,9 @@ def compile_kernels(
 
     torch.cuda.current_stream(device).synchronize()  # makes the device's context current
     image = compile_source(source.read_bytes(), source.name, defines, torch.cuda.get_device_capability(device))
-    (module,) = _check(driver.cuModuleLoadData(image))
+    (module,) = check(driver.cuModuleLoadData(image))
     most = max_shared_bytes(device)
-    functions = {name: _check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
+    functions = {name: check(driver.cuModuleGetFunction(module, name.encode()))[0] for name in names}
     return {name: Kernel(function, most - _static_bytes(function)) for name, function in functions.items()}
 
 
@@ -73,22 +95,22 @@ def max_shared_bytes(device: torch.device) -> int:
     from cuda.bindings import driver
 
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    return int(_check(driver.cuDeviceGetAttribute(attribute, device.index or 0))[0])
+    return int(check(driver.cuDeviceGetAttribute(attribute, device.index or 0))[0])
 
 
 def compile_source(source: bytes, name: str, defines: Sequence[str], capability: tuple[int, int]) -> bytes:
     """Machine code for a compute capability. Raises ``CudaError`` with the compiler's log."""
     from cuda.bindings import nvrtc
 
-    (program,) = _check(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
+    (program,) = check(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
     options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", *(b"-D" + d.encode() for d in defines)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program))[0])
+        log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program))[0])
         nvrtc.nvrtcGetProgramLog(program, log)
         raise CudaError(f"{name} does not compile: {log.decode(errors='replace')}")
-    image = bytearray(_check(nvrtc.nvrtcGetCUBINSize(program))[0])
-    _check(nvrtc.nvrtcGetCUBIN(program, image))
+    image = bytearray(check(nvrtc.nvrtcGetCUBINSize(program))[0])
+    check(nvrtc.nvrtcGetCUBIN(program, image))
     return bytes(image)
 
 
@@ -96,10 +118,10 @@ def _static_bytes(function: Any) -> int:
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-    return int(_check(driver.cuFuncGetAttribute(attribute, function))[0])
+    return int(check(driver.cuFuncGetAttribute(attribute, function))[0])
 
 
-def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """A call's results without its status. Raises ``CudaError`` unless that is success."""
     status, *values = answer
     if int(status) != 0:

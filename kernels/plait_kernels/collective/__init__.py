@@ -1,0 +1,11 @@
+"""Collectives between the GPUs of a replica, fused with what follows them.
+
+``torch.distributed`` is what they are compared with, and what takes every call that they do not. NVLink multicast is
+never used.
+"""
+
+from plait_kernels.collective.peer import PeerAllReduce, unsupported_reason
+from plait_kernels.collective.peer_memory import PeerMemory
+from plait_kernels.collective.reference import add_partials_rms_norm
+
+__all__ = ["PeerAllReduce", "PeerMemory", "add_partials_rms_norm", "unsupported_reason"]

@@ -1,0 +1,118 @@
+"""All-reduce, residual and RMS norm in one launch, over memory that peers write into (``peer.cu``).
+
+Shapes: N rows, D the width.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
+
+_SOURCE = Path(__file__).with_name("peer.cu")
+EMPTY = 0x80008000
+"""What memory holds that no peer has written."""
+_SLOTS, _MAX_RANKS = 3, 8
+_VECTOR_BYTES = 16
+_MAX_THREADS = 1024
+_STATE = struct.Struct(f"<2I{_SLOTS}I3I3Q{_MAX_RANKS}Q")
+"""``State`` of ``peer.cu``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank waited for a peer in vain."""
+
+    rank: int
+    epoch: int
+    """Launches before it."""
+    place: int
+    """As the call gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all ranks of a replica must have in common."""
+
+    max_rows: int
+    """N at most."""
+    width: int
+    """D."""
+    dtype: torch.dtype
+    max_blocks: int
+    """Of a launch; all of them must be resident at once, since each waits for its peers'."""
+    spin_seconds: float = 20.0
+    """After which a peer is given up."""
+
+    def memory_bytes(self, world: int) -> int:
+        """What each rank's memory must hold."""
+        return _SLOTS * (world - 1) * self.max_rows * self.width * self.dtype.itemsize
+
+
+def unsupported_reason(world: int, width: int, dtype: torch.dtype) -> str | None:
+    """Why the kernel does not take rows of this width; None if it does."""
+    if world > _MAX_RANKS:
+        return f"takes up to {_MAX_RANKS} ranks, not {world}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"takes bfloat16 or float16, not {dtype}"
+    if width * dtype.itemsize % _VECTOR_BYTES or width * dtype.itemsize > 2 * _MAX_THREADS * _VECTOR_BYTES:
+        return f"takes widths that are a multiple of 8 up to 16384, not {width}"
+    return None if can_compile() else "needs the package cuda-bindings"
+
+
+class PeerAllReduce:
+    """One rank's side. All ranks make the same calls in the same order, on one stream."""
+
+    def __init__(self, rank: int, memories: Sequence[int], limits: Limits, device: torch.device) -> None:
+        """``memories`` are the addresses on this device of every rank's memory, filled with ``EMPTY``."""
+        row_vectors = limits.width * limits.dtype.itemsize // _VECTOR_BYTES
+        vectors = 1 if row_vectors <= _MAX_THREADS else 2
+        self._threads = -(-row_vectors // vectors // 32) * 32
+        self._limits = limits
+        self._row_vectors = row_vectors
+        self._kernel = _compile(limits.dtype, vectors, device)
+        self._report = torch.zeros(4, dtype=torch.int32, pin_memory=True)
+        filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
+        state = _STATE.pack(
+            *[0] * (2 + _SLOTS),
+            *(rank, len(memories), 0),
+            *(limits.max_rows * row_vectors, int(limits.spin_seconds * 1e9), self._report.data_ptr()),
+            *filled,
+        )
+        self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
+        torch.cuda.synchronize(device)
+
+    def takes(self, partial_ND: Tensor) -> bool:
+        """Whether a call fits."""
+        num_rows, width = partial_ND.shape
+        return 0 < num_rows <= self._limits.max_rows and width == self._limits.width
+
+    def add_rms_norm(
+        self, partial_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """See ``plait_kernels.collective.reference.add_partials_rms_norm``; ``place`` is reported if a peer is lost."""
+        normed_ND, sum_ND = torch.empty_like(residual_ND), torch.empty_like(residual_ND)
+        num_rows = partial_ND.shape[0]
+        shape = (min(num_rows, self._limits.max_blocks), self._threads, 0)
+        given = (partial_ND, residual_ND, weight_D, normed_ND, sum_ND, num_rows, self._row_vectors)
+        self._kernel(shape, *given, float(eps), place, self._state, pdl=True)
+        return normed_ND, sum_ND
+
+    @property
+    def lost(self) -> Lost | None:
+        """The first wait that was given up; results after it are wrong. Costs nothing: it is in the host's memory."""
+        is_lost, rank, epoch, place = self._report.tolist()
+        return Lost(rank, epoch, place) if is_lost else None
+
+
+@functools.cache
+def _compile(dtype: torch.dtype, vectors: int, device: torch.device) -> Kernel:
+    defines = (f"VECTORS={vectors}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
+    return compile_kernels(_SOURCE, ("all_reduce_add_rms_norm",), defines, device)["all_reduce_add_rms_norm"]
