@@ -43,9 +43,7 @@ def gather_facts(facts: Facts, parallel: Parallel) -> list[dict[str, str]]:
     """Every rank's, in rank order."""
     own = msgspec.json.encode(facts)
     sizes = parallel.all_gather(torch.tensor([len(own)])).tolist()
-    padded = torch.frombuffer(bytearray(own.ljust(max(sizes))), dtype=torch.uint8)
-    rows = parallel.all_gather(padded).view(parallel.world, -1)
-    return [msgspec.json.decode(bytes(row.tolist()), type=dict[str, str]) for row in rows]
+    return [msgspec.json.decode(each, type=dict[str, str]) for each in parallel.exchange(own.ljust(max(sizes)))]
 
 
 def warn_of_uneven_pages(num_pages: int, parallel: Parallel) -> None:

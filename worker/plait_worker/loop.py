@@ -75,6 +75,7 @@ class _StepsInFlight:
     def _complete_oldest(self) -> None:
         plan, oldest = self._steps.popleft()
         result = oldest.result()
+        self._rank.parallel.peers.check()
         if self._rank.sends_result(plan):
             self._link.send(encode(result))
         self._link.finished(plan.step)

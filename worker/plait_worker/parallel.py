@@ -6,15 +6,17 @@ A world of one runs the same code; its collectives return their input.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from plait_kernels.norm import add_rms_norm
 from plait_proto import ExitCode
 from torch import Tensor
 
 from plait_worker.errors import WorkerError
 from plait_worker.model_config import ModelConfig
+from plait_worker.peers import Peers
 
 _MAX_LISTED_RANKS = 64
 # Its name before torch 2.13.
@@ -52,6 +54,7 @@ class Parallel:
     """Ranks of the replica."""
     group: dist.ProcessGroup | None = None
     """Required if the world has more than one rank."""
+    peers: Peers = field(default_factory=Peers)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -86,6 +89,22 @@ class Parallel:
         if self.world > 1:
             _collective(lambda: dist.all_reduce(partial, group=self.group))
         return partial
+
+    def add_rms_norm(
+        self, partial_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of the ranks' sum and the residual, and that sum; ``partial_ND`` may be overwritten.
+
+        ``place`` is the layer's number among ``peers``.
+        """
+        if self.world > 1 and (fused := self.peers.add_rms_norm(partial_ND, residual_ND, weight_D, eps, place)):
+            return fused
+        return add_rms_norm(self.all_reduce(partial_ND), residual_ND, weight_D, eps)
+
+    def exchange(self, own: bytes) -> list[bytes]:
+        """Every rank's bytes, of one length, in rank order."""
+        given = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        return [bytes(row.tolist()) for row in self.all_gather(given).view(self.world, -1)]
 
     def all_gather(self, part: Tensor) -> Tensor:
         """The ranks' tensors, all of one shape, concatenated along the last dimension in rank order."""

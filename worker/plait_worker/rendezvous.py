@@ -5,16 +5,29 @@ NVLink multicast is never used: on some shared hosts it takes every GPU out of s
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, unsupported_reason
+from plait_kernels.nvrtc import CudaError
 from plait_proto import ExitCode, WorkerConfig
 
 from plait_worker.errors import WorkerError, first_line
 from plait_worker.parallel import Parallel
 
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_REASON_BYTES = 256
+
+_PEER_SECONDS = 30.0
+"""After which an all-reduce gives a peer up. Ranks that start compile for a few seconds beside each other."""
 WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -70,3 +83,51 @@ def connect_gpus(parallel: Parallel, device: torch.device) -> None:
             ExitCode.HARDWARE,
             f"NCCL cannot connect the {parallel.world} GPUs: {first_line(error)}; NCCL_DEBUG=INFO says more",
         ) from error
+
+
+def open_peers(parallel: Parallel, device: torch.device, width: int, dtype: torch.dtype, max_rows: int) -> None:
+    """Open the GPUs' memory to each other for the peer all-reduce; the log says why if NCCL reduces instead."""
+    if parallel.world == 1 or device.type == "cpu":
+        return
+    reason = unsupported_reason(parallel.world, width, dtype)
+    if reason is None:
+        num_blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        reason = _open_peers(parallel, device, Limits(max_rows, width, dtype, num_blocks, _PEER_SECONDS))
+    if parallel.rank == 0:
+        _log.info("all-reduce: %s", "over peers' memory" if reason is None else f"NCCL; the peer kernel {reason}")
+
+
+def _open_peers(parallel: Parallel, device: torch.device, limits: Limits) -> str | None:
+    """None if every rank could; else why one could not, the same on all."""
+    opened: list[PeerAllReduce] = []
+
+    def allocate() -> PeerMemory:
+        memory = PeerMemory(limits.memory_bytes(parallel.world), device)
+        memory.fill(EMPTY)
+        return memory
+
+    def connect(memory: PeerMemory, handles: list[bytes]) -> None:
+        opened.append(PeerAllReduce(parallel.rank, memory.open_all(parallel.rank, handles), limits, device))
+
+    memory, reason = _on_all(parallel, "lacks memory", allocate)
+    if memory is None:
+        return reason
+    handles = parallel.exchange(memory.handle())
+    _, reason = _on_all(parallel, "cannot open the memory of another GPU", lambda: connect(memory, handles))
+    if reason is None:
+        (parallel.peers.all_reduce,) = opened
+    return reason
+
+
+def _on_all(parallel: Parallel, what: str, attempt: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What the attempt gives, or the first rank's reason why it failed somewhere."""
+    made, failure = None, ""
+    try:
+        made = attempt()
+    except CudaError as error:
+        failure = f"{what}: {error}"
+    reasons = [
+        each.decode().strip() for each in parallel.exchange(failure.encode()[:_REASON_BYTES].ljust(_REASON_BYTES))
+    ]
+    reason = next((f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason), None)
+    return (made, None) if reason is None else (None, reason)

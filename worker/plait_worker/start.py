@@ -35,7 +35,7 @@ from plait_worker.models.loader import dummy_model, load_model
 from plait_worker.models.model import Model
 from plait_worker.parallel import Parallel
 from plait_worker.profile_run import fill_allocators, measure_activation_bytes
-from plait_worker.rendezvous import check_rank, connect_gpus, init_parallel
+from plait_worker.rendezvous import check_rank, connect_gpus, init_parallel, open_peers
 from plait_worker.rows import Rows
 from plait_worker.slots import Slots
 from plait_worker.torch_threads import limit_torch_threads
@@ -98,6 +98,7 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
     with _log_duration("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
+    open_peers(parallel, device, model.config.hidden_size, model.dtype, max_tokens)
     requirements = requirements_for(
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )

@@ -4,8 +4,8 @@
 never used.
 """
 
-from plait_kernels.collective.peer import PeerAllReduce, unsupported_reason
+from plait_kernels.collective.peer import EMPTY, Limits, PeerAllReduce, unsupported_reason
 from plait_kernels.collective.peer_memory import PeerMemory
 from plait_kernels.collective.reference import add_partials_rms_norm
 
-__all__ = ["PeerAllReduce", "PeerMemory", "add_partials_rms_norm", "unsupported_reason"]
+__all__ = ["EMPTY", "Limits", "PeerAllReduce", "PeerMemory", "add_partials_rms_norm", "unsupported_reason"]

@@ -92,7 +92,8 @@ class PeerAllReduce:
     def takes(self, partial_ND: Tensor) -> bool:
         """Whether a call fits."""
         num_rows, width = partial_ND.shape
-        return 0 < num_rows <= self._limits.max_rows and width == self._limits.width
+        fits = 0 < num_rows <= self._limits.max_rows and width == self._limits.width
+        return fits and partial_ND.is_contiguous() and partial_ND.dtype == self._limits.dtype
 
     def add_rms_norm(
         self, partial_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int = 0

@@ -6,7 +6,7 @@ management and its multicast objects are not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
@@ -14,8 +14,6 @@ from plait_kernels.nvrtc import check
 
 _GRANULE = 2 << 20
 """The driver divides smaller allocations, and IPC opens whole ones."""
-Exchange = Callable[[bytes], list[bytes]]
-"""Gives every rank's bytes in rank order; returns when all ranks have called it."""
 
 
 class PeerMemory:
@@ -37,11 +35,14 @@ class PeerMemory:
         check(driver.cuMemsetD32(self.address, word, self.num_bytes // 4))
         torch.cuda.synchronize()
 
-    def open_all(self, rank: int, exchange: Exchange) -> list[int]:
-        """The addresses, on this device, of every rank's memory. Raises ``CudaError`` if a peer's cannot be reached."""
+    def handle(self) -> bytes:
+        """64 bytes by which another process opens it."""
         from cuda.bindings import driver
 
-        handles = exchange(bytes(check(driver.cuIpcGetMemHandle(self.address))[0].reserved))
+        return bytes(check(driver.cuIpcGetMemHandle(self.address))[0].reserved)
+
+    def open_all(self, rank: int, handles: Sequence[bytes]) -> list[int]:
+        """The addresses, on this device, of every rank's memory. Raises ``CudaError`` if a peer's cannot be reached."""
         return [self.address if peer == rank else _open(handle) for peer, handle in enumerate(handles)]
 
 

@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from plait.bench.result_file import commit, machine, versions
-from plait_kernels.collective import PeerAllReduce, PeerMemory
-from plait_kernels.collective.peer import EMPTY, Limits
+from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory
 from plait_kernels.norm import add_rms_norm
 from plait_kernels.nvrtc import Kernel, compile_source
 from plait_worker.rendezvous import forbid_multicast
@@ -80,7 +79,7 @@ class Gpu:
         """Own memory, empty, and every rank's address."""
         memory = PeerMemory(num_bytes, self.device)
         memory.fill(EMPTY)
-        addresses = memory.open_all(self.rank, self.exchange)
+        addresses = memory.open_all(self.rank, self.exchange(memory.handle()))
         self.exchange(b"")
         return memory, addresses
 

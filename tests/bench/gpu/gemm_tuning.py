@@ -1,9 +1,9 @@
 """For each matrix of a model and each number of rows, the fastest of torch's GEMM and our skinny GEMM.
 
-    python tests/bench/gpu/gemm_tuning.py --out FILE
+    python tests/bench/gpu/gemm_tuning.py --ranks 1 2 4 --out FILE
 
-Times are a call's share of a captured chain over weights that no cache holds. Also writes the tuning
-table of this GPU (`gemm_tuning_DEVICE.json`): our tiles that are right and faster than torch by more than the noise.
+Times are a call's share of a captured chain over weights that no cache holds. Also adds to the tuning
+table of this GPU (`gemm_tuning_DEVICE.json`) our tiles that are right and faster than torch by more than the noise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import json
 import multiprocessing
 import statistics
+import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from plait_kernels.linear import Tile, skinny_gemm, tuning_file
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-MATRICES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate and up": (24_576, 4096), "down": (4096, 12_288)}
-MATRICES["head"] = (151_936, 4096)
+COLUMN_PARALLEL = {"qkv": (6144, 4096), "gate and up": (24_576, 4096), "head": (151_936, 4096)}
+ROW_PARALLEL = {"output": (4096, 4096), "down": (4096, 12_288)}
 """Outputs and inputs, of Qwen3-8B's shape."""
 ROWS = (16, 32, 64)
 BASES = (
@@ -57,6 +58,14 @@ def tiles(num_outputs: int, num_inputs: int) -> Iterator[Tile]:
             num_programs in PROGRAMS or (splits == 1 and num_outputs > 99_999)
         ):
             yield tile
+
+
+def matrices(num_ranks: int) -> dict[str, tuple[int, int]]:
+    """Each matrix's shard of one rank."""
+    of = "" if num_ranks == 1 else f" of {num_ranks} ranks"
+    columns = {f"{name}{of}": (outputs // num_ranks, inputs) for name, (outputs, inputs) in COLUMN_PARALLEL.items()}
+    rows = {f"{name}{of}": (outputs, inputs // num_ranks) for name, (outputs, inputs) in ROW_PARALLEL.items()}
+    return columns | rows
 
 
 def compile_ahead(job: Job) -> Job | None:
@@ -166,14 +175,16 @@ def table(found: Sequence[Measured]) -> dict[str, dict[str, list[int]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="that divide the matrices")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    jobs = {(num, i, tile) for (o, i), num in itertools.product(MATRICES.values(), ROWS) for tile in tiles(o, i)}
+    wanted = {name: shape for num_ranks in options.ranks for name, shape in matrices(num_ranks).items()}
+    jobs = {(num, i, tile) for (o, i), num in itertools.product(wanted.values(), ROWS) for tile in tiles(o, i)}
     with ProcessPoolExecutor(NUM_PROCESSES, multiprocessing.get_context("spawn")) as pool:
         compiled = pool.map(compile_ahead, sorted(jobs, key=str), chunksize=4)
         fits = {job for job in compiled if job is not None}
     found = []
-    for name, (num_outputs, num_inputs) in MATRICES.items():
+    for name, (num_outputs, num_inputs) in wanted.items():
         num = min(12, max(2, CHAIN_BYTES // (2 * num_outputs * num_inputs)))
         shape = (num_outputs, num_inputs)
         weights = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(num)]
@@ -182,13 +193,17 @@ def main() -> None:
             print(found[-1], flush=True)
     result = {
         "commit": commit(),
-        "command": "tests/bench/gpu/gemm_tuning.py",
+        "command": " ".join(["tests/bench/gpu/gemm_tuning.py", *sys.argv[1:]]),
         "machine": {"gpu": torch.cuda.get_device_name()} | machine(),
         "versions": versions(("plait", "torch", "triton")),
         "rows": [row for one in found for row in one.rows()],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    tuning_file(torch.cuda.get_device_name()).write_text(json.dumps(table(found), indent=1) + "\n")
+    file = tuning_file(torch.cuda.get_device_name())
+    known = json.loads(file.read_text()) if file.exists() else {}
+    for outputs, inputs in wanted.values():
+        known.pop(f"{outputs}x{inputs}", None)
+    file.write_text(json.dumps(known | table(found), indent=1) + "\n")
 
 
 if __name__ == "__main__":

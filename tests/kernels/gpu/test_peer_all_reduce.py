@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from plait_kernels.collective import PeerAllReduce, PeerMemory, add_partials_rms_norm
-from plait_kernels.collective.peer import EMPTY, Limits
+from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, add_partials_rms_norm
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -173,7 +172,7 @@ def run_rank(rank: int, world: int, store: str) -> None:
     torch.cuda.set_device(GPU)
     memory = PeerMemory(limits(1024).memory_bytes(world), GPU)
     memory.fill(EMPTY)
-    addresses = memory.open_all(rank, exchange)
+    addresses = memory.open_all(rank, exchange(memory.handle()))
     reduce = PeerAllReduce(rank, addresses, limits(1024, spin_seconds=30), GPU)
     exchange(b"")
     for num_rows in (1, 300, 5):

@@ -131,4 +131,4 @@ def test_a_shared_mlp_that_is_cut_into_experts_is_their_sum(rank: int) -> None:
     x = torch.randn(5, SIZE)
     both = torch.tensor([[0, 1]] * 5)
     whole = GatedMlp(config_of(), weights_of(stored).with_prefix("shared_experts"), parallel, 2 * SIZE)
-    torch.testing.assert_close(experts(x, torch.ones(5, 2), both), whole.partial(x))
+    torch.testing.assert_close(experts(x, torch.ones(5, 2), both), whole(x))

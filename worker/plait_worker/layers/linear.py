@@ -90,18 +90,17 @@ def _output_biases(weights: Weights, projections: Sequence[Projection], parallel
 
 
 class RowLinear:
-    """Row-parallel: the inputs are sharded, and every rank gets the sum."""
+    """Row-parallel: the inputs are sharded, and each rank has a partial sum, which the next norm adds up."""
 
     def __init__(
         self, weights: Weights, name: str, inputs: Projection, num_outputs: int, parallel: Parallel, bias: bool = False
     ) -> None:
         """Read ``NAME.weight`` (and ``NAME.bias``); ``inputs`` is the projection whose outputs it takes."""
-        self.parallel = parallel
         self.has_bias = bias
         bias_O = weights.take(f"{name}.bias", (num_outputs,)) if bias else None
         own_bias_O = bias_O if parallel.rank == 0 else None  # added once, not once a rank
         self.multiply = read_matrix(weights, [inputs.inputs(name, num_outputs, parallel)], own_bias_O)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """``[N, O]``, the same on every rank."""
-        return self.parallel.all_reduce(self.multiply(x_NI))
+        """``[N, O]``, this rank's partial sum."""
+        return self.multiply(x_NI)

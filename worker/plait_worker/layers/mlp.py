@@ -11,7 +11,7 @@ from plait_kernels.activation import silu_mul
 from torch import Tensor
 
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
-from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.norm import BlockNorm
 from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.parallel import Parallel, Shard
@@ -30,17 +30,13 @@ class GatedMlp:
         self.down = RowLinear(weights, "down_proj", width, config.hidden_size, parallel, config.mlp_bias)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        """``[T, D]``."""
+        """``[T, D]``, this rank's partial sum."""
         return self.down(silu_mul(self.gate_up(x_TD)))
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Tensor, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""
         x_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(x_TD), residual_TD
-
-    def partial(self, x_TD: Tensor) -> Tensor:
-        """This rank's partial result, before the all-reduce."""
-        return self.down.multiply(silu_mul(self.gate_up(x_TD)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,6 @@ class SparseMlp:
         names: MoeNames = MoeNames(),
     ) -> None:
         """Read the router ``gate``, ``experts.N`` and, if the model has them, ``shared_experts``."""
-        self.parallel = parallel
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
         shard, wide = parallel.shard(moe.intermediate_size), (moe.intermediate_size, config.hidden_size)
@@ -82,10 +77,10 @@ class SparseMlp:
         self.experts = read_experts(weights, experts)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        """``[T, D]``."""
+        """``[T, D]``, this rank's partial sum."""
         return self._mixed(x_TD, self.router(x_TD))
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Tensor, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""
         chosen, x_TD, residual_TD = self.router.with_norm(x_TD, residual_TD, norm)
         return self._mixed(x_TD, chosen), residual_TD
@@ -93,8 +88,8 @@ class SparseMlp:
     def _mixed(self, x_TD: Tensor, chosen: Chosen) -> Tensor:
         out_TD = self.experts(x_TD, *chosen)
         if self.shared is not None:
-            out_TD = out_TD + self.shared.partial(x_TD)
-        return self.parallel.all_reduce(out_TD)
+            out_TD = out_TD + self.shared(x_TD)
+        return out_TD
 
 
 def _shards(prefix: str, names: MoeNames, wide: tuple[int, int], own: range) -> ExpertShards:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from plait_kernels.norm import add_rms_norm, rms_norm
+from plait_kernels.norm import rms_norm
 from torch import Tensor
 
 from plait_worker.layers.linear import Projection
+from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
 
@@ -25,9 +26,26 @@ class RmsNorm:
         """``[N, D]``."""
         return rms_norm(x_ND, self.weight_D, self.eps)
 
-    def add(self, x_ND: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of ``x + residual``; also returns that sum."""
-        return add_rms_norm(x_ND, residual_ND, self.weight_D, self.eps)
+
+class BlockNorm(RmsNorm):
+    """The norm before a part of a block: it also adds what the part before it made to the residual stream.
+
+    That is one rank's partial sum: here the ranks' are added, in one launch with the norm if their GPUs can.
+    """
+
+    def __init__(self, weights: Weights, name: str, config: ModelConfig, parallel: Parallel) -> None:
+        """Read ``NAME.weight``."""
+        super().__init__(weights, name, config.hidden_size, config.norm_eps)
+        self.parallel = parallel
+        self._place = parallel.peers.add_place(f"{weights.prefix}{name}")
+
+    def add(self, partial_ND: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the ranks' sum and the residual; also returns that sum."""
+        return self.parallel.add_rms_norm(partial_ND, residual_ND, self.weight_D, self.eps, self._place)
+
+    def fuses_row(self, partial_ND: Tensor) -> bool:
+        """Whether this may be part of a GEMV: for one row, whose sum is complete on this rank."""
+        return partial_ND.shape[0] == 1 and self.parallel.world == 1
 
 
 class ProjectionNorm:

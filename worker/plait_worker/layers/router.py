@@ -10,7 +10,7 @@ from plait_kernels.linear import ExactOnGpu, RowNorm, exact_matrix, rmsnorm_rout
 from plait_kernels.moe import Routing, route, softmax_top_k
 from torch import Tensor
 
-from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.norm import BlockNorm
 from plait_worker.model_config import GroupRouting, MoeConfig
 from plait_worker.weights.reader import Weights
 
@@ -25,7 +25,7 @@ class Router(ABC):
     def __call__(self, x_TD: Tensor) -> Chosen:
         """For normalised tokens."""
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Chosen, Tensor, Tensor]:
         """For ``norm(x + residual)``; also returns that norm and the sum."""
         normed_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(normed_TD), normed_TD, residual_TD
@@ -72,10 +72,10 @@ class _Grouped(Router):
     def __call__(self, x_TD: Tensor) -> Chosen:
         return route(self.multiply(x_TD), self.bias_E, self.routing)
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm) -> tuple[Chosen, Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Chosen, Tensor, Tensor]:
         """See ``Router``; for one bfloat16 row on a GPU the norm is fused into the GEMV."""
         multiply = self.multiply
-        if len(x_TD) != 1 or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
+        if not norm.fuses_row(x_TD) or x_TD.dtype != torch.bfloat16 or not isinstance(multiply, ExactOnGpu):
             return super().with_norm(x_TD, residual_TD, norm)
         row_norm = RowNorm(residual_TD, norm.weight_D, norm.eps)
         logits_TE, normed_TD, residual_TD = rmsnorm_router_gemv(x_TD, row_norm, multiply.rounded_OI)

@@ -26,7 +26,7 @@ def _vocab_shard(weights: Weights, name: str, shape: tuple[int, int], parallel: 
 
 
 class VocabEmbedding:
-    """Token ids to vectors; a rank looks up its own tokens, and the all-reduce adds the others'."""
+    """Token ids to vectors; a rank looks up its own tokens, and the first norm adds the others'."""
 
     def __init__(self, weights: Weights, name: str, shape: tuple[int, int], parallel: Parallel) -> None:
         """Read ``NAME.weight`` of shape ``[V, D]``."""
@@ -34,14 +34,13 @@ class VocabEmbedding:
         self.weight_UD = _vocab_shard(weights, f"{name}.weight", shape, parallel)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
-        """``[T, D]``."""
+        """``[T, D]``, zeros for the tokens of other ranks."""
         if self.parallel.world == 1:
             return F.embedding(token_ids_T, self.weight_UD)
         size = self.weight_UD.shape[0]
         local_T = token_ids_T - self.parallel.rank * size
         own_T = (local_T >= 0) & (local_T < size)
-        found_TD = F.embedding(local_T.where(own_T, 0), self.weight_UD) * own_T[:, None]
-        return self.parallel.all_reduce(found_TD)
+        return F.embedding(local_T.where(own_T, 0), self.weight_UD) * own_T[:, None]
 
 
 class VocabHead:

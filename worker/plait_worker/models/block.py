@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from plait_worker.attention.backend import StepAttention
-from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.norm import BlockNorm
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
 from plait_worker.weights.reader import Weights
@@ -37,20 +37,28 @@ class Attention(Protocol[PreparedT]):
     """A family's attention: projections, rope, cache."""
 
     def __call__(self, x_TD: Tensor, step: Step[PreparedT], pages: Tensor) -> Tensor:
-        """``[T, D]``; writes the step's keys and values into the layer's pages."""
+        """``[T, D]``, this rank's partial sum; writes the step's keys and values into the layer's pages."""
         ...
 
 
 class Block(Generic[PreparedT]):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is fused with the norm after it."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; each sum is fused with the norm after it.
+
+    Attention and MLP give a rank's partial sum. The norm adds the ranks'.
+    """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, attention: Attention[PreparedT], mlp: Callable[[Tensor], Tensor]
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        attention: Attention[PreparedT],
+        mlp: Callable[[Tensor], Tensor],
+        parallel: Parallel,
     ) -> None:
         """Read the two norms."""
-        self.attention_norm = RmsNorm(weights, "input_layernorm", config.hidden_size, config.norm_eps)
+        self.attention_norm = BlockNorm(weights, "input_layernorm", config, parallel)
         self.attention = attention
-        self.mlp_norm = RmsNorm(weights, "post_attention_layernorm", config.hidden_size, config.norm_eps)
+        self.mlp_norm = BlockNorm(weights, "post_attention_layernorm", config, parallel)
         self.mlp = mlp
 
     def __call__(

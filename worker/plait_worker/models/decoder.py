@@ -16,7 +16,7 @@ from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.attention.mha.cpu_mha import CpuMhaStep
 from plait_worker.attention.spec import AttentionSpec, distinct
 from plait_worker.cache import CacheSpec, KVCache
-from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.norm import BlockNorm
 from plait_worker.layers.rope import Rope
 from plait_worker.layers.vocab import VocabEmbedding, VocabHead
 from plait_worker.model_config import ModelConfig
@@ -55,7 +55,7 @@ class Decoder(Generic[PreparedT]):
             read_block(config, layer, below.with_prefix(f"layers.{layer}"), parallel)
             for layer in range(config.num_layers)
         ]
-        self.norm = RmsNorm(below, "norm", config.hidden_size, config.norm_eps)
+        self.norm = BlockNorm(below, "norm", config, parallel)
         self.head = (
             VocabHead.read(below, "embed_tokens", shape, parallel, self.embedding)
             if config.tie_embeddings
@@ -102,7 +102,7 @@ class MhaDecoder(Decoder[StepAttention]):
         """See ``Decoder``."""
         super().__init__(config, weights, parallel, attention_specs, read_block)
         self.stack = read_cpu_stack(self.blocks, self.norm, parallel)
-        self.fused = read_fused(self.blocks, self.norm, parallel)
+        self.fused = read_fused(self.blocks, self.norm)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, attention: Sequence[StepAttention]) -> Tensor:

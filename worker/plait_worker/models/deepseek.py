@@ -160,10 +160,15 @@ class MlaBlock(Block[MlaStep]):
     """A block that fuses each norm with the GEMM after it."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, attention: MlaAttention, mlp: GatedMlp | SparseMlp
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        attention: MlaAttention,
+        mlp: GatedMlp | SparseMlp,
+        parallel: Parallel,
     ) -> None:
         """Read the two norms."""
-        super().__init__(config, weights, attention, mlp)
+        super().__init__(config, weights, attention, mlp, parallel)
         self.mla_attention = attention
         self.mlp_with_norm = mlp.with_norm
 
@@ -186,7 +191,8 @@ def latent_config(config: ModelConfig) -> MlaConfig:
 def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[MlaStep]:
     """One block from the tensors below ``model.layers.N``."""
     attention = MlaAttention(config, latent_config(config), weights.with_prefix("self_attn"), parallel)
-    return MlaBlock(config, weights, attention, _read_mlp(config, layer, weights.with_prefix("mlp"), parallel))
+    mlp = _read_mlp(config, layer, weights.with_prefix("mlp"), parallel)
+    return MlaBlock(config, weights, attention, mlp, parallel)
 
 
 def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:

@@ -1,7 +1,7 @@
 """Decoder layers on a GPU with fewer kernels.
 
-Rope and the cache write are one kernel for any number of rows. For one row, where a step takes as long as reading the
-weights, each norm and the gate are fused into the GEMV next to them.
+Rope and the cache write are one kernel for any number of rows. For one row on one GPU, where a step takes as long as
+reading the weights, each norm and the gate are fused into the GEMV next to them.
 
 Shapes: T tokens of the step, D the hidden size, H query heads of this rank, E a head's width, O outputs of a GEMM.
 """
@@ -21,17 +21,15 @@ from plait_worker.attention.backend import SlotMappedStep, StepAttention
 from plait_worker.cache import KVCache
 from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
-from plait_worker.layers.norm import RmsNorm
+from plait_worker.layers.norm import BlockNorm
 from plait_worker.models.block import Block
-from plait_worker.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)
 class FusedBlock:
     """A dense block's weights, shared with its layers."""
 
-    parallel: Parallel
-    attention_norm: RmsNorm
+    attention_norm: BlockNorm
     qkv: GpuMatrix
     num_heads: int
     """H."""
@@ -39,7 +37,7 @@ class FusedBlock:
     """E."""
     head_norm: HeadNorm | None
     output: GpuMatrix
-    mlp_norm: RmsNorm
+    mlp_norm: BlockNorm
     gate_up: GpuMatrix
     down: GpuMatrix
 
@@ -52,15 +50,15 @@ class FusedBlock:
         q_THE = rotate_and_store(
             qkv_THE, self.num_heads, *tables, self.head_norm, pages, step.slot_mapping_T, step.scales
         )
-        x_TD = self.parallel.all_reduce(self.output(step.attend(q_THE, pages).flatten(1)))
+        x_TD = self.output(step.attend(q_THE, pages).flatten(1))
         gated_TO, residual_TD = _rmsnorm_gate_up(x_TD, residual_TD, self.mlp_norm, self.gate_up)
-        return self.parallel.all_reduce(self.down(gated_TO)), residual_TD
+        return self.down(gated_TO), residual_TD
 
 
 class FusedStack:
     """All blocks of a model and its final norm, on a rank's GPU."""
 
-    def __init__(self, blocks: Sequence[FusedBlock], norm: RmsNorm) -> None:
+    def __init__(self, blocks: Sequence[FusedBlock], norm: BlockNorm) -> None:
         """Nothing is copied."""
         self._blocks = blocks
         self._norm = norm
@@ -73,14 +71,14 @@ class FusedStack:
         return self._norm.add(x_TD, residual_TD)[0]
 
 
-def read_fused(blocks: Sequence[Block[StepAttention]], norm: RmsNorm, parallel: Parallel) -> FusedStack | None:
+def read_fused(blocks: Sequence[Block[StepAttention]], norm: BlockNorm) -> FusedStack | None:
     """The blocks in fused form, on every rank or on none; None if one of them is of another kind."""
-    fused = [_fused_block(block, parallel) for block in blocks]
+    fused = [_fused_block(block) for block in blocks]
     whole = [block for block in fused if block is not None]
     return FusedStack(whole, norm) if len(whole) == len(blocks) else None
 
 
-def _fused_block(block: Block[StepAttention], parallel: Parallel) -> FusedBlock | None:
+def _fused_block(block: Block[StepAttention]) -> FusedBlock | None:
     attention, mlp = block.attention, block.mlp
     if not isinstance(attention, GqaAttention) or not isinstance(mlp, GatedMlp):
         return None
@@ -92,7 +90,6 @@ def _fused_block(block: Block[StepAttention], parallel: Parallel) -> FusedBlock 
         return None
     qkv, output, gate_up, down = plain
     return FusedBlock(
-        parallel=parallel,
         attention_norm=block.attention_norm,
         qkv=qkv,
         num_heads=attention.num_heads,
@@ -111,17 +108,17 @@ def _head_norm(attention: GqaAttention) -> HeadNorm | None:
     return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)
 
 
-def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
+def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """The GEMM of the sum's norm, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
-    if x_TD.shape[0] == 1 and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
+    if norm.fuses_row(x_TD) and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
         return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     normed_TD, residual_TD = norm.add(x_TD, residual_TD)
     return matrix(normed_TD), residual_TD
 
 
-def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: RmsNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
+def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix: GpuMatrix) -> tuple[Tensor, Tensor]:
     """The same followed by the gate: ``[T, O / 2]``."""
-    if x_TD.shape[0] == 1:
+    if norm.fuses_row(x_TD):
         return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
     gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, norm, matrix)
     return silu_mul(gate_up_TO), residual_TD

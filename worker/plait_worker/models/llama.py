@@ -53,7 +53,8 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
     """One block from the tensors below ``model.layers.N``."""
     bias = config.attention_bias
     attention = LlamaAttention(config, weights.with_prefix("self_attn"), parallel, qkv_bias=bias, output_bias=bias)
-    return Block(config, weights, attention, GatedMlp(config, weights.with_prefix("mlp"), parallel))
+    mlp = GatedMlp(config, weights.with_prefix("mlp"), parallel)
+    return Block(config, weights, attention, mlp, parallel)
 
 
 FAMILY = FamilySpec(family("llama"), ConfigSpec(has_mlp_bias=True), mha_model(read_block), GgufSpec(is_permuted=True))

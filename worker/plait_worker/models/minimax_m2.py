@@ -57,7 +57,7 @@ def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Par
         raise AssertionError(f"{config.architecture} without experts")
     attention = MiniMaxAttention(config, weights.with_prefix("self_attn"), parallel)
     mlp = SparseMlp(config, config.moe, weights.with_prefix("block_sparse_moe"), parallel, NAMES)
-    return Block(config, weights, attention, mlp)
+    return Block(config, weights, attention, mlp, parallel)
 
 
 FAMILY = FamilySpec(

@@ -20,7 +20,8 @@ from plait_worker.weights.reader import Weights
 def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = LlamaAttention(config, weights.with_prefix("self_attn"), parallel, qkv_bias=True, output_bias=False)
-    return Block(config, weights, attention, GatedMlp(config, weights.with_prefix("mlp"), parallel))
+    mlp = GatedMlp(config, weights.with_prefix("mlp"), parallel)
+    return Block(config, weights, attention, mlp, parallel)
 
 
 FAMILY = FamilySpec(family("qwen2"), ConfigSpec(), mha_model(read_block), GgufSpec())

@@ -57,7 +57,8 @@ class Qwen3Attention(GqaAttention):
 def read_block(config: ModelConfig, _layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = Qwen3Attention(config, weights.with_prefix("self_attn"), parallel)
-    return Block(config, weights, attention, GatedMlp(config, weights.with_prefix("mlp"), parallel))
+    mlp = GatedMlp(config, weights.with_prefix("mlp"), parallel)
+    return Block(config, weights, attention, mlp, parallel)
 
 
 FAMILY = FamilySpec(family("qwen3"), ConfigSpec(head_dim=128), mha_model(read_block), GgufSpec())

@@ -21,7 +21,8 @@ from plait_worker.weights.reader import Weights
 def read_block(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> Block[StepAttention]:
     """One block from the tensors below ``model.layers.N``."""
     attention = Qwen3Attention(config, weights.with_prefix("self_attn"), parallel)
-    return Block(config, weights, attention, _read_mlp(config, layer, weights.with_prefix("mlp"), parallel))
+    mlp = _read_mlp(config, layer, weights.with_prefix("mlp"), parallel)
+    return Block(config, weights, attention, mlp, parallel)
 
 
 def _read_mlp(config: ModelConfig, layer: int, weights: Weights, parallel: Parallel) -> GatedMlp | SparseMlp:
