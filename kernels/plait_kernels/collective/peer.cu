@@ -16,7 +16,9 @@
 constexpr int SLOTS = 3;
 constexpr int MAX_RANKS = 8;
 // Rows that a block pushes before it needs the first of them from its peers.
-constexpr int AHEAD = 4;
+#ifndef AHEAD
+#define AHEAD 4
+#endif
 // Two elements of minus zero; a rank pushes plus zeros instead.
 constexpr unsigned EMPTY = 0x80008000u;
 constexpr unsigned SPINS_BETWEEN_LOOKS = 1024;

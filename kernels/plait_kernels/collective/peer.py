@@ -50,6 +50,8 @@ class Limits:
     """Of a launch; all of them must be resident at once, since each waits for its peers'."""
     spin_seconds: float = 20.0
     """After which a peer is given up."""
+    rows_ahead: int = 4
+    """That a block pushes before it waits for the first of them."""
 
     def memory_bytes(self, world: int) -> int:
         """What each rank's memory must hold."""
@@ -77,7 +79,7 @@ class PeerAllReduce:
         self._threads = -(-row_vectors // vectors // 32) * 32
         self._limits = limits
         self._row_vectors = row_vectors
-        self._kernel = _compile(limits.dtype, vectors, device)
+        self._kernel = _compile(limits.dtype, vectors, limits.rows_ahead, device)
         self._report = torch.zeros(4, dtype=torch.int32, pin_memory=True)
         filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
         state = _STATE.pack(
@@ -114,6 +116,6 @@ class PeerAllReduce:
 
 
 @functools.cache
-def _compile(dtype: torch.dtype, vectors: int, device: torch.device) -> Kernel:
-    defines = (f"VECTORS={vectors}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
+def _compile(dtype: torch.dtype, vectors: int, rows_ahead: int, device: torch.device) -> Kernel:
+    defines = (f"VECTORS={vectors}", f"AHEAD={rows_ahead}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
     return compile_kernels(_SOURCE, ("all_reduce_add_rms_norm",), defines, device)["all_reduce_add_rms_norm"]

@@ -8,6 +8,7 @@ One process a GPU. A graph holds 20 reductions one after the other. Results are 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -155,12 +156,13 @@ def link_kernels(device: torch.device) -> dict[str, Kernel]:
     return {name: Kernel(driver.cuModuleGetFunction(module, name.encode())[1], 0) for name in ("copy", "bounce")}
 
 
-def measure_reductions(gpu: Gpu, width: int, dtype: torch.dtype, num_blocks: int) -> None:
+def measure_reductions(gpu: Gpu, width: int, limits: Limits, with_nccl: bool) -> None:
     """NCCL alone, NCCL and then the norm, and ours."""
-    limits = Limits(max(ROWS), width, dtype, num_blocks, spin_seconds=20)
+    dtype = limits.dtype
     _, addresses = gpu.memory(limits.memory_bytes(gpu.world))
     ours = PeerAllReduce(gpu.rank, addresses, limits, gpu.device)
     gpu.exchange(b"")
+    torch.manual_seed(98)
     weight = torch.rand(width, device=gpu.device, dtype=dtype)
     for num_rows in ROWS:
         case = f"{num_rows} x {width}"
@@ -170,10 +172,11 @@ def measure_reductions(gpu: Gpu, width: int, dtype: torch.dtype, num_blocks: int
         residual = torch.randn(num_rows, width, device=gpu.device, dtype=dtype)
         gpu.note(case, "largest_error", "of the largest", error(gpu, ours, own, residual, weight))
         scratch = own.clone()
-        gpu.note(case, "nccl", "us", gpu.graph_us(partial(dist.all_reduce, scratch)))
-        gpu.note(case, "nccl_and_norm", "us", gpu.graph_us(partial(reduced, scratch, residual, weight)))
+        if with_nccl:
+            gpu.note(case, "nccl", "us", gpu.graph_us(partial(dist.all_reduce, scratch)))
+            gpu.note(case, "nccl_and_norm", "us", gpu.graph_us(partial(reduced, scratch, residual, weight)))
         run = partial(ours.add_rms_norm, own, residual, weight, EPS)
-        gpu.note(case, f"ours_{num_blocks}_blocks", "us", gpu.graph_us(run))
+        gpu.note(case, f"ours, {limits.max_blocks} blocks, {limits.rows_ahead} rows ahead", "us", gpu.graph_us(run))
         if ours.lost is not None:
             raise SystemExit(f"{case}: {ours.lost}")
 
@@ -200,9 +203,11 @@ def error(gpu: Gpu, ours: PeerAllReduce, own: Tensor, residual: Tensor, weight: 
 def run_rank(rank: int, world: int, folder: str, options: argparse.Namespace) -> None:
     forbid_multicast()
     gpu = Gpu(rank, world, str(Path(folder) / "store"))
-    measure_links(gpu)
-    for num_blocks in options.blocks:
-        measure_reductions(gpu, options.width, torch.bfloat16, num_blocks)
+    if not options.only_ours:
+        measure_links(gpu)
+    for number, (num_blocks, ahead) in enumerate(itertools.product(options.blocks, options.ahead)):
+        limits = Limits(max(ROWS), options.width, torch.bfloat16, num_blocks, spin_seconds=20, rows_ahead=ahead)
+        measure_reductions(gpu, options.width, limits, number == 0 and not options.only_ours)
         if rank == 0:
             write(gpu, options.out)
     torch.cuda.synchronize()
@@ -226,6 +231,8 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--blocks", type=int, nargs="+", default=[132], help="of a launch of ours at most")
+    parser.add_argument("--ahead", type=int, nargs="+", default=[4], help="rows that a block pushes ahead")
+    parser.add_argument("--only-ours", action="store_true", help="neither links nor NCCL")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
