@@ -103,9 +103,15 @@ class CountingModel:
         distance_SV = (torch.arange(VOCAB) - hidden_SD).abs()
         return -torch.minimum(distance_SV, VOCAB - distance_SV)
 
-    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
+    def shard_logits(self, hidden_SD: Tensor, out_SU: Tensor | None = None) -> Tensor:
         logits_SV = self.logits(hidden_SD)
-        return logits_SV if out_SV is None else out_SV.copy_(logits_SV)
+        return logits_SV if out_SU is None else out_SU.copy_(logits_SV)
+
+    def whole_logits(self, logits_SU: Tensor) -> Tensor:
+        return logits_SU
+
+    def greedy_ids(self, logits_SU: Tensor) -> Tensor:
+        return logits_SU.argmax(dim=1)
 
 
 def counting_rank(

@@ -4,7 +4,7 @@ A graph reads one array of integers, and what attention plans before a replay. P
 device. Padding belongs to the dummy slot. For greedy sampling a second graph takes the argmax and keeps it as the
 slots' last token. Larger steps are launched kernel by kernel: the device is busy for longer than the launches take.
 
-Shapes: as in ``plait_worker.graph_sizes``; V vocabulary. Small letters are a step's own counts.
+Shapes: as in ``plait_worker.graph_sizes``; V vocabulary, U a rank's shard of it. Small letters are a step's own counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from plait_kernels.sampling import sample_greedy
 from plait_proto import ExitCode
 from torch import Tensor
 
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 Pool = Any
 """torch's handle of a memory pool; its type is private."""
 Compute = Callable[[Rows, Tensor], None]
-"""Forward of a step and head of the rows that sample, written to ``[R, V]``. It may read only the device's tensors."""
+"""Forward of a step and head of the rows that sample, written to ``[R, U]``. It may read only the device's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,11 @@ class Captured:
 
     slots: Slots
     compute: Compute
-    logits_RV: Tensor
+    greedy: Callable[[Tensor], Tensor]
+    """The ids of the largest logits, from ``[R, U]``."""
+    logits_RU: Tensor
     """Of the largest R."""
+    vocab_size: int
     prompts: CapturedPrefill
 
 
@@ -60,20 +62,21 @@ class StepGraph:
         self.size = size
         self._prompts = shared.prompts
         self._inputs = GraphInputs(size, slots)
-        self._vocab = shared.logits_RV.shape[1]
-        self._logits_RV = shared.logits_RV[: size.num_rows]
+        self._vocab = shared.vocab_size
+        self._greedy = shared.greedy
+        self._logits_RU = shared.logits_RU[: size.num_rows]
         self._prompts.plan(size, [], [])
-        compute(self._inputs.rows(slots), self._logits_RV)
+        compute(self._inputs.rows(slots), self._logits_RU)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
-            compute(self._inputs.rows(slots), self._logits_RV)
+            compute(self._inputs.rows(slots), self._logits_RU)
         self._sample(slots)
         self._sampling_graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._sampling_graph, pool=pool):
             self._ids_R = self._sample(slots)
 
     def replay(self, inputs: StepInputs) -> Tensor:
-        """``[s, V]`` of the rows that sample, until the next replay of any graph.
+        """``[s, U]`` of the rows that sample, until the next replay of any graph.
 
         Raises ``WorkerError`` if a token id lies outside the vocabulary.
         """
@@ -81,7 +84,7 @@ class StepGraph:
         self._inputs.fill(inputs)
         self._prompts.plan(self.size, *_prompts(inputs))
         self._graph.replay()
-        return self._logits_RV[: int(inputs.samples_R.sum())]
+        return self._logits_RU[: int(inputs.samples_R.sum())]
 
     def sample(self, num: int) -> Tensor:
         """int32 ``[s]``: after ``replay``, the argmax of its logits, kept as the slots' last tokens.
@@ -92,7 +95,7 @@ class StepGraph:
         return self._ids_R[:num]
 
     def _sample(self, slots: Slots) -> Tensor:
-        ids_R = sample_greedy(self._logits_RV)
+        ids_R = self._greedy(self._logits_RU)
         slots.keep_tokens(self._inputs.sampled_slots, ids_R)
         return ids_R.to(torch.int32)
 

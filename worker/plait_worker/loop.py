@@ -3,7 +3,7 @@
 A GPU gets the next plan while it computes this one: ``launch`` hands it a step's work, ``InFlight.result`` waits for
 the outcome. On a CPU a step is over when ``launch`` returns.
 
-Shapes: T tokens of the step, D the hidden size, S rows that sample, V vocabulary.
+Shapes: T tokens of the step, D the hidden size, S rows that sample, V vocabulary, U a rank's shard of it.
 """
 
 from __future__ import annotations
@@ -187,12 +187,12 @@ class Rank:
         self.totals.num_graph_steps += 1
         slots_S = inputs.slots_R[inputs.samples_R]
         with nvtx_range("graph"):
-            logits_SV = graph.replay(inputs)
+            logits_SU = graph.replay(inputs)
             if len(slots_S) == 0:  # a dummy row's step
                 return self._in_flight(step, begin, self.slots.to_device(slots_S), [])
-            if self.slots.sampling.is_plain(slots_S):  # every rank has the same logits, bit by bit
+            if self.slots.sampling.is_plain(slots_S):
                 return self._in_flight(step, begin, graph.sample(len(slots_S)), [])
-        ids_S, records = self._sample(logits_SV, slots_S)
+        ids_S, records = self._sample(logits_SU, slots_S)
         return self._in_flight(step, begin, ids_S, records)
 
     @torch.inference_mode()
@@ -210,15 +210,20 @@ class Rank:
             hidden_TD = self.model.forward(rows, self.cache, self.attention.prepare(rows))
         ids_S, records = rows.sample_index_S, list[Records]()
         if ids_S.shape[0]:  # the head never sees a row that does not sample
-            logits_SV = self.model.rounded_logits(hidden_TD[rows.sample_index_S])
-            ids_S, records = self._sample(logits_SV, inputs.slots_R[inputs.samples_R])
+            logits_SU = self.model.shard_logits(hidden_TD[rows.sample_index_S])
+            ids_S, records = self._sample(logits_SU, inputs.slots_R[inputs.samples_R])
         of_prompts = prompt_records(hidden_TD, self.model.logits, prompt_targets(inputs, self.slots))
         return self._in_flight(step, begin, ids_S, records, of_prompts)
 
-    def _sample(self, logits_SV: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
-        """A token for each row, sampled by rank 0; the next step's input."""
+    def _sample(self, logits_SU: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
+        """A token for each row, the next step's input: the largest logit's, or one that rank 0 samples for all."""
         with nvtx_range("sample"):
             device_slots_S = self.slots.to_device(slots_S)
+            if logits_SU.is_cuda and self.slots.sampling.is_plain(slots_S):
+                ids_S = self.model.greedy_ids(logits_SU)
+                self.slots.keep_tokens(device_slots_S, ids_S)
+                return ids_S, []
+            logits_SV = self.model.whole_logits(logits_SU)
             is_first = self.parallel.rank == 0
             sampled_S = (
                 sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()

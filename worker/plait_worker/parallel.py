@@ -114,6 +114,12 @@ class Parallel:
         _collective(lambda: _all_gather_single(parts, part.contiguous(), group=self.group))
         return parts.view(self.world, *part.shape).movedim(0, -2).flatten(-2)
 
+    def all_max(self, values: Tensor) -> Tensor:
+        """The largest over the ranks, in place and returned."""
+        if self.world > 1:
+            _collective(lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group))
+        return values
+
     def broadcast(self, values: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, in place and returned; all tensors have the same shape."""
         if self.world > 1:

@@ -62,7 +62,8 @@ def fill_allocators(config: WorkerConfig, model: Model[Any], attention: ModelAtt
         rows = _rows(cache, [0] * len(prompts), prompts, len(prompts))
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
     for num_rows in _head_rows(min(config.max_seqs, config.max_batch_tokens)):
-        model.rounded_logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
+        logits_SU = model.shard_logits(hidden_TD[:1].expand(num_rows, -1).contiguous())
+        model.greedy_ids(logits_SU)
     for num_bytes in _PINNED_BYTES:
         _blocks = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_PINNED_COUNT)]
 
@@ -82,7 +83,9 @@ def run_largest_steps(config: WorkerConfig, model: Model[Any], attention: ModelA
         del logits_SV
         asked_CV = model.logits(hidden_TD[:SLICE])
         score_tokens(asked_CV, rows.token_ids_T[:SLICE], min(_MAX_BEST, asked_CV.shape[1]))
-        _run_samplers(model.rounded_logits(_sampling_rows(config, hidden_TD)))
+        logits_SU = model.shard_logits(_sampling_rows(config, hidden_TD))
+        model.greedy_ids(logits_SU)
+        _run_samplers(model.whole_logits(logits_SU))
 
 
 def _largest_steps(config: WorkerConfig, cache: KVCache) -> Iterator[Rows]:

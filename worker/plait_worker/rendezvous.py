@@ -76,9 +76,11 @@ def connect_gpus(parallel: Parallel, device: torch.device) -> None:
     if parallel.world == 1 or device.type == "cpu":
         return
     try:
-        dist.all_reduce(torch.ones(1, device=device), group=parallel.group)
+        ones = torch.ones(1, dtype=torch.int64, device=device)
+        for connect in (parallel.all_reduce, parallel.all_max, parallel.all_gather, parallel.broadcast):
+            connect(ones)
         torch.cuda.synchronize(device)
-    except RuntimeError as error:
+    except (WorkerError, RuntimeError) as error:
         raise WorkerError(
             ExitCode.HARDWARE,
             f"NCCL cannot connect the {parallel.world} GPUs: {first_line(error)}; NCCL_DEBUG=INFO says more",

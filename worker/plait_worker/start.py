@@ -252,9 +252,9 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
         _log.warning("%s attention plans each step on the host: no CUDA graphs", attention.name)
         return StepGraphs()
 
-    def compute(rows: Rows, logits_RV: torch.Tensor) -> None:
+    def compute(rows: Rows, logits_RU: torch.Tensor) -> None:
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
-        model.rounded_logits(hidden_TD[rows.sample_index_S], logits_RV)
+        model.shard_logits(hidden_TD[rows.sample_index_S], logits_RU)
 
     prompts = attention.captured_prefill
     max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
@@ -262,6 +262,6 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     wanted = capture_sizes(
         min(settings.cuda_graph_max_bs or DECODE_ROWS[-1], slots.num_slots), max_tokens, prompts.contexts
     )
-    shape = (max(size.num_rows for size in wanted), model.config.vocab_size)
-    logits_RV = torch.empty(shape, dtype=model.dtype, device=slots.device)
-    return capture(wanted, Captured(slots, compute, logits_RV, prompts))
+    shape = (max(size.num_rows for size in wanted), -(-model.config.vocab_size // loaded.config.world))
+    logits_RU = torch.empty(shape, dtype=model.dtype, device=slots.device)
+    return capture(wanted, Captured(slots, compute, model.greedy_ids, logits_RU, model.config.vocab_size, prompts))

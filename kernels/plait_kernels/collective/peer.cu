@@ -3,7 +3,7 @@
 // plait_kernels.collective.reference.
 //
 // A rank pushes its summand into each peer's memory and finds theirs in its own. The data are their own flags: memory
-// that nobody has written holds EMPTY, so a reader waits until a word differs. Three slots take turns, by an epoch that
+// that nobody has written holds EMPTY, so a reader waits until a word differs. Three slots alternate, by an epoch that
 // the kernel itself counts, so that a captured launch needs nothing of the host: while a launch fills slot e, it empties
 // the slot of launch e - 1. A peer writes there in launch e + 2, after it has read what this rank pushes in e + 1.
 //

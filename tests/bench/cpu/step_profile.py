@@ -152,7 +152,7 @@ def instrumented(rank: loop.Rank, clock: Clock) -> Iterator[None]:
     model, attention = type(rank.model), type(rank.attention)
     methods = (
         (model, "forward", "forward"),
-        (model, "rounded_logits", "head"),
+        (model, "shard_logits", "head"),
         (attention, "prepare", "prepare attention"),
     )
     with ExitStack() as patches:

@@ -56,11 +56,11 @@ class BothWays:
         assert prompts is not None
         wanted = capture_sizes(NUM_SLOTS, 4096, prompts.contexts)
         logits = torch.empty(max(size.num_rows for size in wanted), VOCAB, dtype=torch.bfloat16, device=GPU)
-        return capture(wanted, Captured(self.slots, self._compute, logits, prompts))
+        return capture(wanted, Captured(self.slots, self._compute, self.model.greedy_ids, logits, VOCAB, prompts))
 
     def _compute(self, rows: Rows, logits: Tensor) -> None:
         hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
-        self.model.rounded_logits(hidden[rows.sample_index_S], logits)
+        self.model.shard_logits(hidden[rows.sample_index_S], logits)
 
     @torch.inference_mode()
     def step(self, plan: Plan) -> StepResult:
@@ -69,7 +69,7 @@ class BothWays:
         self.slots.advance(inputs)
         rows = build_rows(inputs, self.slots, VOCAB)
         hidden = self.model.forward(rows, self.cache, self.attention.prepare(rows))
-        right = self.model.rounded_logits(hidden[rows.sample_index_S]).float()
+        right = self.model.shard_logits(hidden[rows.sample_index_S]).float()
         if (graph := self.graphs.find_graph(inputs, self.slots)) is None:
             self.num_eager += 1
         else:

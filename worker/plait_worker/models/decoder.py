@@ -1,6 +1,6 @@
 """Decoder-only models: blocks between an embedding and a head.
 
-Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary.
+Shapes: T tokens of the step, S rows that sample, D the hidden size, V the vocabulary, U a rank's shard of it.
 """
 
 from __future__ import annotations
@@ -83,9 +83,19 @@ class Decoder(Generic[PreparedT]):
         return self.head(hidden_SD)
 
     @torch.inference_mode()
-    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
-        """``[S, V]`` as ``VocabHead.rounded`` gives them."""
-        return self.head.rounded(hidden_SD, out_SV)
+    def shard_logits(self, hidden_SD: Tensor, out_SU: Tensor | None = None) -> Tensor:
+        """See ``VocabHead.shard``."""
+        return self.head.shard(hidden_SD, out_SU)
+
+    @torch.inference_mode()
+    def whole_logits(self, logits_SU: Tensor) -> Tensor:
+        """See ``VocabHead.whole``."""
+        return self.head.whole(logits_SU)
+
+    @torch.inference_mode()
+    def greedy_ids(self, logits_SU: Tensor) -> Tensor:
+        """See ``VocabHead.greedy``."""
+        return self.head.greedy(logits_SU)
 
 
 class MhaDecoder(Decoder[StepAttention]):

@@ -1,6 +1,6 @@
 """The interface of a loaded model.
 
-Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabulary.
+Shapes: T tokens of a step, S rows that sample, D the hidden size, V the vocabulary, U a rank's shard of it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class Model(Protocol[PreparedT_contra]):
         """float32 ``[S, V]`` over the whole vocabulary, for the rows that sample, at least one."""
         ...
 
-    def rounded_logits(self, hidden_SD: Tensor, out_SV: Tensor | None = None) -> Tensor:
-        """The same for sampling: on a GPU in the model's dtype; written to ``out_SV`` if given."""
+    def shard_logits(self, hidden_SD: Tensor, out_SU: Tensor | None = None) -> Tensor:
+        """This rank's shard of them, to sample from: on a GPU in the model's dtype; written to ``out_SU`` if given."""
+        ...
+
+    def whole_logits(self, logits_SU: Tensor) -> Tensor:
+        """``[S, V]`` on every rank, from each one's shard."""
+        ...
+
+    def greedy_ids(self, logits_SU: Tensor) -> Tensor:
+        """The id of each row's largest logit of all ranks, the lowest of equals: int64 ``[S]`` on every rank."""
         ...
