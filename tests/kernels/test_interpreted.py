@@ -336,6 +336,7 @@ def test_gemv_and_what_is_fused_into_it(num_outputs: int, num_inputs: int) -> No
     x, weight = torch.randn(1, num_inputs), torch.randn(num_outputs, num_inputs) / num_inputs**0.5
     norm = RowNorm(torch.randn(1, num_inputs), torch.rand(num_inputs), 1e-6)
     assert_close(gemv_triton.gemv(x, weight), linear_reference.gemv(x, weight))
+    assert_close(gemv_triton.gate_up_silu(x, weight), linear_reference.gate_up_silu(x, weight))
     for name in ("rmsnorm_gemv", "rmsnorm_gate_up_silu"):
         given, right = (getattr(module, name)(x, norm, weight) for module in (gemv_triton, linear_reference))
         for part, expected in zip(given, right, strict=True):

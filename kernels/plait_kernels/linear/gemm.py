@@ -13,6 +13,7 @@ _REFERENCE = Backend("reference")
 _GEMV = Backend("gemv_triton", (on_device("cuda"),))
 _gemv = Op(_FAMILY, "gemv", _GEMV, _REFERENCE)
 _rmsnorm_gemv = Op(_FAMILY, "rmsnorm_gemv", _GEMV, _REFERENCE)
+_gate_up_silu = Op(_FAMILY, "gate_up_silu", _GEMV, _REFERENCE)
 _rmsnorm_gate_up_silu = Op(_FAMILY, "rmsnorm_gate_up_silu", _GEMV, _REFERENCE)
 _rmsnorm_router_gemv = Op(
     _FAMILY, "rmsnorm_router_gemv", Backend("router_gemv_triton", (on_device("cuda"),)), _REFERENCE
@@ -30,6 +31,12 @@ def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor
     """``rms_norm(x + residual) @ weight^T`` of shape ``[1, O]``, and ``x + residual``."""
     out_1O, sum_1I = _rmsnorm_gemv(x_1I)(x_1I, norm, weight_OI)
     return out_1O, sum_1I
+
+
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of ``gemv``'s output, ``[1, O / 2]``."""
+    gated_1O: Tensor = _gate_up_silu(x_1I)(x_1I, gate_up_OI)
+    return gated_1O
 
 
 def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,13 @@ def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor
     return out_1O, sum_1I
 
 
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.gate_up_silu``; all contiguous."""
+    out_1O = x_1I.new_empty(1, gate_up_OI.shape[0] // 2)
+    _launch(x_1I, None, gate_up_OI, out_1O, x_1I, is_gated=True)
+    return out_1O
+
+
 def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``; all contiguous."""
     out_1O, sum_1I = x_1I.new_empty(1, gate_up_OI.shape[0] // 2), torch.empty_like(x_1I)

@@ -37,6 +37,11 @@ def rmsnorm_gemv(x_1I: Tensor, norm: RowNorm, weight_OI: Tensor) -> tuple[Tensor
     return F.linear(normed_1I, weight_OI), sum_1I
 
 
+def gate_up_silu(x_1I: Tensor, gate_up_OI: Tensor) -> Tensor:
+    """See ``plait_kernels.linear.gate_up_silu``."""
+    return activation.silu_mul(F.linear(x_1I, gate_up_OI))
+
+
 def rmsnorm_gate_up_silu(x_1I: Tensor, norm: RowNorm, gate_up_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See ``plait_kernels.linear.rmsnorm_gate_up_silu``."""
     gate_up_1O, sum_1I = rmsnorm_gemv(x_1I, norm, gate_up_OI)

@@ -11,6 +11,7 @@ from plait_kernels.kv_cache import reference as cache_reference
 from plait_kernels.linear import (
     RowNorm,
     Tile,
+    gate_up_silu,
     gemv,
     rmsnorm_gate_up_silu,
     rmsnorm_gemv,
@@ -182,6 +183,8 @@ def test_rope_tables_of_far_positions_are_those_of_torch(num: int, is_scaled: bo
 def test_rmsnorm_gate_up_silu(width: int, num_inputs: int) -> None:
     x, gate_up = normal(1, num_inputs), normal(2 * width, num_inputs) * 0.03
     norm = RowNorm(normal(1, num_inputs), normal(num_inputs), 1e-6)
+    gate, projected = (x.double() @ gate_up.double().T).chunk(2, dim=-1)
+    assert_close(gate_up_silu(x, gate_up), gate * torch.sigmoid(gate) * projected)
     given, total = rmsnorm_gate_up_silu(x, norm, gate_up)
     _, right_total = linear_reference.rmsnorm_gate_up_silu(x, norm, gate_up)
     assert torch.equal(total, right_total)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from plait_kernels.activation import silu_mul
-from plait_kernels.linear import GpuMatrix, Matrix, RowNorm, rmsnorm_gate_up_silu, rmsnorm_gemv
+from plait_kernels.linear import GpuMatrix, Matrix, RowNorm, gate_up_silu, rmsnorm_gate_up_silu, rmsnorm_gemv
 from plait_kernels.rope import HeadNorm, rotate_and_store
 from torch import Tensor
 
@@ -120,5 +120,7 @@ def _rmsnorm_gate_up(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix:
     """The same followed by the gate: ``[T, O / 2]``."""
     if norm.fuses_row(x_TD):
         return rmsnorm_gate_up_silu(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
-    gate_up_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, norm, matrix)
-    return silu_mul(gate_up_TO), residual_TD
+    normed_TD, residual_TD = norm.add(x_TD, residual_TD)
+    if normed_TD.shape[0] == 1:
+        return gate_up_silu(normed_TD, matrix.weight_OI), residual_TD
+    return silu_mul(matrix(normed_TD)), residual_TD
