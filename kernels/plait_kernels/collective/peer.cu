@@ -17,7 +17,7 @@ constexpr int SLOTS = 3;
 constexpr int MAX_RANKS = 8;
 // Rows that a block pushes before it needs the first of them from its peers.
 #ifndef AHEAD
-#define AHEAD 4
+#define AHEAD 2
 #endif
 // Two elements of minus zero; a rank pushes plus zeros instead.
 constexpr unsigned EMPTY = 0x80008000u;

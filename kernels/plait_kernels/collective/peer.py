@@ -50,7 +50,7 @@ class Limits:
     """Of a launch; all of them must be resident at once, since each waits for its peers'."""
     spin_seconds: float = 20.0
     """After which a peer is given up."""
-    rows_ahead: int = 4
+    rows_ahead: int = 2
     """That a block pushes before it waits for the first of them."""
 
     def memory_bytes(self, world: int) -> int:
