@@ -15,7 +15,10 @@ from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
 TESTS = Path(__file__).parent.parent
-FLAGS = ("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024")
+FLAGS = (
+    *("--device", "cpu", "--dtype", "bfloat16", "--page-size", "32", "--num-pages", "1024"),
+    *("--max-batch-tokens", "2048"),
+)
 FP8 = (
     "--kv-cache-dtype",
     "fp8",

@@ -4,8 +4,9 @@ In worker processes it puts the stand-in for Blackwell's kernels in place, tells
 end writes to standard error what was called.
 """
 
-import atexit
+import os
 import sys
+from typing import NoReturn
 
 if "plait_worker" in sys.orig_argv:
     from plait_testing.trtllm_gen import Launcher, replace_launcher
@@ -14,4 +15,11 @@ if "plait_worker" in sys.orig_argv:
     launcher = Launcher()
     replace_launcher(launcher)
     vars(selection)["compute_capability"] = lambda device: (10, 0)
-    atexit.register(lambda: print(f"stand-in calls: {dict(launcher.calls)}", file=sys.stderr))
+    end = os._exit
+
+    def report_and_end(code: int) -> NoReturn:
+        """Workers end without the interpreter's own end."""
+        print(f"stand-in calls: {dict(launcher.calls)}", file=sys.stderr, flush=True)
+        end(code)
+
+    vars(os)["_exit"] = report_and_end
