@@ -26,7 +26,7 @@ constexpr unsigned SPINS_BETWEEN_LOOKS = 1024;
 // In device memory, one for each rank; the host writes it once.
 struct State {
     unsigned epoch;
-    unsigned num_finished;     // blocks of this launch
+    unsigned num_begun;        // blocks of this launch that have read the epoch
     unsigned used[SLOTS];      // vectors that each peer wrote to a slot, still to be emptied
     unsigned rank, world;
     unsigned padding;
@@ -148,23 +148,28 @@ struct Arguments {
 
 class Launch {
    public:
-    __device__ Launch(const Arguments& given, State* state) : given_(given), state_(state) {
+    // Before the wait for the kernel before this one: only what no kernel writes is read, or brought near.
+    __device__ Launch(const Arguments& given, State* state)
+        : given_(given), state_(state), rank_(state->rank), world_(state->world), capacity_(state->capacity) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
             if (column(i) < given_.row_vectors) weight_[i] = given_.weight[column(i)];
+        for (unsigned peer = 0; peer < MAX_RANKS; peer += 4)
+            asm volatile("prefetch.global.L1 [%0];" ::"l"(&state->memory[peer]));
     }
 
-    // What kernels before this one write is read from here on.
     __device__ void run() {
         epoch_ = *static_cast<volatile unsigned*>(&state_->epoch);
+        const unsigned slot_before = (epoch_ + 2) % SLOTS;
+        const unsigned used = *static_cast<volatile unsigned*>(&state_->used[slot_before]);
         long long next = blockIdx.x;
         for (int i = 0; i < AHEAD && next < given_.num_rows; ++i, next += gridDim.x) push_row(next);
+        count();
+        empty_slot(slot_before, used);
         for (long long row = blockIdx.x; row < given_.num_rows; row += gridDim.x) {
             if (next < given_.num_rows) push_row(next), next += gridDim.x;
             take_row(row);
         }
-        empty_slot((epoch_ + 2) % SLOTS);
-        finish();
     }
 
    private:
@@ -173,7 +178,7 @@ class Launch {
     // Where `source`'s vectors lie in the memory of `owner`.
     __device__ uint4* place_of(unsigned owner, unsigned source, unsigned slot) const {
         const unsigned region = source < owner ? source : source - 1;
-        return state_->memory[owner] + (slot * (state_->world - 1ull) + region) * state_->capacity;
+        return state_->memory[owner] + (slot * (world_ - 1ull) + region) * capacity_;
     }
 
     __device__ void push_row(long long row) {
@@ -182,8 +187,8 @@ class Launch {
             if (column(i) >= given_.row_vectors) continue;
             const long long at = row * given_.row_vectors + column(i);
             const uint4 own = filled(given_.x[at]);
-            for (unsigned peer = 0; peer < state_->world; ++peer)
-                if (peer != state_->rank) push(place_of(peer, state_->rank, epoch_ % SLOTS) + at, own);
+            for (unsigned peer = 0; peer < world_; ++peer)
+                if (peer != rank_) push(place_of(peer, rank_, epoch_ % SLOTS) + at, own);
         }
     }
 
@@ -194,12 +199,13 @@ class Launch {
         for (int i = 0; i < VECTORS; ++i) {
             if (column(i) >= given_.row_vectors) continue;
             const long long at = row * given_.row_vectors + column(i);
+            const uint4 residual = given_.residual[at];  // comes while the peers' summands do
             float sum[8] = {};
-            for (unsigned source = 0; source < state_->world; ++source)  // in rank order: equal bits on every rank
-                add(sum, source == state_->rank
+            for (unsigned source = 0; source < world_; ++source)  // in rank order: equal bits on every rank
+                add(sum, source == rank_
                              ? filled(given_.x[at])
-                             : await(place_of(state_->rank, source, epoch_ % SLOTS) + at, *state_, epoch_, given_.place));
-            add(sum, given_.residual[at]);
+                             : await(place_of(rank_, source, epoch_ % SLOTS) + at, *state_, epoch_, given_.place));
+            add(sum, residual);
             total[i] = rounded(sum);
             given_.sum[at] = total[i];
             squares += squares_of(total[i]);
@@ -229,29 +235,30 @@ class Launch {
         return {made[0], made[1], made[2], made[3]};
     }
 
-    __device__ void empty_slot(unsigned slot) {
-        const unsigned used = *static_cast<volatile unsigned*>(&state_->used[slot]);
+    __device__ void empty_slot(unsigned slot, unsigned used) {
         const uint4 empty = {EMPTY, EMPTY, EMPTY, EMPTY};
-        for (unsigned source = 0; source < state_->world; ++source) {
-            if (source == state_->rank) continue;
-            uint4* region = place_of(state_->rank, source, slot);
+        for (unsigned source = 0; source < world_; ++source) {
+            if (source == rank_) continue;
+            uint4* region = place_of(rank_, source, slot);
             for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < used; i += gridDim.x * blockDim.x)
                 region[i] = empty;
         }
     }
 
-    // The last block of the launch counts it.
-    __device__ void finish() {
+    // The last block that has read the launch's number makes it the next one's; that has not begun to read.
+    __device__ void count() {
         __syncthreads();
-        if (threadIdx.x || atomicAdd(&state_->num_finished, 1u) != gridDim.x - 1) return;
-        state_->num_finished = 0;
+        if (threadIdx.x || (gridDim.x > 1 && atomicAdd(&state_->num_begun, 1u) != gridDim.x - 1)) return;
+        state_->num_begun = 0;
         state_->used[(epoch_ + 2) % SLOTS] = 0;
         state_->used[epoch_ % SLOTS] = static_cast<unsigned>(given_.num_rows * given_.row_vectors);
         state_->epoch = epoch_ + 1;
     }
 
     const Arguments given_;
-    State* state_;
+    State* const state_;
+    const unsigned rank_, world_;
+    const unsigned long long capacity_;
     unsigned epoch_;
     uint4 weight_[VECTORS];
 };
