@@ -119,12 +119,14 @@ async def stream(client: AsyncOpenAI, model: str, index: int, has_begun: asyncio
     return Streamed(text, finish_reason, num_tokens)
 
 
-def test_prompt_tokens_are_computed_once_at_every_chunk_size(demo_gguf: Path, server: StartServer) -> None:
+def test_prompt_tokens_are_computed_once_at_every_chunk_size(check_models: Path, server: StartServer) -> None:
     """No chunk begins again at position 0: the steps' prefill tokens are the prompts' tokens."""
+    prompt = [100 + position % 150 for position in range(500)]
     for chunk in ("7", "64", "2048"):
-        running = server(demo_gguf, "--long-prefill-token-threshold", chunk, "--max-batch-tokens", "2048")
+        flags = ("--long-prefill-token-threshold", chunk, "--max-batch-tokens", "2048")
+        running = server(check_models / "recall-gqa", *flags)
         model = httpx.get(f"{running.url}/v1/models", timeout=60).json()["data"][0]["id"]
         before = read_metrics(running.url)['plait_step_tokens_total{phase="prefill"}']
-        body = {"model": model, "prompt": list(range(1000, 1500)), "max_tokens": 1, "ignore_eos": True}
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
         httpx.post(f"{running.url}/v1/completions", json=body, timeout=120).raise_for_status()
         assert read_metrics(running.url)['plait_step_tokens_total{phase="prefill"}'] - before == 500

@@ -48,7 +48,7 @@ MLA_AND_RANKS = {
     ("recall-gqa", "tp-4"): ("--tp", "4"),
 }
 # Context -> problems reduced, problems at full size.
-SIZES = {2048: (20, 200), 8192: (4, 40)}
+SIZES = {2048: (20, 200), 8192: (2, 40)}
 SIZES_OF_MLA_AND_RANKS = {2048: (3, 200), 8192: (0, 40)}
 # With at least so many problems a run is sure to have mixed steps and preemptions.
 ENOUGH = 20

@@ -25,7 +25,6 @@ VARIANTS = {
     "chunk-64": ("--long-prefill-token-threshold", "64"),
     "chunk-2048": ("--max-batch-tokens", "2048"),
     "page-16": ("--page-size", "16"),
-    "page-64": ("--page-size", "64"),
     "chunk-7+page-16": ("--long-prefill-token-threshold", "7", "--page-size", "16"),
 }
 
