@@ -127,7 +127,9 @@ pub(crate) fn waits_for_row(
     if builder.computing.is_empty() {
         return false;
     }
-    job.num_found = job.num_found.max(num_tokens);
+    // Whole blocks only: a preempted request takes it back to the queue.
+    let num_in_blocks = cache.block_end(num_tokens) - cache.block_end(0);
+    job.num_found = job.num_found.max(num_in_blocks);
     while cache.has_block(cache.block_end(job.num_found), job, hasher) {
         job.num_found = cache.block_end(job.num_found);
     }
