@@ -5,6 +5,7 @@ Shapes: T tokens, D the hidden size, I a rank's shard of the MLP's width, E expe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from plait_kernels.activation import silu_mul
@@ -68,13 +69,15 @@ class SparseMlp:
         num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
         shard, wide = parallel.shard(moe.intermediate_size), (moe.intermediate_size, config.hidden_size)
-        experts = [_shards(f"experts.{expert}.", names, wide, shard) for expert in range(moe.num_experts)]
+        routed = (_shards(f"experts.{expert}.", names, wide, shard) for expert in range(moe.num_experts))
         self.shared: GatedMlp | None = None
+        shared: list[ExpertShards] = []
         if num_shared:
-            experts += cut_shared(config, moe, parallel, num_shared)
+            shared = cut_shared(config, moe, parallel, num_shared)
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.with_prefix("shared_experts"), parallel, moe.shared_size)
-        self.experts = read_experts(weights, experts)
+        # Not listed before they are read: counting random weights stops at the first that cannot fit.
+        self.experts = read_experts(weights, itertools.chain(routed, shared))
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``, this rank's partial sum."""
