@@ -31,6 +31,7 @@ CASES = [
 # Questions about each table, reduced and at full size. One goes first; the others, two at a time, find its pages.
 NUM_EACH = {"recall-gqa": (6, 40), "recall-mla": (3, 40)}
 NUM_A_TURN = 3
+NUM_AT_ONCE = 8
 
 
 @pytest.mark.acceptance("scheduler")
@@ -60,6 +61,20 @@ def test_questions_that_share_their_table_are_answered_right(
     record(case, "evictions", "pages", metrics["plait_prefix_evictions_total"])
     assert wrong == []
     assert_the_cache_did_its_part(variant, share, metrics["plait_prefix_evictions_total"], 1 - 1 / num_each)
+
+
+@pytest.mark.parametrize("model", ["recall-gqa", "recall-mla"])
+@pytest.mark.parametrize("flags", [(), ("--no-overlap",), ("--long-prefill-token-threshold", "40")])
+def test_questions_asked_at_once_compute_the_table_they_share_once(
+    model: str, flags: tuple[str, ...], check_models: Path, server: StartServer
+) -> None:
+    asked = recall.about_one_table(7, NUM_AT_ONCE, CONTEXT)
+    running = server(check_models / model, "--page-size", str(PAGE_SIZE), "--max-batch-tokens", "256", *flags)
+    assert recall.ask_all(running.url, asked, model=model, concurrency=NUM_AT_ONCE) == []
+    metrics = read_metrics(running.url)
+    num_prompt, num_hits = metrics["plait_prompt_tokens_total"], metrics["plait_prefix_hit_tokens_total"]
+    num_own = NUM_AT_ONCE * (PAGE_SIZE + max(len(problem["messages"][1]["content"]) for problem in asked) + 8)
+    assert num_prompt - num_hits < 1.1 * (num_prompt / NUM_AT_ONCE + num_own)
 
 
 def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: float, at_best: float) -> None:
