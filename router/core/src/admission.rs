@@ -7,6 +7,7 @@ use crate::prefix_sharing::{Chunk, waits_for_row};
 use crate::queue::QueueKey;
 use crate::running_set::add;
 use crate::scheduler::{Location, Scheduler};
+use crate::settings::Policy;
 use crate::state::{Admission, Job};
 
 /// What the head of the queue gets if it is admitted now.
@@ -29,6 +30,8 @@ enum NextInQueue {
 
 /// Requests that wait for rows of this plan. The others may pass them, but leave them slots and pages.
 struct Passed {
+    /// Cache-aware: the requests that may be admitted, in order; None until it is asked for.
+    ranked: Option<std::vec::IntoIter<QueueKey>>,
     last: Option<QueueKey>,
     num: usize,
     num_pages: PerKind<u32>,
@@ -41,12 +44,13 @@ impl Scheduler {
     /// Rule 4: admits waiting requests, strictly in order but for those that wait for rows of this plan.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
         let mut passed = Passed {
+            ranked: None,
             last: None,
             num: 0,
             num_pages: self.cache.no_pages(),
         };
         loop {
-            match self.next_in_queue(&passed, builder) {
+            match self.next_in_queue(&mut passed, builder) {
                 NextInQueue::Admit(head) => self.admit_head(&head, now, builder),
                 NextInQueue::Wait(key) => self.pass(key, &mut passed),
                 NextInQueue::Stop => return,
@@ -87,12 +91,16 @@ impl Scheduler {
     }
 
     /// The first request behind those that were passed, with a slot, its first chunk and its cached prefix.
-    fn next_in_queue(&mut self, passed: &Passed, builder: &PlanBuilder) -> NextInQueue {
+    fn next_in_queue(&mut self, passed: &mut Passed, builder: &PlanBuilder) -> NextInQueue {
         let is_blocked = self.running.num_held() > 0
             || builder.is_full()
             || passed.num >= self.running.num_free_slots().min(MAX_PASSED);
         let key = match passed.last {
             _ if is_blocked => None,
+            _ if self.settings.scheduler.policy == Policy::CacheAware => {
+                let ranked = &mut passed.ranked;
+                ranked.get_or_insert_with(|| self.rank().into_iter()).next()
+            }
             None => self.queue.first(),
             Some(last) => self.queue.after(last),
         };

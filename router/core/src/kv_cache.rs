@@ -214,7 +214,11 @@ impl KvCache {
     /// Where the block ends that holds a position. A block is the least number of tokens that requests
     /// share: whole pages of every kind.
     pub(crate) fn block_end(&self, position: u32) -> u32 {
-        position - position % self.prefix_tokens + self.prefix_tokens
+        self.block_start(position) + self.prefix_tokens
+    }
+
+    pub(crate) fn block_start(&self, position: u32) -> u32 {
+        position - position % self.prefix_tokens
     }
 
     pub(crate) fn is_block_start(&self, position: u32) -> bool {

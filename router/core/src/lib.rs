@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod cache_aware;
 mod completion;
 mod event;
 mod fair_share;

@@ -128,8 +128,7 @@ pub(crate) fn waits_for_row(
         return false;
     }
     // Whole blocks only: a preempted request takes it back to the queue.
-    let num_in_blocks = cache.block_end(num_tokens) - cache.block_end(0);
-    job.num_found = job.num_found.max(num_in_blocks);
+    job.num_found = job.num_found.max(cache.block_start(num_tokens));
     while cache.has_block(cache.block_end(job.num_found), job, hasher) {
         job.num_found = cache.block_end(job.num_found);
     }

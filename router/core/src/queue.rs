@@ -136,6 +136,19 @@ impl Queue {
         })
     }
 
+    /// The first requests of a queue with one lane, in order.
+    pub(crate) fn leading(&mut self, num: usize) -> impl Iterator<Item = (QueueKey, &mut Queued)> {
+        let lanes = self.lanes.iter_mut();
+        let all = lanes.flat_map(|(lane, requests)| {
+            let keys = requests.requests.iter_mut();
+            keys.map(|(order, queued)| {
+                let (lane, order) = (*lane, *order);
+                (QueueKey { lane, order }, queued)
+            })
+        });
+        all.take(num)
+    }
+
     /// The request behind another one: the next of its lane, else the first of the next lane.
     pub(crate) fn after(&self, key: QueueKey) -> Option<QueueKey> {
         use std::ops::Bound::{Excluded, Unbounded};

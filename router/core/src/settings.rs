@@ -12,7 +12,7 @@ use crate::prefix_hasher::HashSeed;
 /// The order in which requests are admitted and prefilled. Preemption takes them from its end. Decode
 /// rows are served round-robin instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Arrival alone.
     #[default]
@@ -21,6 +21,15 @@ pub enum Policy {
     Priority,
     /// The tenant that was served fewest tokens, then priority and arrival within it.
     Fair,
+    /// Of those that waited longest, the one with the longest cached prefix.
+    CacheAware,
+}
+
+impl Policy {
+    /// Whether requests of smaller priority go first.
+    pub fn is_by_priority(self) -> bool {
+        matches!(self, Self::Priority | Self::Fair)
+    }
 }
 
 /// `plait.settings.SchedulerSettings`, field for field.

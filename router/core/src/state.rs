@@ -52,7 +52,7 @@ impl Job {
     ) -> Self {
         let order = Order {
             virtual_time: VirtualTime(u64::from(policy == Policy::Fair) * u64::MAX),
-            priority: i32::from(policy != Policy::Fcfs) * request.priority,
+            priority: i32::from(policy.is_by_priority()) * request.priority,
             request: id,
         };
         Self {

@@ -170,7 +170,7 @@ impl TextWorker {
 
 /// Rejects a priority that would have no effect.
 fn check_priority(priority: i64, policy: Policy) -> Result<(), RequestError> {
-    if priority == 0 || policy != Policy::Fcfs {
+    if priority == 0 || policy.is_by_priority() {
         return Ok(());
     }
     let problem = format!(

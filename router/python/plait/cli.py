@@ -115,6 +115,8 @@ def _serve(args: argparse.Namespace) -> int:
         raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
     if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
+    if settings.scheduler.policy == "cache-aware" and not settings.pages.prefix_cache:
+        raise SettingsError("--policy cache-aware needs the prefix cache; leave out --policy or --no-prefix-cache")
     from plait.launch.serve import serve
 
     return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -38,7 +38,7 @@ SlotCount = Annotated[int, Meta(ge=1, le=4096)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
 QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-Policy = Literal["fcfs", "priority", "fair"]
+Policy = Literal["fcfs", "priority", "fair", "cache-aware"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -147,7 +147,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Policy,
         Setting(
             "order of requests: fcfs by arrival, priority by their `priority` (smaller first), fair by the tokens "
-            "that each tenant (API key, else `user`) has received",
+            "that each tenant (API key, else `user`) has received, "
+            "cache-aware by the longest cached prefix (SGLang's lpm)",
             ("--scheduling-policy", "--schedule-policy"),
         ),
     ] = "fcfs"

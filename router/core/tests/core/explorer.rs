@@ -3,7 +3,7 @@
 //! States that differ in numbers only (steps, times, which page is which) are visited once. A state
 //! that comes back on its own path would be a livelock; one in which nothing can happen, a deadlock.
 
-use plait_core::{PoolSize, RequestId, Settings};
+use plait_core::{Policy, PoolSize, RequestId, Settings};
 use rustc_hash::FxHashMap;
 
 use crate::fixtures::{settings, with};
@@ -222,6 +222,14 @@ fn keeping_prefixes() -> Vec<(Settings, usize)> {
     all
 }
 
+fn cache_aware() -> Vec<(Settings, usize)> {
+    let mut all = keeping_prefixes();
+    for (settings, _) in &mut all {
+        settings.scheduler.policy = Policy::CacheAware;
+    }
+    all
+}
+
 /// Explores all settings with all requests of these lengths in all orders. Returns the number of states.
 fn explore_all(lengths: &[(u32, u32)], num_aborts: usize, priority: i32) -> usize {
     explore(all_settings(), lengths, num_aborts, priority)
@@ -276,6 +284,12 @@ fn no_latecomer_that_goes_first_gets_the_others_stuck() {
 #[test]
 fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {
     let num_states = explore(keeping_prefixes(), &[(3, 4), (6, 2)], 1, 0);
+    assert!(num_states > 20_000, "only {num_states} states");
+}
+
+#[test]
+fn no_schedule_that_admits_long_cached_prefixes_first_gets_stuck() {
+    let num_states = explore(cache_aware(), &[(3, 4), (6, 2)], 1, 0);
     assert!(num_states > 20_000, "only {num_states} states");
 }
 

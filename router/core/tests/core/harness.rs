@@ -362,7 +362,7 @@ impl Harness {
     /// The order of every policy but fair share, whose counts the harness does not keep.
     fn order(&self, request: RequestId) -> (i32, RequestId) {
         let priority = match self.settings.scheduler.policy {
-            Policy::Fcfs => 0,
+            Policy::Fcfs | Policy::CacheAware => 0,
             Policy::Priority | Policy::Fair => self.clients[&request].spec.priority,
         };
         (priority, request)

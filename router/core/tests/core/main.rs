@@ -3,6 +3,7 @@
 
 mod allocations;
 mod bugs_of_other_schedulers;
+mod cache_aware;
 mod cache_kinds;
 mod explorer;
 mod fairness;

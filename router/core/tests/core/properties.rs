@@ -29,7 +29,7 @@ prop_compose! {
         (page_size, num_pages) in (1..6u32, 2..14u32),
         (max_model_len, mixed, prefix_cache, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
         (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u32)),
-        policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair]),
+        policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair, Policy::CacheAware]),
     ) -> Settings {
         with(settings(), |it| {
             it.scheduler = SchedulerSettings {
