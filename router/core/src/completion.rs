@@ -123,11 +123,11 @@ impl Scheduler {
         if running.is_in_flight() {
             let parked = Parked {
                 slot: running.slot,
-                pages: self.cache.park(running.lease),
+                pages: self.cache.park(running.lease, running.job.tenant()),
             };
             self.in_flight.park(running.last_step, parked);
         } else {
-            self.cache.release(running.lease);
+            self.cache.release(running.lease, running.job.tenant());
             self.running.release_slot(running.slot);
         }
     }
@@ -142,7 +142,7 @@ impl Scheduler {
     /// Moves a request with nothing in flight from its slot back to the queue.
     pub(crate) fn preempt(&mut self, slot: SlotId) {
         let (queued, lease, slot) = self.running.remove(slot).preempt();
-        self.cache.release(lease);
+        self.cache.release(lease, queued.job().tenant());
         self.running.release_slot(slot);
         self.free_slot(slot);
         self.counts.num_preemptions += 1;

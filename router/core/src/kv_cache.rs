@@ -6,6 +6,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::ids::TenantId;
 use crate::kv_event::KvEvent;
 use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
 use crate::prefix_hasher::{PageHash, PrefixHasher};
@@ -375,16 +376,16 @@ impl KvCache {
         self.find_next_full(lease);
     }
 
-    pub(crate) fn release(&mut self, lease: Lease) {
+    pub(crate) fn release(&mut self, lease: Lease, tenant: TenantId) {
         for (pool, list) in self.pools.iter_mut().zip(lease.lists) {
-            pool.release(list);
+            pool.release(list, tenant);
         }
     }
 
     /// Parks the pages of a lease that steps in flight still use.
-    pub(crate) fn park(&mut self, lease: Lease) -> PerKind<ParkedPages> {
+    pub(crate) fn park(&mut self, lease: Lease, tenant: TenantId) -> PerKind<ParkedPages> {
         let each = self.pools.iter_mut().zip(lease.lists);
-        each.map(|(pool, list)| pool.park(list)).collect()
+        each.map(|(pool, list)| pool.park(list, tenant)).collect()
     }
 
     /// Frees parked pages: the last step that used them is complete.

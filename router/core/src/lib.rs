@@ -10,6 +10,7 @@ mod admission;
 mod cache_aware;
 mod completion;
 mod event;
+mod eviction_order;
 mod fair_share;
 mod group;
 mod ids;

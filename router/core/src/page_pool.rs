@@ -5,8 +5,8 @@ use std::fmt;
 
 use rustc_hash::FxHashMap;
 
-use crate::ids::PageId;
-use crate::index_list::IndexList;
+use crate::eviction_order::{EvictionOrder, OwnList};
+use crate::ids::{PageId, TenantId};
 use crate::kv_event::{KvEvent, StoredPage};
 use crate::prefix_hasher::PageHash;
 
@@ -37,7 +37,10 @@ impl PageList {
 /// Pages of a request that has ended while steps in flight still use them.
 #[derive(Clone, Debug)]
 #[must_use = "parked pages that are dropped are lost"]
-pub(crate) struct ParkedPages(Vec<PageId>);
+pub(crate) struct ParkedPages {
+    pages: Vec<PageId>,
+    tenant: TenantId,
+}
 
 /// What a prompt finds in the cache of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,8 +100,8 @@ struct Lookup {
 pub(crate) struct PagePool {
     pages: Vec<Page>,
     free: Vec<PageId>,
-    /// Cached pages, least recently released first: the order of eviction.
-    cached: IndexList,
+    /// Cached pages in the order of eviction.
+    cached: EvictionOrder,
     by_hash: FxHashMap<PageHash, PageId>,
     lookup: Lookup,
     num_leased: u32,
@@ -115,7 +118,7 @@ impl PagePool {
         Self {
             pages: vec![Page::default(); num_pages as usize],
             free: (0..num_pages).rev().map(PageId).collect(),
-            cached: IndexList::new(num_pages),
+            cached: EvictionOrder::new(num_pages),
             by_hash: FxHashMap::default(),
             lookup: Lookup::default(),
             num_leased: 0,
@@ -273,15 +276,16 @@ impl PagePool {
 
     /// Releases a lease, last page first. A prompt's later pages are then evicted before the
     /// earlier ones, without which nothing could find them.
-    pub(crate) fn release(&mut self, lease: PageList) {
+    pub(crate) fn release(&mut self, lease: PageList, tenant: TenantId) {
+        let list = self.cached.own_list(tenant);
         for page in lease.pages.into_iter().rev() {
             self.pages[page.0 as usize].num_leases -= 1;
-            self.leave_lease(page);
+            self.leave_lease(page, list);
         }
     }
 
     /// Parks the pages of a lease that steps in flight still use.
-    pub(crate) fn park(&mut self, lease: PageList) -> ParkedPages {
+    pub(crate) fn park(&mut self, lease: PageList, tenant: TenantId) -> ParkedPages {
         for page in &lease.pages {
             let state = &mut self.pages[page.0 as usize];
             state.num_leases -= 1;
@@ -291,17 +295,19 @@ impl PagePool {
                 self.num_parked += 1;
             }
         }
-        ParkedPages(lease.pages)
+        let pages = lease.pages;
+        ParkedPages { pages, tenant }
     }
 
     /// Frees parked pages: the last step that used them is complete.
     pub(crate) fn unpark(&mut self, parked: ParkedPages) {
-        for page in parked.0.into_iter().rev() {
+        let list = self.cached.own_list(parked.tenant);
+        for page in parked.pages.into_iter().rev() {
             let state = &mut self.pages[page.0 as usize];
             state.num_parkings -= 1;
             if state.num_parkings == 0 && state.num_leases == 0 {
                 self.num_parked -= 1;
-                self.return_page(page);
+                self.return_page(page, list);
             }
         }
     }
@@ -321,7 +327,7 @@ impl PagePool {
         }
     }
 
-    /// Takes a free page, or else evicts the least recently released one.
+    /// Takes a free page, or else evicts one.
     fn take(&mut self) -> PageId {
         let page = self.free.pop().unwrap_or_else(|| self.evict());
         self.pages[page.0 as usize].num_leases = 1;
@@ -360,7 +366,7 @@ impl PagePool {
     }
 
     /// One lease of the page is gone. Parked or shared, it stays where it is.
-    fn leave_lease(&mut self, page: PageId) {
+    fn leave_lease(&mut self, page: PageId, list: OwnList) {
         let state = &self.pages[page.0 as usize];
         if state.num_leases > 0 {
             return;
@@ -369,16 +375,16 @@ impl PagePool {
         if state.num_parkings > 0 {
             self.num_parked += 1;
         } else {
-            self.return_page(page);
+            self.return_page(page, list);
         }
     }
 
     /// Nothing uses the page any more.
-    fn return_page(&mut self, page: PageId) {
+    fn return_page(&mut self, page: PageId, list: OwnList) {
         let state = &self.pages[page.0 as usize];
         if state.hash.is_some() {
             self.lookup.num_cached += u32::from(self.is_found(page));
-            self.cached.push(page.0);
+            self.cached.push(page.0, list);
         } else {
             self.free.push(page);
         }
@@ -392,7 +398,8 @@ impl fmt::Debug for PagePool {
         let mut held: Vec<_> = self.by_hash.iter().collect();
         held.retain(|(_, page)| self.pages[page.0 as usize].is_held());
         held.sort_unstable();
-        let cached: Vec<_> = self.cached.iter().map(with_hash).collect();
+        let lists = self.cached.iter();
+        let cached: Vec<Vec<_>> = lists.map(|list| list.map(with_hash).collect()).collect();
         formatter
             .debug_struct("PagePool")
             .field("cached", &cached)
@@ -428,7 +435,7 @@ mod tests {
         for hash in &hashes[..num_cached as usize] {
             publish(&mut pool, &mut lease, *hash);
         }
-        pool.release(lease);
+        pool.release(lease, TenantId(0));
         pool
     }
 
@@ -451,7 +458,7 @@ mod tests {
         assert_eq!(num_probes(&mut pool, &hashes), 1);
         let lease = pool.pin(&hashes[..2]);
         assert_eq!(num_probes(&mut pool, &hashes), 1);
-        pool.release(lease);
+        pool.release(lease, TenantId(0));
         assert_eq!(num_probes(&mut pool, &hashes), 1);
     }
 
@@ -467,7 +474,7 @@ mod tests {
             assert_eq!(num_probes(&mut pool, &hashes), 1);
             assert_eq!(pool.find(&hashes).num_pages, num_left);
         }
-        pool.release(others);
+        pool.release(others, TenantId(0));
     }
 
     #[test]
@@ -477,7 +484,7 @@ mod tests {
         assert_eq!(pool.find(&hashes).num_cached, 3);
         let lease = pool.pin(&hashes[..1]);
         assert_eq!(pool.find(&hashes).num_cached, 2);
-        let parked = pool.park(lease);
+        let parked = pool.park(lease, TenantId(0));
         assert_eq!(pool.find(&hashes).num_cached, 2);
         pool.unpark(parked);
         assert_eq!(pool.find(&hashes).num_cached, 3);
@@ -498,9 +505,9 @@ mod tests {
         pool.grow(&mut others, 5);
         let nothing = CacheHits::default();
         assert_eq!(pool.find(&hashes), nothing);
-        pool.release(lease);
+        pool.release(lease, TenantId(0));
         assert_eq!(pool.find(&hashes), nothing);
-        pool.release(others);
+        pool.release(others, TenantId(0));
         let mut again = PageList::default();
         pool.grow(&mut again, 1);
         publish(&mut pool, &mut again, hashes[0]);
@@ -510,7 +517,7 @@ mod tests {
             num_cached,
         };
         assert_eq!(pool.find(&hashes), hits);
-        pool.release(again);
+        pool.release(again, TenantId(0));
     }
 
     #[test]
@@ -522,7 +529,7 @@ mod tests {
         pool.grow(&mut lease, 1);
         publish(&mut pool, &mut lease, hashes[3]);
         assert_eq!(pool.find(&hashes).num_pages, 4);
-        pool.release(lease);
+        pool.release(lease, TenantId(0));
     }
 
     #[test]
