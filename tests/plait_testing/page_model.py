@@ -12,14 +12,18 @@ class Pages:
 
     def __init__(self, num: int) -> None:
         self.free = list(reversed(range(num)))
-        self.cached: list[int] = []
-        """Least recently released first: the order of eviction."""
+        self.num_kept = num // 2
+        """Cached pages that the floors of all tenants keep at most."""
+        self.common: list[int] = []
+        """Cached pages above the floors; the first is evicted next."""
+        self.own: dict[int, list[int]] = {}
+        """Each tenant's cached pages up to its floor, least recently released first."""
         self.by_key: dict[Key, int] = {}
         self.leases: Counter[int] = Counter()
         self.parkings: Counter[int] = Counter()
 
     def num_available(self) -> int:
-        return len(self.free) + len(self.cached)
+        return len(self.free) + len(self.common) + sum(len(pages) for pages in self.own.values())
 
     def num_parked(self) -> int:
         return sum(self.parkings[page] > 0 and self.leases[page] == 0 for page in self.parkings)
@@ -38,18 +42,20 @@ class Pages:
 
     def lease(self, pages: list[int]) -> None:
         for page in pages:
-            if page in self.cached:
-                self.cached.remove(page)
+            for cached in (self.common, *self.own.values()):
+                if page in cached:
+                    cached.remove(page)
             self.leases[page] += 1
 
     def take(self) -> int:
-        """A free page, or else the least recently released one."""
+        """A free page, or else a cached one."""
         page = self.free.pop() if self.free else self._evict()
         self.leases[page] = 1
         return page
 
     def _evict(self) -> int:
-        page = self.cached.pop(0)
+        """A page above the floors, else one of the tenant with the most pages; of equals, of the last one."""
+        page = (self.common or max(reversed(self.own.values()), key=len)).pop(0)
         self.by_key = {key: other for key, other in self.by_key.items() if other != page}
         return page
 
@@ -57,26 +63,35 @@ class Pages:
         """The first page of a key stays the one that is found."""
         self.by_key.setdefault(key, page)
 
-    def release(self, pages: list[int]) -> None:
+    def release(self, pages: list[int], tenant: int) -> None:
         """Last page first, so that a prompt's later pages are evicted before the earlier ones."""
+        self.own.setdefault(tenant, [])
         for page in reversed(pages):
             self.leases[page] -= 1
-            self._return(page)
+            self._return(page, tenant)
 
     def park(self, pages: list[int]) -> None:
         for page in pages:
             self.leases[page] -= 1
             self.parkings[page] += 1
 
-    def unpark(self, pages: list[int]) -> None:
+    def unpark(self, pages: list[int], tenant: int) -> None:
+        self.own.setdefault(tenant, [])
         for page in reversed(pages):
             self.parkings[page] -= 1
-            self._return(page)
+            self._return(page, tenant)
 
-    def _return(self, page: int) -> None:
+    def _return(self, page: int, tenant: int) -> None:
         if self.is_held(page):
             return
         if page in self.by_key.values():
-            self.cached.append(page)
+            self._cache(page, self.own[tenant])
         else:
             self.free.append(page)
+
+    def _cache(self, page: int, own: list[int]) -> None:
+        """A tenant keeps what it released last, up to its part of half the pool."""
+        own.append(page)
+        floor = max(self.num_kept // sum(len(pages) > 0 for pages in self.own.values()), 1)
+        while len(own) > floor:
+            self.common.append(own.pop(0))

@@ -53,7 +53,7 @@ def any_settings(drawn: random.Random) -> Settings:
         max_seqs=drawn.randint(1, 8),
         long_prefill_token_threshold=drawn.randint(1, 30),
         mixed=drawn.random() < 0.7,
-        policy=drawn.choice(["fcfs", "priority", "fair", "fair"]),
+        policy=drawn.choice(["fcfs", "priority", "fair", "fair", "cache-aware"]),
         prefill_starvation_steps=drawn.randint(1, 5),
         max_queue=drawn.randint(4, 12),
         max_queue_tokens=200,

@@ -6,6 +6,7 @@ cover them: draft tokens, several cache kinds, prompt log-probabilities, the ste
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -19,6 +20,8 @@ MIN_CHUNK = 16
 """A chunk is not cut shorter than this for lack of tokens."""
 MAX_PASSED = 64
 """Requests that may be passed in one plan."""
+WINDOW, MAX_OVERTAKEN = 64, 256
+"""Cache-aware: requests that a plan compares, and later ones that may be admitted before one."""
 QUEUE_PARTS = 1 << 16
 """Loads of lanes count in so many parts, so that they can be divided by weights."""
 
@@ -173,7 +176,7 @@ class Scheduler:
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The order of admission, of prefills and, from its end, of preemption."""
-        priority = 0 if self.settings.scheduler.policy == "fcfs" else request.ask.priority
+        priority = request.ask.priority if self.settings.scheduler.policy in ("priority", "fair") else 0
         return (request.admitted_at, priority, request.id)
 
     def head(self) -> Request | None:
@@ -367,7 +370,7 @@ class Scheduler:
         if not self.computing:
             return False
         size = self.settings.pages.page_size
-        request.num_found = max(request.num_found, num_tokens)
+        request.num_found = max(request.num_found, num_tokens - num_tokens % size)
         request.num_found += size * len(self._find(request, request.num_found // size))
         end = request.num_found - request.num_found % size + size
         return end < request.num_known and request.key(end // size - 1, size) in self.computing
@@ -382,16 +385,37 @@ class Scheduler:
     def _admit(self) -> None:
         """Rule 4: waiting requests in order. Those that wait for rows of this plan may be passed."""
         passed: list[Request] = []
+        ranked: Iterator[Request] | None = None
         while len(passed) < min(len(self.free_slots), MAX_PASSED) and not self.held():
             if not (self.num_tokens_left and self.num_rows_left):
                 return
-            request = self._behind(passed[-1]) if passed else self.head()
+            if self.settings.scheduler.policy == "cache-aware":
+                ranked = iter(self._ranked()) if ranked is None else ranked
+                request = next(ranked, None)
+            else:
+                request = self._behind(passed[-1]) if passed else self.head()
             if request is None:
                 return
             if self._is_passed(request):
                 passed.append(request)
             elif not self._admit_now(request, passed):
                 return
+
+    def _ranked(self) -> list[Request]:
+        """Of those that waited longest, who has most in the cache. Preempted and often overtaken ones go first."""
+        queued = self.queued()
+        num_left_queue = len(self.requests) - len(queued)
+        for request in queued[:WINDOW]:
+            size = self.settings.pages.page_size
+            while request.num_found and not self._find(request, request.num_found // size - 1):
+                request.num_found -= size
+            request.num_found += size * len(self._find(request, request.num_found // size))
+
+        def rank(request: Request) -> tuple[bool, int]:
+            goes_first = request.phase is Phase.PREEMPTED or num_left_queue >= request.id + MAX_OVERTAKEN
+            return (not goes_first, -request.num_found)
+
+        return sorted(queued[:WINDOW], key=rank)
 
     def _behind(self, request: Request) -> Request | None:
         """The next request of the lane, or the first of the next lane."""
@@ -560,7 +584,7 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         """Releases pages and slot at once."""
-        self.pool.release(request.pages)
+        self.pool.release(request.pages, request.ask.tenant)
         request.pages = []
         self.free_slots.append(request.slot)
         self.freed_slots.append(request.slot)
@@ -577,7 +601,7 @@ class Scheduler:
         for row, token in zip([row for row in step.rows if row.samples], tokens, strict=True):
             told += self._complete_sample(row, token)
         for request in step.parked:
-            self.pool.unpark(request.pages)
+            self.pool.unpark(request.pages, request.ask.tenant)
             self.free_slots.append(request.slot)
         return told
 
