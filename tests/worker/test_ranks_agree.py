@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from plait_kernels.collective.peer import Lost
 from plait_proto import ExitCode
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.agreement import check_agreement, describe_uneven_pages
 from plait_worker.device import check_num_gpus, device_facts
 from plait_worker.errors import WorkerError
 from plait_worker.parallel import Parallel
+from plait_worker.peers import Peers
 from plait_worker.rendezvous import WITHOUT_MULTICAST
 
 
@@ -79,3 +81,20 @@ def test_a_worker_never_uses_multicast_whatever_the_user_s_environment_says() ->
         ("NVSHMEM_DISABLE_NVLS", "1"),
     ):
         assert f"{name}={value}" in done.stdout.splitlines()
+
+
+class LostPeer:
+    """What a peer all-reduce looks like that waited in vain in its seventh launch."""
+
+    lost = Lost(rank=1, epoch=6, place=1)
+
+
+def test_a_lost_peer_is_named_with_the_layer_that_waited() -> None:
+    peers = Peers()
+    peers.check()
+    for name in ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"):
+        peers.add_place(name)
+    peers.all_reduce = LostPeer()  # type: ignore[assignment]  # as far as `check` looks
+    with pytest.raises(WorkerError, match=r"rank 1 .* all-reduce 6, before model\.layers\.0\.post_attention_") as error:
+        peers.check()
+    assert error.value.code == ExitCode.RANK_LOST
