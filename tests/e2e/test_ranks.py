@@ -63,6 +63,16 @@ def test_a_killed_rank_ends_the_others_the_streams_and_the_server(server: StartS
     assert not workers[0].is_running()
 
 
+def test_a_stopped_rank_does_not_outlive_the_server(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-mla", "--tp", "2", "--threads", "1")
+    workers = {rank_of(process): process for process in running.workers()}
+    workers[1].suspend()
+    workers[0].kill()
+    assert running.wait() == 5
+    assert "rank 0 was lost: worker 0 was killed by SIGKILL" in running.last_line
+    assert not workers[1].is_running()
+
+
 def rank_of(process: psutil.Process) -> int:
     words: list[str] = process.cmdline()
     return int(words[words.index("--rank") + 1])

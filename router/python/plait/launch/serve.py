@@ -159,10 +159,14 @@ class _Service:
 
     async def _end(self, workers: Sequence[Worker], http: asyncio.Task[None]) -> None:
         """Write what the engine still has for clients, then stop the HTTP server and the workers."""
+        has_failed = read_status(self._engine).phase == "failed"
         self._engine.close()
         self._streams.dispatch()
         self._http.should_exit = True
-        await asyncio.gather(http, *(worker.shutdown(self._grace_seconds) for worker in workers))
+        ends = (
+            worker.end_after_failure() if has_failed else worker.shutdown(self._grace_seconds) for worker in workers
+        )
+        await asyncio.gather(http, *ends)
         self._streams.detach(asyncio.get_running_loop())
 
     def _on_signal(self) -> None:

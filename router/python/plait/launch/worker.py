@@ -14,6 +14,8 @@ from plait.output import forward_to_stderr
 
 TERM_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
+FAILED_SECONDS = 1.5
+"""From the engine's failure to SIGKILL: a rank that hears of it ends by itself within a second."""
 _MAX_LINE_BYTES = 4096
 
 OnExit = Callable[["Worker"], None]
@@ -71,6 +73,14 @@ class Worker:
             await asyncio.wait_for(self._exited.wait(), grace_seconds)
         except TimeoutError:
             await self.stop()
+
+    async def end_after_failure(self) -> None:
+        """Wait for it to exit by itself, then kill it: a stopped process would hold its GPU's memory."""
+        try:
+            await asyncio.wait_for(self._exited.wait(), FAILED_SECONDS)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._exited.wait()
 
     @property
     def _stderr(self) -> int:
