@@ -26,8 +26,6 @@ struct Own {
 #[derive(Clone, Debug)]
 pub(crate) struct EvictionOrder {
     lists: IndexLists,
-    /// The list of each page that is cached.
-    list_of: Vec<u32>,
     own: Vec<Own>,
     by_tenant: FxHashMap<TenantId, u32>,
     num_tenants_with_pages: u32,
@@ -45,7 +43,6 @@ impl EvictionOrder {
     pub(crate) fn new(num_pages: u32) -> Self {
         Self {
             lists: IndexLists::new(num_pages, MAX_TENANTS + 1),
-            list_of: vec![COMMON; num_pages as usize],
             own: Vec::new(),
             by_tenant: FxHashMap::default(),
             num_tenants_with_pages: 0,
@@ -99,7 +96,6 @@ impl EvictionOrder {
     /// Adds a page that its tenant has released.
     pub(crate) fn push(&mut self, page: u32, OwnList(list): OwnList) {
         self.lists.push(list, page);
-        self.list_of[page as usize] = list;
         self.len += 1;
         self.num_tenants_with_pages += u32::from(self.own[list as usize].num_pages == 0);
         self.own[list as usize].num_pages += 1;
@@ -113,7 +109,6 @@ impl EvictionOrder {
         {
             self.remove(page);
             self.lists.push(COMMON, page);
-            self.list_of[page as usize] = COMMON;
             self.len += 1;
         }
     }
@@ -121,7 +116,7 @@ impl EvictionOrder {
     pub(crate) fn remove(&mut self, page: u32) {
         self.lists.remove(page);
         self.len -= 1;
-        if let Some(own) = self.own.get_mut(self.list_of[page as usize] as usize) {
+        if let Some(own) = self.own.get_mut(self.lists.list_of(page) as usize) {
             own.num_pages -= 1;
             self.num_tenants_with_pages -= u32::from(own.num_pages == 0);
         }

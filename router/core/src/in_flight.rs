@@ -30,6 +30,8 @@ pub(crate) struct InFlightStep {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight {
     steps: VecDeque<InFlightStep>,
+    /// Slots of the last plan's prefill rows, and where the rows end: their pages are still to be published.
+    pub(crate) unpublished: Vec<(SlotId, u32)>,
 }
 
 impl InFlight {

@@ -4,6 +4,8 @@
 struct Link {
     before: u32,
     after: u32,
+    /// The list that the number was pushed to last.
+    list: u32,
 }
 
 /// One link for each number, and a sentinel for each list, before its first number and after its last.
@@ -20,9 +22,15 @@ impl IndexLists {
             .map(|i| Link {
                 before: i,
                 after: i,
+                list: 0,
             })
             .collect();
         Self { links, num }
+    }
+
+    /// The list that a number is in.
+    pub(crate) fn list_of(&self, number: u32) -> u32 {
+        self.links[number as usize].list
     }
 
     /// A list's sentinel: it precedes the first number and follows the last.
@@ -47,6 +55,7 @@ impl IndexLists {
         let end = self.end(list);
         self.join(self.before(end), number);
         self.join(number, end);
+        self.links[number as usize].list = list;
     }
 
     pub(crate) fn remove(&mut self, number: u32) {

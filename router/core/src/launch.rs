@@ -15,9 +15,8 @@ impl Scheduler {
         self.in_flight
             .push(in_flight_step(&prefill, &decode, builder.step));
         self.last_step = builder.step;
-        for row in &prefill {
-            self.publish(row.slot, row.start + row.length);
-        }
+        let ends = prefill.iter().map(|row| (row.slot, row.start + row.length));
+        self.in_flight.unpublished.extend(ends);
         if let Some(target) = &mut self.itl_target {
             target.launch(builder.step, builder.work);
         }

@@ -102,6 +102,14 @@ impl Scheduler {
         builder.computing.extend(hash);
     }
 
+    /// Publishes the pages that the last plan's prefill rows fill. The next call does it, so that the plan is
+    /// sent first.
+    pub(crate) fn publish_launched(&mut self) {
+        for (slot, end) in std::mem::take(&mut self.in_flight.unpublished) {
+            self.publish(slot, end);
+        }
+    }
+
     /// Publishes the pages that a request's first `num_tokens` tokens fill, which are computed or in flight.
     pub(crate) fn publish(&mut self, slot: SlotId, num_tokens: u32) {
         let Some(hasher) = &mut self.prefix_hasher else {

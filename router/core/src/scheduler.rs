@@ -84,6 +84,7 @@ impl Scheduler {
     ///
     /// It may be called while earlier steps are in flight. The caller chooses how many.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
+        self.publish_launched();
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
         if self.settings.scheduler.mixed {
             self.schedule_starved_prefill(&mut builder);
@@ -109,6 +110,7 @@ impl Scheduler {
         event: Event<'_>,
         outputs: &mut Vec<Output>,
     ) -> Result<(), UnexpectedResult> {
+        self.publish_launched();
         match event {
             Event::Result(result) => self.complete(&result, outputs)?,
             Event::Measured { step, elapsed } => {
