@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -219,6 +220,21 @@ def test_a_limit_holds_at_its_bound_and_is_a_400_one_past_it(
     assert error_of(rejected)["param"].startswith(field)
     assert f"`{field}" in error_of(rejected)["message"]
     assert "; " in error_of(rejected)["message"], "it says what to do"
+
+
+def test_a_prompt_that_makes_a_library_panic_is_a_400_and_fills_no_log(
+    server: StartServer, check_models: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(check_models / "recall-gqa", model, copy_function=shutil.copyfile)
+    # minijinja 3.0.5 panics at the reverse of an empty text.
+    (model / "chat_template.jinja").write_text("{{ messages[0].content[::-1] }}")
+    running = server(model)
+    empty = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+    rejected = httpx.post(running.url + CHAT, json=empty, timeout=60)
+    assert rejected.status_code == 400, rejected.text
+    assert httpx.post(running.url + CHAT, json={"messages": HELLO, "max_tokens": 1}, timeout=60).status_code == 200
+    assert "panicked" not in running.errors
 
 
 def test_prompt_logprobs_in_a_stream_are_a_400(recall_server: Server) -> None:

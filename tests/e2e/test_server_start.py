@@ -51,6 +51,21 @@ def test_a_broken_file_is_named(server: StartServer, check_models: Path, tmp_pat
     assert name in refused.last_line
 
 
+def test_a_tokenizer_that_makes_its_library_panic_ends_with_4(
+    server: StartServer, check_models: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(check_models / "recall-gqa", model, copy_function=shutil.copyfile)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    prefix = {"continuing_subword_prefix": "####", "merges": [["a", "b"]]}
+    tokenizer["model"] = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, **prefix}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused = server(model)
+    assert refused.wait() == 4, refused.errors
+    assert "download it again" in refused.last_line
+    assert "panicked at" not in refused.errors
+
+
 def test_a_port_in_use_ends_with_2_before_the_model_is_read(server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -25,6 +25,7 @@ class InMemoryEngine:
     def __init__(self) -> None:
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.submitted: dict[int, dict[str, object]] = {}
+        self.tenants: dict[int, int] = {}
         self.aborted: list[int] = []
         self.phase = "ready"
         self.stuck = False
@@ -40,8 +41,9 @@ class InMemoryEngine:
         self._outbox += b"".join(records)
         os.eventfd_write(self.event_fd, 1)
 
-    def submit(self, stream: int, request: bytes) -> None:
+    def submit(self, stream: int, tenant: int, request: bytes) -> None:
         self.submitted[stream] = msgspec.json.decode(request)
+        self.tenants[stream] = tenant
 
     def abort(self, stream: int) -> None:
         self.aborted.append(stream)

@@ -42,14 +42,14 @@ def all_flags() -> list[str]:
 
 
 SETTINGS = """
-    host port api-key-file served-model-name
+    host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
     dtype load-format
     device attention-backend cuda-graphs cuda-graph-max-bs
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
     itl-target-ms policy prefill-starvation-steps max-queue-tokens
     page-size num-pages memory-fraction prefix-cache watermark
     mla-context-chunk-size kv-cache-dtype k-scale v-scale
-    tp threads seed log-level step-trace
+    tp threads text-threads seed log-level step-trace
 """
 
 
@@ -104,6 +104,7 @@ ALIASES = {
     "--mla-context-chunk-size": ("--context-chunk",),
     "--kv-cache-dtype": ("--kv-dtype",),
     "--tp": ("--tensor-parallel-size", "--tp-size"),
+    "--text-threads": ("--tokenizer-worker-num",),
     "--seed": ("--random-seed",),
     "--step-trace": ("--step-records",),
 }

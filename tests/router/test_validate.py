@@ -16,6 +16,7 @@ from plait.http.errors import ApiError
 from plait.http.identity import ClientIdentity
 from plait.http.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_COMPLETION
 from plait.http.validate import read_chat, read_completion
+from plait.settings import HttpSettings
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -372,17 +373,37 @@ def test_numbers_out_of_range_go_to_the_engine_which_knows_the_ranges() -> None:
     assert completion(prompt=[-1, 2**32]).prompts == [[-1, 2**32]]
 
 
-def test_tenants_are_keys_else_users_and_salts_are_keys_and_cache_salts() -> None:
-    def asked(api_key: bytes | None, **fields: object) -> GenerateRequest:
-        return read_chat(json.dumps({"messages": HELLO, **fields}).encode(), "tiny", ClientIdentity(api_key))
+def asked(api_key: bytes | None, http: HttpSettings, **fields: object) -> GenerateRequest:
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    return read_chat(body, "tiny", ClientIdentity(api_key, http))
 
-    nobody, ada, bob = asked(None), asked(None, user="ada"), asked(None, user="bob")
-    assert (nobody.tenant, nobody.salt) == (0, 0)
-    assert len({nobody.tenant, ada.tenant, bob.tenant}) == 3
-    assert ada.tenant == asked(None, user="ada").tenant
-    assert ada.salt == bob.salt == 0, "users of one server share cached pages"
-    one, other = asked(b"key-1", user="ada"), asked(b"key-2", user="ada")
-    assert one.tenant == asked(b"key-1", user="bob").tenant, "the key says whose share it is"
+
+def test_tenants_are_keys_and_salts_are_keys_and_cache_salts() -> None:
+    http = HttpSettings()
+    nobody, ada, bob = asked(None, http), asked(None, http, user="ada"), asked(None, http, user="bob")
+    assert {nobody.tenant, ada.tenant, bob.tenant} == {0}, "a client may write any `user`"
+    assert (nobody.salt, ada.salt) == (0, 0)
+    one, other = asked(b"key-1", http, user="ada"), asked(b"key-2", http, user="ada")
+    assert one.tenant == asked(b"key-1", http, user="bob").tenant, "the key says whose share it is"
     assert one.tenant != other.tenant
     assert one.salt != other.salt
-    assert asked(None, cache_salt="s").salt != asked(None, cache_salt="t").salt != 0
+    assert asked(None, http, cache_salt="s").salt != asked(None, http, cache_salt="t").salt != 0
+
+
+def test_tenants_are_users_where_a_trusted_gateway_names_them() -> None:
+    http = HttpSettings(trust_user_field=True)
+    nobody, ada, bob = asked(None, http), asked(None, http, user="ada"), asked(None, http, user="bob")
+    assert len({nobody.tenant, ada.tenant, bob.tenant}) == 3
+    assert ada.tenant == asked(None, http, user="ada").tenant
+    assert ada.salt == bob.salt == 0, "users of one server share cached pages"
+    gateway, other = asked(b"key-1", http, user="ada"), asked(b"key-2", http, user="ada")
+    assert len({gateway.tenant, other.tenant, asked(b"key-1", http, user="bob").tenant, ada.tenant}) == 4
+    assert asked(b"key-1", http).tenant == asked(b"key-1", http).tenant != gateway.tenant
+
+
+def test_cached_tokens_are_told_if_the_operator_allows_it_or_the_salt_is_the_clients_own() -> None:
+    quiet, open_ = HttpSettings(), HttpSettings(enable_prompt_tokens_details=True)
+    assert not asked(None, quiet).prompt_tokens_details
+    assert not asked(b"key", quiet).prompt_tokens_details, "many users may share a key"
+    assert asked(b"key", quiet, cache_salt="s").prompt_tokens_details
+    assert asked(None, open_).prompt_tokens_details

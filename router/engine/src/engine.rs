@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use plait_core::Micros;
-use plait_openai::ApiError;
+use plait_openai::{ApiError, LogprobsBudget};
 use plait_proto::Fingerprint;
 use plait_text::{ModelFilesError, ModelText};
 
@@ -18,13 +18,14 @@ use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
-use crate::output::Output;
+use crate::output::{Output, write_bodies};
 use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::settings::{EngineSettings, GroupMembership, SettingsProblem};
 use crate::shared::{Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
-use crate::text_pool::{NUM_TEXT_THREADS, TextQueue, TextWorker};
+use crate::text_pool::TextWorker;
+use crate::text_queue::{Job, Put, TextQueue};
 use crate::timeouts::Timeouts;
 
 /// Prepared requests on their way to the driver, which takes all in each pass.
@@ -68,8 +69,7 @@ pub struct Engine {
     model: Arc<ModelText>,
     max_model_len: u32,
     endpoint: String,
-    /// None once the engine is closed, which ends the text threads.
-    queue: Mutex<Option<TextQueue>>,
+    queue: Arc<TextQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -136,7 +136,9 @@ impl Engine {
         let shared = Arc::new(shared);
         let endpoint = link.endpoint().to_owned();
         let max_model_len = replica.max_model_len;
-        let (queue, jobs, num_queued_bytes) = TextQueue::new(replica.settings.scheduler.max_queue);
+        let num_text_threads = replica.settings.text_threads;
+        let queue = TextQueue::new(replica.settings.scheduler.max_queue, num_text_threads);
+        let queue = Arc::new(queue);
         let (admissions, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
         let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
         let worker = Arc::new(TextWorker {
@@ -144,11 +146,13 @@ impl Engine {
             max_model_len,
             policy: replica.settings.scheduler.policy,
             seeds: SeedSource::new(replica.settings.seed),
+            logprobs: LogprobsBudget::default(),
             shared: shared.clone(),
             admissions,
-            num_queued_bytes,
+            queue: queue.clone(),
         });
-        let output = Output::new(shared.clone());
+        let (bodies, ended) = crossbeam_channel::unbounded();
+        let output = Output::new(shared.clone(), bodies);
         let driver = Driver {
             link,
             admissions: admitted,
@@ -161,15 +165,19 @@ impl Engine {
         let mut threads = vec![
             spawn(&shared, "plait-driver", move || driver.run())?,
             spawn(&shared, "plait-output", move || output.run(&written))?,
+            spawn(&shared, "plait-bodies", {
+                let shared = shared.clone();
+                move || write_bodies(&shared, &ended)
+            })?,
         ];
         if let Some(file) = step_file {
             threads.push(spawn(&shared, "plait-records", move || file.run())?);
         }
-        for _ in 0..NUM_TEXT_THREADS {
-            let (worker, jobs) = (worker.clone(), jobs.clone());
-            threads.push(spawn(&shared, "plait-text", move || worker.run(&jobs))?);
+        for _ in 0..num_text_threads {
+            let worker = worker.clone();
+            threads.push(spawn(&shared, "plait-text", move || worker.run())?);
         }
-        let (queue, threads) = (Mutex::new(Some(queue)), Mutex::new(threads));
+        let threads = Mutex::new(threads);
         Ok(Self {
             shared,
             model,
@@ -195,30 +203,28 @@ impl Engine {
         let _first = self.shared.config_fingerprint.set(fingerprint);
     }
 
-    /// Queues a request, given as JSON; a refusal comes as the stream's error record.
-    pub fn submit(&self, stream: StreamId, request: &[u8]) {
-        if let Err((rejection, error)) = self.try_submit(stream, request) {
-            self.shared.metrics.requests.reject(rejection);
-            self.shared.output_queue.put_error(stream, &error);
+    /// Queues a request, given as JSON; a refusal comes as the stream's error record. Tenants take turns.
+    pub fn submit(&self, stream: StreamId, tenant: u64, request: &[u8]) {
+        if !self.shared.status.is_ready() || !self.shared.pending_streams.enter(stream) {
+            let not_ready = self.shared.status.refusal();
+            return self.reject(stream, Rejection::NotReady, &not_ready);
+        }
+        let put = self.queue.put(Job {
+            stream,
+            tenant,
+            json: request.to_vec(),
+            received: self.shared.clock.now(),
+        });
+        for job in &put.rejected {
+            if self.shared.pending_streams.leave(job.stream) {
+                self.reject(job.stream, Rejection::QueueFull, &queue_full(&put));
+            }
         }
     }
 
-    fn try_submit(&self, stream: StreamId, request: &[u8]) -> Result<(), (Rejection, ApiError)> {
-        let not_ready = || (Rejection::NotReady, self.shared.status.refusal());
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = queue
-            .as_ref()
-            .filter(|_| self.shared.status.is_ready())
-            .ok_or_else(not_ready)?;
-        if !self.shared.pending_streams.enter(stream) {
-            return Err(not_ready());
-        }
-        queue
-            .put(stream, request.to_vec(), self.shared.clock.now())
-            .map_err(|error| {
-                self.shared.pending_streams.leave(stream);
-                (Rejection::QueueFull, error)
-            })
+    fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
+        self.shared.metrics.requests.reject(rejection);
+        self.shared.output_queue.put_error(stream, error);
     }
 
     /// Makes the driver read the clock again. A clock that jumps needs this after each jump.
@@ -275,10 +281,7 @@ impl Engine {
         }
         self.shared.reject_pending();
         self.shared.output_queue.close();
-        self.queue
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        self.queue.close();
         self.shared.mailbox.put(Mail::Close);
         for thread in threads.drain(..) {
             // The thread's sentinel has reported a panic.
@@ -292,6 +295,17 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Of the tenant with most waiting requests, the last is rejected.
+fn queue_full(put: &Put) -> ApiError {
+    let mut error = ApiError::overloaded(format!(
+        "the queue is full: {} requests wait to be tokenised, and no tenant has more of them than this one's; try \
+         again later",
+        put.num_waiting
+    ));
+    error.retry_after_seconds = Some(put.retry_after_seconds);
+    error
 }
 
 /// Opens the engine's socket in the group; no peer has answered yet.

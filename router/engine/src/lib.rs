@@ -28,6 +28,7 @@ mod status;
 mod step;
 mod step_trace;
 mod text_pool;
+mod text_queue;
 mod timeouts;
 mod wakeup;
 

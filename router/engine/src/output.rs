@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use plait_core::{FinishReason, RequestId, TokenId};
 use plait_openai::{ApiError, Pushed, ResponseState, ResponseWriter, TokenLogprobs};
 use rustc_hash::FxHashMap;
@@ -88,16 +88,36 @@ pub struct Output {
     streams: FxHashMap<StreamId, OpenResponse>,
     choices: FxHashMap<RequestId, ChoiceLocation>,
     records: Vec<u8>,
+    bodies: Sender<EndedResponse>,
+}
+
+/// An answer of which only the body is still to be written.
+pub struct EndedResponse {
+    stream: StreamId,
+    response: Box<ResponseWriter>,
+}
+
+/// Writes bodies that would hold up the output thread, until that has ended.
+pub fn write_bodies(shared: &Shared, ended: &Receiver<EndedResponse>) {
+    let mut records = Vec::new();
+    for EndedResponse { stream, response } in ended {
+        output_queue::append_record(&mut records, stream, |payload| {
+            response.write_body(payload);
+            ((), LAST)
+        });
+        shared.output_queue.put(&mut records);
+    }
 }
 
 impl Output {
-    /// No streams.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    /// No streams. `bodies` goes to [`write_bodies`].
+    pub fn new(shared: Arc<Shared>, bodies: Sender<EndedResponse>) -> Self {
         Self {
             shared,
             streams: FxHashMap::default(),
             choices: FxHashMap::default(),
             records: Vec::new(),
+            bodies,
         }
     }
 
@@ -208,21 +228,25 @@ impl Output {
         let ended = self.find(request).map(|(at, open)| {
             let state = output_queue::append_record(&mut records, at.stream, |payload| {
                 let state = open.response.finish(at.choice, reason, payload);
-                (
-                    state,
-                    if state == ResponseState::Ended {
-                        LAST
-                    } else {
-                        0
-                    },
-                )
+                let is_last = state == ResponseState::Ended && !open.response.defers_body();
+                (state, if is_last { LAST } else { 0 })
             });
             (at.stream, state)
         });
         self.records = records;
         self.choices.remove(&request);
         if let Some((stream, ResponseState::Ended)) = ended {
-            self.streams.remove(&stream);
+            self.end(stream);
+        }
+    }
+
+    fn end(&mut self, stream: StreamId) {
+        let Some(OpenResponse { response, .. }) = self.streams.remove(&stream) else {
+            return;
+        };
+        if response.defers_body() {
+            // The thread that writes bodies ends after this one.
+            let _sent = self.bodies.send(EndedResponse { stream, response });
         }
     }
 

@@ -31,6 +31,8 @@ pub struct EngineSettings {
     pub pages: PageSettings,
     /// Speculative tokens of a decode row at most; the worker's configuration has the same number.
     pub draft_tokens: u32,
+    /// Threads that tokenise.
+    pub text_threads: u32,
     /// Seeds the generator of seeds for requests that give none; None takes the system's randomness.
     pub seed: Option<u64>,
     /// File for the step trace: the work and time of each step. None writes none.

@@ -1,31 +1,18 @@
 //! The text threads: a request's JSON in, requests for the scheduler out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use plait_core::{Micros, Policy};
-use plait_openai::{ApiError, GenerateRequest, Prepared, RequestError, prepare};
+use plait_openai::{ApiError, GenerateRequest, LogprobsBudget, Prepared, RequestError, prepare};
 use plait_text::ModelText;
 
+use crate::clock::since;
 use crate::metrics::Rejection;
 use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
 use crate::shared::Shared;
-
-/// Threads that tokenise. With one, a long prompt would delay all requests after it.
-pub const NUM_TEXT_THREADS: usize = 2;
-
-/// Request bytes that may wait to be tokenised.
-const MAX_QUEUED_BYTES: usize = 256 << 20;
-
-/// A request as it came.
-#[derive(Debug)]
-pub struct Job {
-    stream: StreamId,
-    json: Vec<u8>,
-    received: Micros,
-}
+use crate::text_queue::{Job, TextQueue};
 
 /// A request for the driver.
 #[derive(Debug)]
@@ -38,49 +25,6 @@ pub struct Admission {
     pub prepared: Prepared,
 }
 
-/// The way into the text threads: bounded in requests and in bytes.
-#[derive(Clone, Debug)]
-pub struct TextQueue {
-    jobs: Sender<Job>,
-    num_bytes: Arc<AtomicUsize>,
-}
-
-impl TextQueue {
-    /// A queue for `max_queue` requests, its receiver, and the bytes that wait in it.
-    pub fn new(max_queue: u32) -> (Self, Receiver<Job>, Arc<AtomicUsize>) {
-        let (jobs, receiver) = crossbeam_channel::bounded(max_queue.max(1) as usize);
-        let num_bytes = Arc::new(AtomicUsize::new(0));
-        (
-            Self {
-                jobs,
-                num_bytes: num_bytes.clone(),
-            },
-            receiver,
-            num_bytes,
-        )
-    }
-
-    /// Queues a request, or says what is full; never waits.
-    pub fn put(&self, stream: StreamId, json: Vec<u8>, received: Micros) -> Result<(), ApiError> {
-        let num_bytes = json.len();
-        let queued = self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;
-        let job = Job {
-            stream,
-            json,
-            received,
-        };
-        if queued > MAX_QUEUED_BYTES || self.jobs.try_send(job).is_err() {
-            self.num_bytes.fetch_sub(num_bytes, Ordering::Relaxed);
-            let (waiting, limit) = (self.jobs.len(), self.jobs.capacity().unwrap_or(0));
-            return Err(ApiError::overloaded(format!(
-                "the queue is full: {waiting} requests wait to be tokenised, {limit} of {MAX_QUEUED_BYTES} bytes in \
-                 all may; try again later"
-            )));
-        }
-        Ok(())
-    }
-}
-
 /// What one text thread works with.
 pub struct TextWorker {
     /// Tokenizer and template.
@@ -91,20 +35,20 @@ pub struct TextWorker {
     pub policy: Policy,
     /// For requests without a seed.
     pub seeds: SeedSource,
+    /// For requests with `prompt_logprobs`.
+    pub logprobs: LogprobsBudget,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
     /// To the driver.
     pub admissions: Sender<Admission>,
-    /// Bytes that wait in the queue.
-    pub num_queued_bytes: Arc<AtomicUsize>,
+    /// What to prepare.
+    pub queue: Arc<TextQueue>,
 }
 
 impl TextWorker {
     /// Prepares requests until the queue is closed and empty.
-    pub fn run(&self, jobs: &Receiver<Job>) {
-        for job in jobs {
-            self.num_queued_bytes
-                .fetch_sub(job.json.len(), Ordering::Relaxed);
+    pub fn run(&self) {
+        while let Some(job) = self.queue.take() {
             if self.shared.pending_streams.is_wanted(job.stream) {
                 self.handle(job);
             } else {
@@ -120,8 +64,13 @@ impl TextWorker {
             stream,
             json,
             received,
+            ..
         } = job;
-        match self.prepare(&json) {
+        let start = self.shared.clock.now();
+        let prepared = self.prepare(&json);
+        let elapsed = since(start, self.shared.clock.now());
+        self.queue.measure(json.len(), elapsed);
+        match prepared {
             Ok(prepared) => {
                 let admission = Admission {
                     stream,
@@ -132,22 +81,29 @@ impl TextWorker {
                     self.reject(
                         stream,
                         Rejection::NotReady,
-                        &ApiError::unavailable("the server has stopped"),
+                        &ApiError::unavailable("the server has stopped; start it again"),
                     );
                 }
             }
-            Err(error) => {
-                let rejection = if error.code == "context_length_exceeded" {
-                    Rejection::TooLong
-                } else {
-                    Rejection::Invalid
-                };
-                self.reject(stream, rejection, &error.into());
-            }
+            Err((rejection, error)) => self.reject(stream, rejection, &error),
         }
     }
 
-    fn prepare(&self, json: &[u8]) -> Result<Prepared, RequestError> {
+    fn prepare(&self, json: &[u8]) -> Result<Prepared, (Rejection, ApiError)> {
+        let mut prepared = self.check(json).map_err(|error| {
+            let rejection = match error.code {
+                "context_length_exceeded" => Rejection::TooLong,
+                _ => Rejection::Invalid,
+            };
+            (rejection, error.into())
+        })?;
+        prepared
+            .reserve(&self.logprobs)
+            .map_err(|error| (Rejection::QueueFull, error))?;
+        Ok(prepared)
+    }
+
+    fn check(&self, json: &[u8]) -> Result<Prepared, RequestError> {
         let request: GenerateRequest =
             serde_json::from_slice(json).map_err(|error| RequestError {
                 param: "request".into(),

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let load = begin.elapsed();
     let text = std::fs::read_to_string(text)?;
     let begin = Instant::now();
-    let tokens = model.encode(&text, false)?;
+    let tokens = model.encode(&text, false, usize::MAX)?;
     let encode = begin.elapsed().as_secs_f64();
     let mut out = stdout().lock();
     writeln!(out, "load {load:?}")?;

@@ -9,6 +9,7 @@ mod error;
 mod json;
 mod limits;
 mod logprobs;
+mod logprobs_budget;
 mod prepare;
 mod request;
 mod response_body;
@@ -18,6 +19,7 @@ mod response_writer;
 pub use choice_state::Pushed;
 pub use error::{ApiError, RequestError};
 pub use logprobs::TokenLogprobs;
+pub use logprobs_budget::LogprobsBudget;
 pub use prepare::{Prepared, PreparedChoice, prepare};
 pub use request::{
     ClientFields, GenerateRequest, Input, MaxTokensField, OutputFields, Prompt, StopFields,

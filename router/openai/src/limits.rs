@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use plait_text::OutOfRange;
+use plait_text::{EncodeError, OutOfRange};
 
 use crate::error::RequestError;
 use crate::request::{GenerateRequest, Input, MaxTokensField, StopFields};
@@ -21,7 +21,7 @@ const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
 const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
 const PRIORITIES: RangeInclusive<i32> = i32::MIN..=i32::MAX;
 /// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
-const MAX_PROMPT_LOGPROBS: usize = 1 << 22;
+const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
 /// Names of the template's context that a client may not replace.
 const RESERVED_TEMPLATE_NAMES: [&str; 13] = [
     "messages",
@@ -141,17 +141,17 @@ fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
     })
 }
 
-/// What is measured of all prompts together must fit one answer.
+/// What is measured of all prompts together, if it fits one answer.
 pub(crate) fn check_prompt_logprobs(
     num_tokens: usize,
     num_top: Option<u32>,
-) -> Result<(), RequestError> {
+) -> Result<usize, RequestError> {
     let Some(num_top) = num_top else {
-        return Ok(());
+        return Ok(0);
     };
     let given = num_tokens.saturating_mul(1 + num_top as usize);
     if given <= MAX_PROMPT_LOGPROBS {
-        return Ok(());
+        return Ok(given);
     }
     let message = format!(
         "`prompt_logprobs` is {num_top}: with {num_tokens} prompt tokens that makes {given} log-probabilities in \
@@ -207,6 +207,31 @@ pub(crate) fn too_many_bytes(param: &str, max_bytes: usize, max_model_len: u32) 
          {max_model_len} tokens; shorten it"
     );
     RequestError::new(param.to_owned(), "context_length_exceeded", problem)
+}
+
+/// A text that the tokenizer does not take.
+pub(crate) fn encode_error(param: &str, error: EncodeError, max_model_len: u32) -> RequestError {
+    let (code, problem) = match error {
+        EncodeError::TooMany => (
+            "context_length_exceeded",
+            format!(
+                "`{param}` has more tokens than the {max_model_len} that the context holds, and at least one is for \
+                 the answer; shorten the prompt"
+            ),
+        ),
+        EncodeError::Run { max_bytes } => (
+            "invalid_value",
+            format!(
+                "`{param}` has a run of more than {max_bytes} bytes without a space or another break for the \
+                 tokenizer; break it up, or send token ids"
+            ),
+        ),
+        EncodeError::Failed(problem) => (
+            "invalid_value",
+            format!("`{param}` cannot be tokenised: {problem}; send another text"),
+        ),
+    };
+    RequestError::new(param.to_owned(), code, problem)
 }
 
 /// What to do about each end of a range.

@@ -10,8 +10,9 @@ use plait_proto::SamplingParams;
 use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
 
 use crate::choice_state::{ChoiceState, ResponseContext};
-use crate::error::RequestError;
+use crate::error::{ApiError, RequestError};
 use crate::limits::{self, Numbers};
+use crate::logprobs_budget::LogprobsBudget;
 use crate::request::{GenerateRequest, Input, Prompt, StopFields};
 use crate::response_writer::ResponseWriter;
 
@@ -28,6 +29,26 @@ pub struct Prepared {
     pub choices: Vec<PreparedChoice>,
     /// Turns the choices' tokens into bytes.
     pub response: ResponseWriter,
+    /// Log-probabilities of prompt tokens that the answer will hold.
+    num_prompt_logprobs: usize,
+}
+
+impl Prepared {
+    /// Takes the answer's share of `budget` until it is written; an error (429) if too much is under way.
+    pub fn reserve(&mut self, budget: &LogprobsBudget) -> Result<(), ApiError> {
+        if self.num_prompt_logprobs == 0 {
+            return Ok(());
+        }
+        self.response.reservation = budget.reserve(self.num_prompt_logprobs);
+        if self.response.reservation.is_some() {
+            return Ok(());
+        }
+        Err(ApiError::overloaded(format!(
+            "`prompt_logprobs` asks for {} log-probabilities, and the answers under way hold as many as may be held \
+             at a time; try again later, or ask for fewer",
+            self.num_prompt_logprobs
+        )))
+    }
 }
 
 /// One choice of an answer.
@@ -57,7 +78,7 @@ pub fn prepare(
         limits::check_length(&param, prompt.len(), &numbers, max_model_len)?;
     }
     let num_tokens = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
-    limits::check_prompt_logprobs(num_tokens, numbers.prompt_logprobs)?;
+    let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, numbers.prompt_logprobs)?;
     let choices = prompts.iter().map(|(prompt, _)| PreparedChoice {
         request: Request {
             prompt: prompt.clone(),
@@ -81,6 +102,7 @@ pub fn prepare(
     Ok(Prepared {
         choices: choices.collect(),
         response: response_writer(model, request, prompts),
+        num_prompt_logprobs,
     })
 }
 
@@ -150,7 +172,7 @@ fn tokenise_chat(
         .render(chat, max_bytes)
         .map_err(|error| render_error(error, max_bytes, max_model_len))?;
     // The template writes the beginning-of-text token itself.
-    tokenise(model, "messages", &text, false)
+    tokenise(model, "messages", &text, false, max_model_len)
 }
 
 fn tokenise_completion(
@@ -165,7 +187,7 @@ fn tokenise_completion(
             if text.len() > max_bytes {
                 return Err(limits::too_many_bytes(param, max_bytes, max_model_len));
             }
-            tokenise(model, param, text, true)?
+            tokenise(model, param, text, true, max_model_len)?
         }
         Prompt::Tokens(ids) => check_ids(model, param, ids)?,
     };
@@ -183,13 +205,11 @@ fn tokenise(
     param: &str,
     text: &str,
     add_special_tokens: bool,
+    max_model_len: u32,
 ) -> Result<Tokens, RequestError> {
-    let tokens = model.encode(text, add_special_tokens).map_err(|problem| {
-        RequestError::invalid(
-            param.to_owned(),
-            format!("`{param}`: {problem}; send another text"),
-        )
-    })?;
+    let tokens = model
+        .encode(text, add_special_tokens, max_model_len as usize)
+        .map_err(|error| limits::encode_error(param, error, max_model_len))?;
     // A tokenizer may know tokens that the model's tables have no row for.
     check_ids(model, param, &tokens)
 }

@@ -23,6 +23,9 @@ pub struct GenerateRequest {
     pub stream: bool,
     /// A last chunk with the usage (streams); whole answers always have it.
     pub include_usage: bool,
+    /// The usage says how many prompt tokens the prefix cache had.
+    #[serde(default)]
+    pub prompt_tokens_details: bool,
     /// What to answer.
     #[serde(flatten)]
     pub input: Input,

@@ -55,7 +55,8 @@ pub(crate) struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
-    prompt_tokens_details: PromptTokensDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -65,14 +66,14 @@ struct PromptTokensDetails {
 }
 
 impl Usage {
-    pub(crate) fn new(num_prompt: u64, num_cached: u64, num_completion: u64) -> Self {
+    /// `num_cached` is None for a client that may not know: it tells what others have asked.
+    pub(crate) fn new(num_prompt: u64, num_cached: Option<u64>, num_completion: u64) -> Self {
         Self {
             prompt_tokens: num_prompt,
             completion_tokens: num_completion,
             total_tokens: num_prompt + num_completion,
-            prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: num_cached,
-            },
+            prompt_tokens_details: num_cached
+                .map(|cached_tokens| PromptTokensDetails { cached_tokens }),
         }
     }
 }

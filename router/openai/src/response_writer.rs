@@ -5,6 +5,7 @@ use plait_core::{FinishReason, TokenId};
 use crate::choice_state::{ChoiceState, Pushed, ResponseContext};
 use crate::chunk_writer::ChunkWriter;
 use crate::logprobs::TokenLogprobs;
+use crate::logprobs_budget::Reservation;
 use crate::request::GenerateRequest;
 use crate::response_body;
 use crate::response_head::{Api, ChunkFrame, Head, Usage};
@@ -20,7 +21,9 @@ pub struct ResponseWriter {
     /// `None` for one body.
     chunks: Option<ChunkWriter>,
     include_usage: bool,
+    prompt_tokens_details: bool,
     choices: Vec<ChoiceState>,
+    pub(crate) reservation: Option<Reservation>,
 }
 
 /// Whether a request has more to say.
@@ -50,7 +53,9 @@ impl ResponseWriter {
             head,
             chunks,
             include_usage: request.include_usage,
+            prompt_tokens_details: request.prompt_tokens_details,
             choices,
+            reservation: None,
         }
     }
 
@@ -95,7 +100,20 @@ impl ResponseWriter {
         self.choices[choice].num_cached_tokens = num_tokens.into();
     }
 
-    /// Ends one choice and appends what is left of its text, or the whole answer, to `out`.
+    /// Whether the end of the answer is left to [`ResponseWriter::write_body`]: a body with
+    /// log-probabilities may have tens of megabytes.
+    pub fn defers_body(&self) -> bool {
+        let report = self.context.report;
+        self.chunks.is_none() && (report.logprobs.is_some() || report.prompt_logprobs.is_some())
+    }
+
+    /// Appends a deferred body; all choices have ended.
+    pub fn write_body(&self, out: &mut Vec<u8>) {
+        self.write_response_end(out);
+    }
+
+    /// Ends one choice and appends what is left of its text, or the whole answer unless that is deferred, to
+    /// `out`.
     pub fn finish(
         &mut self,
         choice: usize,
@@ -111,7 +129,9 @@ impl ResponseWriter {
         if self.choices.iter().any(|it| it.ended.is_none()) {
             return ResponseState::Open;
         }
-        self.write_response_end(out);
+        if !self.defers_body() {
+            self.write_response_end(out);
+        }
         ResponseState::Ended
     }
 
@@ -137,9 +157,10 @@ impl ResponseWriter {
     }
 
     fn usage(&self) -> Usage {
+        let num_cached = self.choices.iter().map(|it| it.num_cached_tokens).sum();
         Usage::new(
             self.choices.iter().map(|it| it.prompt.len() as u64).sum(),
-            self.choices.iter().map(|it| it.num_cached_tokens).sum(),
+            self.prompt_tokens_details.then_some(num_cached),
             self.choices.iter().map(|it| it.num_tokens).sum(),
         )
     }

@@ -30,9 +30,10 @@ class Engine:
     def set_config_fingerprint(self, fingerprint: bytes) -> None:
         """Set the 16 bytes that a worker's Hello must carry. Call it once, before workers start."""
 
-    def submit(self, stream: int, request: bytes) -> None:
+    def submit(self, stream: int, tenant: int, request: bytes) -> None:
         """Queue a request; `request` is the JSON of `plait.http.api.GenerateRequest`.
 
+        Requests are tokenised in turns among tenants. A full queue rejects one of the tenant with most.
         Never raises for an invalid request: the stream gets an error record.
         """
 

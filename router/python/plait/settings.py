@@ -5,6 +5,7 @@ The command line (`plait.flags`) and docs/settings.md are generated from these s
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -63,6 +64,20 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: Annotated[
         ModelName | None, Setting("model id in the API", unset="the folder's or file's name")
     ] = None
+    enable_prompt_tokens_details: Annotated[
+        bool,
+        Setting(
+            "say in each usage how many prompt tokens were cached. Who shares a key can then tell what others have "
+            "asked; a request with a `cache_salt` is always told"
+        ),
+    ] = False
+    trust_user_field: Annotated[
+        bool,
+        Setting(
+            "take a request's `user` as its tenant: only for a gateway that sets it, since clients could choose a new "
+            "one for each request"
+        ),
+    ] = False
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +162,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Policy,
         Setting(
             "order of requests: fcfs by arrival, priority by their `priority` (smaller first), fair by the tokens "
-            "that each tenant (API key, else `user`) has received, "
+            "that each tenant (API key, or see --trust-user-field) has received, "
             "cache-aware by the longest cached prefix (SGLang's lpm)",
             ("--scheduling-policy", "--schedule-policy"),
         ),
@@ -244,6 +259,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         ThreadCount | None,
         Setting("threads of a CPU rank", unset="the cores of this process, divided among the ranks"),
     ] = None
+    text_threads: Annotated[
+        ThreadCount | None,
+        Setting(
+            "threads that tokenise prompts and render chat templates",
+            ("--tokenizer-worker-num",),
+            unset="a quarter of the cores of this process, 2 to 8",
+        ),
+    ] = None
     seed: Annotated[
         Seed | None,
         Setting("sampling seed for requests that send none", ("--random-seed",), unset="random at each start"),
@@ -337,11 +360,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageSettings
     draft_tokens: int
     """Speculative tokens of a decode row at most."""
+    text_threads: int
+    """Threads that tokenise."""
     seed: int | None
     step_trace: str | None
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
+
+
+def _default_text_threads() -> int:
+    return max(2, min(8, len(os.sched_getaffinity(0)) // 4))
 
 
 def engine_settings(
@@ -357,6 +386,7 @@ def engine_settings(
         scheduler=settings.scheduler,
         pages=settings.pages,
         draft_tokens=DRAFT_TOKENS,
+        text_threads=settings.process.text_threads or _default_text_threads(),
         seed=settings.process.seed,
         step_trace=settings.process.step_trace,
         log_level=settings.process.log_level,

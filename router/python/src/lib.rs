@@ -41,8 +41,8 @@ impl Engine {
         self.0.set_config_fingerprint(fingerprint);
     }
 
-    fn submit(&self, stream: u64, request: &[u8]) {
-        self.0.submit(stream, request);
+    fn submit(&self, stream: u64, tenant: u64, request: &[u8]) {
+        self.0.submit(stream, tenant, request);
     }
 
     fn abort(&self, stream: u64) {

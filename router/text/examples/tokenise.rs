@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(stdout().lock());
     for line in stdin().lock().lines() {
         let text: String = serde_json::from_str(&line?)?;
-        serde_json::to_writer(&mut out, &model.encode(&text, true)?)?;
+        serde_json::to_writer(&mut out, &model.encode(&text, true, usize::MAX)?)?;
         out.write_all(b"\n")?;
     }
     Ok(out.flush()?)

@@ -20,6 +20,7 @@ mod python_json;
 mod sampling;
 mod stop;
 mod template;
+mod text_encoder;
 mod vocabulary;
 
 pub use detokenise::TextStart;
@@ -29,4 +30,5 @@ pub use output_parser::{OutputParser, ParsedOutput, PassThrough};
 pub use output_text::{OutputText, StopString};
 pub use sampling::{OutOfRange, SamplingFields};
 pub use template::{Chat, Message, RenderError};
+pub use text_encoder::EncodeError;
 pub use vocabulary::{Piece, PieceKind, Vocabulary};

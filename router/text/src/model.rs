@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use plait_core::TokenId;
 use serde_json::json;
-use tokenizers::Tokenizer;
 
 use crate::catch_panic::catch_panic;
 use crate::detokenise::TextStart;
@@ -15,6 +14,7 @@ use crate::output_parser::PassThrough;
 use crate::output_text::OutputText;
 use crate::sampling::SamplingFields;
 use crate::template::{Chat, ChatTemplate, RenderError};
+use crate::text_encoder::{EncodeError, TextEncoder};
 use crate::vocabulary::Vocabulary;
 use crate::{gguf_model, hf_folder};
 
@@ -25,7 +25,7 @@ const NORMALISER_SHRINKS: usize = 4;
 #[derive(Debug)]
 pub struct ModelText {
     facts: ModelFacts,
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     vocabulary: Arc<Vocabulary>,
     eos_token_ids: Arc<[TokenId]>,
     template: Option<ChatTemplate>,
@@ -38,6 +38,13 @@ impl ModelText {
     /// The name that clients use is `served_name`, else the folder's or file's name. Errors name
     /// the file and say what is wrong with it.
     pub fn load(path: &Path, served_name: Option<&str>) -> Result<Self, ModelFilesError> {
+        catch_panic(|| Self::read(path, served_name)).unwrap_or_else(|| {
+            let problem = "its tokenizer or template is broken, so that a library panicked; download it again";
+            Err(ModelFilesError::new(path, problem))
+        })
+    }
+
+    fn read(path: &Path, served_name: Option<&str>) -> Result<Self, ModelFilesError> {
         let files = if path.is_dir() {
             hf_folder::read(path)?
         } else {
@@ -52,7 +59,7 @@ impl ModelText {
             .transpose()
             .map_err(problem)?;
         Ok(Self {
-            tokenizer: files.tokenizer,
+            encoder: TextEncoder::new(files.tokenizer).map_err(problem)?,
             vocabulary: Arc::new(vocabulary),
             eos_token_ids: facts.eos_token_ids.clone().into(),
             template,
@@ -109,7 +116,7 @@ impl ModelText {
 
     /// The most bytes of a text whose tokens may fit into the context.
     pub fn max_prompt_bytes(&self, max_model_len: u32) -> usize {
-        let shrinks = match self.tokenizer.get_normalizer() {
+        let shrinks = match self.encoder.tokenizer().get_normalizer() {
             Some(_) => NORMALISER_SHRINKS,
             None => 1,
         };
@@ -123,14 +130,16 @@ impl ModelText {
         OutputText::new(&self.vocabulary, start, Box::new(PassThrough))
     }
 
-    /// A text's tokens. `add_special_tokens` puts the tokenizer's own tokens around them. The error is a
-    /// sentence.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
-        match catch_panic(|| self.tokenizer.encode_fast(text, add_special_tokens)) {
-            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Some(Err(error)) => Err(format!("the text cannot be tokenised: {error}")),
-            None => Err("the text cannot be tokenised".to_owned()),
-        }
+    /// A text's tokens, if they are at most `max_tokens`. `add_special_tokens` puts the tokenizer's own tokens
+    /// around them.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        max_tokens: usize,
+    ) -> Result<Vec<TokenId>, EncodeError> {
+        catch_panic(|| self.encoder.encode(text, add_special_tokens, max_tokens))
+            .unwrap_or_else(|| Err(EncodeError::Failed("the tokenizer panicked".to_owned())))
     }
 
     /// JSON: `{model_id, architecture, max_model_len, vocab_size, eos_token_ids,

@@ -243,10 +243,11 @@ fn the_usage_says_what_the_prefix_cache_had() {
             let last = harness.answer(stream).chunks().pop().unwrap();
             last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
         };
-        let asks = json!({"max_tokens": 2, "include_usage": true});
+        let asks = json!({"max_tokens": 2, "include_usage": true, "prompt_tokens_details": true});
         assert_eq!(cached(&mut harness, 1, asks.clone()), Some(0));
-        assert_eq!(cached(&mut harness, 2, asks), Some(num_cached));
-        let other = json!({"max_tokens": 2, "include_usage": true, "salt": 5});
+        assert_eq!(cached(&mut harness, 2, asks.clone()), Some(num_cached));
+        let mut other = asks.clone();
+        other["salt"] = json!(5);
         assert_eq!(cached(&mut harness, 3, other), Some(0), "of another salt");
         let hits = harness.metric("plait_prefix_hit_tokens_total");
         assert_eq!(hits, num_cached as f64);
@@ -283,7 +284,7 @@ fn fair_share_lets_the_tenant_that_was_served_less_go_first() {
 #[test]
 fn a_broken_request_is_a_400_that_says_why() {
     let mut harness = Harness::ready(&json!({}), |_| {});
-    harness.engine.submit(1, b"{\"kind\":");
+    harness.engine.submit(1, 0, b"{\"kind\":");
     assert_eq!(harness.answer(1).error, Some((400, 0)));
     harness.submit(2, &"a".repeat(600), &json!({"max_tokens": 2}));
     let answer = harness.answer(2);

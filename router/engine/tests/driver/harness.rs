@@ -79,7 +79,7 @@ pub struct Harness {
 pub fn settings(folder: &TempDir, change: &Value) -> Value {
     let mut settings = json!({
         "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
-        "max_model_len": null, "draft_tokens": 0, "seed": 0, "log_level": "error",
+        "max_model_len": null, "draft_tokens": 0, "text_threads": 2, "seed": 0, "log_level": "error",
         "scheduler": SchedulerSettings {
             max_batch_tokens: Some(64), max_seqs: Some(32), policy: Policy::Priority, max_queue: 64, max_queue_tokens: 65536,
             ..SchedulerSettings::default()
@@ -192,7 +192,9 @@ impl Harness {
             .as_object_mut()
             .unwrap()
             .extend(change.as_object().unwrap().clone());
-        self.engine.submit(stream, request.to_string().as_bytes());
+        let tenant = request["tenant"].as_u64().unwrap_or(0);
+        self.engine
+            .submit(stream, tenant, request.to_string().as_bytes());
     }
 
     /// Waits until `stream` has ended.

@@ -1,6 +1,6 @@
 //! Each limit of a request, at its bound and one past it.
 
-use plait_openai::GenerateRequest;
+use plait_openai::{GenerateRequest, LogprobsBudget};
 use plait_text::ModelText;
 use serde_json::{Map, Value, json};
 
@@ -180,4 +180,34 @@ fn messages_are_bounded() {
     // At the bound their text is what does not fit.
     let (_, message) = rejection(&chat(&messages(4096)));
     assert!(message.contains("shorten"), "{message}");
+}
+
+#[test]
+fn prompt_log_probabilities_of_all_answers_under_way_are_bounded() {
+    let budget = LogprobsBudget::default();
+    let prompts =
+        json!({"prompts": vec![vec![1; 500]; 128], "prompt_logprobs": 7, "stream": false});
+    let asked = || prepare(&model(), &completion(&prompts)).unwrap();
+    let mut under_way = Vec::new();
+    let error = loop {
+        let mut prepared = asked();
+        match prepared.reserve(&budget) {
+            Ok(()) => under_way.push(prepared),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(under_way.len(), (1 << 21) / (128 * 500 * 8));
+    assert_eq!(error.status, 429);
+    assert!(
+        error.message.contains("asks for 512000 "),
+        "{}",
+        error.message
+    );
+    under_way.pop();
+    assert!(asked().reserve(&budget).is_ok(), "its share is given back");
+    let too_many =
+        json!({"prompts": vec![vec![1; 500]; 128], "prompt_logprobs": 8, "stream": false});
+    let (param, message) = rejection(&completion(&too_many));
+    assert_eq!(param, "prompt_logprobs");
+    assert!(message.contains("524288 are allowed"), "{message}");
 }

@@ -13,7 +13,7 @@ fn model() -> ModelText {
 }
 
 fn ids(text: &str) -> Vec<u32> {
-    model().encode(text, false).unwrap()
+    model().encode(text, false, usize::MAX).unwrap()
 }
 
 fn body(bytes: &[u8]) -> Value {
@@ -72,11 +72,20 @@ fn usage_comes_last_and_only_if_it_was_asked_for() {
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], 2);
     assert_eq!(last["usage"]["prompt_tokens"], ids("user: hi\n").len());
-    assert_eq!(
-        last["usage"]["prompt_tokens_details"],
-        json!({"cached_tokens": 0})
-    );
     assert!(others.iter().all(|event| event["usage"].is_null()));
+}
+
+#[test]
+fn usage_says_what_was_cached_only_to_those_who_may_know() {
+    for ask in [chat, completion] {
+        for is_told in [false, true] {
+            let fields = json!({"include_usage": true, "prompt_tokens_details": is_told});
+            let told = events(&answer(&model(), &ask(&fields), &ids("the")));
+            let details = &told.last().unwrap()["usage"]["prompt_tokens_details"];
+            let expected = is_told.then(|| json!({"cached_tokens": 0}));
+            assert_eq!(*details, json!(expected));
+        }
+    }
 }
 
 #[test]
@@ -218,6 +227,11 @@ fn completion_logprobs_are_lists_side_by_side() {
     let records = [scores(-0.5, &[(he, -0.5)]), scores(-2.0, &[(he, -1.0)])];
     let _ = response.push(0, &[he, a], false, Some(&records), &mut out);
     let _ = response.finish(0, FinishReason::Length, &mut out);
+    assert!(
+        response.defers_body() && out.is_empty(),
+        "written apart from the output thread"
+    );
+    response.write_body(&mut out);
     let expected = json!({
         "tokens": ["he", "a"], "token_logprobs": [-0.5, -2.0],
         "top_logprobs": [{"he": -0.5}, {"he": -1.0, "a": -2.0}], "text_offset": [0, 2],
@@ -269,6 +283,7 @@ fn prompt_logprobs_have_vllms_form_whatever_their_order_and_repetition() {
     response.push_prompt_logprobs(0, 1, &[record(8)]);
     response.push_prompt_logprobs(0, 1, &[record(8)]);
     let _ = response.finish(0, FinishReason::Length, &mut out);
+    response.write_body(&mut out);
     let told = body(&out)["choices"][0]["prompt_logprobs"].clone();
     let expected = json!([
         null,

@@ -30,6 +30,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     """A last chunk with the usage (streams); whole answers always have it."""
+    prompt_tokens_details: bool = False
+    """The usage says how many prompt tokens the prefix cache had."""
     messages: list[dict[str, Any]] = []
     """Chat only: at least one, as the template wants them."""
     chat_template_kwargs: dict[str, Any] = {}

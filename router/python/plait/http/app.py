@@ -18,9 +18,11 @@ from plait.http.generate import GenerateRoute
 from plait.http.openapi import add_generate_routes
 from plait.http.streams import Streams
 from plait.http.validate import read_chat, read_completion
+from plait.settings import HttpSettings
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+_DEFAULTS = HttpSettings()
 METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -36,14 +38,20 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens (vLLM's field)."""
 
 
-def build_app(engine: EngineHandle, streams: Streams, description: Description, keys: ApiKeys | None) -> FastAPI:
+def build_app(
+    engine: EngineHandle,
+    streams: Streams,
+    description: Description,
+    keys: ApiKeys | None,
+    http: HttpSettings = _DEFAULTS,
+) -> FastAPI:
     """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
     authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
     app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
     name = description.model_id
     app.router.routes += [
-        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name), methods=["POST"]),
-        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name), methods=["POST"]),
+        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name, http), methods=["POST"]),
+        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name, http), methods=["POST"]),
     ]
     card = ModelCard(id=name, created=int(time.time()), max_model_len=description.max_model_len)
     _add_model_routes(app, card)

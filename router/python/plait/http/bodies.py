@@ -62,7 +62,7 @@ class ResponseFields(StopFields, kw_only=True):
     return_token_ids: bool | None = None
     """vLLM's."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
-    """Whose share the request counts against; an API key takes precedence."""
+    """Whose share the request counts against, with `--trust-user-field`; else it is ignored."""
     priority: Integer | None = None
     """vLLM's; smaller goes first."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None

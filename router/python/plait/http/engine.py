@@ -16,7 +16,7 @@ class EngineHandle(Protocol):
     def event_fd(self) -> int:
         """Readable when `take` has something."""
 
-    def submit(self, stream: int, request: bytes) -> None:
+    def submit(self, stream: int, tenant: int, request: bytes) -> None:
         """Queue a request."""
 
     def abort(self, stream: int) -> None:

@@ -13,6 +13,7 @@ from plait.http.connection_limits import ClientGoneError, read_json_body
 from plait.http.errors import ApiError, Headers, send_error, send_json
 from plait.http.identity import ClientIdentity
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
+from plait.settings import HttpSettings
 
 Reader = Callable[[bytes, str, ClientIdentity], GenerateRequest]
 
@@ -26,20 +27,22 @@ _STREAM_HEADERS: Headers = [
 class GenerateRoute:
     """ASGI app of one route: reads a body with `reader`, submits it, writes what the engine sends."""
 
-    def __init__(self, reader: Reader, streams: Streams, served_model: str) -> None:
+    def __init__(self, reader: Reader, streams: Streams, served_model: str, http: HttpSettings) -> None:
+        self._http = http
         self._reader = reader
         self._streams = streams
         self._served_model = served_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request = self._reader(await read_json_body(scope, receive), self._served_model, ClientIdentity.of(scope))
+            client = ClientIdentity.of(scope, self._http)
+            request = self._reader(await read_json_body(scope, receive), self._served_model, client)
         except ApiError as error:
             await send_error(send, error, [(b"connection", b"close")] if error.status == 408 else None)
             return
         except ClientGoneError:
             return
-        stream = self._streams.open(msgspec.json.encode(request))
+        stream = self._streams.open(msgspec.json.encode(request), request.tenant)
         watch = asyncio.create_task(_leave_with_client(receive, stream))
         try:
             await (_write_events(stream, send) if request.stream else _write_whole(stream, send))
@@ -79,10 +82,10 @@ async def _write_whole(stream: Stream, send: Send) -> None:
         if isinstance(part, Failure):
             await _write_failure(part, send)
             return
-        body += part.payload
         if part.last:
-            await send_json(send, 200, bytes(body))
+            await send_json(send, 200, bytes(body) + part.payload if body else part.payload)
             return
+        body += part.payload
 
 
 async def _write_failure(failure: Failure, send: Send) -> None:

@@ -153,12 +153,12 @@ class Streams:
     def detach(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._engine.event_fd)
 
-    def open(self, request: bytes) -> Stream:
+    def open(self, request: bytes, tenant: int = 0) -> Stream:
         """Submit a request (`GenerateRequest` as JSON)."""
         stream = Stream(self._next_id, self)
         self._next_id += 1
         self._open[stream.id] = stream
-        self._engine.submit(stream.id, request)
+        self._engine.submit(stream.id, tenant, request)
         return stream
 
     def dispatch(self) -> None:

@@ -89,6 +89,7 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         model=served_model,
         stream=stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        prompt_tokens_details=client.reads_cached_tokens(body.cache_salt),
         messages=asked.messages,
         chat_template_kwargs=asked.chat_template_kwargs,
         add_generation_prompt=asked.add_generation_prompt,

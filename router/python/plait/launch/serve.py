@@ -126,7 +126,7 @@ class _Service:
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine)
-        self._http = http_server(build_app(engine, self._streams, description, keys))
+        self._http = http_server(build_app(engine, self._streams, description, keys, settings.http))
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
 

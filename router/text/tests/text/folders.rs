@@ -149,6 +149,18 @@ fn broken_and_missing_files_are_named() {
 }
 
 #[test]
+fn a_tokenizer_that_makes_its_library_panic_is_a_broken_file() {
+    let mut tokenizer = byte_level();
+    tokenizer["model"] = json!({"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
+                                "continuing_subword_prefix": "####"});
+    let error = load_error(&Folder::new(&tokenizer));
+    assert!(
+        error.contains("a library panicked; download it again"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_decoder_without_a_known_inverse_is_rejected_by_name() {
     let mut tokenizer = byte_level();
     tokenizer["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});

@@ -121,10 +121,10 @@ fn a_gguf_describes_itself() {
 fn a_ggufs_tokens_are_merged_and_found_whole() {
     let model = load(&gguf(&metadata())).unwrap();
     assert_eq!(
-        model.encode("ab ba<think>", true).unwrap(),
+        model.encode("ab ba<think>", true, usize::MAX).unwrap(),
         [0, 6, 7, 5, 4, 3]
     );
-    assert_eq!(model.encode("<|end|>a", false).unwrap(), [2, 4]);
+    assert_eq!(model.encode("<|end|>a", false, usize::MAX).unwrap(), [2, 4]);
 }
 
 #[test]

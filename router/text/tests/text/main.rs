@@ -10,3 +10,5 @@ mod folders;
 mod ggufs;
 #[cfg(test)]
 mod model_folder;
+#[cfg(test)]
+mod windows;
