@@ -24,7 +24,7 @@ AT_LEAST = ("prefill_tokens_a_step_over_undisturbed", "another_is_taken")
 """Metrics of which more is better."""
 SIMULATED = re.compile(r"(\S+) @ (\d+)%, ([^,]+)")
 LOADS = ("90", "100", "110")
-"""Loads that the page shows, in percent of saturation; the files hold more."""
+"""Loads that the results document shows, in percent of saturation; the files hold more."""
 
 
 class Pair(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plait_engine::Timeouts;
-use plait_proto::{Bye, ExitCode, Fail};
+use plait_proto::{Bye, ExitCode, Fail, Message};
 use serde_json::json;
 
 use crate::fake_worker::{Fault, dial};
@@ -213,6 +213,33 @@ fn when_one_rank_fails_the_others_are_told() {
                 .contains("out of memory")
         );
     }
+}
+
+#[test]
+fn a_rank_that_still_loads_is_told_when_another_fails() {
+    let mut harness = Harness::alone(&json!({"num_ranks": 2}), Timeouts::default());
+    let [loading, failing] = ["rank-0", "rank-1"].map(|id| dial(harness.engine.endpoint(), id));
+    loading
+        .send_multipart([&b"\x01"[..], b"garbage"], 0)
+        .unwrap();
+    harness.wait_until("it is there", |harness| {
+        harness.metric("plait_link_malformed_total") == 1.0
+    });
+    let fail = Fail {
+        rank: 1,
+        code: ExitCode::Hardware,
+        reason: "out of memory".to_owned(),
+    };
+    failing
+        .send_multipart(plait_proto::encode(&fail.into()), 0)
+        .unwrap();
+    harness.wait_for_phase("failed");
+    assert_eq!(loading.poll(zmq::POLLIN, 60_000), Ok(1));
+    let told = plait_proto::decode(&loading.recv_multipart(0).unwrap()).unwrap();
+    let Message::Fail(told) = told else {
+        panic!("the rank was told {told:?}");
+    };
+    assert!(told.reason.contains("out of memory"), "{}", told.reason);
 }
 
 #[test]
