@@ -247,8 +247,8 @@ fn a_target_needs_time_and_mixed_steps() {
         });
         Scheduler::new(settings).unwrap_err().to_string()
     };
-    assert!(refused(0.0, true).starts_with("itl-target-ms is 0; a step takes time"));
-    assert!(refused(50.0, false).starts_with("itl-target-ms is 50; without mixed steps"));
+    assert!(refused(0.0, true).starts_with("--itl-target-ms is 0; a step takes time"));
+    assert!(refused(50.0, false).starts_with("--itl-target-ms is 50; without mixed steps"));
 }
 
 #[test]

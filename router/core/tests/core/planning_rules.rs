@@ -15,7 +15,7 @@ fn settings_with_which_nothing_could_run_are_refused_by_name() {
     }));
     assert_eq!(
         text,
-        "max-batch-tokens is 0; at least 1 is needed: a step computes at least one token"
+        "--max-batch-tokens is 0; at least 1 is needed, because a step computes at least one token: raise it"
     );
     assert!(
         refused(with(settings(), |it| it.pages.watermark = Some(64))).contains("watermark is 64")

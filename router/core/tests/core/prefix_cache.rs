@@ -253,3 +253,22 @@ fn a_result_that_does_not_fit_publishes_nothing() {
     assert_eq!(harness.plan().unwrap().new_slots[0].num_cached, 4);
     harness.run_to_the_end(2);
 }
+
+#[test]
+fn a_flood_of_one_tenant_leaves_another_its_floor_in_the_cache() {
+    let settings = with(cached(), |it| it.runtime.num_pages = 32);
+    let mut harness = Harness::new(settings);
+    let of_tenant = |tenant, salt| Spec {
+        tenant,
+        ..prompt(21, salt)
+    };
+    harness.submit(of_tenant(1, 1)).unwrap();
+    harness.run_to_the_end(1);
+    for salt in 2..30 {
+        harness.submit(of_tenant(2, salt)).unwrap();
+        harness.run_to_the_end(2);
+    }
+    harness.submit(of_tenant(1, 1)).unwrap();
+    assert_eq!(step(&mut harness).new_slots[0].num_cached, 20);
+    harness.run_to_the_end(1);
+}

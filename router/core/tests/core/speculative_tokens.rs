@@ -23,7 +23,7 @@ fn a_row_with_its_drafts_must_fit_a_step() {
         it.scheduler.max_batch_tokens = Some(3);
     }));
     let text = error.unwrap_err().to_string();
-    assert!(text.starts_with("max-batch-tokens is 3; a row with 3 draft tokens"));
+    assert!(text.starts_with("--max-batch-tokens is 3; a row with 3 draft tokens"));
 }
 
 #[test]
