@@ -126,7 +126,7 @@ inline void scale_row(float* row, int64_t count, float factor) {
 template <class Type>
 inline void finish(const float* sums, int64_t count, float total, typename Type::Raw* out) {
     const float factor = total > 0 ? 1.0f / total : 0.0f;
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { Type::write(out + i, load<Floats>(sums + i) * factor); },
         [&](int64_t i) { Type::write_one(out + i, sums[i] * factor); });
 }
@@ -195,9 +195,9 @@ struct Attention {
         pool.parallel_for(rows.num_query_tiles * heads, [&](int64_t item) {
             const QueryTile& tile = rows.query_tiles[item / heads];
             if (tile.count == 1 && rows.group() <= kFewHeads)
-                attend_one(tile, item % heads);
+                attend_one_query(tile, item % heads);
             else
-                attend_many(tile, item % heads);
+                attend_many_queries(tile, item % heads);
         });
     }
 
@@ -231,12 +231,12 @@ private:
     }
 
     // Prefetches a key or value of `dim` elements.
-    static void fetch(const Raw* from, int64_t dim) {
+    static void prefetch(const Raw* from, int64_t dim) {
         for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(Raw))) __builtin_prefetch(from + i, 0, 2);
     }
 
     // One query token: its heads read each key and value in place.
-    void attend_one(const QueryTile& tile, int64_t head) const {
+    void attend_one_query(const QueryTile& tile, int64_t head) const {
         const int64_t group = rows.group(), dim = rows.value_dim, token = rows.first_tokens[tile.row] + tile.first;
         const int64_t last = end_of(tile);
         float* sums = scratch<float, 0>(group * dim);
@@ -253,15 +253,15 @@ private:
             if (begin + kKeys < last) {
                 later = find(tile, head, begin + kKeys, last, later_keys, later_values);
                 for (int64_t i = 0; i < later; ++i) {
-                    fetch(later_keys[i], rows.key_dim);
-                    fetch(later_values[i], dim);
+                    prefetch(later_keys[i], rows.key_dim);
+                    prefetch(later_values[i], dim);
                 }
             }
             for (int64_t i = 0; i < group; ++i) {
                 score(query(token, head * group + i), keys, count, scores + i * kKeys);
                 scale_row(sums + i * dim, dim, running[i].take(scores + i * kKeys, float(rows.scale), count));
             }
-            in_tiles<4>(group, [&]<int Heads>(int64_t first) {
+            for_each_tile<4>(group, [&]<int Heads>(int64_t first) {
                 add_values<Heads>(scores + first * kKeys, values, count, sums + first * dim);
             });
         }
@@ -299,7 +299,7 @@ private:
             const auto* k = reinterpret_cast<const uint32_t*>(keys[key]);
             Floats dots{};
             float rest = 0;
-            in_vectors(
+            for_each_vector(
                 num_words,
                 [&](int64_t i) { dots = Type::dot_add(dots, load<Words>(k + i), load<Words>(q + i)); },
                 [&](int64_t i) { rest += Type::dot_add(Floats{}, all(k[i]), all(q[i]))[0]; });
@@ -310,7 +310,7 @@ private:
     template <int Heads>
     void add_values(const float* weights, const Raw* const* values, int64_t count, float* sums) const {
         const int64_t dim = rows.value_dim;
-        in_vectors(
+        for_each_vector(
             dim,
             [&](int64_t i) {
                 Floats totals[Heads];
@@ -329,7 +329,7 @@ private:
     }
 
     // Several query tokens: their heads are the rows of two GEMMs, with keys and values packed into panels.
-    void attend_many(const QueryTile& tile, int64_t head) const {
+    void attend_many_queries(const QueryTile& tile, int64_t head) const {
         const int64_t group = rows.group(), dim = rows.key_dim, num_words = dim / Type::kPerWord;
         const int64_t count = tile.count * group, width = (rows.value_dim + kPanel - 1) / kPanel * kPanel;
         const int64_t token = rows.first_tokens[tile.row] + tile.first;
@@ -348,7 +348,7 @@ private:
             const int64_t found = find(tile, head, begin, last, keys, values);
             pack_keys<Type>(keys, found, num_words, key_panels);
             pack_values<Type>(values, found, rows.value_dim, value_panels);
-            in_tiles<kTileRows>(count, [&]<int Height>(int64_t first) {
+            for_each_tile<kTileRows>(count, [&]<int Height>(int64_t first) {
                 // Query i sees the keys up to its own position.
                 const auto visible = [&](int64_t i) { return std::min(found, position + i / group + 1 - begin); };
                 if (visible(first + Height - 1) <= 0) return;

@@ -111,14 +111,14 @@ void decode_layers(ThreadPool& pool, const Decoder& decoder, const Rows& rows, c
     Raw *x = static_cast<Raw*>(step.hidden), *qkv = buffers.qkv.data();
     Raw *attended = buffers.attended.data(), *gates = buffers.gated.data();
     const auto normalise = [&](const void* weight, const Inputs<Type>& out) {
-        over_groups(pool, tokens, [&](int64_t token) {
+        for_each_row(pool, tokens, [&](int64_t token) {
             normalise_row<Type>(residual + token * hidden, static_cast<const Raw*>(weight), hidden, eps, token, out);
         });
     };
-    over_groups(pool, tokens, [&](int64_t token) {
+    for_each_row(pool, tokens, [&](int64_t token) {
         const Raw* from = x + token * hidden;
         float* to = residual + token * hidden;
-        in_vectors(
+        for_each_vector(
             hidden, [&](int64_t i) { store(to + i, Type::read(from + i)); },
             [&](int64_t i) { to[i] = Type::read_one(from + i); });
     });
@@ -128,7 +128,7 @@ void decode_layers(ThreadPool& pool, const Decoder& decoder, const Rows& rows, c
         const Inputs<Type> from_attention(layer.output, attended, scratch), to_down(layer.down, gates, gate_scratch);
         normalise(layer.attention_norm, to_attention);
         linear<Type, Type>(pool, layer.qkv, to_attention, tokens, qkv);
-        over_groups(pool, tokens, [&](int64_t token) {
+        for_each_row(pool, tokens, [&](int64_t token) {
             rope_and_cache_token<Type>(rows, layer, step, eps, token, qkv + token * width);
         });
         const PagedHeads<Raw> cache(rows, static_cast<Raw*>(layer.pages));

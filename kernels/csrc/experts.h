@@ -36,7 +36,7 @@ struct ExpertScratch {
 
 // Calls work(expert, index of its first pair in the order, number of its pairs).
 template <class Work>
-void over_experts(const Experts& experts, const Pairs& pairs, const Work& work) {
+void for_each_expert(const Experts& experts, const Pairs& pairs, const Work& work) {
     for (int64_t expert = 0, begin = 0; expert < experts.num_experts; begin = pairs.ends[expert++])
         if (begin < pairs.ends[expert]) work(expert, begin, pairs.ends[expert] - begin);
 }
@@ -48,28 +48,28 @@ void run_experts(ThreadPool& pool, const Experts& experts, const Pairs& pairs, c
     const int64_t hidden = experts.gate_ups->inputs, width = experts.downs->inputs;
     Raw *gathered = scratch.gathered.data(), *gated_rows = scratch.gated.data();
     float* results = scratch.results.data();
-    over_groups(pool, pairs.count(), [&](int64_t index) {
+    for_each_row(pool, pairs.count(), [&](int64_t index) {
         std::memcpy(gathered + index * hidden, x + pairs.order[index] / pairs.top_k * hidden, hidden * sizeof(Raw));
     });
-    over_experts(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
+    for_each_expert(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
         gate_up_silu<Type>(pool, experts.gate_ups[expert], Inputs<Type>(gathered + begin * hidden), count,
                     Inputs<Type>(gated_rows + begin * width));
     });
-    over_experts(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
+    for_each_expert(experts, pairs, [&](int64_t expert, int64_t begin, int64_t count) {
         const Inputs<Type> inputs(gated_rows + begin * width);
         const Matrix& down = experts.downs[expert];
         gemm<Type>(pool, down, inputs, count, [&](int64_t row, int64_t first, Floats* sums, int exist) {
             write_panel<Float32>(results + pairs.order[begin + row] * hidden + first, sums, exist);
         });
     });
-    over_groups(pool, pairs.num_tokens, [&](int64_t token) {
+    for_each_row(pool, pairs.num_tokens, [&](int64_t token) {
         const float *weights = pairs.weights + token * pairs.top_k, *own = results + token * pairs.top_k * hidden;
         const auto total = [&]<class Value>(Value value, const auto& read) {
             for (int64_t i = 0; i < pairs.top_k; ++i) value += weights[i] * read(own + i * hidden);
             return value;
         };
         Raw* to = out + token * hidden;
-        in_vectors(
+        for_each_vector(
             hidden,
             [&](int64_t i) {
                 Type::write(to + i, total(Floats{}, [&](const float* from) { return load<Floats>(from + i); }));

@@ -8,9 +8,9 @@ namespace plait {
 // Runs of panels for each worker: one that loses its core delays only a short run.
 constexpr int64_t kRuns = 6;
 
-// Calls work(row) for each row, in whole groups. A worker mostly gets the rows that over_panels gives it too.
+// Calls work(row) for each row, in whole groups. A worker mostly gets the rows that for_each_panel gives it too.
 template <class Work>
-void over_groups(ThreadPool& pool, int64_t rows, const Work& work) {
+void for_each_row(ThreadPool& pool, int64_t rows, const Work& work) {
     pool.parallel_for_affine(num_groups(rows), [&](int64_t group) {
         for (int64_t row = group * kGroupRows; row < std::min((group + 1) * kGroupRows, rows); ++row) work(row);
     });
@@ -50,7 +50,7 @@ struct Inputs {
     // Quantises all of x if the GEMM needs it.
     void quantise_all(ThreadPool& pool, int64_t rows) const {
         if (num_bytes == 0) return;
-        over_groups(pool, rows, [&](int64_t row) {
+        for_each_row(pool, rows, [&](int64_t row) {
             for (int64_t block = 0; block < quantised.num_blocks; ++block) {
                 Floats values[kBlockInputs / kLanes];
                 const Raw* from = x + (row * quantised.num_blocks + block) * kBlockInputs;
@@ -73,7 +73,7 @@ inline int64_t num_parts(int64_t tiles, int64_t tiles_together, int64_t workers)
 // Many rows are divided among the workers, and each worker reads all panels: its rows stay in its caches from one GEMM
 // to the next. Few rows are one part: workers then take runs of adjacent panels, which memory delivers fastest.
 template <class Work>
-void over_panels(ThreadPool& pool, int64_t tiles, int64_t tiles_together, int64_t panels, const Work& work) {
+void for_each_panel(ThreadPool& pool, int64_t tiles, int64_t tiles_together, int64_t panels, const Work& work) {
     const int64_t parts = num_parts(tiles, tiles_together, pool.size());
     const int64_t runs = std::min<int64_t>(panels, kRuns * pool.size());
     pool.parallel_for_affine(parts * runs, [&](int64_t item) {
@@ -89,8 +89,8 @@ void gemm_dense(ThreadPool& pool, const Matrix& matrix, const void* x, int64_t r
     constexpr int kMost = Panels == 1 ? kTileRows : kPairRows;
     const auto* words = static_cast<const uint32_t*>(x);
     const int64_t num_words = matrix.num_words<Type>(), panels = matrix.panels() / Panels;
-    over_panels(pool, rows, kBlockRows, panels, [&](int64_t begin, int64_t count, int64_t panel) {
-        in_tiles<kMost>(count, [&]<int Rows>(int64_t first) {
+    for_each_panel(pool, rows, kBlockRows, panels, [&](int64_t begin, int64_t count, int64_t panel) {
+        for_each_tile<kMost>(count, [&]<int Rows>(int64_t first) {
             Sums<Panels> sums[Rows];
             dense_tile<Type, Rows, Panels>(words + (begin + first) * num_words, num_words, matrix.panel<Type>(panel),
                                           panels * num_words * kPanel, num_words, sums);
@@ -102,12 +102,12 @@ void gemm_dense(ThreadPool& pool, const Matrix& matrix, const void* x, int64_t r
 template <class Type, int NumBytes, int Panels, class End>
 void gemm_gguf(ThreadPool& pool, const Matrix& matrix, const QuantisedRows& x, int64_t rows, const End& end) {
     const int64_t panels = matrix.panels() / Panels;
-    of_format(matrix.storage, [&]<class Format>() {
+    dispatch_format(matrix.storage, [&]<class Format>() {
         const int64_t groups = num_groups(rows), groups_together = kBlockRows / kGroupRows;
-        over_panels(pool, groups, groups_together, panels, [&](int64_t begin, int64_t count, int64_t panel) {
+        for_each_panel(pool, groups, groups_together, panels, [&](int64_t begin, int64_t count, int64_t panel) {
             for (int64_t group = begin; group < begin + count; ++group) {
                 const int64_t first = group * kGroupRows;
-                in_tiles<kGroupRows>(std::min<int64_t>(kGroupRows, rows - first), [&]<int Rows>(int64_t) {
+                for_each_tile<kGroupRows>(std::min<int64_t>(kGroupRows, rows - first), [&]<int Rows>(int64_t) {
                     Sums<Panels> sums[Rows];
                     for (int i = 0; i < Panels; ++i)
                         gguf_tile<Format, NumBytes, Rows>(x, group, block_panel<Format>(matrix, i * panels + panel),

@@ -160,7 +160,7 @@ __attribute__((noinline)) void gguf_tile(const QuantisedRows& x, int64_t group, 
 
 // Calls work.template operator()<Format>() for the format of a matrix of GGUF blocks.
 template <class Work>
-void of_format(Storage storage, const Work& work) {
+void dispatch_format(Storage storage, const Work& work) {
     switch (storage) {
         case Storage::kQ4_0: return work.template operator()<Q4_0>();
         case Storage::kQ4_1: return work.template operator()<Q4_1>();

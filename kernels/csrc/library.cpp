@@ -17,7 +17,7 @@ using plait::ThreadPool;
 
 // Calls work.operator()<Type>() for a type's number.
 template <class Work>
-void typed(int type, const Work& work) {
+void dispatch_dtype(int type, const Work& work) {
     if (type == 0)
         work.template operator()<BFloat16>();
     else
@@ -51,7 +51,7 @@ int plait_set_threads(int num_threads) {
 
 int plait_pack_dense(const void* weight, int64_t outputs, int64_t inputs, int type, uint32_t* panels) {
     return guarded([&] {
-        typed(type, [&]<class Type>() {
+        dispatch_dtype(type, [&]<class Type>() {
             ThreadPool::get().run([&](ThreadPool& pool) { plait::pack<Type>(pool, weight, outputs, inputs, panels); });
         });
     });
@@ -60,7 +60,7 @@ int plait_pack_dense(const void* weight, int64_t outputs, int64_t inputs, int ty
 // blocks [outputs, inputs / 32] of a GGUF.
 int plait_pack_gguf(const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t storage, uint8_t* panels) {
     return guarded([&] {
-        plait::of_format(plait::Storage(storage), [&]<class Format>() {
+        plait::dispatch_format(plait::Storage(storage), [&]<class Format>() {
             ThreadPool::get().run(
                 [&](ThreadPool& pool) { plait::pack_gguf<Format>(pool, blocks, outputs, inputs, panels); });
         });
@@ -73,8 +73,8 @@ int plait_gemm(const plait::Matrix* matrix, const void* x, int64_t rows, int typ
         static plait::QuantisedScratch scratch;
         std::lock_guard lock(mutex);
         if (matrix->storage != plait::Storage::kDense) scratch.fit(rows, matrix->inputs);
-        typed(type, [&]<class Type>() {
-            typed(type_out, [&]<class Out>() {
+        dispatch_dtype(type, [&]<class Type>() {
+            dispatch_dtype(type_out, [&]<class Out>() {
                 using Raw = typename Type::Raw;
                 const plait::Inputs<Type> inputs(*matrix, static_cast<Raw*>(const_cast<void*>(x)), scratch);
                 ThreadPool::get().run([&](ThreadPool& pool) {
@@ -89,7 +89,7 @@ int plait_gemm(const plait::Matrix* matrix, const void* x, int64_t rows, int typ
 int plait_rms_norm(const void* x, const void* weight, int64_t rows, int64_t stride, int64_t width, double eps,
                    int type, void* out) {
     return guarded([&] {
-        typed(type, [&]<class Type>() {
+        dispatch_dtype(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
             for (int64_t row = 0; row < rows; ++row)
                 plait::rms_norm<Type, Type>(static_cast<const Raw*>(x) + row * stride, static_cast<const Raw*>(weight),
@@ -101,7 +101,7 @@ int plait_rms_norm(const void* x, const void* weight, int64_t rows, int64_t stri
 int plait_attention(const plait::Rows* rows, const void* queries, int64_t query_stride, const plait::KvView* keys,
                     const plait::KvView* values, int type, void* out, float* lse) {
     return guarded([&] {
-        typed(type, [&]<class Type>() {
+        dispatch_dtype(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
             ThreadPool::get().run([&](ThreadPool& pool) {
                 plait::Attention<Type>{*rows,   static_cast<const Raw*>(queries), query_stride, *keys,
@@ -115,7 +115,7 @@ int plait_attention(const plait::Rows* rows, const void* queries, int64_t query_
 int plait_store_kv(const plait::Rows* rows, const void* keys, int64_t key_stride, const void* values,
                 int64_t value_stride, int type, void* pages) {
     return guarded([&] {
-        typed(type, [&]<class Type>() {
+        dispatch_dtype(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
             plait::store_rows<Type>(*rows, static_cast<const Raw*>(keys), key_stride, static_cast<const Raw*>(values),
                                     value_stride, static_cast<Raw*>(pages));
@@ -126,7 +126,7 @@ int plait_store_kv(const plait::Rows* rows, const void* keys, int64_t key_stride
 // x and out [tokens, inputs].
 int plait_moe(const plait::Experts* experts, const plait::Pairs* pairs, const void* x, int type, void* out) {
     return guarded([&] {
-        typed(type, [&]<class Type>() {
+        dispatch_dtype(type, [&]<class Type>() {
             using Raw = typename Type::Raw;
             plait::experts<Type>(*experts, *pairs, static_cast<const Raw*>(x), static_cast<Raw*>(out));
         });
@@ -136,7 +136,7 @@ int plait_moe(const plait::Experts* experts, const plait::Pairs* pairs, const vo
 int plait_decoder_stack(const plait::Decoder* decoder, const plait::Rows* rows, const plait::Activations* step,
                         int type) {
     return guarded([&] {
-        typed(type, [&]<class Type>() { plait::decode<Type>(*decoder, *rows, *step); });
+        dispatch_dtype(type, [&]<class Type>() { plait::decode<Type>(*decoder, *rows, *step); });
     });
 }
 

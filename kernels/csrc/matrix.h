@@ -95,7 +95,7 @@ __attribute__((noinline)) void dense_tile(const uint32_t* x, int64_t stride, con
 
 // Calls work.template operator()<Rows>(first row) over `rows` rows in tiles of nearly equal height, at most MaxRows.
 template <int MaxRows, class Work>
-void in_tiles(int64_t rows, const Work& work) {
+void for_each_tile(int64_t rows, const Work& work) {
     const int64_t tiles = (rows + MaxRows - 1) / MaxRows;
     for (int64_t i = 0; i < tiles; ++i) {
         const int64_t first = rows * i / tiles, height = rows * (i + 1) / tiles - first;

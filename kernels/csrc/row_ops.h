@@ -9,7 +9,7 @@ namespace plait {
 
 // Calls whole(i) for each full vector of `count` elements and single(i) for each remaining element.
 template <class Whole, class Single>
-inline void in_vectors(int64_t count, const Whole& whole, const Single& single) {
+inline void for_each_vector(int64_t count, const Whole& whole, const Single& single) {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) whole(i);
     for (; i < count; ++i) single(i);
@@ -19,7 +19,7 @@ template <class Type>
 inline float sum_of_squares(const typename Type::Raw* x, int64_t count) {
     Floats squares{};
     float rest = 0;
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { squares += Type::read(x + i) * Type::read(x + i); },
         [&](int64_t i) { rest += Type::read_one(x + i) * Type::read_one(x + i); });
     return sum(squares) + rest;
@@ -36,7 +36,7 @@ template <class From, class Type>
 inline void rms_norm(const typename From::Raw* x, const typename Type::Raw* weight, int64_t count, float eps,
                      typename Type::Raw* out) {
     const float factor = rms_factor<From>(x, count, eps);
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { Type::write(out + i, From::read(x + i) * factor * Type::read(weight + i)); },
         [&](int64_t i) { Type::write_one(out + i, From::read_one(x + i) * factor * Type::read_one(weight + i)); });
 }
@@ -44,7 +44,7 @@ inline void rms_norm(const typename From::Raw* x, const typename Type::Raw* weig
 // total += x, rounded once.
 template <class From, class Type>
 inline void add(const typename From::Raw* x, int64_t count, typename Type::Raw* total) {
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { Type::write(total + i, Type::read(total + i) + From::read(x + i)); },
         [&](int64_t i) { Type::write_one(total + i, Type::read_one(total + i) + From::read_one(x + i)); });
 }
@@ -54,7 +54,7 @@ template <class Type>
 inline void rotate(const typename Type::Raw* x, const float* cos, const float* sin, int64_t count,
                    typename Type::Raw* out) {
     const int64_t half = count / 2;
-    in_vectors(
+    for_each_vector(
         half,
         [&](int64_t i) {
             const Floats a = Type::read(x + i), b = Type::read(x + i + half);
@@ -74,7 +74,7 @@ inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
 template <class Type>
 inline void silu_mul(const typename Type::Raw* gate_up, int64_t count, typename Type::Raw* out) {
     const auto* up = gate_up + count;
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { Type::write(out + i, silu(Type::read(gate_up + i)) * Type::read(up + i)); },
         [&](int64_t i) {
             Type::write_one(out + i, silu(all(Type::read_one(gate_up + i)))[0] * Type::read_one(up + i));

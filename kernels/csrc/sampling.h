@@ -34,7 +34,7 @@ inline float largest_of(const float* values, int64_t count) {
     Ints unknown{};
     float rest = best[0];
     bool is_unknown = false;
-    in_vectors(
+    for_each_vector(
         count,
         [&](int64_t i) {
             const Floats value = load<Floats>(values + i);
@@ -55,9 +55,9 @@ inline int64_t sample_greedy(const float* logits, int64_t vocab) {
 }
 
 // exp((logit - best) / temperature) of every token.
-inline void weigh(const float* logits, int64_t vocab, float best, float temperature, float* weights) {
+inline void exp_weights(const float* logits, int64_t vocab, float best, float temperature, float* weights) {
     const float factor = 1.0f / temperature;
-    in_vectors(
+    for_each_vector(
         vocab, [&](int64_t i) { store(weights + i, exponential((load<Floats>(logits + i) - best) * factor)); },
         [&](int64_t i) { weights[i] = exponential(all((logits[i] - best) * factor))[0]; });
 }
@@ -65,7 +65,7 @@ inline void weigh(const float* logits, int64_t vocab, float best, float temperat
 inline double mass(const float* weights, int64_t count) {
     Floats sums{};
     float rest = 0;
-    in_vectors(
+    for_each_vector(
         count, [&](int64_t i) { sums += load<Floats>(weights + i); }, [&](int64_t i) { rest += weights[i]; });
     return double(sum(sums)) + rest;
 }
@@ -75,7 +75,7 @@ inline int64_t sample_random(const float* logits, int64_t vocab, float temperatu
     const float best = largest_of(logits, vocab);
     if (!std::isfinite(best)) return kNoToken;
     float* weights = scratch<float, 6>(vocab);
-    weigh(logits, vocab, best, temperature, weights);
+    exp_weights(logits, vocab, best, temperature, weights);
     for (int64_t i = 0; i < vocab; ++i) weights[i] = weights[i] < min_p ? 0.0f : weights[i];
     const int64_t blocks = (vocab + kBlock - 1) / kBlock;
     double* masses = scratch<double, 7>(blocks);
@@ -120,7 +120,7 @@ public:
         buckets_ = scratch<int16_t, 8>(vocab);
         counts_ = scratch<int64_t, 9>(kBuckets);
         masses_ = scratch<double, 10>(kBuckets);
-        weigh(logits, vocab, best, temperature, weights_);
+        exp_weights(logits, vocab, best, temperature, weights_);
         std::fill(counts_, counts_ + kBuckets, 0);
         std::fill(masses_, masses_ + kBuckets, 0.0);
         for (int64_t i = 0; i < vocab; ++i)
