@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plait_kernels.collective.peer import Lost
+from plait_kernels.collective.peer_all_reduce import Lost
 from plait_proto import ExitCode
 from plait_testing.rank_threads import on_every_rank
 from plait_worker.agreement import check_agreement, describe_uneven_pages

@@ -29,7 +29,7 @@ class Peers:
         self, partial_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, place: int
     ) -> tuple[Tensor, Tensor] | None:
         """The norm of the ranks' sum and the residual, and that sum; None if NCCL has to reduce."""
-        if self.all_reduce is None or not self.all_reduce.takes(partial_ND):
+        if self.all_reduce is None or not self.all_reduce.supports(partial_ND):
             return None
         return self.all_reduce.add_rms_norm(partial_ND, residual_ND, weight_D, eps, place)
 

@@ -68,7 +68,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
     Raises ``WorkerError`` if one of these fails.
     """
-    loaded = load(config, meet(config, rank))
+    loaded = load(config, join_ranks(config, rank))
     with _log_duration("memory"):
         hello = _hello(loaded, config_bytes)
     warn_of_uneven_pages(hello.num_pages, loaded.member.parallel)
@@ -80,7 +80,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     return allocate(loaded, welcome)
 
 
-def meet(config: WorkerConfig, rank: int) -> Member:
+def join_ranks(config: WorkerConfig, rank: int) -> Member:
     """Open the device and join the other ranks. Raises ``WorkerError`` if one of these fails, or if devices differ."""
     check_rank(config, rank)
     device, device_name = open_device(config, rank)

@@ -4,7 +4,7 @@
 never used.
 """
 
-from plait_kernels.collective.peer import EMPTY, Limits, PeerAllReduce, unsupported_reason
+from plait_kernels.collective.peer_all_reduce import EMPTY, Limits, PeerAllReduce, unsupported_reason
 from plait_kernels.collective.peer_memory import PeerMemory
 from plait_kernels.collective.reference import add_partials_rms_norm
 

@@ -27,7 +27,7 @@ mod preemption;
 mod prefix_hasher;
 mod prefix_sharing;
 mod queue;
-mod queue_room;
+mod queue_limits;
 mod request;
 mod round_robin;
 mod running_set;

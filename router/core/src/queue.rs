@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::fair_share::{FairShare, VirtualTime};
 use crate::ids::TenantId;
-use crate::queue_room::QueueRoom;
+use crate::queue_limits::QueueLimits;
 use crate::request::Rejected;
 use crate::settings::Policy;
 use crate::state::{Job, Order, Queued};
@@ -38,7 +38,7 @@ struct Lane {
 pub(crate) struct Queue {
     lanes: BTreeMap<TenantId, Lane>,
     heads: BTreeSet<Head>,
-    pub(crate) room: QueueRoom,
+    pub(crate) room: QueueLimits,
     /// None unless the policy is fair share.
     pub(crate) fair_share: Option<FairShare>,
     /// Requests that left the queue unserved since the caller last asked.

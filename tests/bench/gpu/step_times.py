@@ -83,7 +83,7 @@ def open_rank(
         threads=None,
         log_level="info",
     )
-    loaded = start.load(config, start.meet(config, 0))
+    loaded = start.load(config, start.join_ranks(config, 0))
     welcome = Welcome(
         num_slots=num_seqs,
         num_pages=num_pages,

@@ -1,4 +1,4 @@
-"""All-reduce, residual and RMS norm in one launch, over memory that peers write into (``peer.cu``).
+"""All-reduce, residual and RMS norm in one launch, over memory that peers write into (``peer_all_reduce.cu``).
 
 Shapes: N rows, D the width.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
 
-_SOURCE = Path(__file__).with_name("peer.cu")
+_SOURCE = Path(__file__).with_name("peer_all_reduce.cu")
 EMPTY = 0x80008000
 """What memory holds that no peer has written."""
 _SLOTS, _MAX_RANKS = 3, 8
 _VECTOR_BYTES = 16
 _MAX_THREADS = 1024
 _STATE = struct.Struct(f"<2I{_SLOTS}I3I3Q{_MAX_RANKS}Q")
-"""``State`` of ``peer.cu``."""
+"""``State`` of ``peer_all_reduce.cu``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PeerAllReduce:
         self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
         torch.cuda.synchronize(device)
 
-    def takes(self, partial_ND: Tensor) -> bool:
+    def supports(self, partial_ND: Tensor) -> bool:
         """Whether a call fits."""
         num_rows, width = partial_ND.shape
         fits = 0 < num_rows <= self._limits.max_rows and width == self._limits.width

@@ -87,14 +87,14 @@ impl LaneLoad {
 
 /// The loads of all lanes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct QueueRoom {
+pub(crate) struct QueueLimits {
     total: Load,
     lanes: FxHashMap<TenantId, LaneLoad>,
     by_requests: BTreeSet<(u64, TenantId)>,
     by_tokens: BTreeSet<(u64, TenantId)>,
 }
 
-impl QueueRoom {
+impl QueueLimits {
     /// Requests that wait.
     pub(crate) fn num_requests(&self) -> u32 {
         u32::try_from(self.total.num_requests).unwrap_or(u32::MAX)
