@@ -96,18 +96,8 @@ fn idle(replica: u32, step: u64) -> Vote {
     }
 }
 
-#[test]
-fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
-    let stage = stage();
-    let (peer, stranger) = (Peer::dial(&stage.endpoint), Peer::dial(&stage.endpoint));
-    peer.say(idle(1, 1)); // it has not joined
-    peer.say(join(1));
-    peer.say(join(1));
-    peer.say(idle(0, 1)); // of another engine
-    peer.say(idle(7, 1)); // of nobody
-    peer.say(idle(1, 2)); // of the future
-    peer.say(Drain {});
-    peer.say_frames(&[vec![5], vec![0xc1]]);
+/// Three votes on plans that cannot be.
+fn say_invalid_votes(peer: &Peer) {
     peer.say(Vote {
         num_tokens: u32::MAX, // without rows
         ..idle(1, 1)
@@ -122,6 +112,21 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
         wants_mixed: true, // without rows of both kinds
         ..idle(1, 1)
     });
+}
+
+#[test]
+fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
+    let stage = stage();
+    let (peer, stranger) = (Peer::dial(&stage.endpoint), Peer::dial(&stage.endpoint));
+    peer.say(idle(1, 1)); // it has not joined
+    peer.say(join(1));
+    peer.say(join(1));
+    peer.say(idle(0, 1)); // of another engine
+    peer.say(idle(7, 1)); // of nobody
+    peer.say(idle(1, 2)); // of the future
+    peer.say(Drain {});
+    peer.say_frames(&[vec![5], vec![0xc1]]);
+    say_invalid_votes(&peer);
     stranger.say(idle(1, 1));
     stage.first.wait_until("all but one vote is there", |log| {
         log.drop_counts.num_unknown_peers == 2
