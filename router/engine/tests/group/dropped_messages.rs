@@ -96,22 +96,23 @@ fn idle(replica: u32, step: u64) -> Vote {
     }
 }
 
-/// Three votes on plans that cannot be.
-fn say_invalid_votes(peer: &Peer) {
-    peer.say(Vote {
-        num_tokens: u32::MAX, // without rows
-        ..idle(1, 1)
-    });
-    peer.say(Vote {
-        num_prefill_tokens: 1,
-        num_tokens: MAX_TOKENS + 1, // for all to make room for
-        idle: false,
-        ..idle(1, 1)
-    });
+#[test]
+fn a_vote_that_contradicts_its_rows_is_dropped_and_counted() {
+    let stage = stage();
+    let peer = Peer::dial(&stage.endpoint);
+    peer.say(join(1));
     peer.say(Vote {
         wants_mixed: true, // without rows of both kinds
         ..idle(1, 1)
     });
+    stage
+        .first
+        .wait_until("it is counted", |log| log.drop_counts.num_malformed == 1);
+    assert_eq!(stage.first.log().decisions, []);
+    for engine in [stage.first, stage.good] {
+        engine.tell(Order::Vanish);
+        engine.finish();
+    }
 }
 
 #[test]
@@ -126,7 +127,16 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     peer.say(idle(1, 2)); // of the future
     peer.say(Drain {});
     peer.say_frames(&[vec![5], vec![0xc1]]);
-    say_invalid_votes(&peer);
+    peer.say(Vote {
+        num_tokens: u32::MAX, // without rows
+        ..idle(1, 1)
+    });
+    peer.say(Vote {
+        num_prefill_tokens: 1,
+        num_tokens: MAX_TOKENS + 1, // for all to make room for
+        idle: false,
+        ..idle(1, 1)
+    });
     stranger.say(idle(1, 1));
     stage.first.wait_until("all but one vote is there", |log| {
         log.drop_counts.num_unknown_peers == 2
@@ -163,7 +173,7 @@ fn late_repeated_foreign_and_malformed_votes_are_dropped_and_counted() {
     let drop_counts = stage.first.log().drop_counts;
     let counted = DropCounts {
         num_unknown_peers: 3,
-        num_malformed: 4,
+        num_malformed: 3,
         num_unexpected: 4,
         ..drop_counts
     };
