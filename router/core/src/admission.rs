@@ -2,7 +2,7 @@
 
 use crate::ids::{Micros, SlotId};
 use crate::kv_cache::{PerKind, PrefixHits};
-use crate::plan_builder::PlanBuilder;
+use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_sharing::{Chunk, waits_for_row};
 use crate::queue::QueueKey;
 use crate::running_set::add;
@@ -91,7 +91,7 @@ impl Scheduler {
     }
 
     /// The first request behind those that were passed, with a slot, its first chunk and its cached prefix.
-    fn next_in_queue(&mut self, passed: &mut Passed, builder: &PlanBuilder) -> NextInQueue {
+    fn next_in_queue(&mut self, passed: &mut Passed, builder: &mut PlanBuilder) -> NextInQueue {
         let is_blocked = self.running.num_held() > 0
             || builder.is_full()
             || passed.num >= self.running.num_free_slots().min(MAX_PASSED);
@@ -131,9 +131,13 @@ impl Scheduler {
         &mut self,
         key: QueueKey,
         passed: &Passed,
-        builder: &PlanBuilder,
+        builder: &mut PlanBuilder,
     ) -> Option<QueueHead> {
         let slot = self.running.free_slot()?;
+        if !self.target_carries(self.queue.job(key)?, builder) {
+            self.counts.num_admissions_over_target += 1;
+            return None;
+        }
         let job = self.queue.job_mut(key)?;
         let num_known = job.num_known();
         let hits = match &mut self.prefix_hasher {
@@ -142,7 +146,7 @@ impl Scheduler {
         };
         job.num_found = hits.num_tokens;
         let num_left = num_known - hits.num_tokens;
-        let length = self.chunk_length(hits.num_tokens, num_left, builder)?;
+        let length = self.chunk_length(hits.num_tokens, num_left, MIN_CHUNK, builder)?;
         self.has_pages(num_known, &hits, passed)
             .then_some(QueueHead {
                 key,

@@ -30,9 +30,7 @@ impl Scheduler {
         outputs: &mut Vec<Output>,
     ) -> Result<(), UnexpectedResult> {
         let completed = self.in_flight.complete(result)?;
-        if let Some(target) = &mut self.itl_target {
-            target.complete(result.step);
-        }
+        self.pacing.times.complete(result.step);
         for (slot, end) in completed.chunks {
             if let Some(running) = self.running.get_mut(slot) {
                 running.complete_chunk(end);

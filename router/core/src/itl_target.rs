@@ -1,104 +1,214 @@
-//! The ITL target: how many prefill tokens may join a step that decodes.
-
-use std::collections::VecDeque;
+//! The ITL target: how many prefill tokens may join a step that decodes, and how many decoders it carries.
 
 use crate::ids::{Micros, StepId};
-use crate::plan_builder::MIN_CHUNK;
+use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
+use crate::scheduler::Scheduler;
 use crate::settings::{Limits, Settings};
-use crate::step_cost::{StepCost, StepWork};
+use crate::state::{Job, Phase};
+use crate::step_times::StepTimes;
+use crate::step_work::{StepWork, WorkKind};
+
+/// A mixed step takes at most so many times the prefill tokens of those measured: what few tokens cost tells
+/// little of what many do.
+const MAX_GROWTH: f64 = 4.0;
+/// What the largest mixed step counts against the one after it, as the fit forgets.
+const DECAY: f64 = 0.99;
+
+/// Share of the target that steps may be planned to take, however far they exceed what is expected.
+const LEAST_USABLE: f64 = 0.5;
 
 /// Keeps the time of decoding steps within a target, by what earlier steps took.
 #[derive(Clone, Debug)]
 pub(crate) struct ItlTarget {
     micros: f64,
-    cost: StepCost,
-    in_flight: VecDeque<(StepId, StepWork)>,
     /// The last step with a prefill row.
     last_prefill: StepId,
     prefill_starvation_steps: u32,
     /// Tokens granted if decoding has left no time for too long.
     least: u32,
+    /// Prefill tokens of the largest mixed step measured, with decay.
+    largest_mixed: f64,
 }
 
-impl ItlTarget {
+/// What steps take, and the target that they should keep.
+#[derive(Clone, Debug)]
+pub(crate) struct Pacing {
+    pub(crate) times: StepTimes,
     /// None without a target in the settings.
-    pub(crate) fn new(settings: &Settings, limits: &Limits) -> Option<Self> {
-        let micros = limits.itl_target?.0 as f64;
-        let least = settings.pages.page_size.max(MIN_CHUNK);
-        Some(Self {
-            micros,
-            // A guess that admits hardly any prefill until steps were measured.
-            cost: StepCost::new(micros / f64::from(least)),
-            in_flight: VecDeque::new(),
-            last_prefill: StepId(0),
-            prefill_starvation_steps: settings.scheduler.prefill_starvation_steps,
-            least,
+    pub(crate) target: Option<ItlTarget>,
+}
+
+impl Pacing {
+    pub(crate) fn new(settings: &Settings, limits: &Limits) -> Self {
+        Self {
+            times: StepTimes::new(first_guess(settings, limits), limits.itl_target),
+            target: ItlTarget::new(settings, limits),
+        }
+    }
+
+    /// Tokens of a chunk from `start` on that may join the plan.
+    pub(crate) fn prefill_budget(&self, plan: &PlanBuilder, start: u32) -> u32 {
+        self.target.as_ref().map_or(u32::MAX, |target| {
+            target.prefill_budget(&self.times, plan, start)
         })
     }
 
-    /// Tokens of a chunk from `start` on that may join the work of `step`.
+    /// A plan is in flight.
+    pub(crate) fn launch(&mut self, step: StepId, work: StepWork) {
+        self.times.launch(step, work);
+        if let Some(target) = &mut self.target {
+            target.launch(step, &work);
+        }
+    }
+
+    /// A step in flight took `elapsed`.
+    pub(crate) fn measure(&mut self, step: StepId, elapsed: Micros) {
+        let work = self.times.measure(step, elapsed);
+        if let (Some(work), Some(target)) = (work, &mut self.target) {
+            target.measure(&work);
+        }
+    }
+}
+
+/// Microseconds that a prefill token is taken to cost until steps were measured. It admits hardly any prefill.
+fn first_guess(settings: &Settings, limits: &Limits) -> f64 {
+    limits.itl_target.map_or(0.0, |target| {
+        target.0 as f64 / f64::from(least_grant(settings))
+    })
+}
+
+fn least_grant(settings: &Settings) -> u32 {
+    settings.pages.page_size.max(MIN_CHUNK)
+}
+
+impl ItlTarget {
+    fn new(settings: &Settings, limits: &Limits) -> Option<Self> {
+        Some(Self {
+            micros: limits.itl_target?.0 as f64,
+            last_prefill: StepId(0),
+            prefill_starvation_steps: settings.scheduler.prefill_starvation_steps,
+            least: least_grant(settings),
+            largest_mixed: f64::from(MIN_CHUNK),
+        })
+    }
+
+    /// Tokens of a chunk from `start` on that may join the plan.
     ///
     /// A step without decoders is not bound. If decoding alone leaves no time, one page joins after
     /// `prefill_starvation_steps` steps without prefill.
-    pub(crate) fn prefill_budget(&self, step: StepId, work: &StepWork, start: u32) -> u32 {
+    pub(crate) fn prefill_budget(&self, times: &StepTimes, plan: &PlanBuilder, start: u32) -> u32 {
+        let work = &plan.work;
         if work.num_decode_rows == 0 {
             return u32::MAX;
         }
-        let margin = self.cost.excess().min(self.micros / 2.0);
-        let left = self.micros - margin - self.cost.estimate(work);
-        let budget = self.cost.num_tokens_within(left, start);
-        if self.is_starved(step, work) {
+        let left = self.usable(times) - times.cost.estimate_as(work, WorkKind::Mixed);
+        let in_time = times.cost.num_tokens_within(left, start);
+        let budget = in_time.min(self.num_tried(work));
+        if self.is_starved(plan.step, work) {
             budget.max(self.least)
         } else {
             budget
         }
     }
 
-    /// The step-time model.
-    pub(crate) fn cost(&self) -> &StepCost {
-        &self.cost
+    /// The shortest chunk that time may cut of the first prefill in order: what grants would give it.
+    pub(crate) fn shortest_chunk(&self) -> u32 {
+        let num_steps = self.prefill_starvation_steps.saturating_add(1);
+        self.least.div_ceil(num_steps).min(MIN_CHUNK)
+    }
+
+    /// Whether decoding alone takes longer than the target.
+    pub(crate) fn is_missed_by(&self, times: &StepTimes, decoding: &StepWork) -> bool {
+        let expected = times.cost.estimate_decoding(decoding);
+        expected.is_some_and(|micros| micros > self.micros)
+    }
+
+    /// Whether the target leaves a page of prefill when all of `decoding` decode.
+    ///
+    /// True where not even one row of them would: then admitting fewer does not help.
+    pub(crate) fn carries(&self, times: &StepTimes, decoding: &StepWork) -> bool {
+        let one = StepWork {
+            num_decode_rows: 1,
+            num_decode_kv_tokens: decoding.num_decode_kv_tokens / decoding.num_decode_rows.max(1),
+            ..StepWork::default()
+        };
+        self.leaves_a_page(times, decoding) || !self.leaves_a_page(times, &one)
+    }
+
+    /// A step in flight was measured.
+    pub(crate) fn measure(&mut self, work: &StepWork) {
+        if work.kind() == WorkKind::Mixed {
+            let num_tokens = work.num_prefill_tokens as f64;
+            self.largest_mixed = num_tokens.max(self.largest_mixed * DECAY);
+        }
     }
 
     /// A plan is in flight.
-    pub(crate) fn launch(&mut self, step: StepId, work: StepWork) {
+    pub(crate) fn launch(&mut self, step: StepId, work: &StepWork) {
         if work.num_prefill_tokens > 0 {
             self.last_prefill = step;
         }
-        self.in_flight.push_back((step, work));
     }
 
-    /// A step in flight took `elapsed`.
-    pub(crate) fn measure(&mut self, step: StepId, elapsed: Micros) {
-        let launched = self
-            .in_flight
-            .iter()
-            .find(|(launched, _)| *launched == step);
-        if let Some((_, work)) = launched {
-            self.cost.observe(work, elapsed.0 as f64);
-        }
+    fn leaves_a_page(&self, times: &StepTimes, decoding: &StepWork) -> bool {
+        times.cost.estimate_decoding(decoding).is_none_or(|micros| {
+            let left = self.usable(times) - micros;
+            times.cost.num_tokens_within(left, 0) >= self.least
+        })
     }
 
-    /// Expected time of a step in flight.
-    pub(crate) fn expected(&self, step: StepId) -> Option<Micros> {
-        let (_, work) = self
-            .in_flight
-            .iter()
-            .find(|(launched, _)| *launched == step)?;
+    /// Microseconds that a step may be expected to take, so that 99 of 100 take no more than the target.
+    fn usable(&self, times: &StepTimes) -> f64 {
+        self.micros * (1.0 - times.errors.margin()).max(LEAST_USABLE)
+    }
+
+    /// Tokens that may join `work` beside what it has, by what was measured.
+    fn num_tried(&self, work: &StepWork) -> u32 {
+        let most = self.largest_mixed.max(MIN_CHUNK.into()) * MAX_GROWTH;
         #[expect(
             clippy::cast_sign_loss,
-            reason = "no coefficient is negative, and the cast saturates"
+            reason = "it is positive, and the cast saturates"
         )]
-        let micros = self.cost.estimate(work) as u64;
-        Some(Micros(micros))
-    }
-
-    /// A step is complete. Its time was measured before, or never will be.
-    pub(crate) fn complete(&mut self, step: StepId) {
-        self.in_flight.retain(|(launched, _)| *launched > step);
+        let most = most as u32;
+        most.saturating_sub(u32::try_from(work.num_prefill_tokens).unwrap_or(u32::MAX))
     }
 
     fn is_starved(&self, step: StepId, work: &StepWork) -> bool {
         let num_without = step.0 - self.last_prefill.0;
         work.num_prefill_tokens == 0 && num_without > u64::from(self.prefill_starvation_steps)
+    }
+}
+
+impl Scheduler {
+    /// Whether the target still leaves a page of prefill once all that run, and this job too, decode.
+    pub(crate) fn target_carries(&self, job: &Job, plan: &PlanBuilder) -> bool {
+        let Some(target) = &self.pacing.target else {
+            return true;
+        };
+        if job.ends_with_prefill() {
+            return true;
+        }
+        let mut decoding = plan.work.decode_part();
+        for (_, row) in plan.prefill.iter().filter(|(_, row)| row.is_last_chunk) {
+            if self.running.at(row.slot).phase == Phase::Decoding {
+                decoding.add_decode(row.start + row.length);
+            }
+        }
+        for running in self.running.prefills() {
+            if !running.job.ends_with_prefill() {
+                decoding.add_decode(running.job.num_known());
+            }
+        }
+        decoding.add_decode(job.num_known());
+        target.carries(&self.pacing.times, &decoding)
+    }
+
+    /// Counts a plan whose decode rows alone take longer than the target.
+    pub(crate) fn note_missed_target(&mut self, work: &StepWork) {
+        let decoding = work.decode_part();
+        let is_missed = |target: &ItlTarget| target.is_missed_by(&self.pacing.times, &decoding);
+        if self.pacing.target.as_ref().is_some_and(is_missed) {
+            self.counts.num_decodes_over_target += 1;
+        }
     }
 }

@@ -17,9 +17,8 @@ impl Scheduler {
         self.last_step = builder.step;
         let ends = prefill.iter().map(|row| (row.slot, row.start + row.length));
         self.in_flight.unpublished.extend(ends);
-        if let Some(target) = &mut self.itl_target {
-            target.launch(builder.step, builder.work);
-        }
+        self.note_missed_target(&builder.work);
+        self.pacing.launch(builder.step, builder.work);
         Plan {
             step: builder.step,
             freed_slots: std::mem::take(&mut self.slot_changes.freed),

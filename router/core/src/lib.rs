@@ -20,6 +20,7 @@ mod itl_target;
 mod kv_cache;
 mod kv_event;
 mod launch;
+mod least_squares;
 mod page_pool;
 mod plan;
 mod plan_builder;
@@ -37,6 +38,9 @@ mod settings;
 mod state;
 mod stats;
 mod step_cost;
+mod step_errors;
+mod step_times;
+mod step_work;
 mod submit;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
@@ -53,4 +57,6 @@ pub use settings::{
     SettingsError,
 };
 pub use stats::{Carryover, Counts, Stats};
-pub use step_cost::{StepCost, StepWork};
+pub use step_cost::StepCost;
+pub use step_times::StepTimeStats;
+pub use step_work::StepWork;

@@ -8,7 +8,7 @@ use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow};
 use crate::prefix_hasher::PageHash;
 use crate::settings::Limits;
 use crate::state::Order;
-use crate::step_cost::StepWork;
+use crate::step_work::StepWork;
 
 /// A prefill chunk is not cut shorter than this for lack of tokens: a remainder of 3 in every plan
 /// would take a prompt of 8,192 tokens through thousands of steps.
@@ -21,6 +21,8 @@ pub(crate) struct PlanBuilder {
     pub(crate) num_tokens_left: u32,
     pub(crate) num_rows_left: u32,
     pub(crate) work: StepWork,
+    /// The ITL target leaves no time for another prefill row.
+    pub(crate) is_out_of_time: bool,
     pub(crate) new_slots: Vec<NewSlot>,
     pub(crate) appended_pages: Vec<(SlotId, PageId)>,
     pub(crate) other_pages: Vec<OtherPage>,
@@ -41,6 +43,7 @@ impl PlanBuilder {
             num_tokens_left: limits.max_batch_tokens,
             num_rows_left: limits.max_rows,
             work: StepWork::default(),
+            is_out_of_time: false,
             new_slots: Vec::new(),
             appended_pages: Vec::new(),
             other_pages: Vec::new(),
@@ -57,7 +60,7 @@ impl PlanBuilder {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.num_tokens_left == 0 || self.num_rows_left == 0
+        self.num_tokens_left == 0 || self.num_rows_left == 0 || self.is_out_of_time
     }
 
     /// Whether a request after `order` has a row, and so keeps its pages in this plan.

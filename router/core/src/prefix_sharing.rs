@@ -21,7 +21,7 @@ pub(crate) struct Chunk {
 
 impl Scheduler {
     /// What a running prefill computes in this plan; None if it gets no row.
-    pub(crate) fn next_chunk(&mut self, slot: SlotId, builder: &PlanBuilder) -> Option<Chunk> {
+    pub(crate) fn next_chunk(&mut self, slot: SlotId, builder: &mut PlanBuilder) -> Option<Chunk> {
         let running = self.running.at_mut(slot);
         let planned = running.num_planned;
         let (mut start, mut remaining) = (planned, running.num_to_prefill());
@@ -41,7 +41,8 @@ impl Scheduler {
                 remaining = remaining.min(block_end - planned);
             }
         }
-        let length = self.chunk_length(start, remaining, builder)?;
+        let shortest = self.shortest_chunk(slot);
+        let length = self.chunk_length(start, remaining, shortest, builder)?;
         Some(Chunk { start, length })
     }
 

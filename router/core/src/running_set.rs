@@ -91,6 +91,11 @@ impl RunningSet {
         self.prefills.first_key_value().map(|(_, slot)| *slot)
     }
 
+    /// The requests that are prefilling.
+    pub(crate) fn prefills(&self) -> impl Iterator<Item = &Running> {
+        self.prefills.values().map(|slot| self.at(*slot))
+    }
+
     /// The next prefill in order.
     pub(crate) fn prefill_after(&self, order: Order) -> Option<SlotId> {
         use std::ops::Bound::{Excluded, Unbounded};

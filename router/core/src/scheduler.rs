@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::event::{Event, FinishReason, Output, UnexpectedResult};
 use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::in_flight::InFlight;
-use crate::itl_target::ItlTarget;
+use crate::itl_target::{ItlTarget, Pacing};
 use crate::kv_cache::KvCache;
 use crate::kv_event::KvEvent;
 use crate::page_pool::PageCounts;
@@ -18,6 +18,8 @@ use crate::running_set::RunningSet;
 use crate::settings::{Limits, Settings, SettingsError};
 use crate::state::Phase;
 use crate::stats::{Counts, Stats};
+use crate::step_times::StepTimeStats;
+use crate::step_work::StepWork;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +38,7 @@ pub struct Scheduler {
     pub(crate) cache: KvCache,
     pub(crate) in_flight: InFlight,
     pub(crate) counts: Counts,
-    pub(crate) itl_target: Option<ItlTarget>,
+    pub(crate) pacing: Pacing,
     pub(crate) locations: FxHashMap<RequestId, Location>,
     pub(crate) slot_changes: SlotChanges,
     pub(crate) num_submitted: u64,
@@ -65,7 +67,7 @@ impl Scheduler {
             cache: KvCache::new(&settings, limits.watermark),
             in_flight: InFlight::default(),
             counts: Counts::default(),
-            itl_target: ItlTarget::new(&settings, &limits),
+            pacing: Pacing::new(&settings, &limits),
             locations: FxHashMap::default(),
             slot_changes: SlotChanges::default(),
             num_submitted: 0,
@@ -114,9 +116,7 @@ impl Scheduler {
         match event {
             Event::Result(result) => self.complete(&result, outputs)?,
             Event::Measured { step, elapsed } => {
-                if let Some(target) = &mut self.itl_target {
-                    target.measure(step, elapsed);
-                }
+                self.pacing.measure(step, elapsed);
             }
             Event::Abort(request) => self.end(request, FinishReason::Abort, outputs),
             Event::Stop(request) => self.end(request, FinishReason::Stop, outputs),
@@ -154,9 +154,20 @@ impl Scheduler {
         self.in_flight.len()
     }
 
-    /// Expected time of a step in flight, from earlier steps; None without an ITL target.
+    /// Expected time of a step in flight; None if no step with such rows was measured.
     pub fn expected(&self, step: StepId) -> Option<Micros> {
-        self.itl_target.as_ref()?.expected(step)
+        self.pacing.times.expected(step)
+    }
+
+    /// Expected time of a step with this work; None unless steps that did half as much or more were measured
+    /// lately.
+    pub fn expected_of(&self, work: &StepWork) -> Option<Micros> {
+        self.pacing.times.expected_of(work)
+    }
+
+    /// What has been learned of step times.
+    pub fn step_time_stats(&self) -> StepTimeStats {
+        self.pacing.times.stats()
     }
 
     /// Tokens of a request's prompt; None once it has ended.
@@ -232,7 +243,7 @@ impl Scheduler {
         }
     }
 
-    /// Rule 3: running prefills, in order, while tokens are left.
+    /// Rule 3: running prefills, in order, while tokens are left. Where time cuts one, none follows.
     fn schedule_prefills(&mut self, builder: &mut PlanBuilder) {
         let mut next = self.running.first_prefill();
         while let Some(slot) = next {
@@ -254,20 +265,33 @@ impl Scheduler {
         }
     }
 
+    /// How short time may cut the next chunk of a running prefill.
+    pub(crate) fn shortest_chunk(&self, slot: SlotId) -> u32 {
+        let is_first = self.running.first_prefill() == Some(slot);
+        let target = self.pacing.target.as_ref().filter(|_| is_first);
+        target.map_or(MIN_CHUNK, ItlTarget::shortest_chunk)
+    }
+
     /// Tokens of the `remaining` ones from `start` on that a chunk may take now; None if the chunk
-    /// would be too short.
+    /// would be too short. If time cuts it, even below `shortest`, the plan is out of time.
     pub(crate) fn chunk_length(
         &self,
         start: u32,
         remaining: u32,
-        builder: &PlanBuilder,
+        shortest: u32,
+        builder: &mut PlanBuilder,
     ) -> Option<u32> {
         let most = remaining.min(self.limits.long_prefill_token_threshold);
-        let least = most.min(MIN_CHUNK).min(self.limits.max_batch_tokens);
-        let in_time = self.itl_target.as_ref().map_or(u32::MAX, |target| {
-            target.prefill_budget(builder.step, &builder.work, start)
-        });
-        let length = most.min(builder.num_tokens_left).min(in_time);
+        let in_tokens = most.min(builder.num_tokens_left);
+        let in_time = self.pacing.prefill_budget(builder, start);
+        builder.is_out_of_time = in_time < in_tokens;
+        let shortest = if builder.is_out_of_time {
+            shortest
+        } else {
+            MIN_CHUNK
+        };
+        let least = most.min(shortest).min(self.limits.max_batch_tokens);
+        let length = in_tokens.min(in_time);
         (length >= least && builder.num_rows_left > 0).then_some(length)
     }
 

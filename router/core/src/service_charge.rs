@@ -4,10 +4,10 @@
 //! constant part of a step by the share of the leased pages that they hold.
 
 use crate::ids::SlotId;
-use crate::itl_target::ItlTarget;
 use crate::scheduler::Scheduler;
 use crate::state::Queued;
-use crate::step_cost::{StepCost, StepWork};
+use crate::step_cost::StepCost;
+use crate::step_work::StepWork;
 
 impl Scheduler {
     /// Charges a tenant for everything that is to be computed before the next token, and notes the
@@ -55,7 +55,7 @@ impl Scheduler {
         };
         let num_held = self.running.at(slot).lease.num_pages()[0];
         let num_leased = self.cache.counts(0).leased.max(1);
-        cost.estimate(&StepWork::default()) * f64::from(num_held) / f64::from(num_leased)
+        cost.of_step() * f64::from(num_held) / f64::from(num_leased)
     }
 
     /// Microseconds that `work` adds to a step; until steps were measured, its tokens.
@@ -63,15 +63,13 @@ impl Scheduler {
         let Some(cost) = self.fitted_cost() else {
             return (work.num_prefill_tokens + work.num_decode_rows) as f64;
         };
-        cost.estimate(work) - cost.estimate(&StepWork::default())
+        cost.of_work(work)
     }
 
-    /// The step-time model, once it has seen both prefill and decode rows.
+    /// The step-time model, once it has seen both prefill and decode rows; None without an ITL target.
     fn fitted_cost(&self) -> Option<&StepCost> {
-        let cost = self.itl_target.as_ref().map(ItlTarget::cost);
-        let (mut prefill, mut decode) = (StepWork::default(), StepWork::default());
-        prefill.add_prefill(0, 1);
-        decode.add_decode(0);
-        cost.filter(|cost| cost.estimate(&prefill) > 0.0 && cost.estimate(&decode) > 0.0)
+        self.pacing.target.as_ref()?;
+        let cost = &self.pacing.times.cost;
+        cost.has_seen_all_rows().then_some(cost)
     }
 }

@@ -82,6 +82,11 @@ impl Job {
         len_u32(&self.request.prompt)
     }
 
+    /// Whether its prefill samples its last token, so that it never decodes.
+    pub(crate) fn ends_with_prefill(&self) -> bool {
+        self.max_output_tokens - self.num_output() == 1
+    }
+
     pub(crate) fn num_output(&self) -> u32 {
         len_u32(&self.output)
     }

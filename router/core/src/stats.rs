@@ -30,6 +30,10 @@ pub struct Counts {
     pub num_evictions: u64,
     /// Prefills that went first because they had waited too long.
     pub num_starvation_grants: u64,
+    /// Plans whose decode rows alone were expected to take longer than the ITL target.
+    pub num_decodes_over_target: u64,
+    /// Plans that admitted nobody because the ITL target carries no more decoders.
+    pub num_admissions_over_target: u64,
 }
 
 /// Decode rows that were put off to a later plan.

@@ -26,6 +26,7 @@ mod settings;
 mod shared;
 mod status;
 mod step;
+mod step_model_metrics;
 mod step_trace;
 mod text_pool;
 mod text_queue;

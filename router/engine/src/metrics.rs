@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::histogram::Histogram;
+use crate::step_model_metrics::StepModelMetrics;
 
 /// A metric with one label; each of its values is looked up once, at start-up.
 type Labelled<M> = Family<[(&'static str, &'static str); 1], M>;
@@ -26,6 +27,8 @@ pub struct Metrics {
     pub requests: RequestMetrics,
     /// The scheduler's counts.
     pub scheduler: SchedulerMetrics,
+    /// What is expected of steps.
+    pub step_model: StepModelMetrics,
     /// Latencies.
     pub latency: LatencyMetrics,
     /// The group's steps.
@@ -378,6 +381,7 @@ impl Metrics {
             steps: StepMetrics::register(&mut registry),
             requests: RequestMetrics::register(&mut registry),
             scheduler: SchedulerMetrics::register(&mut registry),
+            step_model: StepModelMetrics::register(&mut registry),
             latency: LatencyMetrics::register(&mut registry),
             group: GroupMetrics::register(&mut registry),
             num_malformed: registered(
@@ -404,7 +408,7 @@ impl Default for Metrics {
 }
 
 /// Raises a counter to `count`, which only grows.
-fn set_counter(counter: &Counter, count: u64) {
+pub(crate) fn set_counter(counter: &Counter, count: u64) {
     counter.inner().store(count, Ordering::Relaxed);
 }
 
@@ -412,14 +416,18 @@ fn step_seconds() -> Histogram {
     Histogram::doubling(Duration::from_micros(250), 18)
 }
 
-fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+pub(crate) fn registered<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+) -> M {
     let metric = M::default();
     registry.register(name, help, metric.clone());
     metric
 }
 
 /// One metric for each of `values`; all are on the page from the start.
-fn labelled<M: Metric + Clone + Default + TypedMetric, const N: usize>(
+pub(crate) fn labelled<M: Metric + Clone + Default + TypedMetric, const N: usize>(
     registry: &mut Registry,
     name: &str,
     help: &str,

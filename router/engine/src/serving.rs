@@ -112,6 +112,8 @@ pub struct Serving {
     num_measured: usize,
     outputs: Vec<Output>,
     events: Vec<StreamEvent>,
+    /// The log says that decoding alone misses the ITL target.
+    has_warned: bool,
 }
 
 impl Serving {
@@ -128,6 +130,7 @@ impl Serving {
             num_measured: 0,
             outputs: Vec::new(),
             events: Vec::new(),
+            has_warned: false,
         })
     }
 
@@ -255,6 +258,7 @@ impl Serving {
 
     /// When the next step is to be planned under a target for step times; None plans as soon as it can.
     pub fn next_plan_due(&self) -> Option<Micros> {
+        self.limits().itl_target?;
         let last = self.in_flight.back().filter(|_| self.has_credit())?;
         let expected = self.scheduler.expected(StepId(last.step))?;
         Some(Micros(
@@ -335,10 +339,25 @@ impl Serving {
     }
 
     /// Copies the scheduler's counts to the metrics.
-    pub fn publish(&self) {
+    pub fn publish(&mut self) {
         let shared = &self.config.shared;
-        shared.metrics.scheduler.copy(&self.scheduler.stats());
+        let stats = self.scheduler.stats();
+        let model = self.scheduler.step_time_stats();
+        shared.metrics.scheduler.copy(&stats);
+        shared.metrics.step_model.copy(&model, &stats.counts);
         shared.status.set_idle(self.is_idle());
+        self.warn_of_missed_target(stats.counts.num_decodes_over_target);
+    }
+
+    /// The log says once that decoding alone misses the ITL target.
+    fn warn_of_missed_target(&mut self, num_missed: u64) {
+        if num_missed > 0 && !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(
+                "steps that only decode take longer than --itl-target-ms, which leaves prompts one page after each {} \
+                 steps: raise the target, or lower --max-seqs",
+                self.config.settings.scheduler.prefill_starvation_steps
+            );
+        }
     }
 
     /// The stream counts as one rejection, however many choices it has.

@@ -152,7 +152,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     itl_target_ms: Annotated[
         ItlTarget | None,
-        Setting("target time in ms of a step that decodes; prefill joins as far as it fits", unset="no target"),
+        Setting(
+            "target time in ms of a step that decodes; prefill joins as far as it fits, requests are admitted while it "
+            "leaves time",
+            unset="no target",
+        ),
     ] = None
     overlap: Annotated[
         bool,

@@ -161,7 +161,9 @@ impl EventLoop {
         self.shared().status.add_ready_rank();
         self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::WarmingUp {
-                warm_up, serving, ..
+                warm_up,
+                mut serving,
+                ..
             } if warm_up.is_complete() => {
                 let now = self.now();
                 self.last_heard.fill(now);
