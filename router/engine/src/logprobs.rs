@@ -113,14 +113,14 @@ fn to_owned_record(record: &LogprobRecord<'_>) -> TokenLogprobs {
 mod tests {
     use super::*;
     use crate::metrics::StepKind;
-    use plait_core::{Micros, StepWork};
+    use plait_core::StepWork;
 
     fn step(sampled: Vec<Option<u32>>, measured: Vec<MeasuredRow>) -> StepInFlight {
         StepInFlight {
             step: 3,
             kind: Some(StepKind::Decode),
             work: StepWork::default(),
-            deadline: Micros(0),
+            limit: std::time::Duration::ZERO,
             sampled,
             measured,
         }

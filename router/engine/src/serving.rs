@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use plait_core::{
     Decision, Event, FinishReason, Limits, Micros, Output, Plan, Rejected, RequestId, Scheduler,
-    Settings, SettingsError, StepId, UnexpectedResult, Vote,
+    Settings, SettingsError, StepId, StepWork, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::{NewSlot, SamplingParams, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::clock::since;
+use crate::clock::{micros, since};
 use crate::logprobs::{self, WrongRecords};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
@@ -156,7 +156,8 @@ impl Serving {
 
     /// When the oldest step in flight is overdue.
     pub fn oldest_deadline(&self) -> Option<Micros> {
-        self.in_flight.front().map(|step| step.deadline)
+        let step = self.in_flight.front()?;
+        Some(Micros(self.oldest_since.0 + micros(step.limit)))
     }
 
     /// Queues all choices of a stream, or none.
@@ -309,8 +310,13 @@ impl Serving {
         let (step, new_slots) = known.unzip();
         let decided = self.scheduler.apply_decision(plan, decision)?;
         let timeouts = &self.config.timeouts;
-        let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, now, timeouts));
-        step.send(decision.pad_tokens, now, timeouts);
+        // The other replicas' work may take longer than this one's: nothing is known of it.
+        let limit = timeouts.of_step(decision.pad_tokens, None);
+        let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, limit));
+        step.limit = limit;
+        if self.in_flight.is_empty() {
+            self.oldest_since = now;
+        }
         self.in_flight.push_back(step);
         let new_slots = new_slots.unwrap_or_default();
         Some(self.writer.write(&decided.plan, &new_slots, Some(decision)))
@@ -426,7 +432,9 @@ impl Serving {
                 });
             }
         }
-        let mut step = StepInFlight::new(plan, now, &self.config.timeouts);
+        let expected = self.scheduler.expected_of(&StepWork::of(plan));
+        let limit = self.config.timeouts.of_step(plan.num_tokens(), expected);
+        let mut step = StepInFlight::new(plan, limit);
         if self.num_measured > 0 {
             self.mark_measured(plan, &mut step);
         }

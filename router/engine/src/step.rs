@@ -22,8 +22,8 @@ pub struct StepInFlight {
     pub kind: Option<StepKind>,
     /// What it computes.
     pub work: StepWork,
-    /// When its result is overdue.
-    pub deadline: Micros,
+    /// Its result is overdue so long after the worker could begin it.
+    pub limit: Duration,
     /// For each row that samples, how many best tokens come with its log-probabilities (None: no
     /// record). Empty where no request asked.
     pub sampled: Vec<Option<u32>>,
@@ -47,24 +47,16 @@ pub struct MeasuredRow {
 }
 
 impl StepInFlight {
-    /// A step sent at `now`; the caller fills in the rows that want log-probabilities.
-    pub fn new(plan: &Plan, now: Micros, timeouts: &Timeouts) -> Self {
-        let mut step = Self {
+    /// A step with its limit; the caller fills in the rows that want log-probabilities.
+    pub fn new(plan: &Plan, limit: Duration) -> Self {
+        Self {
             step: plan.step.0,
             kind: StepKind::of(!plan.prefill.is_empty(), !plan.decode.is_empty()),
             work: StepWork::of(plan),
-            deadline: now,
+            limit,
             sampled: Vec::new(),
             measured: Vec::new(),
-        };
-        step.send(plan.num_tokens(), now, timeouts);
-        step
-    }
-
-    /// Notes that it is sent at `now` and computes `num_tokens`, padding included.
-    pub fn send(&mut self, num_tokens: u32, now: Micros, timeouts: &Timeouts) {
-        let limit = timeouts.step + timeouts.step_token * num_tokens;
-        self.deadline = Micros(now.0 + micros(limit));
+        }
     }
 }
 

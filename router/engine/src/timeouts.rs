@@ -2,14 +2,23 @@
 
 use std::time::Duration;
 
+use plait_core::Micros;
+
 use crate::group::GroupTimeouts;
+
+/// A step that takes so many times what is expected hangs.
+pub const EXPECTED_TIMES: u32 = 50;
+/// No step of which nothing is known may take longer, however many tokens it has.
+pub const LONGEST_STEP: Duration = Duration::from_secs(600);
 
 /// Limits on waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// A step without a result is overdue after this, plus [`Timeouts::step_token`] a token.
+    /// A step like those measured is overdue after [`EXPECTED_TIMES`] its expected time, but not before this.
+    pub known_step: Duration,
+    /// Any other step is overdue after this, plus [`Timeouts::step_token`] a token. It may compile a kernel.
     pub step: Duration,
-    /// Added for each token of the step, padding included.
+    /// Added for each token of the step, padding included, up to [`LONGEST_STEP`] in all.
     pub step_token: Duration,
     /// Grace period from overdue to given up. A group gives up at once.
     pub stuck_grace: Duration,
@@ -28,6 +37,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
+            known_step: Duration::from_secs(10),
             step: Duration::from_secs(60),
             step_token: Duration::from_millis(100),
             stuck_grace: Duration::from_secs(60),
@@ -37,5 +47,36 @@ impl Default for Timeouts {
             error_grace: Duration::from_millis(200),
             group: GroupTimeouts::default(),
         }
+    }
+}
+
+impl Timeouts {
+    /// When a step of `num_tokens`, padding included, is overdue. `expected` is its time if it is known.
+    pub fn of_step(&self, num_tokens: u32, expected: Option<Micros>) -> Duration {
+        match expected {
+            Some(Micros(micros)) => {
+                let expected = Duration::from_micros(micros.saturating_mul(EXPECTED_TIMES.into()));
+                self.known_step.max(expected)
+            }
+            None => (self.step + self.step_token * num_tokens).min(LONGEST_STEP.max(self.step)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_step_is_overdue_after_fifty_times_its_time_and_any_other_within_ten_minutes() {
+        let timeouts = Timeouts::default();
+        let seconds = |num_tokens, millis: Option<u64>| {
+            let expected = millis.map(|millis| Micros(millis * 1000));
+            timeouts.of_step(num_tokens, expected).as_secs()
+        };
+        assert_eq!(seconds(2048, Some(20)), 10);
+        assert_eq!(seconds(2048, Some(800)), 40);
+        assert_eq!(seconds(256, None), 85);
+        assert_eq!(seconds(65_536, None), 600);
     }
 }

@@ -339,7 +339,7 @@ impl Coordinator {
         if self.is_first_round() {
             return Some(Micros(self.started.0 + micros(timeouts.join)));
         }
-        let limit = timeouts.vote + timeouts.vote_token * self.num_tokens;
+        let limit = timeouts.of_vote(self.num_tokens);
         Some(Micros(self.opened?.0 + micros(limit)))
     }
 

@@ -197,7 +197,7 @@ impl Member {
         if self.round.step() == 1 {
             2 * timeouts.join
         } else {
-            2 * (timeouts.vote + timeouts.vote_token * self.num_tokens)
+            2 * timeouts.of_vote(self.num_tokens)
         }
     }
 

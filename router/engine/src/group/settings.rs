@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use plait_proto::Fingerprint;
 
+use crate::timeouts::LONGEST_STEP;
+
 /// A CURVE key.
 pub type Key = [u8; 32];
 
@@ -64,7 +66,8 @@ pub struct GroupTimeouts {
     pub join: Duration,
     /// From a round's first vote to its last, plus [`GroupTimeouts::vote_token`] a token.
     pub vote: Duration,
-    /// Added for each token of the last step, which the late engine may still compute.
+    /// Added for each token of the last step, which the late engine may still compute; up to
+    /// [`LONGEST_STEP`] in all.
     pub vote_token: Duration,
 }
 
@@ -75,6 +78,13 @@ impl Default for GroupTimeouts {
             vote: Duration::from_secs(60),
             vote_token: Duration::from_millis(100),
         }
+    }
+}
+
+impl GroupTimeouts {
+    /// From a round's first vote to its last, after a step of `num_tokens`.
+    pub fn of_vote(&self, num_tokens: u32) -> Duration {
+        (self.vote + self.vote_token * num_tokens).min(LONGEST_STEP.max(self.vote))
     }
 }
 

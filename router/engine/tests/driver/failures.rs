@@ -299,6 +299,29 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
     harness.wait_until("it goes on", |harness| harness.status()["stuck"] == false);
 }
 
+/// The usual limits: a step unlike those measured has a minute and more, one that is known ten seconds.
+#[test]
+fn a_hang_is_seen_in_ten_seconds_once_steps_were_measured() {
+    let mut harness = Harness::on_clock(&json!({}), Timeouts::default(), &Arc::default());
+    harness.dial(|rank| rank.heartbeats = false);
+    harness.wait_for_phase("ready");
+    harness.submit(1, "abc", &json!({"max_tokens": 20}));
+    harness.answer(1);
+    harness.submit(2, "abc", &json!({"max_tokens": 200}));
+    harness.wait_until("it decodes", |harness| {
+        harness.metric("plait_generated_tokens_total") >= 25.0
+    });
+    harness.inject(Fault::Silence);
+    harness.advance(Duration::from_secs(9));
+    assert_eq!(harness.status()["stuck"], false);
+    // A step that was answered meanwhile starts the ten seconds of the next one.
+    harness.advance(Duration::from_secs(10));
+    harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
+    assert_eq!(harness.status()["phase"], "ready");
+    harness.clear_fault();
+    harness.wait_until("it goes on", |harness| harness.status()["stuck"] == false);
+}
+
 #[test]
 fn a_step_that_never_ends_ends_the_engine() {
     let timeouts = Timeouts {
