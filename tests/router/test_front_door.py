@@ -83,7 +83,7 @@ def door() -> Iterator[Door]:
 
 @pytest.fixture
 def locked_door() -> Iterator[Door]:
-    yield from open_door(ApiKeys(["secret"]))
+    yield from open_door(ApiKeys(["secret", "other"]))
 
 
 class Asking(threading.Thread):
@@ -120,6 +120,18 @@ def test_a_stream_is_the_engines_bytes(door: Door) -> None:
     assert answer.content == b"data: 1\n\ndata: [DONE]\n\n"
     assert door.engine.submitted[stream]["stream"] is True
     assert door.engine.aborted == []
+
+
+def test_the_engine_gets_the_tenant_of_each_key_whatever_user_is_written(locked_door: Door) -> None:
+    tenants = set()
+    for number, (key, user) in enumerate([("secret", "ada"), ("secret", "bob"), ("other", "ada")], start=1):
+        asking = Asking(locked_door, client=httpx.Client(headers={"authorization": f"Bearer {key}"}), user=user)
+        stream = locked_door.wait_for(number)
+        locked_door.engine.send(record(stream, b"{}", LAST))
+        assert asking.answer().status_code == 200
+        tenants.add((key, locked_door.engine.tenants[stream], locked_door.engine.submitted[stream]["tenant"]))
+    assert len(tenants) == 2, "the key alone says whose turn it is"
+    assert all(of_queue == of_request for _, of_queue, of_request in tenants)
 
 
 def test_a_whole_answer_is_one_json_body(door: Door) -> None:
