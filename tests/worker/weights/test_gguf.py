@@ -182,7 +182,8 @@ def test_quantised_weights_are_divided_among_ranks(
     def outputs(parallel: Parallel) -> list[torch.Tensor]:
         model = load_model(path, "auto", CPU, parallel)
         rows, mlp = x.to(model.dtype), model.blocks[1].mlp  # type: ignore[attr-defined]
-        return [mlp(rows).float(), model.blocks[1].attention.qkv(rows).float()]  # type: ignore[attr-defined]
+        qkv = model.blocks[1].attention.qkv(rows)  # type: ignore[attr-defined]
+        return [parallel.all_reduce(mlp(rows)).float(), qkv.float()]
 
     mlp, qkv = outputs(Parallel())
     shares = on_every_rank(2, tmp_path, outputs)
