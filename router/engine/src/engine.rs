@@ -32,6 +32,9 @@ use crate::timeouts::Timeouts;
 const MAX_ADMISSIONS: usize = 64;
 /// Batches of events on their way to the output thread. A full channel blocks the driver.
 const MAX_BATCHES: usize = 64;
+/// Ended answers with log-probabilities whose bodies wait to be written. A full channel blocks the output
+/// thread.
+const MAX_BODIES: usize = 1024;
 /// Pages of the pool before the ranks report theirs, if the user gave no number: more than any pool has.
 const MOST_PAGES: u32 = 1 << 31;
 
@@ -151,7 +154,7 @@ impl Engine {
             admissions,
             queue: queue.clone(),
         });
-        let (bodies, ended) = crossbeam_channel::unbounded();
+        let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
         let output = Output::new(shared.clone(), bodies);
         let driver = Driver {
             link,

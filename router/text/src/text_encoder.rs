@@ -96,7 +96,7 @@ impl TextEncoder {
     ) -> Result<Vec<TokenId>, EncodeError> {
         let (mut ids, mut rest, mut size) = (Vec::new(), text, window);
         while !rest.is_empty() {
-            let seen = &rest[..rest.floor_char_boundary(size.max(4))];
+            let seen = &rest[..char_boundary(rest, size.max(4))];
             let splits = self.split(seen).map_err(failed)?;
             let splits = splits.get_splits(OffsetReferential::Original, OffsetType::Byte);
             let is_last = seen.len() == rest.len();
@@ -163,10 +163,19 @@ impl TextEncoder {
     }
 }
 
+/// The last boundary of characters up to `end`.
+fn char_boundary(text: &str, end: usize) -> usize {
+    let ends = (0..=end.min(text.len())).rev();
+    let mut boundaries = ends.filter(|&it| text.is_char_boundary(it));
+    boundaries.next().unwrap_or(0)
+}
+
+/// A piece of text, its place in the original, and its tokens if it is an added token.
+type Split<'a> = (&'a str, (usize, usize), &'a Option<Vec<Token>>);
+
 /// Splits of a window that what comes after it cannot change.
-fn num_certain(splits: &[(&str, (usize, usize), &Option<Vec<Token>>)], num_bytes: usize) -> usize {
-    let is_certain =
-        |&(_, (start, _), _): &(&str, (usize, usize), _)| start + MARGIN_BYTES <= num_bytes;
+fn num_certain(splits: &[Split<'_>], num_bytes: usize) -> usize {
+    let is_certain = |&(_, (start, _), _): &Split<'_>| start + MARGIN_BYTES <= num_bytes;
     let num = splits.iter().rposition(is_certain).unwrap_or(0);
     num.min(splits.len().saturating_sub(2))
 }
