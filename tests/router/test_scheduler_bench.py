@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+from bench.scheduler import pressure_docs
 from bench.scheduler.results_docs import DOC, RESULT, Result, goals, section, with_section
 from plait.bench.result_file import Row
 
@@ -14,6 +15,11 @@ MEASURED = Row("decision, 64 replicas by function call", "p50", "seconds", 6e-7,
 def test_the_page_says_what_the_results_file_says() -> None:
     page = DOC.read_text(encoding="utf-8")
     assert with_section(page, RESULT.read_bytes()) == page
+
+
+def test_the_page_says_what_the_files_of_pressure_say() -> None:
+    page = DOC.read_text(encoding="utf-8")
+    assert pressure_docs.with_section(page) == page
 
 
 def test_a_figure_that_is_not_reached_is_named() -> None:

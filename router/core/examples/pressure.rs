@@ -420,13 +420,13 @@ fn shared_prefix(num_requests: u32, num_prefix: u32, batch: u32, chunk: u32) {
 
 /// Long answers in a pool that cannot hold them all.
 fn overcommitted(num_prompt: u32, num_output: u32) {
-    let mut world = World::new(settings(|it| it.runtime.num_pages = 2_048));
+    let mut world = World::timed(settings(|it| it.runtime.num_pages = 2_048), 10_000.0, 0);
     let mut left = 512 - 128;
     world.submit_many(128, num_prompt, num_output);
-    let (mut num_prefill, mut num_steps) = (0, 0_u32);
+    let (mut num_prefill, mut micros) = (0, 0.0);
     while let Some(step) = world.step() {
         num_prefill += step.plan.num_prefill_tokens();
-        num_steps += 1;
+        micros += step.micros;
         for output in step.outputs {
             if matches!(output, Output::Finished { .. }) && left > 0 {
                 left -= 1;
@@ -444,7 +444,7 @@ fn overcommitted(num_prompt: u32, num_output: u32) {
     );
     let num_preemptions = world.scheduler.stats().counts.num_preemptions;
     say(&case, "preemptions", num_preemptions as f64);
-    say(&case, "steps", num_steps.into());
+    say(&case, "seconds", micros / 1e6);
 }
 
 /// A prompt of higher priority, where requests of lower priority hold the pool.

@@ -62,7 +62,7 @@ def policies(pair: Pair) -> list[str]:
         if row.goal is not None:
             goal = ("at least " if row.metric in AT_LEAST else "at most ") + told(row.goal, row.unit)
         unit = ", ms" if row.unit == "seconds" else ""
-        lines.append([row.case, row.metric.replace("_", " ") + unit, before, after, goal])
+        lines.append([row.case, row.metric.replace("seconds", "time").replace("_", " ") + unit, before, after, goal])
     return table(["load", "figure", "before", "after", "goal"], lines)
 
 
@@ -90,7 +90,7 @@ def tenants(pair: Pair) -> list[str]:
     return table(["simulated load", "tenant", *names], lines)
 
 
-def overload(pair: Pair) -> list[str]:
+def overload(result: Result) -> list[str]:
     metrics = (
         "goodput",
         "accepted_ttft_p50",
@@ -99,12 +99,16 @@ def overload(pair: Pair) -> list[str]:
         "retry_after_p50",
         "share_of_true_retry_after",
     )
-    lines = [[case, *(pair.cell(case, metric) for metric in metrics)] for case in pair.after.cases]
+    lines = []
+    for case in result.cases:
+        rows = [result.row(case, metric) for metric in metrics]
+        if rows[0] is not None:
+            lines.append([case, *("" if row is None else told(row.value, row.unit) for row in rows)])
     names = ("tokens/s", "accepted TTFT p50", "p99", "share accepted", "Retry-After p50", "share of true ones")
     return table(["offered over HTTP", *names], lines)
 
 
-def section(exact: Pair, simulation: Pair, http: Pair) -> str:
+def section(exact: Pair, simulation: Pair, http: Result) -> str:
     """What the document says of the files."""
     lines = [
         f"Before: commit {(exact.before.commit or 'unknown')[:12]}; after: {(exact.after.commit or 'unknown')[:12]}. "
@@ -114,15 +118,16 @@ def section(exact: Pair, simulation: Pair, http: Pair) -> str:
         "",
         *policies(exact),
         "",
-        "One simulated replica of Qwen3-8B on an H200 (`plait simulate`):",
+        "One simulated replica of Qwen3-8B on an H200 (`plait simulate`), at shares of the saturation before:",
         "",
         *simulated(simulation),
         "",
-        "By tenant, at 110% of saturation. A share of 1 is max-min fairness:",
+        "By tenant, at 110% of that. A share of 1 is max-min fairness:",
         "",
         *tenants(simulation),
         "",
-        "recall-gqa on a CPU with one thread, 8 slots and a queue of 32, in multiples of what a closed loop completes. "
+        "Before only: recall-gqa on a CPU with one thread, 8 slots and a queue of 32, in multiples of what a closed "
+        "loop completes. "
         "A Retry-After is true if it is within a factor of 2, or a second, of what requests accepted beside it waited:",
         "",
         *overload(http),
@@ -134,7 +139,8 @@ def with_section(text: str) -> str:
     """The text with what stands between its marks replaced; raises `ValueError` if it has not one such place."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    made = section(read("scheduler-policies"), read("simulate-pressure"), read("overload"))
+    http = msgspec.json.decode((RESULTS / "overload-before.json").read_bytes(), type=Result)
+    made = section(read("scheduler-policies"), read("simulate-pressure"), http)
     return before + BEGIN + made + END + after
 
 

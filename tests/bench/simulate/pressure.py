@@ -3,7 +3,8 @@
     python tests/bench/simulate/pressure.py --traces ../shared/data --out tests/bench/results/simulate-pressure.json
 
 One replica of Qwen3-8B on an H200, with the queue limits of `plait serve`. Saturation is the rate at which the default
-policy answers the load when all of it is there from the start. A load is a share of that rate.
+policy answers the load when all of it is there from the start. A load is a share of that rate, or with `--loads-of` of
+the rate that another results file holds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "fcfs": {},
     "fair": {"policy": "fair"},
     "priority": {"policy": "priority"},
+    "priority that preempts": {"policy": "priority", "priority_preemption_threshold": 1},
     "target 30 ms": {"itl_target_ms": 30.0},
     "cache-aware": {"policy": "cache-aware"},
 }
@@ -41,7 +43,7 @@ OF_LOAD = {
     "agents": ("fcfs", "cache-aware"),
     "flood": ("fcfs", "fair"),
     "long-prompt": ("fcfs", "target 30 ms"),
-    "priorities": ("fcfs", "priority"),
+    "priorities": ("fcfs", "priority", "priority that preempts"),
     "azure_llm_2023_conv.csv": ("fcfs", "fair", "target 30 ms"),
     "mooncake_conversation_first5000.jsonl": ("fcfs", "fair", "target 30 ms", "cache-aware"),
 }
@@ -53,6 +55,8 @@ def known_choices() -> dict[str, SchedulerSettings]:
     """The settings that this build takes."""
     known = {}
     for name, fields in CHOICES.items():
+        if not set(fields) <= set(SchedulerSettings.__struct_fields__):
+            continue
         try:
             asked = msgspec.convert({**msgspec.to_builtins(DEFAULTS.scheduler), **fields}, SchedulerSettings)
         except msgspec.ValidationError:
@@ -138,12 +142,19 @@ def line(case: str, report: Report) -> str:
     )
 
 
-def measured(folder: Path) -> Iterator[Row]:
+def noted_saturation(path: Path) -> dict[str, float]:
+    """The saturations that a results file holds, by load."""
+    rows = json.loads(path.read_bytes())["rows"]
+    return {row["case"]: row["value"] for row in rows if row["metric"] == "saturation_scale"}
+
+
+def measured(folder: Path, noted: dict[str, float]) -> Iterator[Row]:
     known = known_choices()
     for name, choices in OF_LOAD.items():
         trace = name if name in SCENARIOS else str(folder / name)
-        saturation = found_saturation(trace)
-        yield Row(Path(name).stem, "saturation_scale", "1", saturation)
+        found = found_saturation(trace)
+        yield Row(Path(name).stem, "saturation_scale", "1", found)
+        saturation = noted.get(Path(name).stem, found)
         for load in LOADS:
             for choice in (it for it in choices if it in known):
                 report = simulated(trace, saturation * load, known[choice])
@@ -156,9 +167,13 @@ def main() -> None:
     """Write the results file."""
     parser = argparse.ArgumentParser(description="Simulate loads that put the scheduler under pressure.")
     parser.add_argument("--traces", type=Path, required=True, help="folder of the public traces")
+    parser.add_argument(
+        "--loads-of", type=Path, help="results file whose loads to offer; without it, shares of the own"
+    )
     parser.add_argument("--out", type=Path, required=True)
     typed = parser.parse_args()
-    made = [replace(row, value=float(f"{row.value:.6g}")) for row in measured(typed.traces)]
+    noted = noted_saturation(typed.loads_of) if typed.loads_of is not None else {}
+    made = [replace(row, value=float(f"{row.value:.6g}")) for row in measured(typed.traces, noted)]
     report = {
         "commit": commit(),
         "command": "tests/bench/simulate/pressure.py",
