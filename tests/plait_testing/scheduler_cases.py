@@ -57,6 +57,7 @@ def any_settings(drawn: random.Random) -> Settings:
         prefill_starvation_steps=drawn.randint(1, 5),
         max_queue=drawn.randint(4, 12),
         max_queue_tokens=200,
+        max_skip_ahead=0,
     )
     pages = PageSettings(
         page_size=drawn.randint(1, 6), prefix_cache=drawn.random() < 0.7, watermark=drawn.randint(0, 1)

@@ -481,6 +481,7 @@ class Scheduler:
             self.fair_share.charge(request.ask.tenant, num_tokens)
 
     def _prefill_row(self, request: Request, start: int, length: int) -> bool:
+        length = self._in_free_pages(request, start, length)
         if not self._adopt(request, start, start + length) or not self._lease(request, start + length):
             return False
         page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
@@ -488,6 +489,13 @@ class Scheduler:
             self.computing.add(request.key(page, size))
         self._add_row(Row(request, start, length, start + length == request.num_known, is_prefill=True))
         return True
+
+    def _in_free_pages(self, request: Request, start: int, length: int) -> int:
+        """The part of a chunk that needs no preemption; where no page is free, up to the end of one page."""
+        size, num_free = self.settings.pages.page_size, self.pool.num_available()
+        if start > request.num_planned or self._num_pages(start + length) - len(request.pages) <= num_free:
+            return length
+        return min(length, max((len(request.pages) + num_free) * size - start, size - start % size))
 
     def _adopt(self, request: Request, start: int, end: int) -> bool:
         """Leases the published pages before a chunk, if there is room for them and for the chunk."""

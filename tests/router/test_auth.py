@@ -6,9 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from plait.errors import SettingsError
 from plait.http.auth import MAX_KEY_FILE_BYTES, ApiKeys, RequireKey, read_keys
+from plait.http.errors import ApiError
+from plait.http.key_terms import KeyTerms
+from plait.http.validate import read_chat
 from starlette.types import Message, Receive, Scope, Send
 
 
@@ -34,7 +38,7 @@ def status_of(path: bytes, *headers: tuple[bytes, bytes], kind: str = "http") ->
         sent.append(message)
 
     scope: dict[str, Any] = {"type": kind, "raw_path": path, "path": "/health", "headers": list(headers)}
-    asyncio.run(RequireKey(inner, ApiKeys(["first", "second"]))(scope, receive, send))
+    asyncio.run(RequireKey(inner, ApiKeys({"first": KeyTerms(), "second": KeyTerms()}))(scope, receive, send))
     status: int = sent[0]["status"]
     return status
 
@@ -44,7 +48,7 @@ def bearer(key: bytes) -> tuple[bytes, bytes]:
 
 
 def test_keys_are_the_lines_of_the_file(key_file: Path) -> None:
-    assert read_keys(key_file) == ["first", "second"]
+    assert list(read_keys(key_file)) == ["first", "second"]
 
 
 def test_each_key_opens_and_nothing_else_does() -> None:
@@ -88,3 +92,37 @@ def test_a_key_file_that_cannot_be_used_says_why(content: bytes, mode: int, prob
 def test_a_missing_key_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         read_keys(tmp_path / "none")
+
+
+def test_a_key_may_have_a_weight_and_a_best_priority(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("plain\nheavy weight=4\nboth\tpriority=-3   weight=2\nwith words\n")
+    path.chmod(0o600)
+    assert read_keys(path) == {
+        "plain": KeyTerms(),
+        "heavy": KeyTerms(weight=4),
+        "both": KeyTerms(weight=2, priority=-3),
+        "with words": KeyTerms(),
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["key weight=0", "key weight=many", "key weight=", "key weight=1 weight=2", "key priority=high"]
+)
+def test_a_term_out_of_range_is_an_error_that_names_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"fine\n{line}\n")
+    path.chmod(0o600)
+    with pytest.raises(SettingsError, match=r"--api-key-file .* has a line with .*(weight|priority)"):
+        read_keys(path)
+
+
+def test_a_request_has_its_keys_weight_and_at_best_its_priority() -> None:
+    asked = read_chat(b'{"messages": [{"role": "user", "content": "x"}], "priority": -2}', "m")
+    silent = msgspec.structs.replace(asked, priority=0)
+    assert KeyTerms().apply(asked) == asked
+    assert KeyTerms(weight=3, priority=-2).apply(asked) == msgspec.structs.replace(asked, weight=3)
+    assert KeyTerms(priority=7).apply(silent).priority == 7
+    assert KeyTerms(priority=-5).apply(silent).priority == 0
+    with pytest.raises(ApiError, match="`priority` is -2, where this API key may ask for -1 or more"):
+        KeyTerms(priority=-1).apply(asked)

@@ -16,6 +16,7 @@ from plait.http import connection_limits as limits
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys
 from plait.http.engine import read_description
+from plait.http.key_terms import KeyTerms
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait_testing.in_memory_engine import LAST, InMemoryEngine, failure, record
@@ -83,7 +84,7 @@ def door() -> Iterator[Door]:
 
 @pytest.fixture
 def locked_door() -> Iterator[Door]:
-    yield from open_door(ApiKeys(["secret", "other"]))
+    yield from open_door(ApiKeys({"secret": KeyTerms(), "other": KeyTerms()}))
 
 
 class Asking(threading.Thread):

@@ -46,7 +46,8 @@ SETTINGS = """
     dtype load-format
     device attention-backend cuda-graphs cuda-graph-max-bs
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
-    itl-target-ms policy prefill-starvation-steps max-queue-tokens
+    itl-target-ms policy prefill-starvation-steps max-queue-tokens max-queue-seconds max-skip-ahead
+    priority-preemption-threshold priority-aging-seconds
     page-size num-pages memory-fraction prefix-cache watermark
     mla-context-chunk-size kv-cache-dtype k-scale v-scale
     tp threads text-threads seed log-level step-trace
@@ -97,6 +98,7 @@ ALIASES = {
     "--policy": ("--scheduling-policy", "--schedule-policy"),
     "--prefill-starvation-steps": ("--starvation-steps",),
     "--max-queue": ("--max-queued-requests",),
+    "--priority-preemption-threshold": ("--priority-scheduling-preemption-threshold",),
     "--page-size": ("--block-size",),
     "--num-pages": ("--num-gpu-blocks-override",),
     "--prefix-cache": ("--enable-prefix-caching",),

@@ -2,19 +2,21 @@
 
 use crate::ids::{Micros, SlotId};
 use crate::kv_cache::{PerKind, PrefixHits};
+use crate::outlook::JobSize;
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_sharing::{Chunk, waits_for_row};
 use crate::queue::QueueKey;
 use crate::running_set::add;
 use crate::scheduler::{Location, Scheduler};
 use crate::settings::Policy;
-use crate::state::{Admission, Job};
+use crate::state::{Admission, Job, Order, Queued};
 
 /// What the head of the queue gets if it is admitted now.
-struct QueueHead {
+pub(crate) struct QueueHead {
     key: QueueKey,
+    pub(crate) size: JobSize,
     slot: SlotId,
-    hits: PrefixHits,
+    pub(crate) hits: PrefixHits,
     /// Tokens of its first chunk.
     length: u32,
 }
@@ -40,6 +42,29 @@ struct Passed {
 /// Requests that may be passed in one plan.
 const MAX_PASSED: usize = 64;
 
+/// Requests behind a blocked head that a plan looks at.
+const NUM_LOOKED_AT: usize = 4;
+
+/// The head that others were admitted before for lack of its pages, and how many.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Skipped {
+    head: Option<Order>,
+    num_passed: u32,
+}
+
+impl Skipped {
+    fn may_pass(&self, head: QueueKey, most: u32) -> bool {
+        most > 0 && (self.head != Some(head.order) || self.num_passed < most)
+    }
+
+    fn count(&mut self, head: QueueKey, has_passed: bool) {
+        if self.head != Some(head.order) {
+            (self.head, self.num_passed) = (Some(head.order), 0);
+        }
+        self.num_passed += u32::from(has_passed);
+    }
+}
+
 impl Scheduler {
     /// Rule 4: admits waiting requests, strictly in order but for those that wait for rows of this plan.
     pub(crate) fn admit(&mut self, now: Micros, builder: &mut PlanBuilder) {
@@ -62,7 +87,8 @@ impl Scheduler {
         let Some(mut queued) = self.queue.remove(head.key) else {
             return;
         };
-        let admission = self.admission_of(queued.job(), head);
+        let num_expected = self.note_admission(head, builder);
+        let admission = self.admission_of(queued.job(), head, num_expected);
         let slot = admission.slot;
         self.charge_admission(&mut queued, admission.num_cached);
         builder.append_pages(slot, &admission.lease, &admission.lease.num_pages());
@@ -126,54 +152,121 @@ impl Scheduler {
         waits_for_row(job, 0, &self.cache, hasher, builder)
     }
 
-    /// What a request gets if it can be admitted now.
+    /// The request with this key if it can be admitted now; else one of the next whose pages are free.
     fn admissible(
         &mut self,
         key: QueueKey,
         passed: &Passed,
         builder: &mut PlanBuilder,
     ) -> Option<QueueHead> {
+        let head = self.fitting(key, builder)?;
+        if self.has_pages(&head, passed) {
+            return self.can_grow(key, &head.size, builder).then_some(head);
+        }
+        self.fitting_behind(key, passed, builder)
+    }
+
+    /// What a queued request would get now, pages apart; None if no chunk of it fits the plan.
+    fn fitting(&mut self, key: QueueKey, builder: &mut PlanBuilder) -> Option<QueueHead> {
         let slot = self.running.free_slot()?;
         if !self.target_carries(self.queue.job(key)?, builder) {
             self.counts.num_admissions_over_target += 1;
             return None;
         }
+        let hits = self.find_hits(key)?;
         let job = self.queue.job_mut(key)?;
-        let num_known = job.num_known();
-        let hits = match &mut self.prefix_hasher {
+        job.num_found = hits.num_tokens;
+        let size = JobSize::new(job, hits.num_tokens);
+        let num_left = size.num_known() - hits.num_tokens;
+        let length = self.chunk_length(hits.num_tokens, num_left, MIN_CHUNK, builder)?;
+        Some(QueueHead {
+            key,
+            size,
+            slot,
+            hits,
+            length,
+        })
+    }
+
+    /// The first of the next requests whose pages are free. So many pass each head at most, and none
+    /// passes one that was preempted.
+    fn fitting_behind(
+        &mut self,
+        head: QueueKey,
+        passed: &Passed,
+        builder: &mut PlanBuilder,
+    ) -> Option<QueueHead> {
+        let most = self.settings.scheduler.max_skip_ahead;
+        let has_run = !matches!(self.queue.get(head)?, Queued::Waiting { .. });
+        let has_ranks = self.settings.scheduler.policy == Policy::CacheAware;
+        if has_run || has_ranks || !self.queue.skipped.may_pass(head, most) {
+            return None;
+        }
+        let mut key = head;
+        for _ in 0..NUM_LOOKED_AT {
+            key = self.queue.after(key)?;
+            if self.has_pages_uncached(key, passed) && !self.waits_for_row(key, builder) {
+                let next = self.fitting(key, builder)?;
+                let fits = self.can_grow(key, &next.size, builder);
+                self.queue.skipped.count(head, fits);
+                return fits.then_some(next);
+            }
+        }
+        None
+    }
+
+    /// Whether a request that has not run finds enough pages even without the cache.
+    fn has_pages_uncached(&self, key: QueueKey, passed: &Passed) -> bool {
+        let Some(Queued::Waiting { job, .. }) = self.queue.get(key) else {
+            return false;
+        };
+        self.has_pages_for(job.num_known(), &self.cache.no_hits(), passed)
+    }
+
+    /// The cached prefix of a queued request.
+    pub(crate) fn find_hits(&mut self, key: QueueKey) -> Option<PrefixHits> {
+        let job = self.queue.job_mut(key)?;
+        Some(match &mut self.prefix_hasher {
             Some(hasher) => self.cache.find(job, hasher),
             None => self.cache.no_hits(),
-        };
-        job.num_found = hits.num_tokens;
-        let num_left = num_known - hits.num_tokens;
-        let length = self.chunk_length(hits.num_tokens, num_left, MIN_CHUNK, builder)?;
-        self.has_pages(num_known, &hits, passed)
-            .then_some(QueueHead {
-                key,
-                slot,
-                hits,
-                length,
-            })
+        })
+    }
+
+    fn has_pages(&self, head: &QueueHead, passed: &Passed) -> bool {
+        self.has_pages_for(head.size.num_known(), &head.hits, passed)
     }
 
     /// Whether enough pages are left for `num_known` tokens, beside the hits, the watermark and what
     /// running prefills and passed requests still need.
-    fn has_pages(&self, num_known: u32, hits: &PrefixHits, passed: &Passed) -> bool {
+    fn has_pages_for(&self, num_known: u32, hits: &PrefixHits, passed: &Passed) -> bool {
         let mut reserved = passed.num_pages.clone();
         add(&mut reserved, self.running.num_prefill_pages());
+        let released = self.cache.no_pages();
+        self.has_pages_once(num_known, hits, &reserved, &released)
+    }
+
+    /// The same beside `reserved` pages of each kind, once `released` pages are free.
+    pub(crate) fn has_pages_once(
+        &self,
+        num_known: u32,
+        hits: &PrefixHits,
+        reserved: &[u32],
+        released: &[u32],
+    ) -> bool {
         let keeps_watermark = !self.running.is_empty();
         self.cache
-            .can_admit(num_known, hits, &reserved, keeps_watermark)
+            .can_admit(num_known, hits, reserved, keeps_watermark, released)
     }
 
     /// Pins the cached prefix in the call that looked it up, so that no page can be evicted between.
-    fn admission_of(&mut self, job: &Job, head: &QueueHead) -> Admission {
+    fn admission_of(&mut self, job: &Job, head: &QueueHead, num_expected: u64) -> Admission {
         let num_cached = head.hits.num_tokens;
         self.counts.num_hit_tokens += u64::from(num_cached);
         Admission {
             slot: head.slot,
             lease: self.cache.pin(job, num_cached),
             num_cached,
+            num_expected,
         }
     }
 }

@@ -19,7 +19,7 @@ const MAX_OVERTAKEN: u64 = 256;
 impl Scheduler {
     /// The requests that waited longest, in the order in which they may be admitted.
     pub(crate) fn rank(&mut self) -> Vec<QueueKey> {
-        let num_left_queue = self.num_submitted - u64::from(self.queue.room.num_requests());
+        let num_left_queue = self.queue.num_submitted - u64::from(self.queue.room.num_requests());
         let mut ranked = Vec::with_capacity(WINDOW);
         for (key, queued) in self.queue.leading(WINDOW) {
             let goes_first = matches!(queued, Queued::Preempted { .. })

@@ -63,6 +63,10 @@ impl Scheduler {
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
         let num_computed = running.num_computed;
+        let num_output = running.job.num_output();
+        for num in num_output + 1 - num_emitted(&tokens)..=num_output {
+            self.outlook.lengths.observe_token(num);
+        }
         outputs.push(tokens);
         self.publish(slot, num_computed);
         if let Some(reason) = end {
@@ -104,9 +108,15 @@ impl Scheduler {
     fn finish(&mut self, slot: SlotId, reason: FinishReason, outputs: &mut Vec<Output>) {
         let running = self.running.remove(slot);
         let request = running.job.id();
+        if reason != FinishReason::Abort {
+            self.outlook.observe_end(&running.job);
+        }
         self.locations.remove(&request);
         self.leave_share(running.job.tenant());
         self.free_or_park(running);
+        if self.running.is_empty() && self.queue.is_empty() {
+            self.outlook.served.observe_idle();
+        }
         outputs.push(Output::Finished { request, reason });
     }
 
@@ -152,5 +162,12 @@ impl Scheduler {
         if running.phase == Phase::Held && !running.is_in_flight() {
             self.preempt(slot);
         }
+    }
+}
+
+fn num_emitted(output: &Output) -> u32 {
+    match output {
+        Output::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(0),
+        Output::Finished { .. } => 0,
     }
 }

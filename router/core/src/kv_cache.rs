@@ -118,6 +118,15 @@ impl KvCache {
         each.all(|(pool, num)| pool.num_available() >= *num)
     }
 
+    /// Tokens that a lease holds once it has all pages that can be leased now.
+    pub(crate) fn num_tokens_with_free(&self, lease: &Lease) -> u32 {
+        let each = self.pools.iter().zip(lease.lists()).zip(&self.page_sizes);
+        let tokens = each.map(|((pool, list), size)| {
+            (list.num_pages() + pool.num_available()).saturating_mul(*size)
+        });
+        tokens.min().unwrap_or(0)
+    }
+
     /// The same once parked pages and `num_held` pages of each kind are free.
     pub(crate) fn will_have(&self, num: &[u32], num_held: &[u32]) -> bool {
         let mut each = self.pools.iter().zip(num.iter().zip(num_held));
@@ -133,13 +142,14 @@ impl KvCache {
     }
 
     /// Whether enough pages are left for `num_tokens` tokens beyond the hits, beside `reserved` pages of
-    /// each kind and, if kept, the watermark.
+    /// each kind and, if kept, the watermark, once `released` pages of each are free.
     pub(crate) fn can_admit(
         &self,
         num_tokens: u32,
         hits: &PrefixHits,
         reserved: &[u32],
         keeps_watermark: bool,
+        released: &[u32],
     ) -> bool {
         self.pools.iter().enumerate().all(|(kind, pool)| {
             let size = self.page_sizes[kind];
@@ -150,7 +160,7 @@ impl KvCache {
                 0
             };
             let num = u64::from(num_new) + u64::from(reserved[kind]) + u64::from(watermark);
-            num <= u64::from(pool.num_available() - hits.num_cached[kind])
+            num <= u64::from(pool.num_available() - hits.num_cached[kind] + released[kind])
         })
     }
 

@@ -19,6 +19,7 @@ impl Scheduler {
         self.in_flight.unpublished.extend(ends);
         self.note_missed_target(&builder.work);
         self.pacing.launch(builder.step, builder.work);
+        self.outlook.decay();
         Plan {
             step: builder.step,
             freed_slots: std::mem::take(&mut self.slot_changes.freed),

@@ -4,6 +4,7 @@ use rustc_hash::FxHashSet;
 
 use crate::ids::{PageId, SlotId, StepId};
 use crate::kv_cache::Lease;
+use crate::outlook::Forecast;
 use crate::plan::{DecodeRow, NewSlot, OtherPage, PrefillRow};
 use crate::prefix_hasher::PageHash;
 use crate::settings::Limits;
@@ -30,6 +31,8 @@ pub(crate) struct PlanBuilder {
     pub(crate) decode: Vec<(Order, DecodeRow)>,
     /// Hashes of the blocks in which the prefill rows begin.
     pub(crate) computing: FxHashSet<PageHash>,
+    /// Made when the first head is checked against it.
+    pub(crate) forecast: Option<Forecast>,
     /// The last request in order that has a row.
     last_with_row: Option<Order>,
     /// The last request in order that may still be preempted.
@@ -50,6 +53,7 @@ impl PlanBuilder {
             prefill: Vec::new(),
             decode: Vec::new(),
             computing: FxHashSet::default(),
+            forecast: None,
             last_with_row: None,
             last_victim: None,
         }

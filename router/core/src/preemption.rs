@@ -1,9 +1,12 @@
-//! Preemption: which request loses its pages when a row needs some.
+//! Preemption: which request loses its pages when a row needs some, or one of better priority waits.
 
 use crate::ids::SlotId;
+use crate::kv_cache::PrefixHits;
 use crate::plan_builder::PlanBuilder;
+use crate::prefix_sharing::Chunk;
+use crate::queue::QueueKey;
 use crate::scheduler::Scheduler;
-use crate::state::{Order, Phase};
+use crate::state::{Job, Order, Phase};
 
 impl Scheduler {
     /// Leases the pages that a request lacks for `num_tokens` tokens. If false, its row must wait.
@@ -45,9 +48,92 @@ impl Scheduler {
                 }
                 return false;
             };
+            self.outlook.observe_preemption();
             self.preempt_or_hold(victim);
         }
         true
+    }
+
+    /// The part of a chunk that needs no preemption; where no page is free, up to the end of one page.
+    pub(crate) fn shrink_to_free_pages(&self, slot: SlotId, chunk: &Chunk) -> Chunk {
+        let Chunk { start, length } = *chunk;
+        let running = self.running.at(slot);
+        let num = self.running.num_missing_pages(slot, start + length);
+        // Pages to adopt are taken with the chunk's own.
+        if start > running.num_planned || self.cache.has(&num) {
+            return *chunk;
+        }
+        let in_free_pages = self.cache.num_tokens_with_free(&running.lease);
+        let page_size = self.settings.pages.page_size;
+        let to_end_of_page = page_size - start % page_size;
+        let fitting = in_free_pages.saturating_sub(start).max(to_end_of_page);
+        Chunk {
+            start,
+            length: length.min(fitting),
+        }
+    }
+
+    /// Preempts requests whose priority is worse by the threshold, if that makes way for the head.
+    pub(crate) fn make_way(&mut self, builder: &mut PlanBuilder) {
+        if self
+            .settings
+            .scheduler
+            .priority_preemption_threshold
+            .is_none()
+            || self.running.num_held() > 0
+        {
+            return;
+        }
+        let Some((key, hits)) = self
+            .queue
+            .first()
+            .and_then(|key| Some((key, self.find_hits(key)?)))
+        else {
+            return;
+        };
+        for victim in self.victims_for(key, &hits).unwrap_or_default() {
+            self.preempt_or_hold(victim);
+        }
+        builder.last_victim = None;
+    }
+
+    /// The last requests in order that must give way to the head; None if it can be admitted as it is, or
+    /// not even then.
+    fn victims_for(&self, key: QueueKey, hits: &PrefixHits) -> Option<Vec<SlotId>> {
+        let job = self.queue.job(key)?;
+        let mut released = hits.num_cached.clone();
+        released.fill(0);
+        let mut victims = Vec::new();
+        let has_way = |victims: &Vec<SlotId>, released: &[u32]| {
+            let has_slot = self.running.free_slot().is_some() || !victims.is_empty();
+            has_slot
+                && self.has_pages_once(
+                    job.num_known(),
+                    hits,
+                    self.running.num_prefill_pages(),
+                    released,
+                )
+        };
+        for running in self.running.backwards_from(None) {
+            if has_way(&victims, &released) {
+                break;
+            }
+            if !self.outranks(job, &running.job) {
+                return None;
+            }
+            for (sum, num) in released.iter_mut().zip(running.lease.num_pages()) {
+                *sum += num;
+            }
+            victims.push(running.slot);
+        }
+        has_way(&victims, &released).then_some(victims)
+    }
+
+    /// Whether a waiting request may preempt a running one.
+    pub(crate) fn outranks(&self, waiting: &Job, running: &Job) -> bool {
+        let difference = i64::from(running.priority()) - i64::from(waiting.priority());
+        let threshold = self.settings.scheduler.priority_preemption_threshold;
+        running.order > waiting.order && threshold.is_some_and(|it| difference >= it.into())
     }
 
     /// The last request in order after `asker` that has no row in this plan and is not held yet.

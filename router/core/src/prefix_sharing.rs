@@ -60,6 +60,7 @@ impl Scheduler {
             }
             let (lease, num) = self.running.adopt(slot, chunk.start, &mut self.cache);
             builder.append_pages(slot, lease, &num);
+            self.running.at_mut(slot).num_shared += chunk.start - planned;
             self.counts.num_hit_tokens += u64::from(chunk.start - planned);
         }
         self.lease_pages(slot, chunk.start + chunk.length, builder)

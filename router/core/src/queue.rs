@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::admission::Skipped;
 use crate::fair_share::{FairShare, VirtualTime};
-use crate::ids::TenantId;
+use crate::ids::{RequestId, TenantId};
 use crate::queue_limits::QueueLimits;
 use crate::request::Rejected;
 use crate::settings::Policy;
@@ -39,8 +40,13 @@ pub(crate) struct Queue {
     lanes: BTreeMap<TenantId, Lane>,
     heads: BTreeSet<Head>,
     pub(crate) room: QueueLimits,
+    /// Requests that have not run yet, by arrival.
+    waiting: BTreeSet<RequestId>,
     /// None unless the policy is fair share.
     pub(crate) fair_share: Option<FairShare>,
+    /// Requests so far, which number the next one.
+    pub(crate) num_submitted: u64,
+    pub(crate) skipped: Skipped,
     /// Requests that left the queue unserved since the caller last asked.
     pub(crate) rejected: Vec<Rejected>,
 }
@@ -68,6 +74,9 @@ impl Queue {
     pub(crate) fn push(&mut self, lane: TenantId, queued: Queued) {
         self.room.add(lane, queued.job());
         let order = queued.job().order;
+        if matches!(queued, Queued::Waiting { .. }) {
+            self.waiting.insert(queued.job().id());
+        }
         if !self.lanes.contains_key(&lane) {
             self.start_waiting(lane);
         }
@@ -171,6 +180,11 @@ impl Queue {
         }
     }
 
+    /// Of the requests that have not run yet, the one that came first.
+    pub(crate) fn oldest_waiting(&self) -> Option<RequestId> {
+        self.waiting.first().copied()
+    }
+
     pub(crate) fn get(&self, key: QueueKey) -> Option<&Queued> {
         self.lanes.get(&key.lane)?.requests.get(&key.order)
     }
@@ -200,6 +214,7 @@ impl Queue {
                 self.lanes.remove(&key.lane);
             }
         }
+        self.waiting.remove(&queued.job().id());
         self.room.remove(key.lane, queued.job());
         Some(queued)
     }

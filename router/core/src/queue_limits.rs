@@ -95,6 +95,10 @@ pub(crate) struct QueueLimits {
 }
 
 impl QueueLimits {
+    pub(crate) fn total(&self) -> Load {
+        self.total
+    }
+
     /// Requests that wait.
     pub(crate) fn num_requests(&self) -> u32 {
         u32::try_from(self.total.num_requests).unwrap_or(u32::MAX)

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::ids::{RequestId, TenantId, TokenId};
+use crate::ids::{Micros, RequestId, TenantId, TokenId};
 
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +77,17 @@ pub enum Refusal {
         "the queue became full, and this tenant had the most waiting in it; send fewer requests at a time, or try again later"
     )]
     Displaced,
+    /// It waited too long.
+    #[error(
+        "the request waited {} s in the queue, where at most {} s are allowed (--max-queue-seconds); try again later, or send less at a time",
+        seconds(*.waited), seconds(*.limit)
+    )]
+    Expired {
+        /// How long it waited.
+        waited: Micros,
+        /// `max_queue_seconds`.
+        limit: Micros,
+    },
     /// The replica is draining.
     #[error(
         "the server is shutting down and takes no new requests; send them to another server, or try again later"
@@ -91,4 +102,8 @@ pub struct Rejected {
     pub request: RequestId,
     /// Why.
     pub refusal: Refusal,
+}
+
+fn seconds(micros: Micros) -> f64 {
+    (micros.0 as f64 / 1e5).round() / 10.0
 }

@@ -18,6 +18,7 @@ pub(crate) struct RunningSet {
     prefills: BTreeMap<Order, SlotId>,
     decode_queue: RoundRobin,
     num_held: u32,
+    num_expected_tokens: u64,
     num_held_pages: PerKind<u32>,
     num_prefill_pages: PerKind<u32>,
     page_sizes: PageSizes,
@@ -36,6 +37,7 @@ impl RunningSet {
             prefills: BTreeMap::new(),
             decode_queue: RoundRobin::new(settings.scheduler.num_slots()),
             num_held: 0,
+            num_expected_tokens: 0,
             num_held_pages: PerKind::from_elem(0, num_kinds),
             num_prefill_pages: PerKind::from_elem(0, num_kinds),
             page_sizes: PageSizes::of(settings),
@@ -48,6 +50,11 @@ impl RunningSet {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.by_order.is_empty()
+    }
+
+    /// The running requests in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Running> {
+        self.by_order.values().map(|slot| self.at(*slot))
     }
 
     /// The request in a slot; None if it ended while its rows were in flight.
@@ -67,6 +74,11 @@ impl RunningSet {
     pub(crate) fn at_mut(&mut self, slot: SlotId) -> &mut Running {
         self.get_mut(slot)
             .expect("the indexes hold taken slots only")
+    }
+
+    /// Tokens that the running requests were expected to hold at their ends.
+    pub(crate) fn num_expected_tokens(&self) -> u64 {
+        self.num_expected_tokens
     }
 
     pub(crate) fn num_held(&self) -> u32 {
@@ -134,6 +146,7 @@ impl RunningSet {
             Some(slot),
             "a request takes the slot that `free_slot` gave"
         );
+        self.num_expected_tokens += running.num_expected;
         self.by_order.insert(order, slot);
         self.by_slot[slot.0 as usize] = Some(running);
         self.enter(slot);
@@ -145,6 +158,7 @@ impl RunningSet {
         let running = self.by_slot[slot.0 as usize]
             .take()
             .expect("the indexes hold taken slots only");
+        self.num_expected_tokens -= running.num_expected;
         self.by_order.remove(&running.job.order);
         running
     }

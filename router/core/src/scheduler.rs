@@ -8,6 +8,7 @@ use crate::in_flight::InFlight;
 use crate::itl_target::{ItlTarget, Pacing};
 use crate::kv_cache::KvCache;
 use crate::kv_event::KvEvent;
+use crate::outlook::Outlook;
 use crate::page_pool::PageCounts;
 use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
@@ -39,9 +40,9 @@ pub struct Scheduler {
     pub(crate) in_flight: InFlight,
     pub(crate) counts: Counts,
     pub(crate) pacing: Pacing,
+    pub(crate) outlook: Outlook,
     pub(crate) locations: FxHashMap<RequestId, Location>,
     pub(crate) slot_changes: SlotChanges,
-    pub(crate) num_submitted: u64,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
     /// Hashes full pages; None without a prefix cache.
@@ -68,9 +69,9 @@ impl Scheduler {
             in_flight: InFlight::default(),
             counts: Counts::default(),
             pacing: Pacing::new(&settings, &limits),
+            outlook: Outlook::new(),
             locations: FxHashMap::default(),
             slot_changes: SlotChanges::default(),
-            num_submitted: 0,
             last_step: StepId(0),
             is_draining: false,
             prefix_hasher: settings
@@ -87,7 +88,9 @@ impl Scheduler {
     /// It may be called while earlier steps are in flight. The caller chooses how many.
     pub fn plan(&mut self, now: Micros) -> Option<Plan> {
         self.publish_launched();
+        self.expire(now);
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
+        self.make_way(&mut builder);
         if self.settings.scheduler.mixed {
             self.schedule_starved_prefill(&mut builder);
             self.schedule_decodes(&mut builder);
@@ -100,7 +103,12 @@ impl Scheduler {
                 self.schedule_decodes(&mut builder);
             }
         }
-        (!builder.is_empty()).then(|| self.launch(builder))
+        if builder.is_empty() {
+            return None;
+        }
+        let num_tokens = self.limits.max_batch_tokens - builder.num_tokens_left;
+        self.outlook.served.observe_plan(num_tokens, now);
+        Some(self.launch(builder))
     }
 
     /// Takes an event, and appends what follows to `outputs`, in order.
@@ -235,10 +243,15 @@ impl Scheduler {
             let length = running
                 .num_left()
                 .min(1 + self.settings.runtime.draft_width);
-            if length > builder.num_tokens_left || builder.num_rows_left == 0 {
+            if builder.is_full() {
                 return self.count_carryover(num_asked, builder);
             }
             num_asked += 1;
+            if length > builder.num_tokens_left {
+                self.counts.carryover.tokens += 1;
+                self.running.decode_queue().pass(slot);
+                continue;
+            }
             self.decode_row(slot, length, builder);
         }
     }
@@ -301,8 +314,9 @@ impl Scheduler {
         chunk: &Chunk,
         builder: &mut PlanBuilder,
     ) -> bool {
-        let Chunk { start, length } = *chunk;
-        if !self.lease_chunk(slot, chunk, builder) {
+        let chunk = self.shrink_to_free_pages(slot, chunk);
+        let Chunk { start, length } = chunk;
+        if !self.lease_chunk(slot, &chunk, builder) {
             return false;
         }
         self.announce(slot, start, builder);

@@ -56,6 +56,14 @@ pub struct SchedulerSettings {
     pub max_queue: u32,
     /// Prompt tokens that may wait.
     pub max_queue_tokens: u64,
+    /// Longest wait of a request that has not run yet; None means for ever.
+    pub max_queue_seconds: Option<f64>,
+    /// Requests that may be admitted before a head whose pages are not free.
+    pub max_skip_ahead: u32,
+    /// Least difference of priorities for which a waiting request preempts running ones; None never does.
+    pub priority_preemption_threshold: Option<u32>,
+    /// Waiting time that makes up for one step of priority.
+    pub priority_aging_seconds: f64,
 }
 
 impl Default for SchedulerSettings {
@@ -71,6 +79,10 @@ impl Default for SchedulerSettings {
             prefill_starvation_steps: 8,
             max_queue: 1024,
             max_queue_tokens: 1 << 22,
+            max_queue_seconds: None,
+            max_skip_ahead: 8,
+            priority_preemption_threshold: None,
+            priority_aging_seconds: 60.0,
         }
     }
 }
@@ -179,6 +191,10 @@ pub struct Limits {
     pub watermark: u32,
     /// Target time of a step that decodes.
     pub itl_target: Option<Micros>,
+    /// Longest wait of a request that has not run yet.
+    pub max_wait: Option<Micros>,
+    /// Waiting time that makes up for one step of priority.
+    pub priority_aging: Micros,
     /// Tokens that the whole pool holds; of several cache kinds the smallest.
     pub pool_tokens: u64,
 }
@@ -202,6 +218,7 @@ impl Settings {
         self.check_counts(&limits)?;
         self.check_step(&limits)?;
         self.check_pool(&limits)?;
+        self.check_priority()?;
         Ok(limits)
     }
 
@@ -220,6 +237,8 @@ impl Settings {
                 .watermark
                 .unwrap_or_else(|| default_watermark(num_pages)),
             itl_target: self.scheduler.itl_target_ms.map(micros),
+            max_wait: self.scheduler.max_queue_seconds.map(|it| micros(it * 1e3)),
+            priority_aging: micros(self.scheduler.priority_aging_seconds * 1e3),
             pool_tokens: self.pool_tokens(),
         }
     }
@@ -269,6 +288,22 @@ impl Settings {
             return Err(out_of_range("watermark", limits.watermark, allowed));
         }
         Ok(())
+    }
+
+    fn check_priority(&self) -> Result<(), SettingsError> {
+        match self.scheduler.priority_preemption_threshold {
+            Some(threshold) if self.scheduler.policy != Policy::Priority => Err(out_of_range(
+                "priority-preemption-threshold",
+                threshold,
+                "requests have no order of priority: leave it out, or start with --policy priority",
+            )),
+            Some(0) => Err(out_of_range(
+                "priority-preemption-threshold",
+                0_u32,
+                "equal priorities would preempt each other: give at least 1",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Rejects what would divide by zero or admit nothing.

@@ -18,13 +18,29 @@ use crate::prefix_hasher::{PageHash, PrefixHasher};
 use crate::request::Request;
 use crate::settings::Policy;
 
-/// The order of requests: the policy's key, then the smaller priority, then the earlier arrival.
+/// The order of requests: the policy's key, then priority with ageing, then the earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     /// Fair share: the tenant's virtual time at first admission; until then the maximum.
     virtual_time: VirtualTime,
-    priority: i32,
+    /// The arrival in microseconds, later by the ageing time for each step of priority: a request waits
+    /// for others of a better priority only if they came within that time.
+    due: DueMicros,
     request: RequestId,
+}
+
+/// A time on the caller's clock, which may lie before its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DueMicros(u64);
+
+impl DueMicros {
+    /// `arrival`, later by `aging` for each step of `priority`.
+    pub(crate) fn new(arrival: Micros, priority: i32, aging: Micros) -> Self {
+        const START: i128 = 1 << 63;
+        let after_start = i128::from(arrival.0) + i128::from(aging.0) * i128::from(priority);
+        let due = (START + after_start).clamp(0, u64::MAX.into());
+        Self(u64::try_from(due).expect("it was clamped"))
+    }
 }
 
 /// What a request keeps in every state.
@@ -49,10 +65,11 @@ impl Job {
         request: Request,
         max_output_tokens: u32,
         policy: Policy,
+        due: DueMicros,
     ) -> Self {
         let order = Order {
             virtual_time: VirtualTime(u64::from(policy == Policy::Fair) * u64::MAX),
-            priority: i32::from(policy.is_by_priority()) * request.priority,
+            due,
             request: id,
         };
         Self {
@@ -74,6 +91,10 @@ impl Job {
         self.request.tenant
     }
 
+    pub(crate) fn priority(&self) -> i32 {
+        self.request.priority
+    }
+
     pub(crate) fn weight(&self) -> NonZeroU32 {
         self.request.weight
     }
@@ -85,6 +106,11 @@ impl Job {
     /// Whether its prefill samples its last token, so that it never decodes.
     pub(crate) fn ends_with_prefill(&self) -> bool {
         self.max_output_tokens - self.num_output() == 1
+    }
+
+    /// Output tokens after which the request ends.
+    pub(crate) fn max_output(&self) -> u32 {
+        self.max_output_tokens
     }
 
     pub(crate) fn num_output(&self) -> u32 {
@@ -234,6 +260,14 @@ impl Queued {
         }
     }
 
+    /// How long it has waited to run for the first time.
+    pub(crate) fn waited(&self, now: Micros) -> Micros {
+        match self {
+            Self::Waiting { since, .. } => Micros(now.0.saturating_sub(since.0)),
+            Self::Preempted { .. } => Micros(0),
+        }
+    }
+
     /// Fair share: a request keeps the position of its first admission.
     pub(crate) fn set_virtual_time(&mut self, time: VirtualTime) {
         if let Self::Waiting { job, .. } = self {
@@ -271,6 +305,8 @@ pub(crate) struct Admission {
     pub(crate) lease: Lease,
     /// Tokens in them.
     pub(crate) num_cached: u32,
+    /// Tokens that it is expected to hold at its end.
+    pub(crate) num_expected: u64,
 }
 
 /// The phase of a request that holds a lease.
@@ -298,6 +334,10 @@ pub(crate) struct Running {
     pub(crate) num_planned: u32,
     /// Positions whose KV is computed and whose tokens are final.
     pub(crate) num_computed: u32,
+    /// Leading tokens whose pages came from the cache, so that others may hold them too.
+    pub(crate) num_shared: u32,
+    /// Tokens that it was expected to hold at its end.
+    pub(crate) num_expected: u64,
     /// The last step in which it had a row.
     pub(crate) last_step: StepId,
     num_rows_in_flight: u32,
@@ -314,6 +354,8 @@ impl Running {
             phase: Phase::Prefilling,
             num_planned: admission.num_cached,
             num_computed: admission.num_cached,
+            num_shared: admission.num_cached,
+            num_expected: admission.num_expected,
             last_step: step,
             num_rows_in_flight: 0,
             num_tokens_in_flight: 0,

@@ -4,7 +4,7 @@ use crate::ids::{Micros, RequestId};
 use crate::queue::QueueKey;
 use crate::request::{Refusal, Rejected, Request};
 use crate::scheduler::{Location, Scheduler};
-use crate::state::{Job, Queued};
+use crate::state::{DueMicros, Job, Queued};
 
 impl Scheduler {
     /// Puts a request into the queue. The model's length and the pool cap its output.
@@ -41,19 +41,25 @@ impl Scheduler {
     }
 
     fn enqueue_new(&mut self, request: Request, max_output_tokens: u32, now: Micros) -> RequestId {
-        let id = RequestId(self.num_submitted);
-        self.num_submitted += 1;
+        let id = RequestId(self.queue.num_submitted);
+        self.queue.num_submitted += 1;
         if let Some(fair_share) = &mut self.queue.fair_share {
             fair_share.enter(request.tenant, request.weight);
         }
-        let job = Box::new(Job::new(
-            id,
-            request,
-            max_output_tokens,
-            self.settings.scheduler.policy,
-        ));
+        let policy = self.settings.scheduler.policy;
+        let due = self.due(request.priority, now);
+        let job = Box::new(Job::new(id, request, max_output_tokens, policy, due));
         self.enqueue(Queued::Waiting { job, since: now });
         id
+    }
+
+    /// Where a request of this priority comes in order.
+    fn due(&self, priority: i32, now: Micros) -> DueMicros {
+        if self.settings.scheduler.policy.is_by_priority() {
+            DueMicros::new(now, priority, self.limits.priority_aging)
+        } else {
+            DueMicros::default()
+        }
     }
 
     pub(crate) fn enqueue(&mut self, queued: Queued) {
@@ -68,6 +74,25 @@ impl Scheduler {
     /// Requests that left the queue unserved since the last call, in order. Each has ended.
     pub fn take_rejected(&mut self) -> Vec<Rejected> {
         std::mem::take(&mut self.queue.rejected)
+    }
+
+    /// Ends requests that have waited too long.
+    pub(crate) fn expire(&mut self, now: Micros) {
+        let Some(limit) = self.limits.max_wait else {
+            return;
+        };
+        while let Some(Location::Queue(key)) = self.oldest_waiting() {
+            let waited = self.queue.get(key).map_or(Micros(0), |it| it.waited(now));
+            if waited <= limit {
+                return;
+            }
+            self.reject(key, Refusal::Expired { waited, limit });
+        }
+    }
+
+    fn oldest_waiting(&self) -> Option<Location> {
+        let oldest = self.queue.oldest_waiting()?;
+        self.locations.get(&oldest).copied()
     }
 
     /// Ends a waiting request.

@@ -108,7 +108,7 @@ impl StepMetrics {
     }
 }
 
-/// Why a request never reached the scheduler's queue.
+/// Why a request never ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
     /// A queue is full (429).
@@ -119,10 +119,18 @@ pub enum Rejection {
     Invalid,
     /// Loading, draining or failed (503).
     NotReady,
+    /// It waited too long in the scheduler's queue (504).
+    QueueTimeout,
 }
 
 impl Rejection {
-    const LABELS: [&str; 4] = ["queue_full", "too_long", "invalid", "not_ready"];
+    const LABELS: [&str; 5] = [
+        "queue_full",
+        "too_long",
+        "invalid",
+        "not_ready",
+        "queue_timeout",
+    ];
 }
 
 impl From<&Refusal> for Rejection {
@@ -134,6 +142,7 @@ impl From<&Refusal> for Rejection {
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => Self::TooLong,
             Refusal::EmptyPrompt | Refusal::NoOutput => Self::Invalid,
             Refusal::Draining => Self::NotReady,
+            Refusal::Expired { .. } => Self::QueueTimeout,
         }
     }
 }
@@ -169,7 +178,7 @@ impl From<FinishReason> for Ending {
 #[derive(Debug)]
 pub struct RequestMetrics {
     finished: [Counter; 4],
-    rejected: [Counter; 4],
+    rejected: [Counter; 5],
     /// Prompt tokens of the queued requests.
     pub prompt_tokens: Counter,
     /// Tokens sampled and kept.
@@ -179,7 +188,7 @@ pub struct RequestMetrics {
 impl RequestMetrics {
     fn register(registry: &mut Registry) -> Self {
         let finished = "Requests that ended, by reason";
-        let rejected = "Requests that were not taken, by reason";
+        let rejected = "Requests that never ran, by reason";
         Self {
             finished: labelled(
                 registry,

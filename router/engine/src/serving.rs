@@ -370,10 +370,15 @@ impl Serving {
     fn refuse(&mut self, stream: StreamId, refusal: plait_core::Refusal) {
         let metrics = &self.config.shared.metrics.requests;
         metrics.reject(Rejection::from(&refusal));
-        self.events.push(StreamEvent::Fail {
-            stream,
-            error: refusal.into(),
-        });
+        let error = ApiError::from(refusal).retry_after(self.retry_after_seconds());
+        self.events.push(StreamEvent::Fail { stream, error });
+    }
+
+    /// When all who wait now should have run, at the recent rate.
+    fn retry_after_seconds(&self) -> u16 {
+        let wait = self.scheduler.queue_clears_in();
+        let seconds = wait.map_or(1, |wait| wait.0.div_ceil(1_000_000));
+        u16::try_from(seconds).unwrap_or(u16::MAX)
     }
 
     /// Fails the streams of requests that left the queue unserved.

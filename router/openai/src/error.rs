@@ -78,6 +78,27 @@ impl ApiError {
         }
     }
 
+    /// It waited too long in the queue (504): the client may come again.
+    fn timed_out(message: impl Into<String>) -> Self {
+        Self {
+            status: 504,
+            retry_after_seconds: Some(1),
+            message: message.into(),
+            kind: "timeout_error",
+            param: None,
+            code: Some("queue_timeout"),
+        }
+    }
+
+    /// When the client may come again, if it may: in `seconds`, or at once.
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u16) -> Self {
+        if self.retry_after_seconds.is_some() {
+            self.retry_after_seconds = Some(seconds.max(1));
+        }
+        self
+    }
+
     /// A bug of ours (500).
     pub fn internal(message: impl Into<String>) -> Self {
         Self {
@@ -129,6 +150,7 @@ impl From<Refusal> for ApiError {
             Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } | Refusal::Displaced => {
                 Self::overloaded(message)
             }
+            Refusal::Expired { .. } => Self::timed_out(message),
             Refusal::Draining => Self::unavailable(message),
             Refusal::EmptyPrompt => RequestError::invalid("prompt", message).into(),
             Refusal::NoOutput => RequestError::invalid("max_tokens", message).into(),

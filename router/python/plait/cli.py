@@ -127,8 +127,8 @@ def _chat(args: argparse.Namespace) -> int:
     from plait.chat import chat
     from plait.http.auth import read_keys
 
-    keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file is not None else [None]
-    return chat(settings.url, keys[0], settings.temperature)
+    key = next(iter(read_keys(Path(settings.api_key_file)))) if settings.api_key_file is not None else None
+    return chat(settings.url, key, settings.temperature)
 
 
 def _simulate(args: argparse.Namespace) -> int:

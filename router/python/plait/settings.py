@@ -39,6 +39,9 @@ SlotCount = Annotated[int, Meta(ge=1, le=4096)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_048_576)]
 QueueTokens = Annotated[int, Meta(ge=1, le=1 << 40)]
 StepCount = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+SkipCount = Annotated[int, Meta(ge=0, le=1_048_576)]
+QueueSeconds = Annotated[float, Meta(gt=0, le=1e9)]
+PriorityDifference = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Policy = Literal["fcfs", "priority", "fair", "cache-aware"]
 PageSize = Annotated[int, Meta(ge=1, le=1024)]
 PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -59,7 +62,11 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Setting("address to listen on; any but loopback needs --api-key-file")] = "127.0.0.1"
     port: Annotated[Port, Setting("TCP port; 0 takes a free one, which the ready line prints")] = 8000
     api_key_file: Annotated[
-        str | None, Setting("file with one API key a line, readable by its owner only", unset="no key is needed")
+        str | None,
+        Setting(
+            "file with one API key a line, readable by its owner only; after a key may stand weight=N and priority=N",
+            unset="no key is needed",
+        ),
     ] = None
     served_model_name: Annotated[
         ModelName | None, Setting("model id in the API", unset="the folder's or file's name")
@@ -165,8 +172,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         Policy,
         Setting(
-            "order of requests: fcfs by arrival, priority by their `priority` (smaller first), fair by the tokens "
-            "that each tenant (API key, or see --trust-user-field) has received, "
+            "order of requests: fcfs by arrival, priority by their `priority` (smaller first), fair by the step time "
+            "that each tenant (API key, or see --trust-user-field) has taken, "
             "cache-aware by the longest cached prefix (SGLang's lpm)",
             ("--scheduling-policy", "--schedule-policy"),
         ),
@@ -182,6 +189,26 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1024
     max_queue_tokens: Annotated[QueueTokens, Setting("most prompt tokens that wait; others get 429")] = 1 << 22
+    max_queue_seconds: Annotated[
+        QueueSeconds | None,
+        Setting("longest wait of a request that has not run yet; then it gets 504", unset="no limit"),
+    ] = None
+    max_skip_ahead: Annotated[
+        SkipCount,
+        Setting("requests that may be admitted before one whose KV pages are not free; 0 keeps the order strictly"),
+    ] = 8
+    priority_preemption_threshold: Annotated[
+        PriorityDifference | None,
+        Setting(
+            "a waiting request preempts running ones whose `priority` is larger by this much; needs --policy priority",
+            ("--priority-scheduling-preemption-threshold",),
+            unset="waiting requests preempt none",
+        ),
+    ] = None
+    priority_aging_seconds: Annotated[
+        QueueSeconds,
+        Setting("waiting time in s that counts as much as a `priority` smaller by 1; it bounds every wait"),
+    ] = 60.0
 
 
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +229,10 @@ class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     watermark: Annotated[
         Watermark | None,
-        Setting("pages kept free at admission, for the next tokens of running requests", unset="1% of the pool"),
+        Setting(
+            "pages kept free at admission, for the next tokens of running requests",
+            unset="1% of the pool, and what running requests are expected to need by what was seen",
+        ),
     ] = None
     memory_fraction: Annotated[
         Fraction | None,

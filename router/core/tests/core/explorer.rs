@@ -280,6 +280,18 @@ fn no_latecomer_that_goes_first_gets_the_others_stuck() {
     assert!(num_states > 10_000, "only {num_states} states");
 }
 
+/// A latecomer that preempts who runs, while one request may pass another whose pages are not free.
+#[test]
+fn no_schedule_with_priority_preemption_and_skipped_heads_gets_stuck() {
+    let mut preempting = all_settings();
+    for (settings, _) in &mut preempting {
+        settings.scheduler.priority_preemption_threshold = Some(1);
+        settings.scheduler.max_skip_ahead = 1;
+    }
+    let num_states = explore(preempting, &[(1, 6), (5, 2), (2, 3)], 0, -1);
+    assert!(num_states > 10_000, "only {num_states} states");
+}
+
 /// All prompts begin alike, so that pages are hit while others are evicted.
 #[test]
 fn no_schedule_with_shared_and_evicted_pages_gets_stuck() {

@@ -15,6 +15,7 @@ pub fn settings() -> Settings {
             policy: Policy::Priority,
             max_queue: 16,
             max_queue_tokens: 4096,
+            max_skip_ahead: 0,
             ..SchedulerSettings::default()
         },
         pages: PageSettings {

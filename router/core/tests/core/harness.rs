@@ -60,6 +60,7 @@ pub struct Client {
     pub expected: (Vec<TokenId>, FinishReason),
     pub emitted: Vec<TokenId>,
     pub ended: Option<FinishReason>,
+    arrived: u64,
     /// Why it left the queue unserved.
     pub rejected: Option<Refusal>,
     /// Prompt positions whose log-probabilities were reported: `1..` this.
@@ -144,6 +145,7 @@ impl Harness {
             expected,
             emitted: Vec::new(),
             ended: None,
+            arrived: self.now,
             rejected: None,
             num_reported: 1,
         };
@@ -253,6 +255,9 @@ impl Harness {
             while self.num_in_flight() < depth && self.plan().is_some() {
                 num_plans_left = num_plans_left.checked_sub(1).expect("no livelock");
             }
+            if self.scheduler.is_idle() {
+                break;
+            }
             assert!(self.num_in_flight() > 0, "stuck: {:#?}", self.scheduler);
             self.complete();
         }
@@ -360,12 +365,16 @@ impl Harness {
     }
 
     /// The order of every policy but fair share, whose counts the harness does not keep.
-    fn order(&self, request: RequestId) -> (i32, RequestId) {
-        let priority = match self.settings.scheduler.policy {
+    fn order(&self, request: RequestId) -> (i128, RequestId) {
+        let client = &self.clients[&request];
+        let aging = self.settings.limits().unwrap().priority_aging.0;
+        let due = match self.settings.scheduler.policy {
             Policy::Fcfs | Policy::CacheAware => 0,
-            Policy::Priority | Policy::Fair => self.clients[&request].spec.priority,
+            Policy::Priority | Policy::Fair => {
+                i128::from(client.arrived) + i128::from(aging) * i128::from(client.spec.priority)
+            }
         };
-        (priority, request)
+        (due, request)
     }
 
     /// Invariant 5, if nothing was in flight, so that victims of this plan left in this plan:
@@ -395,7 +404,8 @@ impl Harness {
         };
         for victim in &victims {
             assert!(
-                alive().any(|request| order(request) < order(victim)),
+                alive().any(|request| order(request) < order(victim))
+                    || self.waits_with_priority_over(*victim),
                 "the first in order gave way: {plan:?}"
             );
             let mut after = alive()
@@ -405,6 +415,22 @@ impl Harness {
                 "{victim:?} gave way, one after it did not: {plan:?}"
             );
         }
+    }
+
+    /// Whether a request whose priority is better by the threshold has no slot yet.
+    fn waits_with_priority_over(&self, victim: RequestId) -> bool {
+        let threshold = self.settings.scheduler.priority_preemption_threshold;
+        let priority = self.clients[&victim].spec.priority;
+        let mut others = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.ended.is_none());
+        others.any(|(request, client)| {
+            let difference = i64::from(priority) - i64::from(client.spec.priority);
+            threshold.is_some_and(|it| difference >= i64::from(it))
+                && !self.slots.values().any(|running| running == request)
+                && self.order(*request) < self.order(victim)
+        })
     }
 
     /// Slots and pages change hands only when no step in flight uses them for another.

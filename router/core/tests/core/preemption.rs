@@ -89,6 +89,28 @@ fn no_request_is_admitted_while_one_is_held() {
     harness.run_to_the_end(2);
 }
 
+/// Of eight pages of four tokens an older prefill wants three more, where two are free.
+#[test]
+fn a_chunk_shrinks_to_the_free_pages_before_anybody_is_preempted() {
+    let settings = with(four_pages(), |it| {
+        it.runtime.num_pages = 8;
+        it.scheduler.max_batch_tokens = Some(20);
+        it.scheduler.long_prefill_token_threshold = Some(12);
+    });
+    let mut harness = harness(settings, [(7, 12)]);
+    step(&mut harness);
+    let older = Spec {
+        priority: -1,
+        ..Spec::new(24, 4)
+    };
+    harness.submit(older).unwrap();
+    assert_eq!(chunks(&step(&mut harness)), [(1, 0, 12)]);
+    let plan = step(&mut harness);
+    assert_eq!(chunks(&plan), [(1, 12, 8)]);
+    assert_eq!((decoded(&plan), plan.freed_slots.len()), (vec![0], 0));
+    harness.run_to_the_end(1);
+}
+
 #[test]
 fn a_row_of_this_plan_is_never_a_victim() {
     let mut harness = harness(four_pages(), [(4, 8)]);

@@ -30,15 +30,20 @@ prop_compose! {
         (max_model_len, mixed, prefix_cache, watermark) in (12..60u32, any::<bool>(), any::<bool>(), 0..2u32),
         (prefill_starvation_steps, max_queue, itl_target) in (1..5u32, 4..12u32, option::of(1..400u32)),
         policy in prop::sample::select(vec![Policy::Fcfs, Policy::Priority, Policy::Fair, Policy::CacheAware]),
+        (max_skip_ahead, threshold, is_watermark_given) in (0..3u32, option::of(1..3u32), any::<bool>()),
+        (max_wait, aging) in (option::of(20..200u32), 1..40u32),
     ) -> Settings {
         with(settings(), |it| {
             it.scheduler = SchedulerSettings {
                 max_batch_tokens: Some(batch_tokens.max(1 + draft_width)), max_seqs: Some(max_seqs), mixed, policy, prefill_starvation_steps, max_queue,
-                long_prefill_token_threshold: Some(long_prefill_token_threshold), max_queue_tokens: 200,
+                long_prefill_token_threshold: Some(long_prefill_token_threshold), max_queue_tokens: 200, max_skip_ahead,
+                priority_preemption_threshold: threshold.filter(|_| policy == Policy::Priority),
+                priority_aging_seconds: f64::from(aging) / 1e6,
+                max_queue_seconds: max_wait.map(|micros| f64::from(micros) / 1e6),
                 itl_target_ms: itl_target.filter(|_| mixed).map(|micros| f64::from(micros) / 1e3),
                 ..SchedulerSettings::default()
             };
-            it.pages = PageSettings { page_size, prefix_cache, watermark: Some(watermark), ..PageSettings::default() };
+            it.pages = PageSettings { page_size, prefix_cache, watermark: Some(watermark).filter(|_| is_watermark_given), ..PageSettings::default() };
             it.runtime = RuntimeSettings {
                 max_rows: Some(max_rows), draft_width, ..RuntimeSettings::new(num_pages, max_model_len, HashSeed([1, 2]))
             };

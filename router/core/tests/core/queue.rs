@@ -1,6 +1,6 @@
 //! Claims about the limits of the queue.
 
-use plait_core::Refusal;
+use plait_core::{Micros, Policy, Refusal, RequestId, Scheduler};
 
 use crate::fixtures::{harness, settings, step, with};
 use crate::harness::Spec;
@@ -36,4 +36,108 @@ fn as_much_may_wait_as_the_limits_say_and_what_is_admitted_makes_room() {
     );
     assert!(harness.submit(Spec::new(3, 1)).is_ok());
     harness.run_to_the_end(1);
+}
+
+#[test]
+fn a_request_that_waited_too_long_is_answered_and_one_that_ran_is_not() {
+    let settings = with(settings(), |it| {
+        it.scheduler.max_seqs = Some(1);
+        it.scheduler.max_queue_seconds = Some(5.0);
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    let at = |second: u64| Micros(second * 1_000_000);
+    let submit = |scheduler: &mut Scheduler, second| {
+        let spec = Spec::new(4, 100);
+        scheduler.submit(spec.request(), at(second)).unwrap()
+    };
+    let running = submit(&mut scheduler, 0);
+    scheduler.plan(at(0)).unwrap();
+    let (first, second) = (submit(&mut scheduler, 1), submit(&mut scheduler, 3));
+    drop(scheduler.plan(at(6)));
+    assert_eq!(scheduler.take_rejected(), [], "five seconds are allowed");
+    drop(scheduler.plan(at(7)));
+    let rejected = scheduler.take_rejected();
+    let [only] = &rejected[..] else {
+        panic!("{rejected:?}");
+    };
+    assert_eq!(only.request, first);
+    let text = only.refusal.to_string();
+    assert!(
+        text.contains("waited 6 s") && text.contains("--max-queue-seconds"),
+        "{text}"
+    );
+    assert_eq!(scheduler.prompt_len(first), None);
+    assert_eq!(scheduler.prompt_len(second), Some(4));
+    assert_eq!(scheduler.prompt_len(running), Some(4));
+}
+
+/// The head needs more pages than are free; the next ones do not.
+#[test]
+fn a_bounded_number_of_requests_passes_a_head_whose_pages_are_not_free() {
+    let settings = with(settings(), |it| {
+        it.scheduler.max_skip_ahead = 2;
+        it.runtime.num_pages = 8;
+    });
+    let mut harness = harness(settings, [(64, 40)]);
+    step(&mut harness);
+    harness.submit(Spec::new(80, 1)).unwrap();
+    for _ in 0..4 {
+        harness.submit(Spec::new(16, 1)).unwrap();
+    }
+    let mut admitted = Vec::new();
+    while !harness.scheduler.is_idle() {
+        let plan = step(&mut harness);
+        admitted.extend(plan.new_slots.iter().map(|new| new.request.0));
+    }
+    assert_eq!(admitted, [2, 3, 1, 4, 5]);
+}
+
+#[test]
+fn the_wait_for_a_full_queue_follows_from_the_rate_at_which_it_is_served() {
+    let settings = with(settings(), |it| {
+        it.scheduler.policy = Policy::Fcfs;
+        it.scheduler.max_seqs = Some(4);
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    let mut now = 0;
+    let mut num_ended = 0;
+    let mut told = None;
+    let mut cleared = None;
+    let mut last = RequestId(0);
+    while cleared.is_none() {
+        while told.is_none() && scheduler.stats().num_waiting < 16 {
+            last = scheduler
+                .submit(Spec::new(40, 20).request(), Micros(now))
+                .unwrap();
+        }
+        let plan = scheduler.plan(Micros(now)).unwrap();
+        if plan.new_slots.iter().any(|new| new.request == last) && told.is_some() {
+            cleared = Some(now);
+        }
+        now += 10_000;
+        let num = plan.prefill.iter().filter(|row| row.is_last_chunk).count() + plan.decode.len();
+        let result = plait_core::StepResult {
+            step: plan.step,
+            num_accepted: &vec![1; num],
+            token_ids: &vec![1; num],
+        };
+        let mut outputs = Vec::new();
+        scheduler
+            .advance(plait_core::Event::Result(result), &mut outputs)
+            .unwrap();
+        num_ended += outputs
+            .iter()
+            .filter(|it| matches!(it, plait_core::Output::Finished { .. }))
+            .count();
+        if num_ended > 40 && told.is_none() && scheduler.stats().num_waiting == 16 {
+            told = scheduler.queue_clears_in().map(|wait| (now, wait.0));
+        }
+    }
+    let ((since, told), cleared) = (told.unwrap(), cleared.unwrap());
+    let ratio = told as f64 / (cleared - since) as f64;
+    assert!(
+        (0.5..2.0).contains(&ratio),
+        "{told} us were told, it took {}",
+        cleared - since
+    );
 }

@@ -17,6 +17,25 @@ fn lengths(plan: &Plan) -> Vec<u32> {
     plan.decode.iter().map(|row| row.length).collect()
 }
 
+/// The first decoder's draft does not fit any more, but the last token of the second does.
+#[test]
+fn a_decoder_that_does_not_fit_lets_a_shorter_one_pass() {
+    let settings = with(settings(), |it| {
+        it.runtime.draft_width = 3;
+        it.scheduler.max_batch_tokens = Some(5);
+        it.scheduler.long_prefill_token_threshold = Some(5);
+    });
+    let mut harness = harness(settings, [(1, 30), (1, 30), (1, 2)]);
+    let mut num_met = 0;
+    while !harness.scheduler.is_idle() {
+        let plan = step(&mut harness);
+        let lengths: Vec<u32> = plan.decode.iter().map(|row| row.length).collect();
+        num_met += u32::from(plan.decode.len() == 2 && plan.num_tokens() == 5);
+        assert!(lengths.iter().sum::<u32>() <= 5, "{lengths:?}");
+    }
+    assert!(num_met > 0, "the rest of a plan went to the shorter row");
+}
+
 #[test]
 fn a_row_with_its_drafts_must_fit_a_step() {
     let error = Scheduler::new(with(drafting(), |it| {

@@ -57,7 +57,7 @@ class Bench:
         self.settings = settings
         self.slo: Slo | None = read_slo(settings.measure.slo) if settings.measure.slo is not None else None
         key_file = settings.server.api_key_file
-        key = read_keys(Path(key_file))[0] if key_file is not None else None
+        key = next(iter(read_keys(Path(key_file)))) if key_file is not None else None
         self._salt = settings.load.salt if settings.load.salt is not None else secrets.token_hex(8)
         rough = _maker(settings, TextSize())
         timeout = settings.measure.timeout

@@ -54,6 +54,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Smaller goes first; only servers with `--policy priority` or `fair` take one."""
     tenant: int = 0
     """Whose share it counts against, as a number (`plait.http.identity`)."""
+    weight: int = 1
+    """The tenant's share against others' with `--policy fair`: its key's."""
     salt: int = 0
     """Requests of different salts share no cached pages."""
     return_token_ids: bool = False

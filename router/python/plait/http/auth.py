@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,26 +13,32 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.errors import SettingsError
 from plait.http.errors import ApiError, send_error
 from plait.http.identity import KEY
+from plait.http.key_terms import TERMS, KeyTerms, parse_line
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
 
 
 class ApiKeys:
-    """The accepted keys, kept as SHA-256 digests."""
+    """The accepted keys, kept as SHA-256 digests, and what each is granted."""
 
-    def __init__(self, keys: list[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Mapping[str, KeyTerms]) -> None:
+        self._terms = {hashlib.sha256(key.encode()).digest(): terms for key, terms in keys.items()}
 
-    def admit(self, key: bytes) -> bool:
-        """Whether `key` is one of ours; the time taken depends on no key."""
+    @property
+    def cap_priorities(self) -> bool:
+        """Whether any key says which priorities it may ask for."""
+        return any(terms.priority is not None for terms in self._terms.values())
+
+    def admit(self, key: bytes) -> KeyTerms | None:
+        """What `key` is granted; None if it is not one of ours. The time taken depends on no key."""
         digest = hashlib.sha256(key).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        matches = [hmac.compare_digest(digest, known) for known in self._terms]
+        return self._terms[digest] if any(matches) else None
 
 
-def read_keys(path: Path) -> list[str]:
-    """The keys in a file, one a line; raises `SettingsError` if it cannot be used.
+def read_keys(path: Path) -> dict[str, KeyTerms]:
+    """The keys in a file, one a line, each with its terms; raises `SettingsError` if it cannot be used.
 
     A file that all users of the machine may read is rejected.
     """
@@ -47,10 +54,14 @@ def read_keys(path: Path) -> list[str]:
     return _keys(path, raw)
 
 
-def _keys(path: Path, raw: bytes) -> list[str]:
+def _keys(path: Path, raw: bytes) -> dict[str, KeyTerms]:
     if not raw.isascii():
         raise SettingsError(f"--api-key-file {path} has bytes that are not ASCII; a key travels in an HTTP header")
-    keys = [line.strip() for line in raw.decode("ascii").splitlines() if line.strip()]
+    lines = [line.strip() for line in raw.decode("ascii").splitlines()]
+    try:
+        keys = dict(parse_line(line) for line in lines if line)
+    except ValueError as error:
+        raise SettingsError(f"--api-key-file {path} has a line with {error}") from error
     if not keys:
         raise SettingsError(f"--api-key-file {path} holds no key; write one a line, say from `openssl rand -hex 32`")
     return keys
@@ -72,14 +83,16 @@ class RequireKey:
             if key is None:
                 await send_error(send, _unauthorized(scope), [(b"www-authenticate", b"Bearer")])
                 return
-            scope[KEY] = key
+            scope[KEY], scope[TERMS] = key
         await self._app(scope, receive, send)
 
-    def _fitting_key(self, scope: Scope) -> bytes | None:
+    def _fitting_key(self, scope: Scope) -> tuple[bytes, KeyTerms] | None:
         given = _authorization(scope)
         scheme, _, key = given.partition(b" ")
-        fits = len(given) <= MAX_KEY_FILE_BYTES and scheme.lower() == b"bearer" and self._keys.admit(key.strip())
-        return key.strip() if fits else None
+        if len(given) > MAX_KEY_FILE_BYTES or scheme.lower() != b"bearer":
+            return None
+        terms = self._keys.admit(key.strip())
+        return None if terms is None else (key.strip(), terms)
 
 
 def _authorization(scope: Scope) -> bytes:

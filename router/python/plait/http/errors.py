@@ -48,6 +48,11 @@ ERRORS = {
         ("service_unavailable", "slow_client"),
         "The engine loads, drains or failed, or the client read too slowly.",
     ),
+    504: ErrorKind(
+        "timeout_error",
+        ("queue_timeout",),
+        "The request waited longer than --max-queue-seconds. Retry-After says when the queue should be shorter.",
+    ),
 }
 
 

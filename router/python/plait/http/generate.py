@@ -12,6 +12,7 @@ from plait.http.api import GenerateRequest
 from plait.http.connection_limits import ClientGoneError, read_json_body
 from plait.http.errors import ApiError, Headers, send_error, send_json
 from plait.http.identity import ClientIdentity
+from plait.http.key_terms import KeyTerms
 from plait.http.streams import Data, Failure, Gone, Stream, Streams
 from plait.settings import HttpSettings
 
@@ -37,6 +38,7 @@ class GenerateRoute:
         try:
             client = ClientIdentity.of(scope, self._http)
             request = self._reader(await read_json_body(scope, receive), self._served_model, client)
+            request = KeyTerms.of(scope).apply(request)
         except ApiError as error:
             await send_error(send, error, [(b"connection", b"close")] if error.status == 408 else None)
             return

@@ -17,7 +17,7 @@ from plait_proto import ExitCode, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.batch_sizes import check_chunk, with_batch_sizes
-from plait.errors import DONE, StartError
+from plait.errors import DONE, SettingsError, StartError
 from plait.http.app import build_app
 from plait.http.auth import ApiKeys, read_keys
 from plait.http.connection_limits import MAX_CONNECTIONS
@@ -53,6 +53,11 @@ def serve(
     """
     key_file = settings.http.api_key_file
     keys = ApiKeys(read_keys(Path(key_file))) if key_file is not None else None
+    if keys is not None and keys.cap_priorities and settings.scheduler.policy == "fcfs":
+        raise SettingsError(
+            f"--api-key-file {key_file} grants priorities, but --policy fcfs has none; start with --policy priority "
+            "or fair, or take `priority=` out of the file"
+        )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
         local = find_model(model)
