@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from plait.settings import PageSettings, SchedulerSettings
+from plait.settings import PageSettings, Policy, SchedulerSettings
 
 from plait_testing.scheduler_model import Ask, Plan, Row, Scheduler, Settings
 
@@ -48,19 +48,23 @@ class Case:
 
 def any_settings(drawn: random.Random) -> Settings:
     """Pools of a few pages, where nearly every case preempts, to pools where none does."""
+    policy: Policy = drawn.choice(["fcfs", "priority", "fair", "fair", "cache-aware"])
     scheduler = SchedulerSettings(
         max_batch_tokens=drawn.randint(1, 40),
         max_seqs=drawn.randint(1, 8),
         long_prefill_token_threshold=drawn.randint(1, 30),
         mixed=drawn.random() < 0.7,
-        policy=drawn.choice(["fcfs", "priority", "fair", "fair", "cache-aware"]),
+        policy=policy,
         prefill_starvation_steps=drawn.randint(1, 5),
         max_queue=drawn.randint(4, 12),
         max_queue_tokens=200,
-        max_skip_ahead=0,
+        max_queue_seconds=drawn.choice([None, None, 60e-6]),
+        max_skip_ahead=drawn.randrange(3),
+        priority_preemption_threshold=drawn.choice([None, 1, 2]) if policy == "priority" else None,
+        priority_aging_seconds=drawn.choice([60.0, 20e-6]),
     )
     pages = PageSettings(
-        page_size=drawn.randint(1, 6), prefix_cache=drawn.random() < 0.7, watermark=drawn.randint(0, 1)
+        page_size=drawn.randint(1, 6), prefix_cache=drawn.random() < 0.7, watermark=drawn.choice([None, 0, 1])
     )
     return Settings(
         scheduler,
@@ -107,12 +111,14 @@ class Recorder:
         while not self.model.is_idle():
             while len(self.model.in_flight) < self.depth and self._plan():
                 pass
-            assert self.model.in_flight, "the model is stuck"
-            self._complete()
+            if self.model.in_flight:
+                self._complete()
+            else:
+                assert self.model.is_idle(), f"seed {self.case.seed}: the model is stuck"
         return self.case
 
     def _act(self, action: str) -> None:
-        requests = self.model.requests
+        requests, self.model.now = self.model.requests, len(self.case.calls) + 1
         if action == "submit":
             ask = any_ask(self.drawn)
             self._add({"submit": vars(ask)}, self.model.submit(ask))
@@ -125,6 +131,7 @@ class Recorder:
             self._add({action: number}, [list(it) for it in self.model.end(number, action.capitalize())])
 
     def _plan(self) -> bool:
+        self.model.now = len(self.case.calls) + 1
         plan = self.model.plan()
         self._add("plan", None if plan is None else shown(plan))
         return plan is not None

@@ -6,7 +6,7 @@ cover them: draft tokens, several cache kinds, prompt log-probabilities, the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -14,6 +14,7 @@ from math import inf
 from plait.settings import PageSettings, SchedulerSettings
 
 from plait_testing.fair_share_model import FairShare
+from plait_testing.outlook_model import Forecast, Growth, Outlook, latest_end
 from plait_testing.page_model import Key, Pages
 
 MIN_CHUNK = 16
@@ -22,6 +23,10 @@ MAX_PASSED = 64
 """Requests that may be passed in one plan."""
 WINDOW, MAX_OVERTAKEN = 64, 256
 """Cache-aware: requests that a plan compares, and later ones that may be admitted before one."""
+NUM_LOOKED_AT = 4
+"""Requests behind a blocked head that a plan looks at."""
+SPACING = 1.03
+"""Distance of two ends, as a multiple of what fills the pool evenly."""
 QUEUE_PARTS = 1 << 16
 """Loads of lanes count in so many parts, so that they can be divided by weights."""
 
@@ -67,6 +72,17 @@ class Settings:
         return self.scheduler.max_batch_tokens
 
     @property
+    def watermark(self) -> int:
+        if self.pages.watermark is not None:
+            return self.pages.watermark
+        return min(max(self.num_pages // 100, 1), self.num_pages - 1)
+
+    @property
+    def aging(self) -> int:
+        """Microseconds that make up for one step of priority."""
+        return max(1, round(self.scheduler.priority_aging_seconds * 1e6))
+
+    @property
     def max_chunk(self) -> int:
         return self.scheduler.long_prefill_token_threshold or self.max_batch_tokens
 
@@ -81,6 +97,10 @@ class Request:
     """Output tokens after which it ends."""
     admitted_at: float = inf
     """Fair share: its tenant's virtual time at its first admission."""
+    since: int = 0
+    """When it was submitted, in microseconds."""
+    due: int = 0
+    """Its arrival, later for each step of priority."""
     phase: Phase = Phase.WAITING
     output: list[int] = field(default_factory=list)
     slot: int = -1
@@ -88,6 +108,10 @@ class Request:
     num_published: int = 0
     num_planned: int = 0
     num_computed: int = 0
+    num_shared: int = 0
+    """Leading tokens whose pages came from the cache."""
+    num_expected: int = 0
+    """Tokens that it was expected to hold at its end."""
     num_found: int = 0
     """Leading tokens that were found in the cache while it waited for the next ones."""
     last_step: int = 0
@@ -168,6 +192,10 @@ class Scheduler:
         """The virtual time of each tenant with waiting requests when it was last looked at."""
         self.lane_weights: dict[int, int] = {}
         """Of each tenant, that of its request which was queued last."""
+        self.outlook = Outlook()
+        self.skipped: tuple[int, int] | None = None
+        """The head that others were admitted before for lack of its pages, and how many."""
+        self.now = 0
         self.rejected: list[int] = []
         """Left the queue unserved since the caller last asked."""
         self._begin_plan()
@@ -176,8 +204,7 @@ class Scheduler:
 
     def order(self, request: Request) -> tuple[float, ...]:
         """The order of admission, of prefills and, from its end, of preemption."""
-        priority = request.ask.priority if self.settings.scheduler.policy in ("priority", "fair") else 0
-        return (request.admitted_at, priority, request.id)
+        return (request.admitted_at, request.due, request.id)
 
     def head(self) -> Request | None:
         """Who is admitted next: the first in order, under fair share of the tenant whose virtual time is least."""
@@ -238,7 +265,9 @@ class Scheduler:
         for other in displaced:
             self.rejected.append(other.id)
             self.end(other.id, "Displaced")
-        request = Request(len(self.requests), ask, min(ask.max_tokens, in_model, in_pool))
+        request = Request(len(self.requests), ask, min(ask.max_tokens, in_model, in_pool), since=self.now)
+        if self.settings.scheduler.policy in ("priority", "fair"):
+            request.due = self.now + self.settings.aging * ask.priority
         if self.is_fair:
             self.fair_share.enter(ask.tenant, ask.weight)
         self._start_waiting(request)
@@ -291,6 +320,7 @@ class Scheduler:
         self.rows: list[Row] = []
         self.new_slots: list[tuple[int, int, int, int]] = []
         self.appended: list[tuple[int, int]] = []
+        self.forecast: Forecast | None = None
         self.computing: set[Key] = set()
         """Keys of the pages in which this plan's prefill rows begin."""
         self.step = self.last_step + 1
@@ -304,7 +334,9 @@ class Scheduler:
         return self.settings.max_rows - len(self.rows)
 
     def plan(self) -> Plan | None:
+        self._expire()
         self._begin_plan()
+        self._make_way()
         if self.settings.scheduler.mixed:
             self._grant()
             self._decode()
@@ -316,6 +348,38 @@ class Scheduler:
             if not self.rows:
                 self._decode()
         return self._launch() if self.rows else None
+
+    def _expire(self) -> None:
+        """Requests that have waited too long without running leave the queue, oldest first."""
+        limit = self.settings.scheduler.max_queue_seconds
+        for request in self.requests if limit is not None else []:
+            if request.phase is Phase.WAITING and limit is not None:
+                if self.now - request.since <= round(limit * 1e6):
+                    return
+                self.rejected.append(request.id)
+                self.end(request.id, "Expired")
+
+    def _make_way(self) -> None:
+        """Requests of a priority worse by the threshold are preempted, last in order first, if that admits the head."""
+        if self.settings.scheduler.priority_preemption_threshold is None or self.held():
+            return
+        head = self.head()
+        if head is None:
+            return
+        hits, victims = self._find(head), list[Request]()
+        running = self.running()
+        while not (self._has_pages(head, hits, [], victims) and (self.free_slots or victims)):
+            victim = running.pop() if running else None
+            if victim is None or not self._outranks(head, victim):
+                return
+            victims.append(victim)
+        for victim in victims:
+            self._preempt_or_hold(victim)
+
+    def _outranks(self, waiting: Request, running: Request) -> bool:
+        threshold = self.settings.scheduler.priority_preemption_threshold
+        difference = running.ask.priority - waiting.ask.priority
+        return self.order(running) > self.order(waiting) and threshold is not None and difference >= threshold
 
     def _grant(self) -> None:
         """Rule 1: the oldest prefill, if it had no row for too long, goes first with a page at most."""
@@ -432,14 +496,132 @@ class Scheduler:
         return self._waits_for_row(request, 0)
 
     def _admit_now(self, request: Request, passed: list[Request]) -> bool:
-        hits = self._find(request)
-        request.num_found = num_cached = len(hits) * self.settings.pages.page_size
-        length = self._chunk_length(request.num_known - num_cached)
-        if not length or not self._has_pages(request, hits, passed):
+        """Admits the request, or if its pages are not free one of the next."""
+        hits, length = self._look_up(request)
+        if not length:
             return False
+        if not self._has_pages(request, hits, passed):
+            return self._skip_ahead(request, passed)
+        if not self._can_grow(request, len(hits)):
+            return False
+        self._enter(request, hits, length)
+        return True
+
+    def _look_up(self, request: Request) -> tuple[list[int], int]:
+        """What it finds in the cache, and the tokens of its first chunk."""
+        hits = self._find(request)
+        request.num_found = len(hits) * self.settings.pages.page_size
+        return hits, self._chunk_length(request.num_known - request.num_found)
+
+    def _skip_ahead(self, head: Request, passed: list[Request]) -> bool:
+        """Admits the first of the next requests whose pages are free; so many at most before each head."""
+        num_before = self.skipped[1] if self.skipped is not None and self.skipped[0] == head.id else 0
+        if head.phase is not Phase.WAITING or num_before >= self.settings.scheduler.max_skip_ahead:
+            return False
+        if self.settings.scheduler.policy == "cache-aware":
+            return False
+        request: Request | None = head
+        for _ in range(NUM_LOOKED_AT):
+            request = self._behind(request) if request is not None else None
+            if request is None:
+                return False
+            if request.phase is not Phase.WAITING or not self._has_pages(request, [], passed):
+                continue
+            if self._is_passed(request):
+                continue
+            hits, length = self._look_up(request)
+            if not length:
+                return False
+            fits = self._can_grow(request, len(hits))
+            self.skipped = (head.id, num_before + fits)
+            if fits:
+                self._enter(request, hits, length)
+            return fits
+        return False
+
+    def _enter(self, request: Request, hits: list[int], length: int) -> None:
+        num_cached = request.num_found
+        self._note_admission(request, hits)
         self._take_slot(request, hits, num_cached)
         assert self._prefill_row(request, num_cached, length)
-        return True
+
+    # Whether answers are expected to find pages to their ends.
+
+    def _can_grow(self, head: Request, num_hits: int) -> bool:
+        """Nothing is expected where the user gave a watermark."""
+        running = self.running()
+        if self.settings.pages.watermark is not None or not running or self._outranks(head, running[-1]):
+            return True
+        if self.outlook.blocked is not None:
+            blocked, until = self.outlook.blocked
+            if blocked == head.id and self.step < until:
+                return False
+        growth = self._growth_of(head)
+        grows = self._has_room_for_all(head) or (self._is_spaced(growth) and self._fits_beside(growth))
+        if not grows:
+            self.outlook.blocked = (head.id, self.step + 1 + len(running) // 64)
+        return grows
+
+    def _has_room_for_all(self, head: Request) -> bool:
+        """Whether the pool holds everything that runs or waits at its full length."""
+        queued = self.queued()
+        each = self.outlook.lengths.expected_left(0, (1 << 32) - 1)
+        waiting = sum(it.num_prompt for it in queued) + len(queued) * each
+        expected = sum(it.num_expected for it in self.running()) + self._num_expected(head)
+        return expected + waiting <= self._pool_less_reserve()
+
+    def _num_expected(self, request: Request) -> int:
+        left = self.outlook.lengths.expected_left(len(request.output), request.num_due)
+        return request.num_known + int(left)
+
+    def _pool_less_reserve(self) -> float:
+        kept = self.settings.watermark * self.settings.pages.page_size
+        return self.settings.pool_tokens * (1.0 - self.outlook.reserve) - kept
+
+    def _fits_beside(self, head: Growth) -> bool:
+        if self.forecast is None:
+            size, running = self.settings.pages.page_size, self.running()
+            num_alone = sum(max(0, len(it.pages) - it.num_shared // size) for it in running)
+            num_leased = sum(self.pool.leases[page] > 0 for page in self.pool.leases)
+            shared = float(max(0, num_leased - num_alone)) * size
+            growths = [self._growth(it) for it in running]
+            self.forecast = Forecast(growths, self._pool_less_reserve() - shared, self.outlook.lengths)
+        return self.forecast.fits(head)
+
+    def _growth(self, request: Request) -> Growth:
+        num_held = max(request.num_planned, request.num_known)
+        num_output = request.num_due - request.num_left
+        return self._growth_from(max(0, num_held - request.num_shared), num_output, request.num_due)
+
+    def _growth_of(self, head: Request) -> Growth:
+        return self._growth_from(head.num_known - head.num_found, len(head.output), head.num_due)
+
+    def _growth_from(self, num_alone: int, num_output: int, most: int) -> Growth:
+        num_tokens = num_alone + self.settings.pages.page_size / 2
+        survival = self.outlook.lengths.survival(num_output)
+        return Growth(num_output, latest_end(num_output, most), num_tokens, survival)
+
+    def _is_spaced(self, head: Growth) -> bool:
+        """Whether the head ends at another time than the one admitted before it."""
+        if self.outlook.last_admitted is None:
+            return True
+        last, end = self.outlook.last_admitted
+        is_uncertain = self.outlook.lengths.survival(head.latest_end) < head.survival / 2
+        if is_uncertain or self.requests[last] not in self.running():
+            return True
+        left = float(head.num_left)
+        token_steps = (head.num_tokens + left / 2) * left
+        apart = abs(self.step + head.num_left - end)
+        return apart >= SPACING * token_steps / self.settings.pool_tokens
+
+    def _note_admission(self, request: Request, hits: list[int]) -> None:
+        growth = self._growth_of(request)
+        if self.forecast is not None:
+            num_cached = sum(not self.pool.is_held(page) for page in hits)
+            self.forecast.capacity -= num_cached * self.settings.pages.page_size
+            self.forecast.push(growth)
+        self.outlook.last_admitted = (request.id, self.step + growth.num_left)
+        request.num_expected = self._num_expected(request)
 
     def _find(self, request: Request, first: int = 0) -> list[int]:
         """Its pages from `first` on that the cache has. The last token is always computed."""
@@ -448,15 +630,17 @@ class Scheduler:
         size = self.settings.pages.page_size
         return self.pool.find([request.key(page, size) for page in range(first, (request.num_known - 1) // size)])
 
-    def _has_pages(self, request: Request, hits: list[int], passed: list[Request]) -> bool:
+    def _has_pages(
+        self, request: Request, hits: list[int], passed: list[Request], released: Sequence[Request] = ()
+    ) -> bool:
         """Room for the whole prompt, beside what prefills, passed requests and, if anyone runs, the watermark need."""
         num_new = self._num_pages(request.num_known) - len(hits)
         reserved = sum(self._num_pages(it.num_known) - len(it.pages) for it in self.prefills())
         size = self.settings.pages.page_size
         reserved += sum(self._num_pages(it.num_known) - it.num_found // size for it in passed)
-        watermark = (self.settings.pages.watermark or 0) if self.running() else 0
+        watermark = self.settings.watermark if self.running() else 0
         available = self.pool.num_available() - sum(not self.pool.is_held(page) for page in hits)
-        return num_new + reserved + watermark <= available
+        return num_new + reserved + watermark <= available + sum(len(it.pages) for it in released)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.settings.pages.page_size)
@@ -470,7 +654,7 @@ class Scheduler:
         request.pages = list(hits)
         self.pool.lease(hits)
         request.num_published = len(hits)
-        request.num_planned = request.num_computed = num_cached
+        request.num_planned = request.num_computed = request.num_shared = num_cached
         request.last_step = self.step
         self.new_slots.append((request.slot, request.id, len(request.output), num_cached))
         self.appended += [(request.slot, page) for page in hits]
@@ -481,7 +665,7 @@ class Scheduler:
             self.fair_share.charge(request.ask.tenant, num_tokens)
 
     def _prefill_row(self, request: Request, start: int, length: int) -> bool:
-        length = self._in_free_pages(request, start, length)
+        length = self._shrink_to_free_pages(request, start, length)
         if not self._adopt(request, start, start + length) or not self._lease(request, start + length):
             return False
         page, size = start // self.settings.pages.page_size, self.settings.pages.page_size
@@ -490,12 +674,14 @@ class Scheduler:
         self._add_row(Row(request, start, length, start + length == request.num_known, is_prefill=True))
         return True
 
-    def _in_free_pages(self, request: Request, start: int, length: int) -> int:
+    def _shrink_to_free_pages(self, request: Request, start: int, length: int) -> int:
         """The part of a chunk that needs no preemption; where no page is free, up to the end of one page."""
-        size, num_free = self.settings.pages.page_size, self.pool.num_available()
-        if start > request.num_planned or self._num_pages(start + length) - len(request.pages) <= num_free:
+        num = self._num_pages(start + length) - len(request.pages)
+        if start > request.num_planned or self.pool.num_available() >= num:
             return length
-        return min(length, max((len(request.pages) + num_free) * size - start, size - start % size))
+        size = self.settings.pages.page_size
+        in_free_pages = (len(request.pages) + self.pool.num_available()) * size
+        return min(length, max(in_free_pages - start, size - start % size))
 
     def _adopt(self, request: Request, start: int, end: int) -> bool:
         """Leases the published pages before a chunk, if there is room for them and for the chunk."""
@@ -513,6 +699,7 @@ class Scheduler:
         self.pool.lease(found)
         request.pages += found
         request.num_published = len(request.pages)
+        request.num_shared += start - request.num_planned
         request.num_planned = start
         self.appended += [(request.slot, page) for page in found]
         return True
@@ -542,6 +729,7 @@ class Scheduler:
             rows.sort(key=lambda row: self.order(row.request))
         self.last_step = self.step
         self.in_flight.append(InFlight(self.step, [*prefill, *decode]))
+        self.outlook.decay()
         for row in prefill:
             self._publish(row.request, row.start + row.length)
         plan = Plan(self.step, prefill, decode, self.new_slots, self.freed_slots, self.appended)
@@ -573,6 +761,7 @@ class Scheduler:
                 if not any(self.order(row.request) > self.order(request) for row in self.rows):
                     self._preempt_or_hold(request)
                 return False
+            self.outlook.observe_preemption()
             self._preempt_or_hold(victims[-1])
         return True
 
@@ -628,6 +817,7 @@ class Scheduler:
         request.num_rows_in_flight -= 1
         request.num_samples_in_flight -= 1
         request.output.append(token)
+        self.outlook.lengths.observe_token(len(request.output))
         request.num_computed = request.num_known - 1
         self._publish(request, request.num_computed)
         if token in request.ask.stop_ids:
@@ -657,6 +847,8 @@ class Scheduler:
         if self.is_fair:
             self.fair_share.leave(request.ask.tenant)
         if request.phase not in (Phase.WAITING, Phase.PREEMPTED):
+            if reason != "Abort" and len(request.output) < request.num_due:
+                self.outlook.lengths.observe_end(len(request.output))
             self._leave(request)
         request.phase = Phase.FINISHED
         return [(number, reason)]

@@ -141,7 +141,9 @@ impl<'a> Replica<'a> {
     /// Plans as many steps as may be in flight.
     pub fn send_steps(&mut self, now: Micros) {
         while self.in_flight.len() < self.setup.scheduler.scheduler.max_in_flight() {
-            let Some(plan) = self.scheduler.plan(now) else {
+            let plan = self.scheduler.plan(now);
+            self.drop_rejected();
+            let Some(plan) = plan else {
                 return;
             };
             self.send(&plan, now);
