@@ -13,11 +13,25 @@ use crate::ids::TokenId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashSeed(pub [u64; 2]);
 
+impl HashSeed {
+    /// Equal for equal keys. It does not give the key away, and no page has it as a hash.
+    pub fn id(self) -> PageHash {
+        PrefixHasher::new(self).hash(b"key id")
+    }
+}
+
 /// Hash of a full page: its tokens, those of every page before it, and the salt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash([u64; 2]);
 
 impl PageHash {
+    /// The hash with these bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let number = u128::from_le_bytes(bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        Self([number as u64, (number >> 64) as u64])
+    }
+
     /// The same number in every process, little-endian.
     pub fn to_bytes(self) -> [u8; 16] {
         let [low, high] = self.0;
