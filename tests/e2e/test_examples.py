@@ -13,7 +13,14 @@ from plait_testing.running_server import Server, StartServer
 
 EXAMPLES = budgets.ROOT / "examples"
 PROMPT = [256, 260, *b"copy kilo", 261]
-TESTED = {"chat.py", "streaming.py", "token_ids.py", "simulate_trace.py", "compare_servers.py"}
+TESTED = {
+    "chat.py",
+    "streaming.py",
+    "token_ids.py",
+    "simulate_trace.py",
+    "compare_servers.py",
+    "follow_cache.py",
+}
 
 
 def run(name: str, *argv: str) -> str:

@@ -50,6 +50,7 @@ SETTINGS = """
     priority-preemption-threshold priority-aging-seconds
     page-size num-pages memory-fraction prefix-cache watermark
     mla-context-chunk-size kv-cache-dtype k-scale v-scale
+    kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-public kv-hash-key-file
     tp threads text-threads seed log-level step-trace
 """
 

@@ -16,6 +16,7 @@ use plait_proto::{Drain, ExitCode, Fail, Message};
 
 use crate::clock::{micros, since};
 use crate::handshake::{Handshake, WarmUp};
+use crate::kv_events::KvEventSender;
 use crate::link::Link;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
@@ -40,6 +41,8 @@ pub struct Driver {
     pub shared: Arc<Shared>,
     /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
+    /// Takes KV events, if they are published.
+    pub kv_events: Option<KvEventSender>,
     /// The group that this replica steps with, if any.
     pub group: Option<Grouped>,
     pub replica: ReplicaConfig,
@@ -281,6 +284,7 @@ impl EventLoop {
         };
         let events = serving.take_events();
         serving.publish();
+        serving.send_kv_events();
         if !events.is_empty() {
             // Fails only if the output thread has panicked, which its sentinel reports.
             let _delivered = self.driver.batches.send(events);

@@ -14,6 +14,7 @@ use plait_text::{ModelFilesError, ModelText};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Driver, Grouped, ReplicaConfig};
 use crate::group::{Exchange, GroupProblem, GroupTimeouts};
+use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Publisher};
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
@@ -21,7 +22,7 @@ use crate::metrics::Rejection;
 use crate::output::{Output, write_bodies};
 use crate::output_queue::StreamId;
 use crate::request_seeds::SeedSource;
-use crate::settings::{EngineSettings, GroupMembership, SettingsProblem};
+use crate::settings::{EngineSettings, GroupMembership, HashKey, SettingsProblem};
 use crate::shared::{Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
 use crate::text_pool::TextWorker;
@@ -58,6 +59,9 @@ pub enum StartError {
     /// The workers' socket cannot be opened.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// KV events cannot be published.
+    #[error(transparent)]
+    KvEvents(#[from] KvEventsProblem),
     /// This engine cannot be part of its group.
     #[error(transparent)]
     Group(#[from] GroupProblem),
@@ -92,7 +96,8 @@ impl Engine {
         timeouts: Timeouts,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
-        let settings = EngineSettings::parse(settings)?;
+        let mut settings = EngineSettings::parse(settings)?;
+        settings.hash_key.get_or_insert_with(HashKey::draw);
         logging::start(settings.log_level);
         let model = Arc::new(ModelText::load(
             &settings.model,
@@ -111,6 +116,8 @@ impl Engine {
         let group = group.transpose()?;
         let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
+        let shared = Shared::new(clock)?;
+        let kv_events = publish_kv_events(&settings, &shared)?;
         let replica = ReplicaConfig {
             settings,
             max_model_len,
@@ -118,12 +125,7 @@ impl Engine {
             timeouts,
         };
         Ok(Self::spawn(
-            Shared::new(clock)?,
-            link,
-            group,
-            model,
-            replica,
-            records,
+            shared, link, group, model, replica, records, kv_events,
         )?)
     }
 
@@ -134,8 +136,10 @@ impl Engine {
         model: Arc<ModelText>,
         replica: ReplicaConfig,
         records: Option<(StepRecorder, StepFile)>,
+        kv_events: Option<(KvEventSender, Publisher)>,
     ) -> io::Result<Self> {
         let (recorder, step_file) = records.unzip();
+        let (kv_events, publisher) = kv_events.unzip();
         let shared = Arc::new(shared);
         let endpoint = link.endpoint().to_owned();
         let max_model_len = replica.max_model_len;
@@ -162,6 +166,7 @@ impl Engine {
             batches,
             shared: shared.clone(),
             recorder,
+            kv_events,
             group,
             replica,
         };
@@ -175,6 +180,9 @@ impl Engine {
         ];
         if let Some(file) = step_file {
             threads.push(spawn(&shared, "plait-records", move || file.run())?);
+        }
+        if let Some(publisher) = publisher {
+            threads.push(spawn(&shared, "plait-kv-events", move || publisher.run())?);
         }
         for _ in 0..num_text_threads {
             let worker = worker.clone();
@@ -322,6 +330,31 @@ fn join(
     // The engine's clock starts when its threads do.
     let exchange = Exchange::new(settings.clone(), Micros(0))?;
     Ok(Grouped::new(exchange, &settings))
+}
+
+/// Opens the sockets that the settings ask for.
+fn publish_kv_events(
+    settings: &EngineSettings,
+    shared: &Shared,
+) -> Result<Option<(KvEventSender, Publisher)>, StartError> {
+    let Some(asked) = &settings.kv_events else {
+        return Ok(None);
+    };
+    let Some(endpoint) = asked.endpoint(settings.pages.prefix_cache)? else {
+        return Ok(None);
+    };
+    let origin = Origin {
+        replica: settings.group.as_ref().map(|group| group.engine),
+        hash_key_id: settings.hash_key.map(HashKey::id).unwrap_or_default(),
+    };
+    let queue = Arc::new(KvEventQueue::new()?);
+    let num_messages = shared.metrics.num_kv_event_messages.clone();
+    let publisher = Publisher::bind(asked, endpoint, origin, queue.clone(), num_messages)?;
+    tracing::info!(
+        "KV events at {}",
+        publisher.endpoints().join(", all pages at ")
+    );
+    Ok(Some((KvEventSender(queue), publisher)))
 }
 
 fn create_step_trace(path: &Path) -> Result<(StepRecorder, StepFile), StartError> {

@@ -20,6 +20,7 @@ mod vote_collection;
 mod wire;
 
 pub use failure::GroupFailure;
+pub(crate) use settings::who_else_comes;
 pub use settings::{
     ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Owners, Role,
     ServerKeys,

@@ -10,6 +10,7 @@ mod driver;
 mod engine;
 mod handshake;
 mod histogram;
+mod kv_events;
 mod link;
 mod logging;
 mod logprobs;

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub group: GroupMetrics,
     /// Messages on the link that were dropped.
     pub num_malformed: Counter,
+    /// Messages with KV events.
+    pub num_kv_event_messages: Counter,
 }
 
 /// Which rows a step had.
@@ -397,6 +399,11 @@ impl Metrics {
                 &mut registry,
                 "plait_link_malformed",
                 "Messages on the link that broke the protocol or came from strangers",
+            ),
+            num_kv_event_messages: registered(
+                &mut registry,
+                "plait_kv_event_messages",
+                "Messages with KV events that were published",
             ),
             registry,
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plait_core::{
-    Decision, Event, FinishReason, Limits, Micros, Output, Plan, Rejected, RequestId, Scheduler,
-    Settings, SettingsError, StepId, StepWork, UnexpectedResult, Vote,
+    Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
+    Scheduler, Settings, SettingsError, StepId, StepWork, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::{NewSlot, SamplingParams, StepResult};
@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::clock::{micros, since};
+use crate::kv_events::KvEventQueue;
 use crate::logprobs::{self, WrongRecords};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
@@ -83,6 +84,8 @@ pub struct ServingConfig {
     pub shared: Arc<Shared>,
     /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
+    /// Takes KV events, if they are published.
+    pub kv_events: Option<Arc<KvEventQueue>>,
 }
 
 /// Under a target for step times, the next step is planned this long before the last one should end.
@@ -114,13 +117,18 @@ pub struct Serving {
     events: Vec<StreamEvent>,
     /// The log says that decoding alone misses the ITL target.
     has_warned: bool,
+    kv_events: Vec<KvEvent>,
 }
 
 impl Serving {
     /// An empty replica. Fails if no request could ever run.
     pub fn new(config: ServingConfig) -> Result<Self, SettingsError> {
+        let mut scheduler = Scheduler::new(config.settings.clone())?;
+        if config.kv_events.is_some() {
+            scheduler.record_kv_events();
+        }
         Ok(Self {
-            scheduler: Scheduler::new(config.settings.clone())?,
+            scheduler,
             config,
             writer: PlanWriter::default(),
             in_flight: VecDeque::new(),
@@ -131,6 +139,7 @@ impl Serving {
             outputs: Vec::new(),
             events: Vec::new(),
             has_warned: false,
+            kv_events: Vec::new(),
         })
     }
 
@@ -363,6 +372,14 @@ impl Serving {
                  steps: raise the target, or lower --max-seqs",
                 self.config.settings.scheduler.prefill_starvation_steps
             );
+        }
+    }
+
+    /// Passes KV events on.
+    pub fn send_kv_events(&mut self) {
+        if let Some(queue) = &self.config.kv_events {
+            self.scheduler.take_kv_events(&mut self.kv_events);
+            queue.put(&mut self.kv_events);
         }
     }
 

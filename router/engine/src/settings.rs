@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use plait_core::{PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
+use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
 use serde::Deserialize;
 
 use crate::group::{
     ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Role, ServerKeys,
 };
+use crate::kv_events::KvEventsSettings;
 use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
@@ -41,6 +42,50 @@ pub struct EngineSettings {
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
     pub group: Option<GroupMembership>,
+    /// Where to publish which pages are cached.
+    pub kv_events: Option<KvEventsSettings>,
+    /// Key of the pages' hashes; None draws one.
+    pub hash_key: Option<HashKey>,
+}
+
+/// A key for hashes of pages: 32 hexadecimal digits.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HashKey(HashSeed);
+
+impl HashKey {
+    /// A random one.
+    pub fn draw() -> Self {
+        Self(hash_seed())
+    }
+
+    /// Equal for equal keys.
+    pub fn id(self) -> String {
+        format!("{:?}", self.0.id())
+    }
+}
+
+impl TryFrom<String> for HashKey {
+    type Error = &'static str;
+
+    fn try_from(digits: String) -> Result<Self, Self::Error> {
+        let half = |range| {
+            digits
+                .get(range)
+                .and_then(|half| u64::from_str_radix(half, 16).ok())
+        };
+        match (digits.len(), half(0..16), half(16..32)) {
+            (32, Some(first), Some(second)) => Ok(Self(HashSeed([first, second]))),
+            _ => Err("hash_key is not 32 hexadecimal digits"),
+        }
+    }
+}
+
+// Keys stay out of logs.
+impl std::fmt::Debug for HashKey {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("HashKey")
+    }
 }
 
 /// The JSON of `plait.settings.GroupMembership`: this engine in its group, with one replica an engine.
@@ -248,6 +293,7 @@ impl EngineSettings {
         num_pages: u32,
         other_kinds: &[PageKind],
     ) -> plait_core::Settings {
+        let hash_key = self.hash_key.unwrap_or_else(HashKey::draw);
         let other_kinds = other_kinds.iter().map(|kind| PoolSize {
             page_size: kind.page_size,
             num_pages: kind.num_pages,
@@ -258,7 +304,7 @@ impl EngineSettings {
             runtime: RuntimeSettings {
                 draft_width: self.draft_tokens,
                 other_kinds: other_kinds.collect(),
-                ..RuntimeSettings::new(num_pages, max_model_len, hash_seed())
+                ..RuntimeSettings::new(num_pages, max_model_len, hash_key.0)
             },
         }
     }

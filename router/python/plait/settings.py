@@ -282,6 +282,26 @@ class KvCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     v_scale: Annotated[KvScale, Setting("FP8 KV-cache scale for values (value = stored * scale)")] = 1.0
 
 
+class KvEventsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """KV events."""
+
+    kv_events_endpoint: Annotated[
+        str | None,
+        Setting(
+            "ZeroMQ address at which to publish which pages are cached: tcp://127.0.0.1:PORT or ipc://PATH",
+            unset="nothing is published",
+        ),
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None, Setting("ZeroMQ address at which listeners ask for all cached pages", unset="none")
+    ] = None
+    kv_events_topic: Annotated[str, Setting("first frame of each message with KV events")] = ""
+    kv_events_public: Annotated[
+        bool,
+        Setting("let the addresses of KV events be ones that others reach, who can then read every prompt's tokens"),
+    ] = False
+
+
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Processes."""
 
@@ -305,6 +325,13 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         Seed | None,
         Setting("sampling seed for requests that send none", ("--random-seed",), unset="random at each start"),
     ] = None
+    kv_hash_key_file: Annotated[
+        str | None,
+        Setting(
+            "file with a secret of 32 characters or more; replicas with the same one hash equal prompts alike",
+            unset="random at each start",
+        ),
+    ] = None
     step_trace: Annotated[
         str | None,
         Setting(
@@ -327,6 +354,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageSettings = PageSettings()
     attention: AttentionSettings = AttentionSettings()
     kv_cache: KvCacheSettings = KvCacheSettings()
+    kv_events: KvEventsSettings = KvEventsSettings()
     process: ProcessSettings = ProcessSettings()
 
 
@@ -401,6 +429,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
+    kv_events: KvEventsSettings
+    hash_key: str | None
+    """Key of the pages' hashes, 32 hexadecimal digits. None: random."""
 
 
 def _default_text_threads() -> int:
@@ -408,7 +439,12 @@ def _default_text_threads() -> int:
 
 
 def engine_settings(
-    settings: ServeSettings, model: str, name: str | None, run_dir: str, group: GroupMembership | None = None
+    settings: ServeSettings,
+    model: str,
+    name: str | None,
+    run_dir: str,
+    group: GroupMembership | None = None,
+    hash_key: str | None = None,
 ) -> EngineSettings:
     """The engine's settings; `name` is the model id unless the user gives one."""
     return EngineSettings(
@@ -425,4 +461,6 @@ def engine_settings(
         step_trace=settings.process.step_trace,
         log_level=settings.process.log_level,
         group=group,
+        kv_events=settings.kv_events,
+        hash_key=hash_key,
     )

@@ -135,6 +135,7 @@ fn raised(error: StartError) -> PyErr {
         StartError::Settings(error) => PyValueError::new_err(error.to_string()),
         StartError::Link(error) => PyValueError::new_err(error.to_string()),
         StartError::Group(error) => PyValueError::new_err(error.to_string()),
+        StartError::KvEvents(error) => PyValueError::new_err(error.to_string()),
         StartError::StepTrace { .. } => PyValueError::new_err(error.to_string()),
         StartError::System(error) => PyOSError::new_err(error.to_string()),
     }

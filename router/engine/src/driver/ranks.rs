@@ -111,6 +111,11 @@ impl EventLoop {
             timeouts: self.timeouts,
             shared: self.driver.shared.clone(),
             recorder: self.driver.recorder.clone(),
+            kv_events: self
+                .driver
+                .kv_events
+                .as_ref()
+                .map(|sender| sender.0.clone()),
         }
     }
 

@@ -300,7 +300,7 @@ impl Owners {
 }
 
 /// Who else than this user's processes could connect without keys; None if no one.
-fn who_else_comes(endpoint: &str) -> Option<String> {
+pub(crate) fn who_else_comes(endpoint: &str) -> Option<String> {
     let Some(path) = endpoint.strip_prefix("ipc://") else {
         return Some("every user of a machine that reaches it could join".to_owned());
     };

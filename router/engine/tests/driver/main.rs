@@ -7,6 +7,7 @@ mod fake_worker;
 mod flow;
 mod groups;
 mod harness;
+mod kv_events;
 mod manual_clock;
 mod model;
 mod step_trace;

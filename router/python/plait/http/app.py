@@ -15,6 +15,7 @@ from plait.http.auth import ApiKeys, RequireKey
 from plait.http.engine import Description, EngineHandle, Phase, Status, read_status
 from plait.http.errors import ApiError, path_error
 from plait.http.generate import GenerateRoute
+from plait.http.identity import RANDOM_KEY
 from plait.http.openapi import add_generate_routes
 from plait.http.streams import Streams
 from plait.http.validate import read_chat, read_completion
@@ -44,14 +45,18 @@ def build_app(
     description: Description,
     keys: ApiKeys | None,
     http: HttpSettings = _DEFAULTS,
+    salt_key: bytes = RANDOM_KEY,
 ) -> FastAPI:
-    """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one."""
+    """The app that serves `engine`; with `keys`, every path but `/health` and `/ready` needs one.
+
+    `salt_key` keys the numbers that stand for clients.
+    """
     authentication = [Middleware(RequireKey, keys=keys)] if keys is not None else []
     app = FastAPI(title="Plait", docs_url=None, redoc_url=None, middleware=authentication, redirect_slashes=False)
     name = description.model_id
     app.router.routes += [
-        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name, http), methods=["POST"]),
-        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name, http), methods=["POST"]),
+        Route(CHAT_PATH, GenerateRoute(read_chat, streams, name, http, salt_key), methods=["POST"]),
+        Route(COMPLETIONS_PATH, GenerateRoute(read_completion, streams, name, http, salt_key), methods=["POST"]),
     ]
     card = ModelCard(id=name, created=int(time.time()), max_model_len=description.max_model_len)
     _add_model_routes(app, card)

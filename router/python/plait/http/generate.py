@@ -28,15 +28,18 @@ _STREAM_HEADERS: Headers = [
 class GenerateRoute:
     """ASGI app of one route: reads a body with `reader`, submits it, writes what the engine sends."""
 
-    def __init__(self, reader: Reader, streams: Streams, served_model: str, http: HttpSettings) -> None:
+    def __init__(
+        self, reader: Reader, streams: Streams, served_model: str, http: HttpSettings, salt_key: bytes
+    ) -> None:
         self._http = http
+        self._salt_key = salt_key
         self._reader = reader
         self._streams = streams
         self._served_model = served_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            client = ClientIdentity.of(scope, self._http)
+            client = ClientIdentity.of(scope, self._http, self._salt_key)
             request = self._reader(await read_json_body(scope, receive), self._served_model, client)
             request = KeyTerms.of(scope).apply(request)
         except ApiError as error:

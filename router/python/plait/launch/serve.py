@@ -25,6 +25,7 @@ from plait.http.engine import Description, Phase, Status, read_description, read
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.launch.group_checks import with_fingerprint
+from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
@@ -58,6 +59,7 @@ def serve(
             f"--api-key-file {key_file} grants priorities, but --policy fcfs has none; start with --policy priority "
             "or fair, or take `priority=` out of the file"
         )
+    secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
         local = find_model(model)
@@ -67,19 +69,20 @@ def serve(
         scheduler = settings.scheduler
         check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
-        engine = stack.enter_context(_engine(local, settings, run_dir, group))
+        engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key))
         description = read_description(engine)
         config = _write_config(engine, local, settings, description, run_dir)
         _allow_connections()
-        return uvloop.run(_Service(engine, description, settings, keys, listener).run(config))
+        service = _Service(engine, description, settings, keys, listener, secrets.salt_key)
+        return uvloop.run(service.run(config))
 
 
 @contextlib.contextmanager
 def _engine(
-    local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupMembership | None
+    local: LocalModel, settings: ServeSettings, run_dir: Path, group: GroupMembership | None, hash_key: str
 ) -> Iterator[Engine]:
     membership = with_fingerprint(group, local, settings) if group is not None else None
-    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership)
+    engine_json = engine_settings(settings, str(local.path), local.name, str(run_dir), membership, hash_key)
     try:
         engine = Engine(msgspec.json.encode(engine_json))
     except ModelFilesError as error:
@@ -125,13 +128,14 @@ class _Service:
         settings: ServeSettings,
         keys: ApiKeys | None,
         listener: socket.socket,
+        salt_key: bytes,
     ) -> None:
         self._engine = engine
         self._description = description
         self._settings = settings
         self._listener = listener
         self._streams = Streams(engine)
-        self._http = http_server(build_app(engine, self._streams, description, keys, settings.http))
+        self._http = http_server(build_app(engine, self._streams, description, keys, settings.http, salt_key))
         self._num_signals = 0
         self._grace_seconds = TERM_SECONDS
 
