@@ -118,6 +118,7 @@ mod tests {
         }
     }
 
+    #[expect(clippy::cast_sign_loss, reason = "a number of tokens")]
     fn left(lengths: &OutputLengths, num_output: u32, most: u32) -> u32 {
         lengths.expected_left(num_output, most).round() as u32
     }

@@ -284,7 +284,7 @@ mod tests {
             ("4294967295 pages", |hello| hello.num_pages = u32::MAX),
             ("asks for 100", |hello| hello.num_pages = 101),
             ("18446744073709551615 bytes", |hello| {
-                hello.page_bytes = u64::MAX
+                hello.page_bytes = u64::MAX;
             }),
             ("67108874 pages", |hello| {
                 let (page_size, num_pages, page_bytes) = (64, 1 << 26, 1);

@@ -159,7 +159,8 @@ impl Load {
                 + row * work.num_decode_rows as f64
                 + kv_token * work.num_decode_kv_tokens as f64
         };
-        let elapsed = constant + time(&StepWork::of(&plan));
+        #[expect(clippy::cast_sign_loss, reason = "a step's time is positive")]
+        let elapsed = (constant + time(&StepWork::of(&plan))) as u64;
         for chunk in &plan.prefill {
             let mut work = StepWork::default();
             work.add_prefill(chunk.start, chunk.length);
@@ -173,7 +174,7 @@ impl Load {
         let num = plan.prefill.iter().filter(|row| row.is_last_chunk).count() + plan.decode.len();
         let measured = Event::Measured {
             step: plan.step,
-            elapsed: Micros(elapsed as u64),
+            elapsed: Micros(elapsed),
         };
         let result = Event::Result(StepResult {
             step: plan.step,
@@ -183,7 +184,7 @@ impl Load {
         let mut outputs = Vec::new();
         self.scheduler.advance(measured, &mut outputs).unwrap();
         self.scheduler.advance(result, &mut outputs).unwrap();
-        self.now += elapsed as u64;
+        self.now += elapsed;
     }
 
     /// Largest deviation from the ideal share of the service since `before`, by weight.

@@ -222,9 +222,12 @@ fn a_rank_that_still_loads_is_told_when_another_fails() {
     loading
         .send_multipart([&b"\x01"[..], b"garbage"], 0)
         .unwrap();
+    // The answer to it shows that the engine knows this rank.
     harness.wait_until("it is there", |harness| {
         harness.metric("plait_link_malformed_total") == 1.0
     });
+    assert_eq!(loading.poll(zmq::POLLIN, 60_000), Ok(1));
+    loading.recv_multipart(0).unwrap();
     let fail = Fail {
         rank: 1,
         code: ExitCode::Hardware,

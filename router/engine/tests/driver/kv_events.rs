@@ -189,6 +189,7 @@ fn prompts(num: u32) -> Vec<String> {
         .collect()
 }
 
+#[expect(clippy::cast_sign_loss, reason = "a number of pages")]
 fn num_cached(harness: &Harness) -> usize {
     harness.metric("plait_kv_pages{state=\"cached\"}") as usize
 }

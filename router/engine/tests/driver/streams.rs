@@ -89,7 +89,9 @@ fn a_stop_string_ends_the_request_on_the_device_too() {
 
 #[test]
 fn an_answer_that_needs_more_pages_than_there_are_left_is_the_same() {
-    let mut harness = Harness::ready(&json!({"page_size": 4}), |rank| rank.num_pages = 16);
+    // A given watermark reserves no pages for expected answers.
+    let settings = json!({"page_size": 4, "watermark": 1});
+    let mut harness = Harness::ready(&settings, |rank| rank.num_pages = 16);
     for stream in 0..6 {
         harness.submit(stream, "abc", &json!({"max_tokens": 40}));
     }

@@ -118,11 +118,9 @@ fn a_key_joins_as_its_own_engine_only() {
         "{told}"
     );
     first.tell(Order::Vanish);
-    assert_eq!(
-        first.finish().drop_counts.num_unknown_peers,
-        1,
-        "its place stays free"
-    );
+    // Its Join, and often the farewell behind it.
+    let num_unknown = first.finish().drop_counts.num_unknown_peers;
+    assert!((1..=2).contains(&num_unknown), "{num_unknown}");
 }
 
 #[test]
