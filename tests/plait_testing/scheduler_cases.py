@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from plait.settings import PageSettings, Policy, SchedulerSettings
 
-from plait_testing.scheduler_model import Ask, Plan, Row, Scheduler, Settings
+from plait_testing.scheduler_model import Scheduler
+from plait_testing.scheduler_state import Ask, Plan, Row, Settings
 
 ROOT = Path(__file__).parents[2]
 REPLAY = ("--locked", "--quiet", "-p", "plait-core", "--example", "replay")
