@@ -70,9 +70,11 @@ fn over_zeromq(transport: &str, num_engines: u32) {
         "ipc" => format!("ipc://{}", directory.path().join("group").display()),
         _ => "tcp://127.0.0.1:*".to_owned(),
     };
-    let pair = (transport == "tcp").then(|| CurveKeyPair::new().unwrap());
-    let settings =
-        |engine, endpoint: &str| group_settings(engine, num_engines, endpoint, pair.as_ref());
+    let num_pairs = if transport == "tcp" { num_engines } else { 0 };
+    let pairs: Vec<CurveKeyPair> = (0..num_pairs)
+        .map(|_| CurveKeyPair::new().unwrap())
+        .collect();
+    let settings = |engine, endpoint: &str| group_settings(engine, num_engines, endpoint, &pairs);
     let first = Exchange::new(settings(0, &endpoint), Micros(0)).unwrap();
     let endpoint = first.endpoint().unwrap().to_owned();
     let members: Vec<JoinHandle<_>> = (1..num_engines)
@@ -91,29 +93,29 @@ fn over_zeromq(transport: &str, num_engines: u32) {
     );
 }
 
-/// One pair of keys serves all.
+/// A pair of keys for each engine; none without encryption.
 fn group_settings(
     engine: u32,
     num_engines: u32,
     endpoint: &str,
-    pair: Option<&CurveKeyPair>,
+    pairs: &[CurveKeyPair],
 ) -> GroupSettings {
     let endpoint = endpoint.to_owned();
     let role = match engine {
         0 => Role::Coordinator {
             endpoint,
-            keys: pair.map(|pair| ServerKeys {
-                secret: pair.secret_key,
-                allowed: vec![pair.public_key],
+            keys: pairs.split_first().map(|(own, others)| ServerKeys {
+                secret: own.secret_key,
+                allowed: others.iter().map(|pair| pair.public_key).collect(),
             }),
         },
         _ => Role::Member {
             engine,
             endpoint,
-            keys: pair.map(|pair| ClientKeys {
-                server: pair.public_key,
-                public: pair.public_key,
-                secret: pair.secret_key,
+            keys: pairs.get(engine as usize).map(|own| ClientKeys {
+                server: pairs[0].public_key,
+                public: own.public_key,
+                secret: own.secret_key,
             }),
         },
     };
