@@ -60,11 +60,11 @@ impl Scheduler {
         let Some(running) = self.running.get_mut(slot) else {
             return;
         };
+        let num_before = running.job.num_output();
         let (tokens, end) =
             running.complete_sample(sample.accepted, sample.num_sampled, sample.sampled_row);
         let num_computed = running.num_computed;
-        let num_output = running.job.num_output();
-        for num in num_output + 1 - num_emitted(&tokens)..=num_output {
+        for num in num_before + 1..=running.job.num_output() {
             self.outlook.lengths.observe_token(num);
         }
         outputs.push(tokens);
@@ -162,12 +162,5 @@ impl Scheduler {
         if running.phase == Phase::Held && !running.is_in_flight() {
             self.preempt(slot);
         }
-    }
-}
-
-fn num_emitted(output: &Output) -> u32 {
-    match output {
-        Output::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(0),
-        Output::Finished { .. } => 0,
     }
 }

@@ -35,9 +35,8 @@ impl OutputLengths {
 
     /// An answer has so many tokens now.
     pub(crate) fn observe_token(&mut self, num_tokens: u32) {
-        let bucket = bucket_of(num_tokens);
-        if num_tokens <= 1 || bucket_of(num_tokens - 1) != bucket {
-            self.reached[bucket] += 1.0;
+        if begins_bucket(num_tokens) {
+            self.reached[bucket_of(num_tokens)] += 1.0;
         }
     }
 
@@ -100,6 +99,11 @@ fn bucket_of(num_tokens: u32) -> usize {
     let octave = num_tokens.max(1).ilog2();
     let is_upper = octave > 0 && num_tokens >> (octave - 1) & 1 == 1;
     2 * octave as usize + usize::from(is_upper)
+}
+
+/// Whether it is the first length of its half octave: only its two highest bits may be set.
+fn begins_bucket(num_tokens: u32) -> bool {
+    num_tokens & (u32::MAX >> 2 >> num_tokens.leading_zeros()) == 0
 }
 
 fn start_of(bucket: usize) -> f64 {

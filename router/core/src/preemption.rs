@@ -1,10 +1,8 @@
 //! Preemption: which request loses its pages when a row needs some, or one of better priority waits.
 
 use crate::ids::SlotId;
-use crate::kv_cache::PrefixHits;
 use crate::plan_builder::PlanBuilder;
 use crate::prefix_sharing::Chunk;
-use crate::queue::QueueKey;
 use crate::scheduler::Scheduler;
 use crate::state::{Job, Order, Phase};
 
@@ -75,23 +73,11 @@ impl Scheduler {
 
     /// Preempts requests whose priority is worse by the threshold, if that makes way for the head.
     pub(crate) fn make_way(&mut self, builder: &mut PlanBuilder) {
-        if self
-            .settings
-            .scheduler
-            .priority_preemption_threshold
-            .is_none()
-            || self.running.num_held() > 0
-        {
+        let threshold = self.settings.scheduler.priority_preemption_threshold;
+        if threshold.is_none() || self.running.num_held() > 0 {
             return;
         }
-        let Some((key, hits)) = self
-            .queue
-            .first()
-            .and_then(|key| Some((key, self.find_hits(key)?)))
-        else {
-            return;
-        };
-        for victim in self.victims_for(key, &hits).unwrap_or_default() {
+        for victim in self.victims_for_head().unwrap_or_default() {
             self.preempt_or_hold(victim);
         }
         builder.last_victim = None;
@@ -99,17 +85,18 @@ impl Scheduler {
 
     /// The last requests in order that must give way to the head; None if it can be admitted as it is, or
     /// not even then.
-    fn victims_for(&self, key: QueueKey, hits: &PrefixHits) -> Option<Vec<SlotId>> {
+    fn victims_for_head(&mut self) -> Option<Vec<SlotId>> {
+        let key = self.queue.first()?;
+        let hits = self.find_hits(key)?;
         let job = self.queue.job(key)?;
-        let mut released = hits.num_cached.clone();
-        released.fill(0);
+        let mut released = self.cache.no_pages();
         let mut victims = Vec::new();
         let has_way = |victims: &Vec<SlotId>, released: &[u32]| {
             let has_slot = self.running.free_slot().is_some() || !victims.is_empty();
             has_slot
                 && self.has_pages_once(
                     job.num_known(),
-                    hits,
+                    &hits,
                     self.running.num_prefill_pages(),
                     released,
                 )

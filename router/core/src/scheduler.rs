@@ -20,7 +20,6 @@ use crate::settings::{Limits, Settings, SettingsError};
 use crate::state::Phase;
 use crate::stats::{Counts, Stats};
 use crate::step_times::StepTimeStats;
-use crate::step_work::StepWork;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug)]
@@ -167,10 +166,10 @@ impl Scheduler {
         self.pacing.times.expected(step)
     }
 
-    /// Expected time of a step with this work; None unless steps that did half as much or more were measured
+    /// Expected time of a step in flight; None unless steps that did half as much or more were measured
     /// lately.
-    pub fn expected_of(&self, work: &StepWork) -> Option<Micros> {
-        self.pacing.times.expected_of(work)
+    pub fn expected_if_alike(&self, step: StepId) -> Option<Micros> {
+        self.pacing.times.expected_if_alike(step)
     }
 
     /// What has been learned of step times.

@@ -81,8 +81,9 @@ impl StepTimes {
         self.cost.has_seen(work.kind()).then(|| self.micros(work))
     }
 
-    /// Expected time of `work`; None if no recent steps were like it.
-    pub(crate) fn expected_of(&self, work: &StepWork) -> Option<Micros> {
+    /// Expected time of a step in flight; None if no recent steps were like it.
+    pub(crate) fn expected_if_alike(&self, step: StepId) -> Option<Micros> {
+        let work = &self.find(step)?.work;
         self.cost.has_seen_alike(work).then(|| self.micros(work))
     }
 

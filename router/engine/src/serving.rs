@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use plait_core::{
     Decision, Event, FinishReason, KvEvent, Limits, Micros, Output, Plan, Rejected, RequestId,
-    Scheduler, Settings, SettingsError, StepId, StepWork, UnexpectedResult, Vote,
+    Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
 use plait_proto::{NewSlot, SamplingParams, StepResult};
@@ -454,7 +454,7 @@ impl Serving {
                 });
             }
         }
-        let expected = self.scheduler.expected_of(&StepWork::of(plan));
+        let expected = self.scheduler.expected_if_alike(plan.step);
         let limit = self.config.timeouts.of_step(plan.num_tokens(), expected);
         let mut step = StepInFlight::new(plan, limit);
         if self.num_measured > 0 {

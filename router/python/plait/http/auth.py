@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from plait.errors import SettingsError
 from plait.http.errors import ApiError, send_error
 from plait.http.identity import KEY
 from plait.http.key_terms import TERMS, KeyTerms, parse_line
+from plait.secret_file import read_secret_file
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
@@ -42,16 +42,7 @@ def read_keys(path: Path) -> dict[str, KeyTerms]:
 
     A file that all users of the machine may read is rejected.
     """
-    try:
-        mode = path.stat().st_mode
-        raw = path.read_bytes() if path.stat().st_size <= MAX_KEY_FILE_BYTES else None
-    except OSError as error:
-        raise SettingsError(f"--api-key-file {path} cannot be read: {error.strerror}") from error
-    if mode & stat.S_IROTH:
-        raise SettingsError(f"--api-key-file {path} is readable by every user; run `chmod 600 {path}`")
-    if raw is None:
-        raise SettingsError(f"--api-key-file {path} has over {MAX_KEY_FILE_BYTES} bytes; it holds one key a line")
-    return _keys(path, raw)
+    return _keys(path, read_secret_file("--api-key-file", path, MAX_KEY_FILE_BYTES))
 
 
 def _keys(path: Path, raw: bytes) -> dict[str, KeyTerms]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plait.errors import SettingsError
+from plait.secret_file import read_secret_file
 
 MIN_CHARACTERS = 32
 MAX_BYTES = 4096
@@ -35,14 +36,7 @@ def _derive(secret: bytes, use: bytes, num_bytes: int) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        found = path.stat()
-        raw = path.read_bytes() if found.st_size <= MAX_BYTES else b""
-    except OSError as error:
-        raise SettingsError(f"--kv-hash-key-file {path} cannot be read: {error.strerror}") from error
-    if found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        raise SettingsError(f"--kv-hash-key-file {path} is readable by other users; run `chmod 600 {path}`")
-    secret = raw.strip()
+    secret = read_secret_file("--kv-hash-key-file", path, MAX_BYTES, stat.S_IRGRP | stat.S_IROTH).strip()
     if len(secret) < MIN_CHARACTERS:
         raise SettingsError(
             f"--kv-hash-key-file {path} holds {len(secret)} characters; it needs {MIN_CHARACTERS} to {MAX_BYTES}, "

@@ -51,18 +51,7 @@ impl Poisson {
     }
 
     fn check(&self) -> Result<(), SimError> {
-        if !(self.rate.is_finite() && self.rate > 0.0) {
-            let allowed = "a number of requests a second over 0 is needed";
-            return Err(SimError::setting("--rate", &self.rate, allowed));
-        }
-        if !(1..=MAX_REQUESTS).contains(&(self.num_prompts as usize)) {
-            let allowed = format!("1 to {MAX_REQUESTS} are allowed");
-            return Err(SimError::setting(
-                "--num-prompts",
-                &self.num_prompts,
-                allowed,
-            ));
-        }
+        check_load(self.rate, self.num_prompts)?;
         for (setting, length) in [
             ("--input-len", self.input_len),
             ("--output-len", self.output_len),
@@ -72,6 +61,19 @@ impl Poisson {
         }
         Ok(())
     }
+}
+
+/// Checks the mean requests per second and their number.
+pub(super) fn check_load(rate: f64, num_prompts: u32) -> Result<(), SimError> {
+    if !(rate.is_finite() && rate > 0.0) {
+        let allowed = "a number of requests a second over 0 is needed";
+        return Err(SimError::setting("--rate", &rate, allowed));
+    }
+    if !(1..=MAX_REQUESTS).contains(&(num_prompts as usize)) {
+        let allowed = format!("1 to {MAX_REQUESTS} are allowed");
+        return Err(SimError::setting("--num-prompts", &num_prompts, allowed));
+    }
+    Ok(())
 }
 
 /// An exponentially distributed number with mean 1.

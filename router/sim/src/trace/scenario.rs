@@ -5,8 +5,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::Deserialize;
 
-use super::poisson::exponential;
-use super::{Arrival, Content, MAX_REQUESTS, below};
+use super::poisson::{check_load, exponential};
+use super::{Arrival, Content, below};
 use crate::clock::micros;
 use crate::error::SimError;
 
@@ -57,18 +57,7 @@ const LOW_PRIORITY: i32 = 10;
 impl Scenario {
     /// The arrivals, in the order of their times.
     pub fn arrivals(&self) -> Result<Vec<Arrival>, SimError> {
-        if !(self.rate.is_finite() && self.rate > 0.0) {
-            let allowed = "a number of requests a second over 0 is needed";
-            return Err(SimError::setting("--rate", &self.rate, allowed));
-        }
-        if !(1..=MAX_REQUESTS).contains(&(self.num_prompts as usize)) {
-            let allowed = format!("1 to {MAX_REQUESTS} are allowed");
-            return Err(SimError::setting(
-                "--num-prompts",
-                &self.num_prompts,
-                allowed,
-            ));
-        }
+        check_load(self.rate, self.num_prompts)?;
         let mut writer = Writer {
             generator: ChaCha8Rng::seed_from_u64(self.seed),
             arrivals: Vec::new(),
