@@ -20,7 +20,7 @@ from plait_worker.attention.jit.modules import GpuModule, has_flashinfer, prebui
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.attention.registry import BLACKWELL, HOPPER, Capability, modules_for
 from plait_worker.attention.spec import AttentionSpec
-from plait_worker.compile_modules import compile_modules
+from plait_worker.build_flashinfer import build_modules
 from plait_worker.device import compute_capability
 from plait_worker.errors import ModelFilesError, WorkerError
 from plait_worker.model_config import ModelConfig
@@ -139,7 +139,7 @@ def _build(modules: list[GpuModule]) -> int:
             f"put each NAME.so of its cache at {prebuilt_folder()}/NAME/. Without them plait serve uses backends that "
             "need none; its log says what is slower",
         )
-    return compile_modules(wanted) if wanted else 0
+    return build_modules(wanted) if wanted else 0
 
 
 def _print(modules: list[GpuModule]) -> None:

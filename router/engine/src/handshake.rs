@@ -106,14 +106,14 @@ impl Handshake {
 
     /// How a rank's page kinds differ from those of the ranks that are in.
     fn kinds_mismatch(&self, rank: u32, hello: &Hello) -> Option<String> {
-        let sizes = page_sizes(hello);
+        let sizes = other_page_sizes(hello);
         if sizes.len() > MAX_OTHER_KINDS || sizes.contains(&0) {
             return Some(format!(
                 "rank {rank} keeps further kinds of pages of {sizes:?} tokens; up to {MAX_OTHER_KINDS} of at least 1 \
                  token are allowed: install worker and engine from one release"
             ));
         }
-        let mut others = self.hellos.iter().flatten().map(page_sizes);
+        let mut others = self.hellos.iter().flatten().map(other_page_sizes);
         let expected = others.find(|expected| *expected != sizes)?;
         Some(format!(
             "rank {rank} keeps further kinds of pages of {sizes:?} tokens, another rank of {expected:?}; install both \
@@ -186,7 +186,7 @@ pub fn other_kinds(hellos: &[Hello]) -> Vec<PageKind> {
     kinds
 }
 
-fn page_sizes(hello: &Hello) -> Vec<u32> {
+fn other_page_sizes(hello: &Hello) -> Vec<u32> {
     hello
         .other_kinds
         .iter()

@@ -7,11 +7,11 @@ use std::path::Path;
 use plait_core::{Micros, Plan, StepCost, StepWork};
 use serde::Deserialize;
 
-use crate::clock::micros;
 use crate::error::SimError;
 use crate::files::next_line;
 use crate::hardware::Hardware;
 use crate::model::ModelCost;
+use crate::time_units::micros;
 
 /// The time of any plan's step.
 #[derive(Clone, Debug)]

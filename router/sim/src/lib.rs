@@ -4,7 +4,6 @@
 
 #![forbid(unsafe_code)]
 
-mod clock;
 mod cost;
 mod error;
 mod fairness;
@@ -16,6 +15,7 @@ mod report;
 mod run_metrics;
 mod settings;
 mod simulate;
+mod time_units;
 mod trace;
 
 pub use cost::CostModel;

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::clock::seconds;
 use crate::fairness::fair_shares;
 use crate::run_metrics::{Bin, RunMetrics, TenantMetrics};
 use crate::settings::Setup;
+use crate::time_units::seconds;
 use crate::trace::num_distinct_tokens;
 
 /// All results of a run.

@@ -15,8 +15,8 @@ use plait_core::{Micros, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::clock::micros;
 use crate::error::SimError;
+use crate::time_units::micros;
 pub use distinct::num_distinct_tokens;
 pub use poisson::Poisson;
 pub use scenario::{Profile, Scenario};

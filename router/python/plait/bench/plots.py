@@ -51,7 +51,7 @@ def _label(measured: Measured) -> str:
     return f"{run.load.case.name} {run.server.split('//')[-1]} seed {run.seed}"
 
 
-def _finish(axes: Axes, title: str, x: str, y: str) -> None:
+def _decorate_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -70,7 +70,7 @@ def _itl_tail(axes: Axes, runs: list[Measured]) -> bool:
             axes.step(*zip(*shown, strict=True), where="pre", label=_label(measured))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    _finish(axes, "Gaps between chunks: the tail", "gap of at least, ms", "share of all gaps")
+    _decorate_axes(axes, "Gaps between chunks: the tail", "gap of at least, ms", "share of all gaps")
     return bool(axes.lines)
 
 
@@ -80,7 +80,7 @@ def _ttft_by_prompt(axes: Axes, runs: list[Measured]) -> bool:
         if started:
             times = [one.ttft * 1000 for one in started if one.ttft is not None]
             axes.scatter([one.num_prompt_tokens for one in started], times, s=12, alpha=0.6, label=_label(measured))
-    _finish(axes, "Time to the first token by prompt length", "prompt tokens", "TTFT, ms")
+    _decorate_axes(axes, "Time to the first token by prompt length", "prompt tokens", "TTFT, ms")
     axes.set_ylim(bottom=0)
     return bool(axes.collections)
 
@@ -90,7 +90,7 @@ def _tokens(axes: Axes, runs: list[Measured]) -> bool:
         seconds = tokens_by_second(measured.run)
         if seconds:
             axes.step(range(len(seconds)), seconds, where="post", label=_label(measured))
-    _finish(axes, "Generated tokens in each second", "seconds since the begin", "tokens/s")
+    _decorate_axes(axes, "Generated tokens in each second", "seconds since the begin", "tokens/s")
     axes.set_ylim(bottom=0)
     return bool(axes.lines)
 
@@ -110,7 +110,7 @@ def _latency_by_load(axes: Axes, runs: list[Measured]) -> bool:
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))
     pace = runs[0].run.load.case.pace
-    _finish(axes, "Latency against load", "streams" if isinstance(pace, ClosedLoop) else "requests/s", "ms")
+    _decorate_axes(axes, "Latency against load", "streams" if isinstance(pace, ClosedLoop) else "requests/s", "ms")
     return len(points) > 1
 
 
@@ -135,7 +135,7 @@ def _pairs(axes: Axes, runs: list[Measured]) -> bool:
         )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(METRICS)), METRICS, rotation=40, ha="right", fontsize="x-small")
-    _finish(axes, "Pairs: ratio to the first server", "", "ratio (bar: median; line: least to greatest seed)")
+    _decorate_axes(axes, "Pairs: ratio to the first server", "", "ratio (bar: median; line: least to greatest seed)")
     return True
 
 

@@ -83,12 +83,12 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
-        return _state(health_problem(read_status(engine)))
+        return _health_response(health_problem(read_status(engine)))
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
-        return _state(readiness_problem(read_status(engine)))
+        return _health_response(readiness_problem(read_status(engine)))
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
@@ -123,7 +123,7 @@ def readiness_problem(status: Status) -> str | None:
     )
 
 
-def _state(problem: str | None) -> Response:
+def _health_response(problem: str | None) -> Response:
     if problem is not None:
         raise ApiError(503, problem)
     return _json(200, b'{"status":"ok"}')

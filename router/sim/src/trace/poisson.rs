@@ -6,8 +6,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::Deserialize;
 
 use super::{Arrival, Content, MAX_REQUESTS, num_tokens};
-use crate::clock::micros;
 use crate::error::SimError;
+use crate::time_units::micros;
 
 /// A Poisson process of requests.
 #[derive(Clone, Debug, Deserialize)]

@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::poisson::{check_load, exponential};
 use super::{Arrival, Content, below};
-use crate::clock::micros;
 use crate::error::SimError;
+use crate::time_units::micros;
 
 /// The kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 from plait_proto import ExitCode
-from plait_worker import compile_modules, kernels_command
+from plait_worker import build_flashinfer, kernels_command
 from plait_worker.attention.backend import BackendRequirements
 from plait_worker.attention.registry import HOPPER, modules_for
 from plait_worker.attention.selection import try_backend
 from plait_worker.attention.spec import MhaShape
-from plait_worker.compile_modules import num_parallel_builds
+from plait_worker.build_flashinfer import num_parallel_builds
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -122,7 +122,7 @@ def states() -> list[str]:
 def test_what_is_missing_is_compiled_with_progress_and_once(
     toolkit: Toolkit, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compile_modules, "_SECONDS_BETWEEN_REPORTS", 0.001)
+    monkeypatch.setattr(build_flashinfer, "_SECONDS_BETWEEN_REPORTS", 0.001)
     assert states() == ["prebuilt", "missing", "missing", "missing"]
     assert build(monkeypatch, model) == 0
     assert states() == ["prebuilt", "built", "built", "built"]

@@ -40,7 +40,7 @@ def num_parallel_builds(num_modules: int, num_cores: int, free_bytes: int) -> in
     return max(1, min(num_modules, free_bytes // ((num_cores + 2) * _COMPILER_BYTES)))
 
 
-def compile_modules(modules: Sequence[GpuModule]) -> int:
+def build_modules(modules: Sequence[GpuModule]) -> int:
     """Compile at least one module into flashinfer's cache and print progress; how many failed."""
     at_once = num_parallel_builds(len(modules), num_usable_cores(), free_memory_bytes())
     print(f"{len(modules)} modules to compile, {at_once} at once", flush=True)
