@@ -47,7 +47,7 @@ class PageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a rank is given before it dials; the same for all ranks of a replica.
+    """Everything that a rank is given before it dials; the same for all ranks of an engine.
 
     Its bytes are part of the handshake (``proto/README.md``): a worker of another run is rejected.
     """
@@ -55,9 +55,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """Folder with config.json and safetensors, or one GGUF file; an absolute path."""
     run_dir: str
-    """Directory of mode 0700 that holds the ipc socket and the ranks' rendezvous file."""
+    """Directory of mode 0700 that holds the ipc sockets and the ranks' rendezvous files."""
     world: int
-    """Ranks of this replica (tensor parallelism)."""
+    """Ranks of each replica (tensor parallelism)."""
+    dp: int
+    """Replicas of the engine; their ranks are numbered through."""
+    dp_attention: bool
+    """The replicas share their experts."""
     load_format: str
     """``auto``, or ``dummy`` for random weights of the configuration's shape."""
     dtype: str

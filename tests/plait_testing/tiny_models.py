@@ -46,6 +46,8 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "model": str(model),
         "run_dir": str(run_dir),
         "world": 1,
+        "dp": 1,
+        "dp_attention": False,
         "load_format": "auto",
         "dtype": "float32",
         "max_model_len": 512,

@@ -51,7 +51,7 @@ SETTINGS = """
     page-size num-pages memory-fraction prefix-cache watermark
     mla-context-chunk-size kv-cache-dtype k-scale v-scale
     kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-public kv-hash-key-file
-    tp threads text-threads seed log-level step-trace
+    tp dp dp-attention threads text-threads seed log-level step-trace
 """
 
 
@@ -107,6 +107,8 @@ ALIASES = {
     "--mla-context-chunk-size": ("--context-chunk",),
     "--kv-cache-dtype": ("--kv-dtype",),
     "--tp": ("--tensor-parallel-size", "--tp-size"),
+    "--dp": ("--data-parallel-size", "--dp-size"),
+    "--dp-attention": ("--enable-dp-attention",),
     "--text-threads": ("--tokenizer-worker-num",),
     "--seed": ("--random-seed",),
     "--step-trace": ("--step-records",),
@@ -137,6 +139,8 @@ def test_an_alias_means_its_main_name(main: str, alias: str) -> None:
     values = {"--policy": "fair", "--kv-cache-dtype": "fp8", "--step-trace": "new.jsonl", "--max-batch-tokens": "3"}
     if main in ("--mixed", "--overlap", "--prefix-cache"):
         assert parse(f"--no-{alias[2:]}") == parse(f"--no-{main[2:]}") != parse(alias) == parse(main)
+    elif main == "--dp-attention":
+        assert parse(alias) == parse(main) != parse()
     else:
         value = values.get(main, "1" if main == "--memory-fraction" else "2")
         assert parse(alias, value) == parse(main, value) != parse()
@@ -283,7 +287,7 @@ def test_a_chunk_that_no_step_holds_is_refused() -> None:
         (["--ports=1"], "did you mean --port?"),
         (["--no-mix"], "did you mean --no-mixed?"),
         (["--frobnicate"], "see `plait serve --help`"),
-        (["--dp", "2"], "unknown setting '--dp'"),
+        (["--pp", "2"], "unknown setting '--pp'"),
         (["a", "b"], "unknown argument 'b'"),
     ],
 )

@@ -55,17 +55,24 @@ def test_a_line_tells_of_ranks_whose_pages_differ_by_more_than_a_twentieth() -> 
     assert "100 on rank 0, 94 on rank 1; every rank takes 94. Free the memory of rank 1's GPU to use 6 more" in line
 
 
-@pytest.mark.parametrize(("world", "num_gpus"), [(1, 1), (2, 2), (2, 8)])
-def test_every_rank_has_a_gpu(world: int, num_gpus: int) -> None:
-    check_num_gpus(world, num_gpus)
+@pytest.mark.parametrize(("world", "dp", "num_gpus"), [(1, 1, 1), (2, 1, 2), (2, 1, 8), (2, 4, 8)])
+def test_every_rank_has_a_gpu(world: int, dp: int, num_gpus: int) -> None:
+    check_num_gpus(world, dp, num_gpus)
 
 
 def test_more_ranks_than_gpus_are_refused_with_what_works() -> None:
     with pytest.raises(
         WorkerError, match=r"--tp 4 needs 4 GPUs, one a rank, and 2 are visible; set --tp to 2"
     ) as error:
-        check_num_gpus(4, 2)
+        check_num_gpus(4, 1, 2)
     assert error.value.code == ExitCode.HARDWARE
+
+
+def test_more_replicas_than_gpus_are_refused_with_what_works() -> None:
+    with pytest.raises(
+        WorkerError, match=r"--dp 4 with --tp 2 needs 8 GPUs.* 4 are visible; set them so that their product is 4"
+    ):
+        check_num_gpus(2, 4, 4)
 
 
 def test_a_worker_never_uses_multicast_whatever_the_user_s_environment_says() -> None:

@@ -20,19 +20,19 @@ _KERNEL_PACKAGES = ("triton", "flashinfer-python", "sgl-flash-mla")
 
 
 def open_device(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
-    """The rank's device, ready for use, and its description; rank N has the N-th GPU that is visible.
+    """The device of an engine's rank, ready for use, and its description; rank N has the N-th GPU that is visible.
 
     The ranks of a machine share its cores evenly, unless the settings give a number of threads.
     Raises ``WorkerError`` of code HARDWARE if the settings ask for more GPUs than are there, or for more threads than
     the system starts.
     """
-    num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // config.world)
+    num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // num_ranks(config))
     torch.set_num_threads(num_threads)
     _start_kernel_threads(num_threads)
     torch.set_num_interop_threads(1)
     if config.device.device == "cpu" or (config.device.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), f"cpu, {num_threads} threads"
-    return _open_gpu(rank, config.world)
+    return _open_gpu(config, rank)
 
 
 def _start_kernel_threads(num_threads: int) -> None:
@@ -42,14 +42,14 @@ def _start_kernel_threads(num_threads: int) -> None:
         raise WorkerError(ExitCode.HARDWARE, f"{num_threads} threads on a CPU: {error}; set --threads lower") from error
 
 
-def _open_gpu(rank: int, world: int) -> tuple[torch.device, str]:
+def _open_gpu(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
     if not torch.cuda.is_available():
         raise WorkerError(
             ExitCode.HARDWARE,
             f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
             "or serve with --device cpu",
         )
-    check_num_gpus(world, torch.cuda.device_count())
+    check_num_gpus(config.world, config.dp, torch.cuda.device_count())
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
@@ -58,13 +58,20 @@ def _open_gpu(rank: int, world: int) -> tuple[torch.device, str]:
     return device, name
 
 
-def check_num_gpus(world: int, num_gpus: int) -> None:
-    """Raise ``WorkerError`` of code HARDWARE unless there is a GPU for every rank."""
-    if world > num_gpus:
+def num_ranks(config: WorkerConfig) -> int:
+    """Ranks of all replicas on this machine."""
+    return config.world * config.dp
+
+
+def check_num_gpus(world: int, dp: int, num_gpus: int) -> None:
+    """Raise ``WorkerError`` of code HARDWARE unless there is a GPU for every rank of ``dp`` replicas."""
+    if world * dp > num_gpus:
+        given = f"--tp {world}" if dp == 1 else f"--dp {dp} with --tp {world}"
+        limit = f"--tp to {num_gpus} at most" if dp == 1 else f"them so that their product is {num_gpus} at most"
         raise WorkerError(
             ExitCode.HARDWARE,
-            f"--tp {world} needs {world} GPUs, one a rank, and {num_gpus} {'is' if num_gpus == 1 else 'are'} visible; "
-            f"set --tp to {num_gpus} at most, make more visible (CUDA_VISIBLE_DEVICES), or add --device cpu",
+            f"{given} needs {world * dp} GPUs, one a rank, and {num_gpus} {'is' if num_gpus == 1 else 'are'} visible; "
+            f"set {limit}, make more visible (CUDA_VISIBLE_DEVICES), or add --device cpu",
         )
 
 

@@ -17,6 +17,7 @@ from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, u
 from plait_kernels.nvrtc import CudaError
 from plait_proto import ExitCode, WorkerConfig
 
+from plait_worker.device import num_ranks
 from plait_worker.errors import WorkerError, first_line
 from plait_worker.parallel import Parallel
 
@@ -43,21 +44,21 @@ def forbid_multicast() -> None:
 
 
 def check_rank(config: WorkerConfig, rank: int) -> None:
-    """Raise ``WorkerError`` of code SETTINGS if the rank is none of this world."""
-    if not 0 <= rank < config.world:
-        raise WorkerError(
-            ExitCode.SETTINGS, f"--rank {rank} of a world of {config.world}: give 0 to {config.world - 1}"
-        )
+    """Raise ``WorkerError`` of code SETTINGS if the rank is none of this engine's."""
+    world = num_ranks(config)
+    if not 0 <= rank < world:
+        raise WorkerError(ExitCode.SETTINGS, f"--rank {rank} of a world of {world}: give 0 to {world - 1}")
 
 
 def init_parallel(config: WorkerConfig, rank: int, device: torch.device) -> Parallel:
-    """Join the other ranks: over TCP on loopback, with addresses in a FileStore in the run directory.
+    """Join the other ranks of the replica: over TCP on loopback, with addresses in a FileStore in the run directory.
 
     Raises ``WorkerError`` of code RANK_LOST if another is missing.
     """
     if config.world == 1:
         return Parallel()
-    store = dist.FileStore(str(Path(config.run_dir) / "ranks"), config.world)
+    replica, rank = divmod(rank, config.world)
+    store = dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), config.world)
     backends = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         dist.init_process_group(backends, store=store, rank=rank, world_size=config.world)

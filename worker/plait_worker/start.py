@@ -23,7 +23,7 @@ from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
-from plait_worker.device import device_facts, free_device_bytes, open_device
+from plait_worker.device import device_facts, free_device_bytes, num_ranks, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import DECODE_ROWS, capture_sizes
@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 class Member:
     """A rank that has met the others: they have the same kind of device, and can exchange its tensors."""
 
+    rank: int
+    """Among all ranks of the engine."""
     device: torch.device
     device_name: str
     parallel: Parallel
@@ -76,7 +78,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     welcome = link.welcome()
     if welcome is None:
         return None
-    _log.info("rank %d of %d on %s: %d pages", rank, config.world, loaded.member.device_name, welcome.num_pages)
+    _log.info("rank %d of %d on %s: %d pages", rank, num_ranks(config), loaded.member.device_name, welcome.num_pages)
     return allocate(loaded, welcome)
 
 
@@ -88,7 +90,7 @@ def join_ranks(config: WorkerConfig, rank: int) -> Member:
         parallel = init_parallel(config, rank, device)
         check_agreement(device_facts(device), parallel)
         connect_gpus(parallel, device)
-    return Member(device, device_name, parallel)
+    return Member(rank, device, device_name, parallel)
 
 
 def load(config: WorkerConfig, member: Member) -> Loaded:
@@ -204,8 +206,8 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         protocol=PROTOCOL,
         schema=SCHEMA_FINGERPRINT,
         config=config_fingerprint(config_bytes),
-        rank=loaded.member.parallel.rank,
-        world=loaded.member.parallel.world,
+        rank=loaded.member.rank,
+        world=num_ranks(config),
         pid=os.getpid(),
         device=f"{loaded.member.device_name}, {loaded.attention.name} attention",
         dtype=_dtype_in_words(model),
@@ -225,7 +227,7 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
     if loaded.member.device.type == "cpu":
         activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
-        budget = MemoryBudget(_free_bytes(loaded.member.device) // config.world, model.weight_bytes, activation_bytes)
+        budget = MemoryBudget(_free_bytes(loaded.member.device) // num_ranks(config), model.weight_bytes, activation_bytes)
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
     try:
         activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.member.device)

@@ -117,6 +117,10 @@ def _serve(args: argparse.Namespace) -> int:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
     if settings.scheduler.policy == "cache-aware" and not settings.pages.prefix_cache:
         raise SettingsError("--policy cache-aware needs the prefix cache; leave out --policy or --no-prefix-cache")
+    if settings.process.dp > 1:
+        raise SettingsError(f"--dp is {settings.process.dp}; this build serves 1 replica: leave it out")
+    if settings.process.dp_attention:
+        raise SettingsError("--dp-attention needs replicas, of which this build serves 1: leave it out")
     from plait.launch.serve import serve
 
     return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -48,6 +48,7 @@ PageCount = Annotated[int, Meta(ge=1, le=1 << 30)]
 Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 RankCount = Annotated[int, Meta(ge=1, le=64)]
+ReplicaCount = Annotated[int, Meta(ge=1, le=64)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -309,6 +310,20 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         RankCount,
         Setting("tensor parallelism: ranks that share the model", ("--tensor-parallel-size", "--tp-size")),
     ] = 1
+    dp: Annotated[
+        ReplicaCount,
+        Setting(
+            "data parallelism: replicas of the model behind one address, each with --tp ranks",
+            ("--data-parallel-size", "--dp-size"),
+        ),
+    ] = 1
+    dp_attention: Annotated[
+        bool,
+        Setting(
+            "attention in each of the --dp replicas, each expert on one rank of all (MLA models with experts)",
+            ("--enable-dp-attention",),
+        ),
+    ] = False
     threads: Annotated[
         ThreadCount | None,
         Setting("threads of a CPU rank", unset="the cores of this process, divided among the ranks"),

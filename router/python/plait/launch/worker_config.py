@@ -25,6 +25,8 @@ def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model
         model=str(model),
         run_dir=str(run_dir),
         world=settings.process.tp,
+        dp=settings.process.dp,
+        dp_attention=settings.process.dp_attention,
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,
         device=_fields_of(settings.device, DeviceConfig),
