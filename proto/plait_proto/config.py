@@ -46,6 +46,22 @@ class PageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Share of the free memory for weights and pages; None takes the device's own rule."""
 
 
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ranks of an engine, numbered through its replicas."""
+
+    world: int
+    """Ranks of each replica (tensor parallelism)."""
+    dp: int
+    """Replicas."""
+    dp_attention: bool
+    """The replicas share their experts."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas."""
+        return self.world * self.dp
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a rank is given before it dials; the same for all ranks of an engine.
 
@@ -56,12 +72,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Folder with config.json and safetensors, or one GGUF file; an absolute path."""
     run_dir: str
     """Directory of mode 0700 that holds the ipc sockets and the ranks' rendezvous files."""
-    world: int
-    """Ranks of each replica (tensor parallelism)."""
-    dp: int
-    """Replicas of the engine; their ranks are numbered through."""
-    dp_attention: bool
-    """The replicas share their experts."""
+    parallel: ParallelConfig
     load_format: str
     """``auto``, or ``dummy`` for random weights of the configuration's shape."""
     dtype: str

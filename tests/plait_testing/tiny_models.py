@@ -38,6 +38,7 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
         "device": {"device": "cpu", "cuda_graphs": True, "cuda_graph_max_bs": 8},
         "attention": {"attention_backend": "auto", "mla_context_chunk_size": 64},
         "kv_cache": {"kv_cache_dtype": "auto", "k_scale": 1.0, "v_scale": 1.0},
+        "parallel": {"world": 1, "dp": 1, "dp_attention": False},
         "pages": {"page_size": 16, "num_pages": None, "memory_fraction": None},
     }
     for fields in nested.values():
@@ -45,9 +46,6 @@ def config_for(model: Path, run_dir: Path, /, **changes: object) -> WorkerConfig
     settings: dict[str, object] = {
         "model": str(model),
         "run_dir": str(run_dir),
-        "world": 1,
-        "dp": 1,
-        "dp_attention": False,
         "load_format": "auto",
         "dtype": "float32",
         "max_model_len": 512,

@@ -26,7 +26,9 @@ def open_device(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
     Raises ``WorkerError`` of code HARDWARE if the settings ask for more GPUs than are there, or for more threads than
     the system starts.
     """
-    num_threads = config.threads if config.threads is not None else max(1, num_usable_cores() // num_ranks(config))
+    num_threads = (
+        config.threads if config.threads is not None else max(1, num_usable_cores() // config.parallel.num_ranks)
+    )
     torch.set_num_threads(num_threads)
     _start_kernel_threads(num_threads)
     torch.set_num_interop_threads(1)
@@ -49,18 +51,13 @@ def _open_gpu(config: WorkerConfig, rank: int) -> tuple[torch.device, str]:
             f"--device cuda: no NVIDIA GPU is there for torch {torch.__version__}; check the driver with nvidia-smi, "
             "or serve with --device cpu",
         )
-    check_num_gpus(config.world, config.dp, torch.cuda.device_count())
+    check_num_gpus(config.parallel.world, config.parallel.dp, torch.cuda.device_count())
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
     if (node := bind_to_gpu_node(device)) is not None:
         _log.info("bound to the NUMA node of the GPU: %s", node)
     return device, name
-
-
-def num_ranks(config: WorkerConfig) -> int:
-    """Ranks of all replicas on this machine."""
-    return config.world * config.dp
 
 
 def check_num_gpus(world: int, dp: int, num_gpus: int) -> None:

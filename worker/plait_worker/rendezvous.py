@@ -17,7 +17,6 @@ from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, u
 from plait_kernels.nvrtc import CudaError
 from plait_proto import ExitCode, WorkerConfig
 
-from plait_worker.device import num_ranks
 from plait_worker.errors import WorkerError, first_line
 from plait_worker.parallel import Parallel
 
@@ -45,7 +44,7 @@ def forbid_multicast() -> None:
 
 def check_rank(config: WorkerConfig, rank: int) -> None:
     """Raise ``WorkerError`` of code SETTINGS if the rank is none of this engine's."""
-    world = num_ranks(config)
+    world = config.parallel.num_ranks
     if not 0 <= rank < world:
         raise WorkerError(ExitCode.SETTINGS, f"--rank {rank} of a world of {world}: give 0 to {world - 1}")
 
@@ -55,16 +54,17 @@ def init_parallel(config: WorkerConfig, rank: int, device: torch.device) -> Para
 
     Raises ``WorkerError`` of code RANK_LOST if another is missing.
     """
-    if config.world == 1:
+    world = config.parallel.world
+    if world == 1:
         return Parallel()
-    replica, rank = divmod(rank, config.world)
-    store = dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), config.world)
+    replica, rank = divmod(rank, world)
+    store = dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), world)
     backends = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backends, store=store, rank=rank, world_size=config.world)
+        dist.init_process_group(backends, store=store, rank=rank, world_size=world)
     except RuntimeError as error:
-        raise WorkerError(ExitCode.RANK_LOST, f"the {config.world} ranks did not meet: {error}") from error
-    parallel = Parallel(rank, config.world, dist.group.WORLD)
+        raise WorkerError(ExitCode.RANK_LOST, f"the {world} ranks did not meet: {error}") from error
+    parallel = Parallel(rank, world, dist.group.WORLD)
     parallel.wait_for_all()
     return parallel
 

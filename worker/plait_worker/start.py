@@ -23,7 +23,7 @@ from plait_worker.attention.selection import choose_attention
 from plait_worker.cache import KVCache, bytes_per_page
 from plait_worker.capacity import MemoryBudget, choose_num_pages, cpu_pool_bytes, gpu_pool_bytes
 from plait_worker.cpu_activations import cpu_activation_bytes
-from plait_worker.device import device_facts, free_device_bytes, num_ranks, open_device
+from plait_worker.device import device_facts, free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
 from plait_worker.graph_sizes import DECODE_ROWS, capture_sizes
@@ -78,7 +78,9 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     welcome = link.welcome()
     if welcome is None:
         return None
-    _log.info("rank %d of %d on %s: %d pages", rank, num_ranks(config), loaded.member.device_name, welcome.num_pages)
+    _log.info(
+        "rank %d of %d on %s: %d pages", rank, config.parallel.num_ranks, loaded.member.device_name, welcome.num_pages
+    )
     return allocate(loaded, welcome)
 
 
@@ -207,7 +209,7 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         schema=SCHEMA_FINGERPRINT,
         config=config_fingerprint(config_bytes),
         rank=loaded.member.rank,
-        world=num_ranks(config),
+        world=config.parallel.num_ranks,
         pid=os.getpid(),
         device=f"{loaded.member.device_name}, {loaded.attention.name} attention",
         dtype=_dtype_in_words(model),
@@ -227,7 +229,9 @@ def _num_pages(loaded: Loaded, page_bytes: int) -> int:
     config, model = loaded.config, loaded.model
     if loaded.member.device.type == "cpu":
         activation_bytes = cpu_activation_bytes(config, model.config, model.dtype.itemsize, _gathered_itemsize(loaded))
-        budget = MemoryBudget(_free_bytes(loaded.member.device) // num_ranks(config), model.weight_bytes, activation_bytes)
+        budget = MemoryBudget(
+            _free_bytes(loaded.member.device) // config.parallel.num_ranks, model.weight_bytes, activation_bytes
+        )
         return choose_num_pages(config, page_bytes, cpu_pool_bytes(config, budget), budget)
     try:
         activation_bytes = measure_activation_bytes(config, model, loaded.attention, loaded.member.device)
@@ -264,6 +268,6 @@ def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     wanted = capture_sizes(
         min(settings.cuda_graph_max_bs or DECODE_ROWS[-1], slots.num_slots), max_tokens, prompts.contexts
     )
-    shape = (max(size.num_rows for size in wanted), -(-model.config.vocab_size // loaded.config.world))
+    shape = (max(size.num_rows for size in wanted), -(-model.config.vocab_size // loaded.config.parallel.world))
     logits_RU = torch.empty(shape, dtype=model.dtype, device=slots.device)
     return capture(wanted, Captured(slots, compute, model.greedy_ids, logits_RU, model.config.vocab_size, prompts))

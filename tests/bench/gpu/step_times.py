@@ -24,6 +24,7 @@ from plait_proto import (
     DeviceConfig,
     KvCacheConfig,
     PageConfig,
+    ParallelConfig,
     Plan,
     StepResult,
     Welcome,
@@ -69,9 +70,7 @@ def open_rank(
     config = WorkerConfig(
         model=str(folder),
         run_dir=str(folder),
-        world=1,
-        dp=1,
-        dp_attention=False,
+        parallel=ParallelConfig(world=1, dp=1, dp_attention=False),
         device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512),
         attention=AttentionConfig(attention_backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from plait_proto import AttentionConfig, DeviceConfig, KvCacheConfig, PageConfig, WorkerConfig
+from plait_proto import AttentionConfig, DeviceConfig, KvCacheConfig, PageConfig, ParallelConfig, WorkerConfig
 
 from plait.settings import DRAFT_TOKENS, ServeSettings
 
@@ -24,9 +24,9 @@ def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model
     return WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
-        world=settings.process.tp,
-        dp=settings.process.dp,
-        dp_attention=settings.process.dp_attention,
+        parallel=ParallelConfig(
+            world=settings.process.tp, dp=settings.process.dp, dp_attention=settings.process.dp_attention
+        ),
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,
         device=_fields_of(settings.device, DeviceConfig),
