@@ -56,9 +56,10 @@ test-fast: .venv/.tested
 	$(CARGO) test --locked --quiet $(FAST_CRATES:%=-p %) & rust=$$!; \
 	    $(BIN)/python -m pytest -m "unit and not slow" --ignore tests/e2e $(ARGS) && wait $$rust
 
+# Many tests wait for servers: two processes share two cores well, each with whole files.
 test: .venv/.tested
 	$(CARGO) test --locked --quiet
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested

