@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from plait_testing import recall
 from plait_testing.metrics import read_metrics
 from plait_testing.recording import Record
-from plait_testing.running_server import Server, StartServer
+from plait_testing.running_server import StartServer
 
 CONTEXT = 1024
 PAGE_SIZE = 16
@@ -92,46 +89,3 @@ def assert_the_cache_did_its_part(variant: str, share: float, num_evictions: flo
     else:
         assert share > 0.4
         assert num_evictions > 0
-
-
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_usage_says_how_much_came_from_the_cache_if_it_may(
-    check_models: Path, server: StartServer, route: str, stream: bool
-) -> None:
-    problem = recall.about_one_table(0, 1, CONTEXT)[0]
-    body: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
-    if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if route == "/v1/completions":
-        body["prompt"] = problem["messages"][-1]["content"]
-    else:
-        body["messages"] = problem["messages"]
-    running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE))
-    hidden = [usage(running, route, body) for _ in range(2)]
-    assert all("prompt_tokens_details" not in each for each in hidden)
-    salted = [usage(running, route, body | {"cache_salt": "mine"}) for _ in range(2)]
-    assert [num_cached(each) for each in salted] == [0, whole_pages(salted[0])], "nobody else has the salt"
-    running.stop()
-    running = server(check_models / "recall-gqa", "--page-size", str(PAGE_SIZE), "--enable-prompt-tokens-details")
-    told = [usage(running, route, body) for _ in range(2)]
-    assert [num_cached(each) for each in told] == [0, whole_pages(told[0])]
-
-
-def usage(running: Server, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The usage of an answer, whole or streamed."""
-    answer = httpx.post(running.url + route, json=body, timeout=120)
-    text = answer.text
-    if body.get("stream"):
-        text = [line for line in text.splitlines() if line.startswith("data: {")][-1].removeprefix("data: ")
-    told: dict[str, Any] = json.loads(text)["usage"]
-    return told
-
-
-def num_cached(usage: dict[str, Any]) -> int:
-    num: int = usage["prompt_tokens_details"]["cached_tokens"]
-    return num
-
-
-def whole_pages(usage: dict[str, Any]) -> int:
-    return (int(usage["prompt_tokens"]) - 1) // PAGE_SIZE * PAGE_SIZE

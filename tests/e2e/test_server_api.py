@@ -280,32 +280,51 @@ def test_a_client_that_never_reads_does_not_hold_up_others(recall_server: Server
         assert answer.choices[0].message.content == "kilo"
 
 
-def test_a_full_queue_is_a_429_with_retry_after(server: StartServer, check_models: Path) -> None:
-    small = server(check_models / "recall-gqa", "--max-seqs", "1", "--max-queue", "1")
-    body = {"messages": HELLO, "ignore_eos": True, "max_tokens": 100}
+def test_a_request_that_waits_too_long_is_a_504(server: StartServer, check_models: Path) -> None:
+    small = server(check_models / "recall-gqa", "--max-seqs", "1", "--max-queue-seconds", "0.2")
+    body = {"messages": HELLO, "ignore_eos": True, "max_tokens": 8000, "stream": True}
+    with httpx.stream("POST", small.url + CHAT, json=body, timeout=60) as response:
+        lines = response.iter_lines()  # to drop it would close the stream
+        next(lines)
+        waited = httpx.post(small.url + CHAT, json=body, timeout=60)
+        assert waited.status_code == 504
+        assert error_of(waited)["code"] == "queue_timeout"
+        assert "--max-queue-seconds" in error_of(waited)["message"]
+        assert int(waited.headers["retry-after"]) >= 1
+        next(lines)  # a request that runs has no deadline
+    assert metric(small, 'plait_requests_rejected_total{reason="queue_timeout"}') == 1
 
-    def ask(_: int) -> httpx.Response:
-        return httpx.post(small.url + CHAT, json=body, timeout=120)
 
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(8)))
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert {answer.status_code for answer in answers} == {200, 429}
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    assert all("queue is full" in error_of(answer)["message"] for answer in refused)
+USAGE_PROMPT = (
+    "Each page of this prompt has sixty-four letters, and each letter is one token; so two pages are cached. "
+)
 
 
-def test_keys_from_a_file_lock_the_server(server: StartServer, check_models: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("first-key\nsecond-key\n")
-    keys.chmod(0o600)
-    locked = server(check_models / "recall-gqa", "--api-key-file", str(keys), "--host", "0.0.0.0")
-    assert httpx.get(locked.url + "/v1/models", timeout=60).status_code == 401
-    assert httpx.get(locked.url + "/health", timeout=60).status_code == 200
-    client = openai.OpenAI(base_url=locked.url + "/v1", api_key="second-key", max_retries=0)
-    answer = client.chat.completions.create(model="recall-gqa", messages=HELLO, temperature=0)
-    assert answer.choices[0].message.content == "kilo"
-    assert chat(locked, "copy kilo\n", "--api-key-file", str(keys)).stdout.count("kilo") == 1
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_usage_says_how_much_was_cached_only_to_those_with_a_salt(
+    recall_server: Server, route: str, stream: bool
+) -> None:
+    prompt = f"{route} {stream} {USAGE_PROMPT}"
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if route == CHAT else {"prompt": prompt}
+    body |= {"max_tokens": 1}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    hidden = [usage(recall_server, route, body) for _ in range(2)]
+    assert all("prompt_tokens_details" not in each for each in hidden)
+    salted = [usage(recall_server, route, body | {"cache_salt": "mine"}) for _ in range(2)]
+    cached = [each["prompt_tokens_details"]["cached_tokens"] for each in salted]
+    whole_pages = (salted[0]["prompt_tokens"] - 1) // 64 * 64
+    assert whole_pages > 0
+    assert cached == [0, whole_pages], "nobody else has the salt"
+
+
+def usage(running: Server, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The usage of an answer, whole or streamed."""
+    text = httpx.post(running.url + route, json=body, timeout=120).text
+    if body.get("stream"):
+        text = [line for line in text.splitlines() if line.startswith("data: {")][-1].removeprefix("data: ")
+    told: dict[str, Any] = json.loads(text)["usage"]
+    return told
 
 
 def chat(server: Server, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,215 @@
+"""A server whose clients have keys and share it: who is let in, who goes first, and who hears 429, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from plait_testing.running_server import Server, start_server
+
+MODEL = "recall-gqa"
+MAX_QUEUE, NUM_REQUESTS = 12, 60
+PROMPT_LEN, OUTPUT_LEN = 64, 24
+KEYS = "plain\nheavy weight=3\nlate priority=2\nother\n"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TIMEOUT = 120.0
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(key_file: Path, check_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It runs one request at a time."""
+    log = tmp_path_factory.mktemp("shared") / "server.log"
+    flags = ("--policy", "fair", "--max-seqs", "1", "--max-queue", str(MAX_QUEUE), "--threads", "1")
+    keys = ("--host", "0.0.0.0", "--api-key-file", str(key_file), "--enable-prompt-tokens-details")
+    one = start_server(log, check_models / MODEL, *flags, *keys)
+    assert one.url, one.errors
+    yield one
+    one.kill()
+
+
+def body(number: int, **fields: object) -> dict[str, object]:
+    """A request that shares no page with those of other numbers."""
+    prompt = [number % 200, *[20 + number % 50] * (PROMPT_LEN - 1)]
+    return {"prompt": prompt, "max_tokens": OUTPUT_LEN, "ignore_eos": True, **fields}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@dataclass
+class Backlog:
+    """Requests that wait while another one runs, and the order in which they are answered."""
+
+    url: str
+    pool: ThreadPoolExecutor
+    served: list[str] = field(default_factory=list)
+    """Names of the requests that were served, in order of their answers."""
+
+    def ask(self, *asked: tuple[str, str, dict[str, object]]) -> list[Future[httpx.Response]]:
+        """Send requests, each a name, a key and fields, and return once they wait, or fill the queue."""
+        num = min(num_waiting(self.url) + len(asked), MAX_QUEUE)
+        futures = [self.pool.submit(self._post, number, *each) for number, each in enumerate(asked)]
+        wait_for_queue(self.url, num)
+        return futures
+
+    def _post(self, number: int, name: str, key: str, fields: dict[str, object]) -> httpx.Response:
+        answer = post(self.url, body(number, **fields), key)
+        if answer.status_code == 200:
+            self.served.append(name)
+        return answer
+
+
+def post(url: str, sent: dict[str, Any], key: str, route: str = COMPLETIONS) -> httpx.Response:
+    return httpx.post(url + route, json=sent, headers=bearer(key), timeout=TIMEOUT)
+
+
+def num_waiting(url: str) -> int:
+    text = httpx.get(f"{url}/metrics", headers=bearer("plain"), timeout=TIMEOUT).text
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("plait_requests_waiting "))
+
+
+def wait_for_queue(url: str, num: int) -> None:
+    """Wait until so many requests wait; raises `TimeoutError`."""
+    deadline = time.monotonic() + TIMEOUT
+    while num_waiting(url) != num:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{num_waiting(url)} requests wait, not {num}")
+        time.sleep(0.005)
+
+
+@contextmanager
+def held(server: Server) -> Iterator[Backlog]:
+    """Requests that are sent within wait; they run when it ends, and have been answered after it."""
+    running: Any = body(199, max_tokens=8000, stream=True)
+    with ThreadPoolExecutor(2 * MAX_QUEUE) as pool:
+        backlog = Backlog(server.url, pool)
+        with httpx.stream(
+            "POST", server.url + COMPLETIONS, json=running, headers=bearer("other"), timeout=TIMEOUT
+        ) as response:
+            lines = response.iter_lines()  # to drop it would close the stream
+            next(lines)
+            yield backlog
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_keys_from_a_file_lock_the_server(shared: Server, key_file: Path) -> None:
+    assert httpx.get(shared.url + "/v1/models", timeout=60).status_code == 401
+    assert httpx.get(shared.url + "/health", timeout=60).status_code == 200
+    client = openai.OpenAI(base_url=shared.url + "/v1", api_key="other", max_retries=0)
+    hello: Any = [{"role": "user", "content": "copy kilo"}]
+    answer = client.chat.completions.create(model=MODEL, messages=hello, temperature=0)
+    assert answer.choices[0].message.content == "kilo"
+    words = [sys.executable, "-m", "plait.cli", "chat", "--url", shared.url, "--api-key-file", str(key_file)]
+    typed = subprocess.run(words, input="copy kilo\n", capture_output=True, text=True, timeout=120, check=True)
+    assert typed.stdout.count("kilo") == 1
+
+
+def statuses(asked: list[Future[httpx.Response]]) -> list[int]:
+    return [each.result().status_code for each in asked]
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(shared: Server) -> None:
+    with held(shared) as backlog:
+        asked = backlog.ask(*[("in time", "plain", {"max_tokens": 150})] * MAX_QUEUE)
+        refused = post(shared.url, body(0), "plain")
+        begin = time.monotonic()
+    elapsed = time.monotonic() - begin
+    assert statuses(asked) == [200] * MAX_QUEUE
+    assert refused.status_code == 429
+    assert "queue is full" in error_of(refused)["message"]
+    hint = int(refused.headers["retry-after"])
+    assert elapsed / 2 <= hint <= 2 * elapsed + 1, "true within a factor of two, in whole seconds"
+
+
+def test_one_tenant_cannot_fill_the_queue_for_others(shared: Server) -> None:
+    with held(shared) as backlog:
+        flood = backlog.ask(*[("flood", "plain", {})] * MAX_QUEUE)
+        others = [backlog.pool.submit(post, shared.url, body(number), "other") for number in range(3)]
+        while sum(each.done() for each in flood) < len(others):
+            time.sleep(0.005)
+    assert statuses(others) == [200] * 3
+    assert sorted(statuses(flood)) == [200] * (MAX_QUEUE - 3) + [429] * 3
+    hints = [each.result().headers.get("retry-after") for each in flood if each.result().status_code == 429]
+    assert all(int(hint) >= 1 for hint in hints)
+
+
+def test_a_key_of_weight_three_is_served_three_times_as_often(shared: Server) -> None:
+    with held(shared) as backlog:
+        backlog.ask(*[("plain", "plain", {}), ("heavy", "heavy", {})] * (MAX_QUEUE // 2))
+    assert len(backlog.served) == MAX_QUEUE
+    before_the_last_heavy = backlog.served[: MAX_QUEUE - backlog.served[::-1].index("heavy")]
+    assert before_the_last_heavy.count("plain") in (1, 2, 3), backlog.served
+
+
+def test_a_tenants_urgent_requests_go_first_as_far_as_its_key_allows(shared: Server) -> None:
+    with held(shared) as backlog:
+        backlog.ask(*[(str(priority), "late", {"priority": priority}) for priority in (5, 0, 7, 3)])
+        refused = post(shared.url, body(0, priority=1), "late")
+    assert backlog.served == ["0", "3", "5", "7"], "none, which counts as the least that its key allows"
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "priority"
+    assert "may ask for 2 or more" in error_of(refused)["message"]
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_the_usage_says_how_much_was_cached_for_the_same_key(shared: Server, route: str) -> None:
+    words = f"{route} " * 10
+    sent: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
+    if route == COMPLETIONS:
+        sent = {"prompt": words}
+
+    def cached_pages(key: str) -> int:
+        answer = post(shared.url, sent | {"max_tokens": 1}, key, route)
+        num_tokens: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return num_tokens // 64
+
+    num_pages = len(words) // 64
+    assert [cached_pages(key) for key in ("plain", "plain", "other", "other")] == [0, num_pages, 0, num_pages]
+
+
+async def offer(url: str) -> list[httpx.Response]:
+    """All requests at once."""
+
+    async def ask(number: int) -> httpx.Response:
+        return await client.post(COMPLETIONS, json=body(number), headers=bearer("plain"))
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits) as client:
+        return await asyncio.gather(*(ask(number) for number in range(NUM_REQUESTS)))
+
+
+def test_under_overload_every_request_is_answered_or_told_when_to_come_back(shared: Server) -> None:
+    for _ in range(2):
+        answers = asyncio.run(offer(shared.url))
+        whole = [it for it in answers if it.status_code == 200]
+        rejected = [it for it in answers if it.status_code == 429]
+        assert len(whole) + len(rejected) == NUM_REQUESTS, [it.status_code for it in answers]
+        assert all(it.json()["usage"]["completion_tokens"] == OUTPUT_LEN for it in whole)
+        assert all(int(it.headers["retry-after"]) >= 1 for it in rejected)
+        assert len(whole) >= MAX_QUEUE
+        assert rejected
+        assert httpx.get(f"{shared.url}/health").status_code == 200
