@@ -13,6 +13,7 @@ from plait.http.auth import MAX_KEY_FILE_BYTES, ApiKeys, RequireKey, read_keys
 from plait.http.errors import ApiError
 from plait.http.key_terms import KeyTerms
 from plait.http.validate import read_chat
+from plait.settings import Policy
 from starlette.types import Message, Receive, Scope, Send
 
 
@@ -78,6 +79,7 @@ def test_probes_need_no_key(path: bytes) -> None:
         (b"key\n", 0o604, "chmod 600"),
         (b"\n \n", 0o600, "holds no key"),
         ("schlüssel".encode(), 0o600, "not ASCII"),
+        (b"key\nother\nkey weight=2\n", 0o600, "has a key twice"),
         (b"k" * (MAX_KEY_FILE_BYTES + 1), 0o600, "over 65536 bytes"),
     ],
 )
@@ -107,7 +109,15 @@ def test_a_key_may_have_a_weight_and_a_best_priority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["key weight=0", "key weight=many", "key weight=", "key weight=1 weight=2", "key priority=high"]
+    "line",
+    [
+        "key weight=0",
+        "key weight=many",
+        "key weight=",
+        "key weight=1 weight=2",
+        "key priority=high",
+        "key wait=2 weight=2",
+    ],
 )
 def test_a_term_out_of_range_is_an_error_that_names_the_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "keys"
@@ -115,6 +125,24 @@ def test_a_term_out_of_range_is_an_error_that_names_the_line(tmp_path: Path, lin
     path.chmod(0o600)
     with pytest.raises(SettingsError, match=r"--api-key-file .* has a line with .*(weight|priority)"):
         read_keys(path)
+
+
+@pytest.mark.parametrize(
+    ("term", "policy", "advice"),
+    [
+        ("weight=2", "fcfs", "start with --policy fair,"),
+        ("weight=2", "priority", "start with --policy fair,"),
+        ("priority=1", "fcfs", "start with --policy priority or fair,"),
+        ("priority=1", "cache-aware", "start with --policy priority or fair,"),
+    ],
+)
+def test_a_term_that_the_policy_does_not_read_is_an_error(
+    key_file: Path, term: str, policy: Policy, advice: str
+) -> None:
+    key_file.write_text(f"first\nsecond {term}\n")
+    with pytest.raises(SettingsError, match=rf"`{term[:-1]}`, which --policy {policy} does not read; {advice}"):
+        ApiKeys.from_file(key_file, policy)
+    assert ApiKeys.from_file(key_file, "fair").admit(b"second") != KeyTerms()
 
 
 def test_a_request_has_its_keys_weight_and_at_best_its_priority() -> None:

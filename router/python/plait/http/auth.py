@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.errors import SettingsError
 from plait.http.errors import ApiError, send_error
 from plait.http.identity import KEY
-from plait.http.key_terms import TERMS, KeyTerms, parse_line
+from plait.http.key_terms import READERS, TERMS, KeyTerms, parse_line
 from plait.secret_file import read_secret_file
+from plait.settings import Policy
 
 OPEN_PATHS = frozenset({b"/health", b"/ready"})
 MAX_KEY_FILE_BYTES = 65_536
@@ -25,10 +26,19 @@ class ApiKeys:
     def __init__(self, keys: Mapping[str, KeyTerms]) -> None:
         self._terms = {hashlib.sha256(key.encode()).digest(): terms for key, terms in keys.items()}
 
-    @property
-    def cap_priorities(self) -> bool:
-        """Whether any key says which priorities it may ask for."""
-        return any(terms.priority is not None for terms in self._terms.values())
+    @classmethod
+    def from_file(cls, path: Path, policy: Policy) -> ApiKeys:
+        """The keys in a file; raises `SettingsError` if it cannot be used, or grants what `policy` does not read."""
+        keys = read_keys(path)
+        granted = {name for terms in keys.values() for name in terms.granted()}
+        for name in sorted(granted):
+            if policy not in READERS[name]:
+                readers = " or ".join(READERS[name])
+                raise SettingsError(
+                    f"--api-key-file {path} has `{name}=`, which --policy {policy} does not read; start with --policy "
+                    f"{readers}, or take `{name}=` out of the file"
+                )
+        return cls(keys)
 
     def admit(self, key: bytes) -> KeyTerms | None:
         """What `key` is granted; None if it is not one of ours. The time taken depends on no key."""
@@ -50,9 +60,12 @@ def _keys(path: Path, raw: bytes) -> dict[str, KeyTerms]:
         raise SettingsError(f"--api-key-file {path} has bytes that are not ASCII; a key travels in an HTTP header")
     lines = [line.strip() for line in raw.decode("ascii").splitlines()]
     try:
-        keys = dict(parse_line(line) for line in lines if line)
+        pairs = [parse_line(line) for line in lines if line]
     except ValueError as error:
         raise SettingsError(f"--api-key-file {path} has a line with {error}") from error
+    keys = dict(pairs)
+    if len(keys) != len(pairs):
+        raise SettingsError(f"--api-key-file {path} has a key twice; give each one line")
     if not keys:
         raise SettingsError(f"--api-key-file {path} holds no key; write one a line, say from `openssl rand -hex 32`")
     return keys

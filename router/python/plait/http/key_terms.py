@@ -6,6 +6,7 @@ A line of the file is a key, then any of `weight=N` and `priority=N`: `sk-1234 w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -14,12 +15,16 @@ from starlette.types import Scope
 
 from plait.http.api import GenerateRequest
 from plait.http.body_errors import field_error
+from plait.settings import Policy
 
 TERMS = "plait.key_terms"
 """The scope's entry in which `RequireKey` leaves the accepted key's terms."""
 
+READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("priority", "fair")}
+"""The policies that read a term."""
+
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-_TERM = re.compile(r"(.*\S)\s+(weight|priority)=(\S*)")
+_TERM = re.compile(r"(.*\S)\s+(\w+)=(\S*)")
 
 
 class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +40,13 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
         """The accepted key's; the defaults if the server asks for none."""
         terms: KeyTerms = scope.get(TERMS, _DEFAULTS)
         return terms
+
+    def granted(self) -> Iterator[str]:
+        """The names of the terms that are not the defaults."""
+        if self.weight != 1:
+            yield "weight"
+        if self.priority is not None:
+            yield "priority"
 
     def apply(self, request: GenerateRequest) -> GenerateRequest:
         """The request with its key's weight; raises `ApiError` if its priority is not granted."""
@@ -57,6 +69,8 @@ def parse_line(line: str) -> tuple[str, KeyTerms]:
     terms: dict[str, str] = {}
     while (match := _TERM.fullmatch(line)) is not None:
         line, name, value = match.groups()
+        if name not in READERS:
+            raise ValueError(f"`{name}=`, where a key may have {' and '.join(f'`{it}=N`' for it in READERS)} after it")
         if name in terms:
             raise ValueError(f"`{name}` twice; give it once")
         terms[name] = value

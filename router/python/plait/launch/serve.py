@@ -17,9 +17,9 @@ from plait_proto import ExitCode, config_fingerprint, encode_config
 
 from plait._router import Engine, ModelFilesError
 from plait.batch_sizes import check_chunk, with_batch_sizes
-from plait.errors import DONE, SettingsError, StartError
+from plait.errors import DONE, StartError
 from plait.http.app import build_app
-from plait.http.auth import ApiKeys, read_keys
+from plait.http.auth import ApiKeys
 from plait.http.connection_limits import MAX_CONNECTIONS
 from plait.http.engine import Description, Phase, Status, read_description, read_status
 from plait.http.server import http_server
@@ -53,12 +53,7 @@ def serve(
     there, and ends with them.
     """
     key_file = settings.http.api_key_file
-    keys = ApiKeys(read_keys(Path(key_file))) if key_file is not None else None
-    if keys is not None and keys.cap_priorities and settings.scheduler.policy == "fcfs":
-        raise SettingsError(
-            f"--api-key-file {key_file} grants priorities, but --policy fcfs has none; start with --policy priority "
-            "or fair, or take `priority=` out of the file"
-        )
+    keys = ApiKeys.from_file(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
