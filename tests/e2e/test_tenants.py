@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,14 +65,14 @@ class Backlog:
     served: list[str] = field(default_factory=list)
     """Names of the requests that were served, in order of their answers."""
 
-    def ask(self, *asked: tuple[str, str, dict[str, object]]) -> list[Future[httpx.Response]]:
+    def ask(self, *asked: tuple[str, str, Mapping[str, object]]) -> list[Future[httpx.Response]]:
         """Send requests, each a name, a key and fields, and return once they wait, or fill the queue."""
         num = min(num_waiting(self.url) + len(asked), MAX_QUEUE)
         futures = [self.pool.submit(self._post, number, *each) for number, each in enumerate(asked)]
         wait_for_queue(self.url, num)
         return futures
 
-    def _post(self, number: int, name: str, key: str, fields: dict[str, object]) -> httpx.Response:
+    def _post(self, number: int, name: str, key: str, fields: Mapping[str, object]) -> httpx.Response:
         answer = post(self.url, body(number, **fields), key)
         if answer.status_code == 200:
             self.served.append(name)
