@@ -14,7 +14,7 @@ from plait_kernels.attention.cpu import HeadSizes
 from plait_kernels.attention.paged_cpu import PagedHeads, PagedRows
 from plait_kernels.cpu import library
 from plait_kernels.linear import GgufMatrix, GgufWeight, PanelMatrix, can_pack
-from plait_kernels.linear.gguf import ACTIVATION_LIMITS, fake_quantised_rows
+from plait_kernels.linear.gguf import ACTIVATION_LIMITS, quantise_and_dequantise
 from plait_kernels.mla.cpu import AbsorbedRows, DecompressedRows, PagedMla
 from plait_kernels.moe import pack_experts
 from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
@@ -92,7 +92,7 @@ def test_gemms_with_gguf_blocks_are_those_of_their_values_with_quantised_rows(
     for num_rows in (1, 13, 100):
         x = torch.randn(num_rows, inputs).bfloat16()
         x[0, :32] = 0
-        exact = fake_quantised_rows(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
+        exact = quantise_and_dequantise(x, activation_bits).double() @ blocks.dequantised().double().T + bias.double()
         torch.testing.assert_close(matrix.matmul_float32(x).double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(matrix(x).double(), exact, rtol=2**-8, atol=1e-4)
         together = matrix.matmul_float32(x)

@@ -88,7 +88,7 @@ class PanelMatrix(CpuMatrix):
 
 
 class GgufMatrix(CpuMatrix):
-    """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.fake_quantised_rows``).
+    """Quantised weights in GGUF blocks, times rows that are quantised too (``gguf.quantise_and_dequantise``).
 
     The dot product within a block of 32 is exact in integers; blocks are summed in float32 in their order, whatever
     the batch.

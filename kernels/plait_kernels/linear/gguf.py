@@ -65,7 +65,7 @@ def join(parts: Sequence[GgufWeight]) -> GgufWeight | None:
     return GgufWeight(parts[0].kind, torch.cat([part.raw for part in parts]))
 
 
-def fake_quantised_rows(x_NI: Tensor, activation_bits: int) -> Tensor:
+def quantise_and_dequantise(x_NI: Tensor, activation_bits: int) -> Tensor:
     """``x`` as ``GgufMatrix`` quantises it, float32 ``[N, I]``: integers times a scale for each 32 elements."""
     most = ACTIVATION_LIMITS[activation_bits]
     x_NB32 = x_NI.float().unflatten(1, (-1, BLOCK))

@@ -32,7 +32,7 @@ _TOLERANCE = 0.03
 
 
 @cache
-def _kernel_failures() -> tuple[type[Exception], ...]:
+def _kernel_error_types() -> tuple[type[Exception], ...]:
     """What CUDA, flashinfer and Triton raise if a kernel does not compile or does not fit.
 
     Called only after something was raised: importing Triton takes time that a CPU worker need not spend.
@@ -163,7 +163,7 @@ def try_backend(name: str, requirements: Requirements, *, may_compile: bool = Fa
         return f"{failure.name} is not installed"
     except ValueError as rule:
         return str(rule)
-    except _kernel_failures() as failure:
+    except _kernel_error_types() as failure:
         return f"it does not start: {_first_line(failure)}"
     return self_check_error(backend, requirements) or backend
 
@@ -199,7 +199,7 @@ def self_check_error(backend: AttentionBackend[Any], requirements: Requirements)
     try:
         problem = KINDS[requirements.spec.kind].self_check(requirements)
         errors = [problem.error(backend, rows) for rows in (problem.decode, problem.prefill, problem.extends)]
-    except _kernel_failures() as failure:
+    except _kernel_error_types() as failure:
         return f"it failed the self-check: {_first_line(failure)}"
     wrong = [error for error in errors if not error <= _tolerance(requirements.spec)]  # NaN is an error too
     return f"its result is off by {wrong[0]:.3f} of the largest value" if wrong else None
