@@ -74,6 +74,7 @@ _KINDS: dict[type[Message], Kind] = {
     Bye: Kind.BYE,
     Join: Kind.JOIN,
 }
+_WITH_OPTIONAL_LAST = (Hello, Welcome, Vote, Decision)
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
 # memoryview.cast rejects an empty buffer.
@@ -96,9 +97,13 @@ def encode(message: Message) -> list[bytes]:
             message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
         case Fail():
             message = msgspec.structs.replace(message, reason=_cut(message.reason))
-    if isinstance(message, Hello | Welcome) and not message.other_kinds:
-        return [kind, _ENCODER.encode(msgspec.structs.astuple(message)[:-1])]
-    return [kind, _ENCODER.encode(message)]
+    return [kind, _ENCODER.encode(_without_empty_last(message))]
+
+
+def _without_empty_last(fields: Fields) -> Fields | tuple[object, ...]:
+    """What is encoded: an optional last field is left out while it is empty."""
+    values = msgspec.structs.astuple(fields)
+    return values[:-1] if isinstance(fields, _WITH_OPTIONAL_LAST) and not values[-1] else fields
 
 
 def decode(frames: Sequence[Frame]) -> Message:
@@ -157,7 +162,8 @@ def _read_kind(frame: Frame, num_bytes: int) -> Kind:
 
 
 def _encode_plan(plan: Plan) -> list[bytes]:
-    header = PlanHeader(plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, plan.decision)
+    decision = plan.decision and _without_empty_last(plan.decision)
+    header = (plan.step, plan.num_prefill, plan.num_decode, plan.new_slots, decision)
     arrays = [plan.rows, plan.token_ids, plan.appended_pages, plan.freed_slots, plan.other_pages, plan.trimmed_slots]
     while len(arrays) > 4 and not len(arrays[-1]):
         arrays.pop()

@@ -113,6 +113,14 @@ class Welcome(Fields, frozen=True):
     """Page kinds after the first, with the least pages that any rank has room for; left out while it is empty."""
 
 
+class PromptCounts(Fields, frozen=True):
+    """What choosing a captured step must know of a replica's prefill rows."""
+
+    num_rows: U32
+    num_context_tokens: U32
+    """Cached tokens that they attend to."""
+
+
 class Vote(Fields, frozen=True):
     """What a replica would do in a step of its group."""
 
@@ -125,6 +133,8 @@ class Vote(Fields, frozen=True):
     can_graph: bool
     idle: bool
     draining: bool
+    prompts: PromptCounts | None = None
+    """Of the prefill rows; left out while there are none."""
 
 
 class Decision(Fields, frozen=True):
@@ -133,15 +143,17 @@ class Decision(Fields, frozen=True):
     step: U64
     mode: Mode
     pad_tokens: U32
-    """Tokens that every replica pads to."""
+    """The most tokens of a replica, or those of the graphs."""
     graph_bucket: U32 | None
-    """Batch size of the captured graph that all run, if one fits."""
+    """Tokens of the captured graphs that the replicas run, if some fit."""
     dummy_replicas: bytes
     """Bitmap: replica i, bit ``i % 8`` of byte ``i // 8``, has nothing to do and runs a dummy row."""
     stop: bool
     """All replicas are idle and one drains: the group ends."""
     draining: bool
     """A replica drains: no replica takes new requests."""
+    num_tokens: bytes = b""
+    """Little-endian u32s, the tokens of each replica in order; left out while all are idle."""
 
 
 class Drain(Fields, frozen=True):

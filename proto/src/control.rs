@@ -96,6 +96,18 @@ pub struct Vote {
     pub idle: bool,
     /// It takes no new requests.
     pub draining: bool,
+    /// Its prefill rows; left out while there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<PromptCounts>,
+}
+
+/// What choosing a captured step must know of a replica's prefill rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptCounts {
+    /// How many.
+    pub num_rows: u32,
+    /// Cached tokens that they attend to.
+    pub num_context_tokens: u32,
 }
 
 /// What the group does in a step: a pure function of its votes.
@@ -105,9 +117,9 @@ pub struct Decision {
     pub step: u64,
     /// Which rows the group has in it.
     pub mode: Mode,
-    /// Tokens that every replica pads to.
+    /// The most tokens of a replica, or those of the graphs.
     pub pad_tokens: u32,
-    /// Batch size of the captured graph that all run, if one fits.
+    /// Tokens of the captured graphs that the replicas run, if some fit.
     pub graph_bucket: Option<u32>,
     /// Bitmap: replica i, bit `i % 8` of byte `i / 8`, has nothing to do and runs a dummy row.
     #[serde(with = "serde_bytes")]
@@ -116,6 +128,9 @@ pub struct Decision {
     pub stop: bool,
     /// A replica drains: no replica takes new requests.
     pub draining: bool,
+    /// Little-endian u32s, the tokens of each replica in order; left out while all are idle.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "serde_bytes")]
+    pub num_tokens: Vec<u8>,
 }
 
 /// Row kinds of a group's step.

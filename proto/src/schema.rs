@@ -62,8 +62,8 @@ fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
         "hello_two_page_kinds",
         "welcome_two_page_kinds",
-        "vote",
-        "verdict",
+        "vote_prompts",
+        "verdict_prompts",
         "drain",
         "beat",
         "fail",
@@ -91,4 +91,8 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
         panic!("a hello")
     };
     assert_eq!(listed("PageKind"), names(&hello.other_kinds[0]));
+    let Message::Vote(vote) = golden("vote_prompts") else {
+        panic!("a vote")
+    };
+    assert_eq!(listed("PromptCounts"), names(&vote.prompts.unwrap()));
 }

@@ -14,6 +14,7 @@ from plait_testing.wire_golden import GOLDEN, NAMES, golden_frames
 # The golden files keep the names that their messages had when they were written.
 GOLDEN_KINDS = {"Decision": "Verdict", "Heartbeat": "Beat"}
 GOLDEN_FIELDS = {"decision": "verdict"}
+OPTIONAL = {"other_kinds": (), "prompts": None, "num_tokens": b""}
 PLAN_ROWS = {"num_prefill", "num_decode", "rows", "appended_pages", "other_pages", "trimmed_slots"}
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -37,8 +38,9 @@ def described(message: Message) -> Json:
 
 def plain(struct: msgspec.Struct, drop: frozenset[str] | set[str] = frozenset()) -> dict[str, Json]:
     fields = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in drop}
-    if fields.get("other_kinds") == ():
-        del fields["other_kinds"]
+    for name, empty in OPTIONAL.items():
+        if fields.get(name, empty) == empty:
+            fields.pop(name, None)
     return {GOLDEN_FIELDS.get(name, name): plain_value(value) for name, value in fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""A rank's step in a group: as many tokens as the decision says, with padding on the dummy page."""
+"""A rank's step in a group: graphs as the decision says, and a dummy row without requests."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def outputs(stepper: Stepper, vocab: int) -> list[list[int]]:
     return [stepper.requests[slot].output for slot in (first, second)]
 
 
-def test_padding_changes_no_token_and_computes_as_many_as_agreed() -> None:
+def test_without_a_graph_a_replica_computes_its_own_rows_and_no_others() -> None:
     (rank, model), (alone, _) = counting_rank(PAGE), counting_rank(PAGE)
     expected = outputs(Stepper(alone.step, PAGE, NUM_PAGES), 97)
     assert outputs(Stepper(agreed(rank, PADDED), PAGE, NUM_PAGES), 97) == expected
-    assert model.num_tokens == 7 * PADDED
-    assert model.num_dummy_tokens == 7 * PADDED - 20 - 18 - 17 - 8
+    assert model.num_tokens == 20 + 18 + 17 + 8
+    assert model.num_dummy_tokens == 0
     pages, pages_alone = rank.cache.layers[0], alone.cache.layers[0]
     assert torch.equal(pages[:NUM_PAGES], pages_alone[:NUM_PAGES])
 
@@ -88,7 +88,7 @@ def test_a_dummy_row_is_run_on_the_dummy_page_and_returns_nothing() -> None:
     rank.cache.layers[0].fill_(3.0)
     result = rank.step(dummy_plan(1, 5))
     assert (result.step, result.num_accepted, result.token_ids, result.logprobs) == (1, b"", b"", b"")
-    assert (model.num_tokens, model.num_dummy_tokens, model.num_head_rows) == (5, 5, [])
+    assert (model.num_tokens, model.num_dummy_tokens, model.num_head_rows) == (1, 1, [])
     assert (rank.cache.layers[0][:NUM_PAGES] == 3.0).all()
     assert (rank.totals.num_decode_rows, rank.totals.num_head_rows) == (0, 0)
 
@@ -105,7 +105,7 @@ def test_dummy_steps_between_a_requests_steps_change_nothing() -> None:
     assert outputs(Stepper(with_dummies, PAGE, NUM_PAGES), 97) == expected
 
 
-def test_compiled_attention_takes_padded_steps(tmp_path: Path) -> None:
+def test_compiled_attention_takes_a_dummy_row(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
     ranks = [tiny_rank(tmp_path) for _ in range(2)]
     expected = outputs(Stepper(ranks[0].step, PAGE, NUM_PAGES), VOCAB)
@@ -164,15 +164,33 @@ def test_the_decision_and_nothing_else_chooses_the_graph() -> None:
 
 def test_a_graph_that_this_rank_lacks_ends_it_with_what_to_do() -> None:
     rank, _, _ = with_graphs(1, 4)
-    with pytest.raises(WorkerError, match="graph of 8 decode rows") as raised:
+    with pytest.raises(WorkerError, match="graph of 8 tokens") as raised:
         rank.step(dummy_plan(1, 8, 8))
     assert raised.value.code == ExitCode.SETTINGS
 
 
-def test_a_decision_of_fewer_tokens_than_the_plan_is_a_bug() -> None:
-    rank, _ = counting_rank(PAGE)
-    stepper = Stepper(agreed(rank, 2), PAGE, NUM_PAGES)
-    slot = stepper.admit([1, 2, 3])
-    with pytest.raises(WorkerError, match="pads to 2 tokens and the plan has 3"):
-        stepper.step(prefill={slot: 3})
-    assert np.count_nonzero(rank.cache.layers[0]) == 0
+def test_a_graph_with_prompts_is_found_by_its_tokens_and_holds_the_step() -> None:
+    absorbed, planned, deep = (GraphSize(48, 3, 16, context) for context in (None, 0, 1024))
+    graphs = StepGraphs([Recorded(size) for size in (GraphSize(0, 0, 64), absorbed, planned, deep)])  # type: ignore[misc]
+
+    def chosen(num_prefill: int, lengths: list[int], start: int = 0) -> GraphSize:
+        num_rows = len(lengths)
+        inputs = StepInputs(
+            freed_F=np.zeros(0, dtype=np.int64),
+            new_slots=(),
+            appended_A2=np.zeros((0, 2), dtype=np.int64),
+            num_prefill=num_prefill,
+            slots_R=np.arange(num_rows),
+            starts_R=np.array([start] * num_rows, dtype=np.int64),
+            lengths_R=np.array(lengths, dtype=np.int64),
+            samples_R=np.ones(num_rows, dtype=np.bool_),
+            has_lookahead_P=np.zeros(num_prefill, dtype=np.bool_),
+            token_ids=np.zeros(sum(lengths[:num_prefill]), dtype=np.int64),
+        )
+        return graphs.of_tokens(64, inputs).size
+
+    assert chosen(0, [1] * 17) == GraphSize(0, 0, 64)
+    assert chosen(1, [48, 1]) == absorbed
+    assert chosen(0, []) == GraphSize(0, 0, 64)
+    with pytest.raises(WorkerError, match="graph of 64 tokens and this rank captured none that holds"):
+        chosen(3, [1, 1, 1])

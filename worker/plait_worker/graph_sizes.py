@@ -56,15 +56,18 @@ class GraphSize:
         """R."""
         return self.prompt_rows + self.decode_rows
 
-    def fits(self, needed: GraphSize) -> bool:
+    def holds(self, needed: GraphSize) -> bool:
         """Whether a step of the size ``needed`` fits."""
         return (
             needed.decode_rows <= self.decode_rows
             and needed.prompt_tokens <= self.prompt_tokens
             and needed.prompt_rows < max(self.prompt_rows, 1)
             and (self.context_tokens is None or (needed.context_tokens or 0) <= self.context_tokens)
-            and (self.context_tokens is None or needed.prompt_rows > 0)
         )
+
+    def fits(self, needed: GraphSize) -> bool:
+        """Whether it holds such a step, and does not plan prompts that are not there."""
+        return self.holds(needed) and (self.context_tokens is None or needed.prompt_rows > 0)
 
 
 def needed_size(inputs: StepInputs) -> GraphSize:

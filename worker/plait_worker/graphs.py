@@ -125,17 +125,25 @@ class StepGraphs:
         size = self.prompts.choose(list(roomy), *_prompts(inputs))
         return None if size is None else roomy[size]
 
-    def of_decode_rows(self, num_rows: int) -> StepGraph:
-        """The graph that a group's decision names. Raises ``WorkerError`` if this rank has none of that size."""
-        wanted = GraphSize(0, 0, num_rows)
-        graph = next((graph for graph in self.graphs if graph.size == wanted), None)
-        if graph is None:
+    def of_tokens(self, num_tokens: int, inputs: StepInputs) -> StepGraph:
+        """The best graph for the step of those with as many tokens, which a group's decision names.
+
+        Raises ``WorkerError`` if no graph of this rank has that size and holds the step.
+        """
+        needed = needed_size(inputs)
+        roomy = {
+            graph.size: graph
+            for graph in self.graphs
+            if graph.size.num_tokens == num_tokens and graph.size.holds(needed)
+        }
+        if not roomy:
             raise WorkerError(
                 ExitCode.SETTINGS,
-                f"the group runs a graph of {num_rows} decode rows and this rank captured none of that size; "
+                f"the group runs a graph of {num_tokens} tokens and this rank captured none that holds {needed}; "
                 "name the sizes that every rank captures to all engines of the group",
             )
-        return graph
+        chosen = self.prompts.choose(list(roomy), *_prompts(inputs)) if inputs.num_prefill else None
+        return roomy[chosen or min(roomy, key=lambda size: size.context_tokens or -1)]
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ from plait_worker.nvtx import nvtx_range
 from plait_worker.parallel import Parallel
 from plait_worker.sample import Records, output_records, prompt_records, sample
 from plait_worker.slots import Slots
-from plait_worker.step_inputs import Ints, StepInputs, pad_with_dummies, read_plan
+from plait_worker.step_inputs import Ints, StepInputs, dummy_step, read_plan
 from plait_worker.transfer import DeviceEvent, Download
 
 _log = logging.getLogger(__name__)
@@ -170,17 +170,15 @@ class Rank:
                 graph = self._graph(plan.decision, inputs)
             if graph is not None:
                 return self._replay(graph, plan.step, begin, inputs)
-            return self._run_eager(plan.step, begin, self._padded(plan.decision, inputs))
-
-    def _padded(self, decision: Decision | None, inputs: StepInputs) -> StepInputs:
-        """In a group every replica's step has the same number of tokens."""
-        return inputs if decision is None else pad_with_dummies(inputs, self.slots.dummy_slot, decision.pad_tokens)
+            if plan.decision is not None and len(inputs.slots_R) == 0:
+                inputs = dummy_step(inputs, self.slots.dummy_slot)
+            return self._run_eager(plan.step, begin, inputs)
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
-        """The graph that replays the step; in a group the decision names it for all replicas."""
+        """The graph that replays the step; in a group the decision says of how many tokens, for all replicas."""
         if decision is None:
             return self.graphs.find_graph(inputs, self.slots)
-        return None if decision.graph_bucket is None else self.graphs.of_decode_rows(decision.graph_bucket)
+        return None if decision.graph_bucket is None else self.graphs.of_tokens(decision.graph_bucket, inputs)
 
     def _replay(self, graph: StepGraph, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
         """A step as one graph of forward and head."""

@@ -49,23 +49,11 @@ class StepInputs:
         return int(self.lengths_R.sum())
 
 
-def pad_with_dummies(inputs: StepInputs, dummy_slot: int, num_tokens: int) -> StepInputs:
-    """The step padded to ``num_tokens`` with decode rows of ``dummy_slot``, which sample nothing.
-
-    Raises ``WorkerError`` if it has more.
-    """
-    num_dummies = num_tokens - inputs.num_tokens
-    ensure(num_dummies >= 0, f"the decision pads to {num_tokens} tokens and the plan has {inputs.num_tokens}")
-    if num_dummies == 0:
-        return inputs
-    zeros = np.zeros(num_dummies, dtype=np.int64)
-    return replace(
-        inputs,
-        slots_R=np.concatenate((inputs.slots_R, zeros + dummy_slot)),
-        starts_R=np.concatenate((inputs.starts_R, zeros)),
-        lengths_R=np.concatenate((inputs.lengths_R, zeros + 1)),
-        samples_R=np.concatenate((inputs.samples_R, zeros != 0)),
-    )
+def dummy_step(inputs: StepInputs, dummy_slot: int) -> StepInputs:
+    """A step without rows, with one decode row of ``dummy_slot``, which samples nothing."""
+    ensure(len(inputs.slots_R) == 0, "a dummy row beside rows of requests")
+    zero = np.zeros(1, dtype=np.int64)
+    return replace(inputs, slots_R=zero + dummy_slot, starts_R=zero, lengths_R=zero + 1, samples_R=zero != 0)
 
 
 def read_plan(plan: Plan) -> StepInputs:

@@ -2,8 +2,8 @@
 
 use plait_proto::{
     AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
-    Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, SamplingParams, StepResult, TrimmedSlot,
-    Vote, Welcome,
+    Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, StepResult,
+    TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -93,7 +93,9 @@ fn page_kind() -> impl Strategy<Value = PageKind> {
 }
 
 fn vote() -> impl Strategy<Value = Vote> {
-    (any::<[u32; 4]>(), any::<u64>(), any::<[bool; 4]>()).prop_map(|(counts, step, bits)| {
+    let prompts = option::of(any::<[u32; 2]>());
+    let fields = (any::<[u32; 4]>(), any::<u64>(), any::<[bool; 4]>(), prompts);
+    fields.prop_map(|(counts, step, bits, prompts)| {
         let [replica, num_prefill_tokens, num_decode_rows, num_tokens] = counts;
         let [wants_mixed, can_graph, idle, draining] = bits;
         Vote {
@@ -106,6 +108,10 @@ fn vote() -> impl Strategy<Value = Vote> {
             can_graph,
             idle,
             draining,
+            prompts: prompts.map(|[num_rows, num_context_tokens]| PromptCounts {
+                num_rows,
+                num_context_tokens,
+            }),
         }
     })
 }
@@ -118,18 +124,22 @@ fn decision() -> impl Strategy<Value = Decision> {
         mode,
         any::<u32>(),
         bucket,
-        vec(any::<u8>(), 0..20),
+        [vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..20)],
         any::<[bool; 2]>(),
     )
         .prop_map(
-            |(step, mode, pad_tokens, graph_bucket, dummy_replicas, [stop, draining])| Decision {
-                step,
-                mode,
-                pad_tokens,
-                graph_bucket,
-                dummy_replicas,
-                stop,
-                draining,
+            |(step, mode, pad_tokens, graph_bucket, bytes, [stop, draining])| {
+                let [dummy_replicas, num_tokens] = bytes;
+                Decision {
+                    step,
+                    mode,
+                    pad_tokens,
+                    graph_bucket,
+                    dummy_replicas,
+                    stop,
+                    draining,
+                    num_tokens,
+                }
             },
         )
 }

@@ -324,7 +324,7 @@ fn fields_that_came_later_are_ignored() {
         decode(&heartbeat),
         Ok(plait_proto::Heartbeat { rank: 1, step: 2 }.into())
     );
-    let decision = [0x98, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 9];
+    let decision = [0x99, 1, 0, 0, 0xc0, 0xc4, 0, 0xc2, 0xc2, 0xc4, 0, 9];
     let plan = [&[0x96, 1, 0, 0, 0x90][..], &decision, &[9]].concat();
     let empty = Vec::new;
     let decoded = decode(&[vec![3], plan, empty(), empty(), empty(), empty()]).unwrap();

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use crate::graph_size::{GraphSize, common_bucket};
 use crate::ids::StepId;
 use crate::in_flight::InFlightStep;
 use crate::plan::Plan;
@@ -17,6 +18,10 @@ pub struct Vote {
     pub step: StepId,
     /// Tokens of its prefill rows.
     pub num_prefill_tokens: u32,
+    /// Its prefill rows.
+    pub num_prefill_rows: u32,
+    /// Cached tokens that its prefill rows attend to.
+    pub num_context_tokens: u32,
     /// Its decode rows.
     pub num_decode_rows: u32,
     /// Tokens that the step would compute.
@@ -39,8 +44,12 @@ impl Vote {
     pub fn is_valid(&self) -> bool {
         let num_rows = u64::from(self.num_prefill_tokens) + u64::from(self.num_decode_rows);
         let has_tokens = self.num_tokens > 0;
+        let has_prefill = self.num_prefill_tokens > 0;
         num_rows <= u64::from(self.num_tokens)
             && (num_rows > 0) == has_tokens
+            && self.num_prefill_rows <= self.num_prefill_tokens
+            && (self.num_prefill_rows > 0) == has_prefill
+            && (self.num_context_tokens == 0 || has_prefill)
             && !(self.idle && has_tokens)
     }
 }
@@ -65,9 +74,11 @@ pub struct Decision {
     pub step: StepId,
     /// Its rows.
     pub mode: Mode,
-    /// Tokens that every replica pads to.
+    /// Tokens of each replica, in order. What the replicas compute together, they compute for these and no others.
+    pub num_tokens: Vec<u32>,
+    /// The most tokens of a replica, or those of the graphs.
     pub pad_tokens: u32,
-    /// Tokens of the captured graph that all replicas run; None without one.
+    /// Tokens of the captured graphs that the replicas run; None without graphs.
     pub graph_bucket: Option<u32>,
     /// Replicas without rows. They run a dummy row on a page outside the pool.
     pub dummy_replicas: Vec<u32>,
@@ -92,6 +103,7 @@ impl Decision {
                 self.pad_tokens < vote.num_tokens,
                 "it pads to too few tokens",
             ),
+            (!self.counts_tokens_of(vote), "it counts other tokens"),
             (is_dummy && has_rows, "it makes a dummy of rows"),
             (
                 !is_idle && !is_dummy && !has_rows,
@@ -108,10 +120,14 @@ impl Decision {
         breach.map(|(_, why)| why)
     }
 
+    fn counts_tokens_of(&self, vote: &Vote) -> bool {
+        self.num_tokens.get(vote.replica as usize) == Some(&vote.num_tokens)
+            && self.num_tokens.iter().all(|num| *num <= self.pad_tokens)
+    }
+
     fn graph_is_odd(&self, vote: &Vote) -> bool {
-        self.graph_bucket.is_some_and(|bucket| {
-            !vote.can_graph || self.mode != Mode::Decode || bucket != self.pad_tokens
-        })
+        self.graph_bucket
+            .is_some_and(|bucket| !vote.can_graph || bucket != self.pad_tokens)
     }
 }
 
@@ -167,26 +183,27 @@ pub enum Disagreement {
 
 /// The decision of a group of `num_replicas`. Votes may come in any order.
 ///
-/// `graph_buckets` holds the token counts for which graphs were captured, alike in the whole group.
+/// `graphs` are the sizes that were captured, alike in the whole group.
 pub fn decide(
     votes: &[Vote],
     num_replicas: u32,
-    graph_buckets: &[u32],
+    graphs: &[GraphSize],
 ) -> Result<Decision, Disagreement> {
     let votes = in_order(votes, num_replicas)?;
-    let most_tokens = votes.iter().map(|vote| vote.num_tokens).max().unwrap_or(0);
+    let num_tokens: Vec<u32> = votes.iter().map(|vote| vote.num_tokens).collect();
+    let most_tokens = num_tokens.iter().copied().max().unwrap_or(0);
     let mode = mode_of(&votes);
-    let graph_bucket = graph_buckets
-        .iter()
-        .filter(|bucket| **bucket >= most_tokens)
-        .min()
-        .filter(|_| mode == Mode::Decode && votes.iter().all(|vote| vote.can_graph))
-        .copied();
+    let graph_bucket = if mode == Mode::Idle {
+        None
+    } else {
+        common_bucket(&votes, graphs)
+    };
     let idlers = votes.iter().filter(|vote| vote.num_tokens == 0);
     let draining = votes.iter().any(|vote| vote.draining);
     Ok(Decision {
         step: votes[0].step,
         mode,
+        num_tokens,
         pad_tokens: graph_bucket.unwrap_or(most_tokens),
         graph_bucket,
         dummy_replicas: idlers
@@ -257,13 +274,20 @@ impl Scheduler {
         let num_prefill_tokens = count(Plan::num_prefill_tokens);
         let num_decode_rows = count(Plan::num_decode_rows);
         let num_tokens = count(Plan::num_tokens);
+        let has_plain_rows = plan.is_none_or(|plan| {
+            let mut prefill = plan.prefill.iter();
+            num_tokens == num_prefill_tokens + num_decode_rows
+                && prefill.all(|row| row.prompt_logprobs.is_empty())
+        });
         Vote {
             replica,
             step: plan.map_or(self.next_step(), |plan| plan.step),
             num_prefill_tokens,
+            num_prefill_rows: count(Plan::num_prefill_rows),
+            num_context_tokens: count(Plan::num_context_tokens),
             num_decode_rows,
             num_tokens,
-            can_graph: num_prefill_tokens == 0 && num_tokens.max(1) <= largest_graph,
+            can_graph: has_plain_rows && num_tokens.max(1) <= largest_graph,
             idle: self.is_idle(),
             draining: self.is_draining,
         }

@@ -12,6 +12,7 @@ mod completion;
 mod event;
 mod eviction_order;
 mod fair_share;
+mod graph_size;
 mod group;
 mod ids;
 mod in_flight;
@@ -47,6 +48,7 @@ mod step_work;
 mod submit;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
+pub use graph_size::GraphSize;
 pub use group::{DecidedPlan, Decision, Disagreement, Mode, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
 pub use kv_event::{KvEvent, StoredPage};

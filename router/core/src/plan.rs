@@ -44,6 +44,17 @@ impl Plan {
         self.prefill.iter().map(|row| row.length).sum()
     }
 
+    /// Rows of prompts.
+    pub fn num_prefill_rows(&self) -> u32 {
+        u32::try_from(self.prefill.len()).expect("rows are bounded by max_rows")
+    }
+
+    /// Cached tokens that the prefill rows attend to.
+    pub fn num_context_tokens(&self) -> u32 {
+        let starts = self.prefill.iter().map(|row| row.start);
+        starts.fold(0, u32::saturating_add)
+    }
+
     /// Rows that decode.
     pub fn num_decode_rows(&self) -> u32 {
         u32::try_from(self.decode.len()).expect("rows are bounded by max_rows")

@@ -18,7 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plait_core::{Micros, StepId, Vote, decide};
+use plait_core::{GraphSize, Micros, StepId, Vote, decide};
 use plait_engine::group::{ClientKeys, Exchange, GroupSettings, GroupTimeouts, Role, ServerKeys};
 use zmq::CurveKeyPair;
 
@@ -41,6 +41,8 @@ fn vote(replica: u32, step: u64) -> Vote {
         replica,
         step: StepId(step),
         num_prefill_tokens: 0,
+        num_prefill_rows: 0,
+        num_context_tokens: 0,
         num_decode_rows: num_tokens,
         num_tokens,
         can_graph: true,
@@ -51,9 +53,10 @@ fn vote(replica: u32, step: u64) -> Vote {
 
 fn by_function_call(num_replicas: u32) {
     let votes: Vec<Vote> = (0..num_replicas).map(|replica| vote(replica, 1)).collect();
+    let graphs = GRAPHS.map(GraphSize::of_decode_rows);
     let times = (0..NUM_CALLS).map(|_| {
         let began = Instant::now();
-        std::hint::black_box(decide(std::hint::black_box(&votes), num_replicas, &GRAPHS)).unwrap();
+        std::hint::black_box(decide(std::hint::black_box(&votes), num_replicas, &graphs)).unwrap();
         began.elapsed()
     });
     print(
@@ -123,7 +126,7 @@ fn group_settings(
         role,
         num_replicas: vec![1; num_engines as usize],
         config: [0; 16],
-        graph_buckets: GRAPHS.to_vec(),
+        graphs: GRAPHS.map(GraphSize::of_decode_rows).to_vec(),
         max_tokens: 1024,
         timeouts: GroupTimeouts::default(),
     }

@@ -42,6 +42,10 @@ pub enum LinkError {
 }
 
 /// What a peer sent.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "messages are handled one at a time, where they are received"
+)]
 #[derive(Debug)]
 pub enum Received {
     /// A message of this rank.

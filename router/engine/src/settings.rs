@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
+use plait_core::{GraphSize, HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
 use serde::Deserialize;
 
@@ -152,7 +152,12 @@ impl GroupMembership {
             role: self.role()?,
             num_replicas: vec![1; self.num_engines as usize],
             config,
-            graph_buckets: self.graph_buckets.clone(),
+            graphs: self
+                .graph_buckets
+                .iter()
+                .copied()
+                .map(GraphSize::of_decode_rows)
+                .collect(),
             max_tokens,
             timeouts,
         })

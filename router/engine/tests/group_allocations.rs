@@ -4,7 +4,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use plait_core::{Micros, StepId, Vote};
+use plait_core::{GraphSize, Micros, StepId, Vote};
 use plait_engine::group::{Exchange, GroupSettings, GroupTimeouts, Role};
 use plait_proto::{Join, Message, PROTOCOL, schema_fingerprint};
 
@@ -20,6 +20,8 @@ fn vote(replica: u32) -> Vote {
         replica,
         step: StepId(1),
         num_prefill_tokens: 0,
+        num_prefill_rows: 0,
+        num_context_tokens: 0,
         num_decode_rows: 1,
         num_tokens: 1,
         can_graph: true,
@@ -64,6 +66,7 @@ fn others(endpoint: &str) -> zmq::Socket {
                 can_graph: true,
                 idle: false,
                 draining: false,
+                prompts: None,
             },
         );
     }
@@ -84,7 +87,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
         },
         num_replicas: vec![1, NUM_REPLICAS - 1],
         config: [0; 16],
-        graph_buckets: vec![1],
+        graphs: vec![GraphSize::of_decode_rows(1)],
         max_tokens: 1,
         timeouts: GroupTimeouts::default(),
     };

@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use plait_core::{Event, Micros, Policy, Request, Scheduler, StepResult, TenantId, decide};
+use plait_core::{
+    Event, GraphSize, Micros, Policy, Request, Scheduler, StepResult, TenantId, decide,
+};
 
 use crate::allocations::num_bytes_allocated;
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
@@ -234,7 +236,7 @@ fn what_happens_to_a_replica_after_its_vote_changes_neither_its_rows_nor_the_dec
         let scheduler = &replicas[replica as usize].scheduler;
         scheduler.vote(Some(&plans[replica as usize]), replica, 8)
     });
-    let agreed = decide(&votes, 2, &[1, 8]).unwrap();
+    let agreed = decide(&votes, 2, &[1, 8].map(GraphSize::of_decode_rows)).unwrap();
     assert_eq!(agreed.graph_bucket, Some(1));
     replicas[0].abort(plait_core::RequestId(0));
     replicas[0].submit(Spec::new(4, 1)).unwrap();

@@ -1,6 +1,6 @@
 //! Claims about replicas that step together, and their invariants under random schedules.
 
-use plait_core::{Decision, Disagreement, Mode, Settings, StepId, Vote, decide};
+use plait_core::{Decision, Disagreement, GraphSize, Mode, Settings, StepId, Vote, decide};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -8,7 +8,19 @@ use crate::fixtures::settings;
 use crate::harness::{Harness, Spec};
 use crate::properties::{any_settings, any_spec, in_proportion};
 
-const GRAPHS: [u32; 3] = [1, 4, 8];
+/// Of decode rows; of prompts that read lengths on the device; and of prompts whose attention is planned.
+fn graphs() -> Vec<GraphSize> {
+    let with_prompts = |prompt_tokens, decode_rows, context_tokens| GraphSize {
+        prompt_tokens,
+        prompt_rows: 3,
+        decode_rows,
+        context_tokens,
+    };
+    let mut sizes = [1, 4, 8].map(GraphSize::of_decode_rows).to_vec();
+    sizes.extend([(64, 0), (60, 4), (128, 0), (120, 8)].map(|(c, d)| with_prompts(c, d, None)));
+    sizes.extend([0, 100].map(|context| with_prompts(96, 8, Some(context))));
+    sizes
+}
 
 /// Replicas, each with a device of its own.
 struct Group {
@@ -73,7 +85,7 @@ impl Group {
 /// The decision, which suits every vote; the same from votes that came in another order.
 fn agree(votes: &[Vote]) -> Decision {
     let num_replicas = u32::try_from(votes.len()).unwrap();
-    let decision_of = |votes: &[Vote]| decide(votes, num_replicas, &GRAPHS).unwrap();
+    let decision_of = |votes: &[Vote]| decide(votes, num_replicas, &graphs()).unwrap();
     let backwards: Vec<Vote> = votes.iter().rev().copied().collect();
     let agreed = decision_of(votes);
     assert_eq!(agreed, decision_of(&backwards));
@@ -89,6 +101,8 @@ fn vote(replica: u32) -> Vote {
         replica,
         step: StepId(3),
         num_prefill_tokens: 0,
+        num_prefill_rows: 0,
+        num_context_tokens: 0,
         num_decode_rows: 0,
         num_tokens: 0,
         can_graph: true,
@@ -141,6 +155,7 @@ fn a_step_takes_the_least_graph_that_holds_its_largest_replica() {
 fn one_replica_that_prefills_makes_the_step_mixed_for_all() {
     let prefilling = Vote {
         num_prefill_tokens: 100,
+        num_prefill_rows: 1,
         num_tokens: 100,
         can_graph: false,
         idle: false,
@@ -151,16 +166,74 @@ fn one_replica_that_prefills_makes_the_step_mixed_for_all() {
     assert_eq!(agreed.graph_bucket, None);
 }
 
+/// A replica that computes a chunk of each of `num_rows` prompts, behind a context.
+fn prefilling(replica: u32, num_tokens: u32, num_rows: u32, num_context_tokens: u32) -> Vote {
+    Vote {
+        num_prefill_tokens: num_tokens,
+        num_prefill_rows: num_rows,
+        num_context_tokens,
+        num_tokens,
+        idle: false,
+        ..vote(replica)
+    }
+}
+
+#[test]
+fn replicas_with_and_without_prompts_take_graphs_of_as_many_tokens() {
+    let with_decodes = Vote {
+        num_decode_rows: 4,
+        num_tokens: 64,
+        ..prefilling(1, 60, 2, 0)
+    };
+    let cases = [
+        (vec![prefilling(0, 64, 1, 0), vote(1)], 64),
+        (vec![prefilling(0, 64, 1, 0), decoding(1, 4)], 64),
+        (vec![prefilling(0, 61, 1, 0), decoding(1, 5)], 104),
+        (vec![prefilling(0, 97, 1, 0), decoding(1, 5)], 128),
+        (vec![prefilling(0, 30, 1, 200), with_decodes], 64),
+        (vec![prefilling(0, 128, 2, 0), decoding(1, 8)], 128),
+    ];
+    for (votes, bucket) in cases {
+        let agreed = agree(&votes);
+        assert_eq!(agreed.graph_bucket, Some(bucket), "{votes:?}");
+        assert_eq!(agreed.pad_tokens, bucket);
+    }
+}
+
+#[test]
+fn a_step_whose_prompts_fit_no_common_size_runs_without_graphs() {
+    let too_many_rows = prefilling(0, 30, 3, 0);
+    let too_many_decodes = decoding(1, 9);
+    let too_many_tokens = prefilling(0, 129, 1, 0);
+    for votes in [
+        [too_many_rows, vote(1)],
+        [prefilling(0, 30, 1, 0), too_many_decodes],
+        [too_many_tokens, decoding(1, 1)],
+    ] {
+        let agreed = agree(&votes);
+        assert_eq!(agreed.graph_bucket, None, "{votes:?}");
+    }
+}
+
+#[test]
+fn a_decision_counts_the_tokens_of_each_replica() {
+    let agreed = agree(&[decoding(0, 3), vote(1), prefilling(2, 100, 1, 0)]);
+    assert_eq!(agreed.num_tokens, [3, 0, 100]);
+    assert_eq!(agree(&[vote(0), vote(1)]).num_tokens, [0, 0]);
+}
+
 #[test]
 fn a_decision_that_cannot_follow_from_a_vote_is_found() {
     type Change = fn(&mut Decision);
-    let cases: [(&str, Change); 8] = [
+    let cases: [(&str, Change); 10] = [
         ("another step", |it| it.step = StepId(4)),
         ("leaves out rows", |it| it.mode = Mode::Prefill),
         ("too few tokens", |it| it.pad_tokens = 2),
+        ("other tokens", |it| it.num_tokens[0] = 2),
+        ("other tokens", |it| it.num_tokens[1] = 9),
+        ("other tokens", |it| it.num_tokens.clear()),
         ("a dummy of rows", |it| it.dummy_replicas.push(0)),
         ("graph", |it| it.graph_bucket = Some(8)),
-        ("graph", |it| it.mode = Mode::Mixed),
         ("what is not idle", |it| {
             (it.draining, it.stop) = (true, true);
         }),
@@ -196,8 +269,11 @@ fn a_decision_that_cannot_follow_from_a_vote_is_found() {
 #[test]
 fn a_vote_that_no_plan_can_give_is_found() {
     type Change = fn(&mut Vote);
-    let cases: [Change; 4] = [
+    let cases: [Change; 7] = [
         |it| it.num_tokens = 2,
+        |it| it.num_prefill_rows = 1,
+        |it| it.num_context_tokens = 1,
+        |it| (it.num_prefill_tokens, it.num_tokens) = (2, 5),
         |it| it.num_decode_rows = 0,
         |it| it.idle = true,
         |it| it.num_prefill_tokens = u32::MAX,
@@ -212,19 +288,19 @@ fn a_vote_that_no_plan_can_give_is_found() {
 #[test]
 fn a_missing_vote_is_an_error_with_the_replicas_name_and_never_a_decision() {
     let votes = [decoding(0, 3), vote(2)];
-    let error = decide(&votes, 3, &GRAPHS).unwrap_err();
+    let error = decide(&votes, 3, &graphs()).unwrap_err();
     let step = StepId(3);
     assert_eq!(error, Disagreement::Missing { replica: 1, step });
     assert_eq!(error.to_string(), "replica 1 did not vote on step 3");
-    assert!(decide(&[], 1, &GRAPHS).is_err());
-    assert!(decide(&[vote(0), vote(0)], 2, &GRAPHS).is_err());
-    assert!(decide(&[vote(0), vote(7)], 2, &GRAPHS).is_err());
+    assert!(decide(&[], 1, &graphs()).is_err());
+    assert!(decide(&[vote(0), vote(0)], 2, &graphs()).is_err());
+    assert!(decide(&[vote(0), vote(7)], 2, &graphs()).is_err());
     let behind = Vote {
         step: StepId(2),
         ..vote(1)
     };
     assert!(matches!(
-        decide(&[vote(0), behind], 2, &GRAPHS),
+        decide(&[vote(0), behind], 2, &graphs()),
         Err(Disagreement::Step { replica: 1, .. })
     ));
 }
@@ -323,5 +399,43 @@ proptest! {
             }
         }
         group.run_to_the_end();
+    }
+}
+
+fn any_vote() -> impl Strategy<Value = Vote> {
+    let prompts = prop_oneof![Just((0, 0, 0)), (1..140u32, 1..4u32, 0..120u32)];
+    (prompts, 0..10u32, prop::bool::weighted(0.9)).prop_map(|(prompts, num_decode_rows, graph)| {
+        let (num_prefill_tokens, num_prefill_rows, num_context_tokens) = prompts;
+        let num_tokens = num_prefill_tokens + num_decode_rows;
+        Vote {
+            num_prefill_tokens,
+            num_prefill_rows: num_prefill_rows.min(num_prefill_tokens),
+            num_context_tokens,
+            num_decode_rows,
+            num_tokens,
+            can_graph: graph,
+            idle: num_tokens == 0,
+            ..vote(0)
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: in_proportion(2000), ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_step_takes_the_fewest_tokens_for_which_each_replica_has_a_graph(
+        mut votes in vec(any_vote(), 1..5),
+    ) {
+        (0..).zip(&mut votes).for_each(|(replica, vote)| vote.replica = replica);
+        let sizes = graphs();
+        let has_graph = |vote: &Vote, bucket| {
+            sizes.iter().any(|size| size.num_tokens() == bucket && size.fits(vote))
+        };
+        let may_graph = votes.iter().all(|vote| vote.can_graph)
+            && votes.iter().any(|vote| vote.num_tokens > 0);
+        let suits = |bucket: &u32| votes.iter().all(|vote| has_graph(vote, *bucket));
+        let expected = (1..=128).find(suits).filter(|_| may_graph);
+        prop_assert_eq!(agree(&votes).graph_bucket, expected);
     }
 }

@@ -1,6 +1,6 @@
 //! A replica of a group: it votes on its plan, and sends the plan with the group's decision.
 
-use plait_core::{Decision, Micros};
+use plait_core::{Decision, GraphSize, Micros};
 use plait_proto::ExitCode;
 
 use super::{EventLoop, Stage};
@@ -30,7 +30,12 @@ impl Grouped {
             exchange,
             replica: settings.engine(),
             num_replicas: settings.num_replicas(),
-            largest_graph: settings.graph_buckets.iter().copied().max().unwrap_or(0),
+            largest_graph: settings
+                .graphs
+                .iter()
+                .map(GraphSize::num_tokens)
+                .max()
+                .unwrap_or(0),
             planned: None,
             has_begun: false,
         }

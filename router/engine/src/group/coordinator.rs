@@ -300,7 +300,7 @@ impl Coordinator {
     }
 
     fn decide_if_complete(&mut self) -> Result<(), GroupFailure> {
-        let Some(decision) = self.votes.close(&self.settings.graph_buckets) else {
+        let Some(decision) = self.votes.close(&self.settings.graphs) else {
             return Ok(());
         };
         self.round.conclude(&decision);

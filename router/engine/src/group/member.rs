@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plait_core::{Decision, Micros, Vote};
+use plait_core::{Decision, GraphSize, Micros, Vote};
 use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
 
 use crate::clock::micros;
@@ -161,7 +161,7 @@ impl Member {
             let why = why.to_owned();
             return Err(self.end(GroupFailure::InvalidDecision { step, why }));
         }
-        let decision = decision_from_wire(decision);
+        let decision = decision_from_wire(decision, self.settings.num_replicas());
         self.round.conclude(&decision);
         self.deadline = None;
         self.num_tokens = decision.pad_tokens;
@@ -177,15 +177,19 @@ impl Member {
         if decision.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
             return Some("it has a dummy for more replicas than there are");
         }
-        let buckets = &self.settings.graph_buckets;
-        let is_known = |bucket| buckets.contains(&bucket);
+        let num_counted = decision.num_tokens.len();
+        if decision.mode != plait_proto::Mode::Idle && num_counted != 4 * num_replicas as usize {
+            return Some("it does not count the tokens of each replica");
+        }
+        let mut buckets = self.settings.graphs.iter().map(GraphSize::num_tokens);
+        let is_known = |bucket| buckets.any(|known| known == bucket);
         if !decision.graph_bucket.is_none_or(is_known) {
             return Some("no graph has its size");
         }
         if decision.pad_tokens > self.settings.max_tokens {
             return Some("it pads to more tokens than a step may have");
         }
-        let decision = decision_from_wire(decision);
+        let decision = decision_from_wire(decision, self.settings.num_replicas());
         self.votes
             .iter()
             .find_map(|vote| decision.conflict_with(vote))

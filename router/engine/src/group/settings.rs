@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use plait_core::GraphSize;
 use plait_proto::Fingerprint;
 
 use crate::timeouts::LONGEST_STEP;
@@ -97,8 +98,8 @@ pub struct GroupSettings {
     pub num_replicas: Vec<u32>,
     /// Fingerprint of everything that all engines must share.
     pub config: Fingerprint,
-    /// Sizes in tokens for which every replica has captured a graph; each fits `max_tokens`.
-    pub graph_buckets: Vec<u32>,
+    /// Sizes of the graphs that every replica has captured; each fits `max_tokens`.
+    pub graphs: Vec<GraphSize>,
     /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
     pub max_tokens: u32,
     /// Limits on waiting.
@@ -221,7 +222,7 @@ impl GroupSettings {
     /// A decision pads to the graph's size, and no engine accepts one beyond the most tokens of a step.
     fn check_graphs(&self) -> Result<(), GroupProblem> {
         let max_tokens = self.max_tokens;
-        let mut buckets = self.graph_buckets.iter().copied();
+        let mut buckets = self.graphs.iter().map(GraphSize::num_tokens);
         let odd = buckets.find(|bucket| !(1..=max_tokens).contains(bucket));
         odd.map_or(Ok(()), |bucket| {
             Err(GroupProblem::GraphBucket { bucket, max_tokens })
@@ -328,7 +329,7 @@ mod tests {
             role,
             num_replicas: num_replicas.to_vec(),
             config: [0; 16],
-            graph_buckets: Vec::new(),
+            graphs: Vec::new(),
             max_tokens: 1,
             timeouts: GroupTimeouts::default(),
         }
@@ -370,7 +371,11 @@ mod tests {
     #[test]
     fn a_graph_that_no_step_may_be_padded_to_is_refused() {
         let with_buckets = |graph_buckets: &[u32]| GroupSettings {
-            graph_buckets: graph_buckets.to_vec(),
+            graphs: graph_buckets
+                .iter()
+                .copied()
+                .map(GraphSize::of_decode_rows)
+                .collect(),
             max_tokens: 200,
             ..of(Role::Alone, &[1])
         };

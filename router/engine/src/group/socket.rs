@@ -68,6 +68,10 @@ pub struct Connection {
 }
 
 /// What a peer did.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "messages are handled one at a time, where they are received"
+)]
 pub enum Content {
     /// It sent a message.
     Message(Message),

@@ -1,6 +1,6 @@
 //! The votes of one round, as the coordinator collects them.
 
-use plait_core::{Decision, Vote, decide};
+use plait_core::{Decision, GraphSize, Vote, decide};
 
 /// Why a vote does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl VoteCollection {
     }
 
     /// The decision once all have voted; then collects votes on the next step.
-    pub fn close(&mut self, graph_buckets: &[u32]) -> Option<Decision> {
+    pub fn close(&mut self, graphs: &[GraphSize]) -> Option<Decision> {
         if self.num_missing > 0 {
             return None;
         }
@@ -74,7 +74,7 @@ impl VoteCollection {
         self.num_missing = self.votes.len();
         self.step += 1;
         let num_replicas = u32::try_from(self.votes.len()).expect("replicas are a u32");
-        let decision = decide(&self.whole, num_replicas, graph_buckets);
+        let decision = decide(&self.whole, num_replicas, graphs);
         Some(decision.expect("one vote of each replica on one step was counted"))
     }
 }
@@ -90,6 +90,8 @@ mod tests {
             replica,
             step: StepId(step),
             num_prefill_tokens: 0,
+            num_prefill_rows: 0,
+            num_context_tokens: 0,
             num_decode_rows: 0,
             num_tokens: 0,
             can_graph: true,

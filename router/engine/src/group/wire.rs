@@ -1,6 +1,7 @@
 //! Votes and decisions between the core's types and the wire's.
 
 use plait_core::{Decision, Mode, StepId, Vote};
+use plait_proto::PromptCounts;
 
 /// A vote as it is sent.
 pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
@@ -14,15 +15,25 @@ pub fn vote_to_wire(vote: &Vote) -> plait_proto::Vote {
         can_graph: vote.can_graph,
         idle: vote.idle,
         draining: vote.draining,
+        prompts: (vote.num_prefill_rows > 0).then_some(PromptCounts {
+            num_rows: vote.num_prefill_rows,
+            num_context_tokens: vote.num_context_tokens,
+        }),
     }
 }
 
 /// A vote as it was cast; None if `wants_mixed` is not what its rows say.
 pub fn vote_from_wire(vote: &plait_proto::Vote) -> Option<Vote> {
+    let (num_prefill_rows, num_context_tokens) = match vote.prompts {
+        Some(prompts) => (prompts.num_rows, prompts.num_context_tokens),
+        None => (0, 0),
+    };
     let cast = Vote {
         replica: vote.replica,
         step: StepId(vote.step),
         num_prefill_tokens: vote.num_prefill_tokens,
+        num_prefill_rows,
+        num_context_tokens,
         num_decode_rows: vote.num_decode_rows,
         num_tokens: vote.num_tokens,
         can_graph: vote.can_graph,
@@ -47,11 +58,15 @@ pub fn decision_to_wire(decision: &Decision) -> plait_proto::Decision {
         dummy_replicas: bitmap(&decision.dummy_replicas),
         stop: decision.stop,
         draining: decision.draining,
+        num_tokens: match decision.mode {
+            Mode::Idle => Vec::new(),
+            _ => little_endian(&decision.num_tokens),
+        },
     }
 }
 
-/// A decision as it was made.
-pub fn decision_from_wire(decision: &plait_proto::Decision) -> Decision {
+/// A decision of a group of `num_replicas`, as it was made.
+pub fn decision_from_wire(decision: &plait_proto::Decision, num_replicas: u32) -> Decision {
     Decision {
         step: StepId(decision.step),
         mode: match decision.mode {
@@ -60,12 +75,28 @@ pub fn decision_from_wire(decision: &plait_proto::Decision) -> Decision {
             plait_proto::Mode::Decode => Mode::Decode,
             plait_proto::Mode::Mixed => Mode::Mixed,
         },
+        num_tokens: match decision.mode {
+            plait_proto::Mode::Idle => vec![0; num_replicas as usize],
+            _ => from_little_endian(&decision.num_tokens),
+        },
         pad_tokens: decision.pad_tokens,
         graph_bucket: decision.graph_bucket,
         dummy_replicas: set_bits(&decision.dummy_replicas),
         draining: decision.draining,
         stop: decision.stop,
     }
+}
+
+fn little_endian(numbers: &[u32]) -> Vec<u8> {
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
+}
+
+fn from_little_endian(bytes: &[u8]) -> Vec<u32> {
+    let (words, _) = bytes.as_chunks::<4>();
+    words.iter().copied().map(u32::from_le_bytes).collect()
 }
 
 /// Bytes up to the last one that has a bit.
@@ -105,19 +136,21 @@ mod tests {
             numbers: [u32; 2],
             bits: [bool; 3],
             dummies in proptest::collection::btree_set(0..1024u32, 0..20),
+            num_tokens in proptest::collection::vec(any::<u32>(), 0..20),
         ) {
             let [pad_tokens, bucket] = numbers;
             let [has_graph, draining, stop] = bits;
             let decision = Decision {
                 step: StepId(step),
                 mode: Mode::Decode,
+                num_tokens,
                 pad_tokens,
                 graph_bucket: has_graph.then_some(bucket),
                 dummy_replicas: dummies.into_iter().collect(),
                 draining,
                 stop,
             };
-            prop_assert_eq!(decision_from_wire(&decision_to_wire(&decision)), decision);
+            prop_assert_eq!(decision_from_wire(&decision_to_wire(&decision), 20), decision);
         }
     }
 }

@@ -293,6 +293,7 @@ fn idle(replica: u32, step: u64) -> Vote {
         can_graph: true,
         idle: true,
         draining: false,
+        prompts: None,
     }
 }
 
@@ -305,6 +306,7 @@ fn idle_decision(step: u64) -> Decision {
         dummy_replicas: Vec::new(),
         stop: false,
         draining: false,
+        num_tokens: Vec::new(),
     }
 }
 

@@ -93,6 +93,7 @@ fn idle(replica: u32, step: u64) -> Vote {
         can_graph: true,
         idle: true,
         draining: false,
+        prompts: None,
     }
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use plait_core::{
-    Decision, HashSeed, Micros, Mode, PageSettings, Plan, RuntimeSettings, SchedulerSettings,
-    Settings, Vote,
+    Decision, GraphSize, HashSeed, Micros, Mode, PageSettings, Plan, RuntimeSettings,
+    SchedulerSettings, Settings, Vote,
 };
 use plait_engine::group::{DropCounts, Exchange, GroupFailure, GroupSettings, GroupTimeouts, Role};
 use plait_proto::ExitCode;
@@ -88,7 +88,7 @@ pub fn group_settings(engine: u32, endpoint: &str, num_replicas: &[u32]) -> Grou
         role,
         num_replicas: num_replicas.to_vec(),
         config: CONFIG,
-        graph_buckets: GRAPHS.to_vec(),
+        graphs: GRAPHS.map(GraphSize::of_decode_rows).to_vec(),
         max_tokens: MAX_TOKENS,
         timeouts: long_timeouts(),
     }

@@ -18,6 +18,8 @@ fn idle(replica: u32) -> Vote {
         replica,
         step: StepId(1),
         num_prefill_tokens: 0,
+        num_prefill_rows: 0,
+        num_context_tokens: 0,
         num_decode_rows: 0,
         num_tokens: 0,
         can_graph: true,
@@ -55,6 +57,7 @@ fn wire_vote(vote: &Vote) -> plait_proto::Vote {
         can_graph: vote.can_graph,
         idle: vote.idle,
         draining: vote.draining,
+        prompts: None,
     }
 }
 
@@ -136,6 +139,7 @@ fn decision(mode: plait_proto::Mode) -> Decision {
         dummy_replicas: Vec::new(),
         stop: false,
         draining: false,
+        num_tokens: Vec::new(),
     }
 }
 
@@ -172,7 +176,9 @@ fn a_link_that_broke_after_a_decision_is_checked_again_at_once() {
 #[test]
 fn a_decision_that_cannot_be_ends_the_engine_by_name() {
     type Change = fn(&mut Decision);
-    let cases: [(&str, Change); 5] = [
+    let cases: [(&str, Change); 7] = [
+        ("does not count", |it| it.num_tokens.clear()),
+        ("counts other tokens", |it| it.num_tokens[4] = 1),
         ("leaves out rows", |it| it.mode = plait_proto::Mode::Idle),
         ("dummy for more replicas", |it| {
             it.dummy_replicas = vec![255; 60_000];
@@ -194,6 +200,7 @@ fn a_decision_that_cannot_be_ends_the_engine_by_name() {
         let mut broken = Decision {
             pad_tokens: 4,
             graph_bucket: Some(4),
+            num_tokens: vec![4, 0, 0, 0, 2, 0, 0, 0],
             ..decision(plait_proto::Mode::Decode)
         };
         change(&mut broken);
