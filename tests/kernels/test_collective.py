@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from plait_kernels.collective import Limits, add_partials_rms_norm, unsupported_reason
+from plait_kernels.collective import Limits, add_partials_rms_norm, largest_logit, unsupported_reason
 from plait_kernels.nvrtc import can_compile
 
 
@@ -15,6 +15,11 @@ def test_the_sum_of_ranks_and_residual_is_rounded_once() -> None:
     normed, total = add_partials_rms_norm(partials, residual, weight, 0.0)
     assert torch.equal(total, torch.full((2, 8), 258.0, dtype=torch.bfloat16))
     assert torch.equal(normed, torch.full((2, 8), 3.0, dtype=torch.bfloat16))
+
+
+def test_the_lowest_of_equal_logits_is_the_largest() -> None:
+    shards = [torch.tensor([[1.0, 3.0], [-0.0, -1.0]]), torch.tensor([[3.0, 2.0], [0.0, 4.0]])]
+    assert largest_logit(shards).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_models_widths_are_taken_where_kernels_compile(width: int) -> None:
     assert reason == (None if can_compile() else "needs the package cuda-bindings")
 
 
-def test_two_ranks_need_room_for_three_slots_of_one_peer() -> None:
+def test_two_ranks_need_room_for_two_slots_of_one_peer() -> None:
     limits = Limits(max_rows=8192, width=4096, dtype=torch.bfloat16, max_blocks=132)
-    assert limits.memory_bytes(2) == 3 * 8192 * 4096 * 2
+    assert limits.memory_bytes(2) == 2 * 8192 * 4096 * 2
     assert limits.memory_bytes(4) == 3 * limits.memory_bytes(2)

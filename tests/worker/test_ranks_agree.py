@@ -91,9 +91,9 @@ def test_a_worker_never_uses_multicast_whatever_the_user_s_environment_says() ->
 
 
 class LostPeer:
-    """What a peer all-reduce looks like that waited in vain in its seventh launch."""
+    """What a peer all-reduce looks like whose rank waited in vain in its seventh launch."""
 
-    lost = Lost(rank=1, epoch=6, place=1)
+    lost = Lost(rank=1, peer=3, launch=6, place=1)
 
 
 def test_a_lost_peer_is_named_with_the_layer_that_waited() -> None:
@@ -101,7 +101,8 @@ def test_a_lost_peer_is_named_with_the_layer_that_waited() -> None:
     peers.check()
     for name in ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"):
         peers.add_place(name)
+    waited = r"rank 1 waited in vain for rank 3 in collective 6, before model\.layers\.0\.post_attention_"
     peers.all_reduce = LostPeer()  # type: ignore[assignment]  # as far as `check` looks
-    with pytest.raises(WorkerError, match=r"rank 1 .* all-reduce 6, before model\.layers\.0\.post_attention_") as error:
+    with pytest.raises(WorkerError, match=waited) as error:
         peers.check()
     assert error.value.code == ExitCode.RANK_LOST

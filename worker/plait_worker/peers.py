@@ -33,12 +33,25 @@ class Peers:
             return None
         return self.all_reduce.add_rms_norm(partial_ND, residual_ND, weight_D, eps, place)
 
+    def largest_logit(
+        self, logits_SU: Tensor, own_ids_S: Tensor, first: int, num_own: int, place: int
+    ) -> Tensor | None:
+        """See ``PeerAllReduce.largest_logit``; None if NCCL has to find it."""
+        if self.all_reduce is None or not self.all_reduce.supports_logits(logits_SU):
+            return None
+        return self.all_reduce.largest_logit(logits_SU, own_ids_S, first, num_own, place)
+
+    def limit_waits(self, seconds: float) -> None:
+        """From now on, give a peer up after so long."""
+        if self.all_reduce is not None:
+            self.all_reduce.limit_spins(seconds)
+
     def check(self) -> None:
         """Raise ``WorkerError`` of code RANK_LOST if a launch waited for a peer in vain."""
         if self.all_reduce is None or (lost := self.all_reduce.lost) is None:
             return
         raise WorkerError(
             ExitCode.RANK_LOST,
-            f"rank {lost.rank} waited in vain for another rank in all-reduce {lost.epoch}, before "
-            f"{self._places[lost.place]}: that rank is gone, or computes another step",
+            f"rank {lost.rank} waited in vain for rank {lost.peer} in collective {lost.launch}, before "
+            f"{self._places[lost.place]}: rank {lost.peer} is gone or stopped, or computes another step",
         )

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _REASON_BYTES = 256
 
-_PEER_SECONDS = 30.0
+_START_SECONDS = 30.0
 """After which an all-reduce gives a peer up. Ranks that start compile for a few seconds beside each other."""
 WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -95,7 +95,7 @@ def open_peers(parallel: Parallel, device: torch.device, width: int, dtype: torc
     reason = unsupported_reason(parallel.world, width, dtype)
     if reason is None:
         num_blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        reason = _open_peers(parallel, device, Limits(max_rows, width, dtype, num_blocks, _PEER_SECONDS))
+        reason = _open_peers(parallel, device, Limits(max_rows, width, dtype, num_blocks, _START_SECONDS))
     if parallel.rank == 0:
         _log.info("all-reduce: %s", "over peers' memory" if reason is None else f"NCCL; the peer kernel {reason}")
 

@@ -43,6 +43,9 @@ from plait_worker.warm_up import StepLimits, warm_up_steps
 
 _log = logging.getLogger(__name__)
 
+_PEER_SECONDS = 5.0
+"""After which a rank that serves gives another up. Nothing is compiled any more; what waits so long is stopped."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -149,6 +152,7 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
             for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(inputs)
         _log.info("memory left: %.1f GB", free_device_bytes(loaded.member.device) / 1e9)
+    loaded.member.parallel.peers.limit_waits(_PEER_SECONDS)
     # What is alive now stays alive: the garbage collector need not visit it again.
     gc.collect()
     gc.freeze()

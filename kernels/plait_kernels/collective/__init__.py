@@ -6,6 +6,14 @@ never used.
 
 from plait_kernels.collective.peer_all_reduce import EMPTY, Limits, PeerAllReduce, unsupported_reason
 from plait_kernels.collective.peer_memory import PeerMemory
-from plait_kernels.collective.reference import add_partials_rms_norm
+from plait_kernels.collective.reference import add_partials_rms_norm, largest_logit
 
-__all__ = ["EMPTY", "Limits", "PeerAllReduce", "PeerMemory", "add_partials_rms_norm", "unsupported_reason"]
+__all__ = [
+    "EMPTY",
+    "Limits",
+    "PeerAllReduce",
+    "PeerMemory",
+    "add_partials_rms_norm",
+    "largest_logit",
+    "unsupported_reason",
+]

@@ -1,11 +1,11 @@
-// The sum over ranks, the residual and the RMS norm in one launch, over memory that peers write into. One block at a
-// time has a row; a thread has VECTORS vectors of 8 elements of it. The specification is
-// plait_kernels.collective.reference.
+// Collectives over memory that peers write into, each in one launch: the sum over ranks with residual and RMS norm, and
+// the largest logit. The specification is plait_kernels.collective.reference.
 //
-// A rank pushes its summand into each peer's memory and finds theirs in its own. The data are their own flags: memory
-// that nobody has written holds EMPTY, so a reader waits until a word differs. Three slots alternate, by an epoch that
-// the kernel itself counts, so that a captured launch needs nothing of the host: while a launch fills slot e, it empties
-// the slot of launch e - 1. A peer writes there in launch e + 2, after it has read what this rank pushes in e + 1.
+// A rank pushes its vectors into each peer's memory and finds theirs in its own. The data are their own flags: memory
+// that nobody has written holds EMPTY, so a reader waits until a word differs, and empties what it has read. Two slots
+// alternate, by a count of launches that the kernels keep themselves, so that a captured launch needs nothing of the
+// host. A peer writes to a slot again two launches later: it has then read what this rank pushed in the launch between,
+// which began after all blocks of this one had emptied the slot.
 //
 // Every launch has the same shape on all ranks, and its blocks are resident all at once, since they wait for the peers'.
 
@@ -13,27 +13,23 @@
 #define VECTORS 1
 #endif
 
-constexpr int SLOTS = 3;
+typedef long long Long;
+
+constexpr int SLOTS = 2;
 constexpr int MAX_RANKS = 8;
-// Rows that a block pushes before it needs the first of them from its peers.
-#ifndef AHEAD
-#define AHEAD 2
-#endif
+constexpr int MAX_BLOCKS = 512;
 // Two elements of minus zero; a rank pushes plus zeros instead.
 constexpr unsigned EMPTY = 0x80008000u;
 constexpr unsigned SPINS_BETWEEN_LOOKS = 1024;
 
 // In device memory, one for each rank; the host writes it once.
 struct State {
-    unsigned epoch;
-    unsigned num_begun;        // blocks of this launch that have read the epoch
-    unsigned used[SLOTS];      // vectors that each peer wrote to a slot, still to be emptied
     unsigned rank, world;
-    unsigned padding;
     unsigned long long capacity;        // vectors of one rank in a slot
     unsigned long long spin_nanoseconds;
-    unsigned* report;                   // on the host: is lost, rank, epoch, place
+    unsigned* report;                   // on the host: is lost, rank, peer, launch, place
     uint4* memory[MAX_RANKS];           // of each rank: [SLOTS][world - 1][capacity]
+    unsigned num_launches[MAX_BLOCKS];  // before this one; each block reads its own, so that none waits for another
 };
 
 __device__ float low(unsigned word) {
@@ -107,24 +103,70 @@ __device__ unsigned long long now() {
     return nanoseconds;
 }
 
-// Waits until a peer has written a vector. One that does not within the limit is reported, and nothing is waited for
-// from then on: the host ends the process.
-__device__ uint4 await(const uint4* address, const State& state, unsigned epoch, unsigned place) {
+// Waits until a peer has written a vector, and empties its place. A peer that does not write within the limit is
+// reported, and nothing is waited for from then on: the host ends the process.
+__device__ uint4 take(uint4* address, const State& state, unsigned source, unsigned launch, unsigned place) {
     uint4 vector = peek(address);
-    if (is_there(vector)) return vector;
-    volatile unsigned* report = state.report;
-    const unsigned long long limit = now() + state.spin_nanoseconds;
-    for (unsigned spins = 1; !is_there(vector = peek(address)); ++spins) {
-        if (spins % SPINS_BETWEEN_LOOKS) continue;
-        if (report[0]) break;
-        if (now() < limit) continue;
-        report[1] = state.rank, report[2] = epoch, report[3] = place;
-        __threadfence_system();
-        report[0] = 1;
-        break;
+    if (!is_there(vector)) {
+        volatile unsigned* report = state.report;
+        const unsigned long long limit = now() + state.spin_nanoseconds;
+        for (unsigned spins = 1; !is_there(vector = peek(address)); ++spins) {
+            if (spins % SPINS_BETWEEN_LOOKS) continue;
+            if (report[0]) break;
+            if (now() < limit) continue;
+            report[1] = state.rank, report[2] = source, report[3] = launch, report[4] = place;
+            __threadfence_system();
+            report[0] = 1;
+            break;
+        }
     }
+    *address = {EMPTY, EMPTY, EMPTY, EMPTY};
     return vector;
 }
+
+// One launch's side of the exchange.
+class Exchange {
+   public:
+    // Before the wait for the kernel before this one: only what no kernel writes.
+    __device__ Exchange(State* state, unsigned place)
+        : rank(state->rank), world(state->world), state_(state), place_(place), capacity_(state->capacity) {
+        for (unsigned peer = 0; peer < MAX_RANKS; peer += 4)
+            asm volatile("prefetch.global.L1 [%0];" ::"l"(&state->memory[peer]));
+    }
+
+    // After that wait, by every thread.
+    __device__ void begin() { launch_ = *static_cast<volatile unsigned*>(&state_->num_launches[blockIdx.x]); }
+
+    __device__ void push_to_all(Long at, uint4 own) const {
+        for (unsigned peer = 0; peer < world; ++peer)
+            if (peer != rank) push(place_of(peer, rank) + at, own);
+    }
+
+    __device__ uint4 take_from(unsigned source, Long at) const {
+        return take(place_of(rank, source) + at, *state_, source, launch_, place_);
+    }
+
+    // Counts the launch for its blocks, and for those that it lacks; behind a barrier that follows `begin`.
+    __device__ void end() const {
+        const Long stride = static_cast<Long>(gridDim.x) * blockDim.x;
+        for (Long i = blockIdx.x + static_cast<Long>(gridDim.x) * threadIdx.x; i < MAX_BLOCKS; i += stride)
+            state_->num_launches[i] = launch_ + 1;
+    }
+
+    const unsigned rank, world;
+
+   private:
+    // Where `source`'s vectors lie in the memory of `owner`.
+    __device__ uint4* place_of(unsigned owner, unsigned source) const {
+        const unsigned region = source < owner ? source : source - 1;
+        return state_->memory[owner] + (launch_ % SLOTS * (world - 1ull) + region) * capacity_;
+    }
+
+    State* const state_;
+    const unsigned place_;
+    const unsigned long long capacity_;
+    unsigned launch_;
+};
 
 __device__ float block_sum(float value) {
     __shared__ float of_warp[32];
@@ -138,83 +180,93 @@ __device__ float block_sum(float value) {
     return value;
 }
 
+__device__ void wait_for_the_kernel_before() {
+#ifdef PDL
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ void let_the_next_kernel_begin() {
+#ifdef PDL
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 struct Arguments {
     const uint4 *x, *residual, *weight;
     uint4 *normed, *sum;
-    long long num_rows, row_vectors;
+    Long num_rows, row_vectors;
     float eps;
-    unsigned place;
 };
 
-class Launch {
+// A thread's vectors of one row.
+struct Vectors {
+    uint4 of[VECTORS];
+};
+
+// One block at a time has a row; a thread has VECTORS vectors of 8 elements of it.
+class Reduction {
    public:
-    // Before the wait for the kernel before this one: only what no kernel writes is read, or brought near.
-    __device__ Launch(const Arguments& given, State* state)
-        : given_(given), state_(state), rank_(state->rank), world_(state->world), capacity_(state->capacity) {
-#pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
-            if (column(i) < given_.row_vectors) weight_[i] = given_.weight[column(i)];
-        for (unsigned peer = 0; peer < MAX_RANKS; peer += 4)
-            asm volatile("prefetch.global.L1 [%0];" ::"l"(&state->memory[peer]));
+    __device__ Reduction(const Arguments& given, const Exchange& exchange) : given_(given), exchange_(exchange) {
+        weight_ = load(given_.weight, 0);
     }
 
     __device__ void run() {
-        epoch_ = *static_cast<volatile unsigned*>(&state_->epoch);
-        const unsigned slot_before = (epoch_ + 2) % SLOTS;
-        const unsigned used = *static_cast<volatile unsigned*>(&state_->used[slot_before]);
-        long long next = blockIdx.x;
-        for (int i = 0; i < AHEAD && next < given_.num_rows; ++i, next += gridDim.x) push_row(next);
-        count();
-        empty_slot(slot_before, used);
-        for (long long row = blockIdx.x; row < given_.num_rows; row += gridDim.x) {
-            if (next < given_.num_rows) push_row(next), next += gridDim.x;
-            take_row(row);
+        Vectors own = load(given_.x, blockIdx.x), residual = load(given_.residual, blockIdx.x);
+        exchange_.begin();  // comes while those do
+        push_row(blockIdx.x, own);
+        for (Long row = blockIdx.x; row < given_.num_rows; row += gridDim.x) {
+            const Long next = row + gridDim.x;
+            Vectors next_own, next_residual;
+            if (next < given_.num_rows) {
+                next_own = load(given_.x, next), next_residual = load(given_.residual, next);
+                push_row(next, next_own);
+            }
+            sum_row(row, own, residual);
+            own = next_own, residual = next_residual;
         }
+        exchange_.end();
     }
 
    private:
-    __device__ long long column(int i) const { return threadIdx.x + static_cast<long long>(i) * blockDim.x; }
+    __device__ bool has(int i) const { return column(i) < given_.row_vectors; }
 
-    // Where `source`'s vectors lie in the memory of `owner`.
-    __device__ uint4* place_of(unsigned owner, unsigned source, unsigned slot) const {
-        const unsigned region = source < owner ? source : source - 1;
-        return state_->memory[owner] + (slot * (world_ - 1ull) + region) * capacity_;
-    }
+    __device__ Long column(int i) const { return threadIdx.x + static_cast<Long>(i) * blockDim.x; }
 
-    __device__ void push_row(long long row) {
+    __device__ Long at(Long row, int i) const { return row * given_.row_vectors + column(i); }
+
+    __device__ Vectors load(const uint4* matrix, Long row) const {
+        Vectors vectors;
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            if (column(i) >= given_.row_vectors) continue;
-            const long long at = row * given_.row_vectors + column(i);
-            const uint4 own = filled(given_.x[at]);
-            for (unsigned peer = 0; peer < world_; ++peer)
-                if (peer != rank_) push(place_of(peer, rank_, epoch_ % SLOTS) + at, own);
-        }
+        for (int i = 0; i < VECTORS; ++i)
+            if (has(i)) vectors.of[i] = matrix[at(row, i)];
+        return vectors;
     }
 
-    __device__ void take_row(long long row) {
+    __device__ void push_row(Long row, const Vectors& own) const {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i)
+            if (has(i)) exchange_.push_to_all(at(row, i), filled(own.of[i]));
+    }
+
+    __device__ void sum_row(Long row, const Vectors& own, const Vectors& residual) const {
         float squares = 0;
         uint4 total[VECTORS];
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            if (column(i) >= given_.row_vectors) continue;
-            const long long at = row * given_.row_vectors + column(i);
-            const uint4 residual = given_.residual[at];  // comes while the peers' summands do
+            if (!has(i)) continue;
             float sum[8] = {};
-            for (unsigned source = 0; source < world_; ++source)  // in rank order: equal bits on every rank
-                add(sum, source == rank_
-                             ? filled(given_.x[at])
-                             : await(place_of(rank_, source, epoch_ % SLOTS) + at, *state_, epoch_, given_.place));
-            add(sum, residual);
+            for (unsigned source = 0; source < exchange_.world; ++source)  // in rank order: equal bits on every rank
+                add(sum, source == exchange_.rank ? filled(own.of[i]) : exchange_.take_from(source, at(row, i)));
+            add(sum, residual.of[i]);
             total[i] = rounded(sum);
-            given_.sum[at] = total[i];
+            given_.sum[at(row, i)] = total[i];
             squares += squares_of(total[i]);
         }
         const float scale = rsqrtf(block_sum(squares) / (8 * given_.row_vectors) + given_.eps);
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
-            if (column(i) < given_.row_vectors)
-                given_.normed[row * given_.row_vectors + column(i)] = scaled(total[i], scale, weight_[i]);
+            if (has(i)) given_.normed[at(row, i)] = scaled(total[i], scale, weight_.of[i]);
     }
 
     __device__ static float squares_of(uint4 vector) {
@@ -235,45 +287,53 @@ class Launch {
         return {made[0], made[1], made[2], made[3]};
     }
 
-    __device__ void empty_slot(unsigned slot, unsigned used) {
-        const uint4 empty = {EMPTY, EMPTY, EMPTY, EMPTY};
-        for (unsigned source = 0; source < world_; ++source) {
-            if (source == rank_) continue;
-            uint4* region = place_of(rank_, source, slot);
-            for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < used; i += gridDim.x * blockDim.x)
-                region[i] = empty;
-        }
-    }
-
-    // The last block that has read the launch's number makes it the next one's; that has not begun to read.
-    __device__ void count() {
-        __syncthreads();
-        if (threadIdx.x || (gridDim.x > 1 && atomicAdd(&state_->num_begun, 1u) != gridDim.x - 1)) return;
-        state_->num_begun = 0;
-        state_->used[(epoch_ + 2) % SLOTS] = 0;
-        state_->used[epoch_ % SLOTS] = static_cast<unsigned>(given_.num_rows * given_.row_vectors);
-        state_->epoch = epoch_ + 1;
-    }
-
     const Arguments given_;
-    State* const state_;
-    const unsigned rank_, world_;
-    const unsigned long long capacity_;
-    unsigned epoch_;
-    uint4 weight_[VECTORS];
+    Exchange exchange_;
+    Vectors weight_;
 };
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
     all_reduce_add_rms_norm(const uint4* x, const uint4* residual, const uint4* weight, uint4* normed, uint4* sum,
-                            long long num_rows, long long row_vectors, double eps, long long place, State* state) {
-#ifdef PDL
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-    Launch launch({x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps),
-                   static_cast<unsigned>(place)},
-                  state);
-#ifdef PDL
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-    launch.run();
+                            Long num_rows, Long row_vectors, double eps, Long place, State* state) {
+    let_the_next_kernel_begin();
+    Reduction reduction({x, residual, weight, normed, sum, num_rows, row_vectors, static_cast<float>(eps)},
+                        Exchange(state, static_cast<unsigned>(place)));
+    wait_for_the_kernel_before();
+    reduction.run();
+}
+
+// Orders as the logits do, and equal logits by their ids, the lowest last. No half of it is EMPTY: the lower is positive,
+// and the upper of a negative 16-bit logit ends in ones.
+__device__ Long order_key(float logit, Long id) {
+    int bits = __float_as_int(logit + 0.0f);  // -0 equals 0
+    bits ^= bits >> 31 & 0x7fffffff;
+    return static_cast<Long>(bits) << 32 | (0x7fffffff - id);
+}
+
+// The ids of the largest logits over the ranks. A rank gives, for each row, the id of the largest of its own `num_own`
+// logits, which begin with token `first`. One block; a thread has a row at a time.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    largest_logit(const unsigned short* logits, Long row_stride, const Long* own_ids, Long* ids, Long num_rows,
+                  Long first, Long num_own, Long place, State* state) {
+    let_the_next_kernel_begin();
+    Exchange exchange(state, static_cast<unsigned>(place));
+    wait_for_the_kernel_before();
+    exchange.begin();
+    for (Long row = threadIdx.x; row < num_rows; row += blockDim.x) {
+        Long largest = 0x8000000000000000;
+        if (num_own) {
+            const unsigned logit = logits[row * row_stride + own_ids[row]];
+            largest = order_key(low(logit), own_ids[row] + first);
+        }
+        const unsigned lower = static_cast<unsigned>(largest), upper = static_cast<unsigned>(largest >> 32);
+        exchange.push_to_all(row, {lower, upper, 0, 0});
+        for (unsigned source = 0; source < exchange.world; ++source) {
+            if (source == exchange.rank) continue;
+            const uint4 theirs = exchange.take_from(source, row);
+            largest = max(largest, static_cast<Long>(static_cast<unsigned long long>(theirs.y) << 32 | theirs.x));
+        }
+        ids[row] = 0x7fffffff - (largest & 0x7fffffff);
+    }
+    __syncthreads();
+    exchange.end();
 }

@@ -1,6 +1,6 @@
 """All-reduce, residual and RMS norm in one launch, over memory that peers write into (``peer_all_reduce.cu``).
 
-Shapes: N rows, D the width.
+The id of the largest logit goes the same way. Shapes: N rows, D the width, U a rank's shard of the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from plait_kernels.nvrtc import Kernel, can_compile, compile_kernels
 _SOURCE = Path(__file__).with_name("peer_all_reduce.cu")
 EMPTY = 0x80008000
 """What memory holds that no peer has written."""
-_SLOTS, _MAX_RANKS = 3, 8
+_SLOTS, _MAX_RANKS, _MAX_BLOCKS = 2, 8, 512
 _VECTOR_BYTES = 16
 _MAX_THREADS = 1024
-_STATE = struct.Struct(f"<2I{_SLOTS}I3I3Q{_MAX_RANKS}Q")
+_STATE = struct.Struct(f"<2I3Q{_MAX_RANKS}Q{_MAX_BLOCKS}I")
 """``State`` of ``peer_all_reduce.cu``."""
+_SPIN_OFFSET = struct.calcsize("<2IQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class Lost:
     """A rank waited for a peer in vain."""
 
     rank: int
-    epoch: int
+    peer: int
+    """The rank that it waited for."""
+    launch: int
     """Launches before it."""
     place: int
     """As the call gave it."""
@@ -47,11 +50,9 @@ class Limits:
     """D."""
     dtype: torch.dtype
     max_blocks: int
-    """Of a launch; all of them must be resident at once, since each waits for its peers'."""
+    """Of a launch, up to 512; all of them must be resident at once, since each waits for its peers'."""
     spin_seconds: float = 20.0
     """After which a peer is given up."""
-    rows_ahead: int = 2
-    """That a block pushes before it waits for the first of them."""
 
     def memory_bytes(self, world: int) -> int:
         """What each rank's memory must hold."""
@@ -79,14 +80,14 @@ class PeerAllReduce:
         self._threads = -(-row_vectors // vectors // 32) * 32
         self._limits = limits
         self._row_vectors = row_vectors
-        self._kernel = _compile(limits.dtype, vectors, limits.rows_ahead, device)
-        self._report = torch.zeros(4, dtype=torch.int32, pin_memory=True)
+        self._kernels = _compile(limits.dtype, vectors, device)
+        self._report = torch.zeros(5, dtype=torch.int32, pin_memory=True)
         filled = [*memories, *[0] * (_MAX_RANKS - len(memories))]
         state = _STATE.pack(
-            *[0] * (2 + _SLOTS),
-            *(rank, len(memories), 0),
+            *(rank, len(memories)),
             *(limits.max_rows * row_vectors, int(limits.spin_seconds * 1e9), self._report.data_ptr()),
             *filled,
+            *[0] * _MAX_BLOCKS,
         )
         self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8).to(device)
         torch.cuda.synchronize(device)
@@ -103,19 +104,42 @@ class PeerAllReduce:
         """See ``plait_kernels.collective.reference.add_partials_rms_norm``; ``place`` is reported if a peer is lost."""
         normed_ND, sum_ND = torch.empty_like(residual_ND), torch.empty_like(residual_ND)
         num_rows = partial_ND.shape[0]
-        shape = (min(num_rows, self._limits.max_blocks), self._threads, 0)
+        shape = (min(num_rows, self._limits.max_blocks, _MAX_BLOCKS), self._threads, 0)
         given = (partial_ND, residual_ND, weight_D, normed_ND, sum_ND, num_rows, self._row_vectors)
-        self._kernel(shape, *given, float(eps), place, self._state, pdl=True)
+        self._kernels["all_reduce_add_rms_norm"](shape, *given, float(eps), place, self._state, pdl=True)
         return normed_ND, sum_ND
+
+    def supports_logits(self, logits_NU: Tensor) -> bool:
+        """Whether ``largest_logit`` takes them."""
+        num_rows = logits_NU.shape[0]
+        return 0 < num_rows <= self._limits.max_rows and logits_NU.dtype == self._limits.dtype
+
+    def largest_logit(self, logits_NU: Tensor, own_ids_N: Tensor, first: int, num_own: int, place: int = 0) -> Tensor:
+        """See ``plait_kernels.collective.reference.largest_logit``, of which this is one rank's side.
+
+        ``own_ids_N``, int64, are the ids of the largest of this rank's ``num_own`` logits, of which token ``first`` is
+        the first; they are not read if it has none.
+        """
+        ids_N = torch.empty(logits_NU.shape[0], dtype=torch.int64, device=logits_NU.device)
+        given = (logits_NU, logits_NU.stride(0), own_ids_N, ids_N, len(ids_N), first, num_own)
+        self._kernels["largest_logit"](
+            (1, min(-(-len(ids_N) // 32) * 32, _MAX_THREADS), 0), *given, place, self._state, pdl=True
+        )
+        return ids_N
+
+    def limit_spins(self, seconds: float) -> None:
+        """Give a peer up after so long, in launches that the host makes or replays from now on."""
+        nanoseconds = torch.tensor([int(seconds * 1e9)], dtype=torch.int64).view(torch.uint8)
+        self._state[_SPIN_OFFSET : _SPIN_OFFSET + 8].copy_(nanoseconds)
 
     @property
     def lost(self) -> Lost | None:
         """The first wait that was given up; results after it are wrong. Costs nothing: it is in the host's memory."""
-        is_lost, rank, epoch, place = self._report.tolist()
-        return Lost(rank, epoch, place) if is_lost else None
+        is_lost, *rest = self._report.tolist()
+        return Lost(*rest) if is_lost else None
 
 
 @functools.cache
-def _compile(dtype: torch.dtype, vectors: int, rows_ahead: int, device: torch.device) -> Kernel:
-    defines = (f"VECTORS={vectors}", f"AHEAD={rows_ahead}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
-    return compile_kernels(_SOURCE, ("all_reduce_add_rms_norm",), defines, device)["all_reduce_add_rms_norm"]
+def _compile(dtype: torch.dtype, vectors: int, device: torch.device) -> dict[str, Kernel]:
+    defines = (f"VECTORS={vectors}", "PDL", *(("IS_HALF",) if dtype == torch.float16 else ()))
+    return compile_kernels(_SOURCE, ("all_reduce_add_rms_norm", "largest_logit"), defines, device)

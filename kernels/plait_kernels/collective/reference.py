@@ -1,4 +1,7 @@
-"""All-reduce, residual and RMS norm in torch. Shapes: N rows, D the width."""
+"""All-reduce, residual and RMS norm, and the largest logit, in torch.
+
+Shapes: N rows, D the width, U a rank's shard of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +25,8 @@ def add_partials_rms_norm(
         sum_ND = sum_ND + partial_ND.float()
     rounded_ND = sum_ND.to(residual_ND.dtype)
     return rms_norm(rounded_ND, weight_D, eps), rounded_ND
+
+
+def largest_logit(shards_NU: Sequence[Tensor]) -> Tensor:
+    """The id of each row's largest logit over the ranks' shards, the lowest of equals: int64 ``[N]``."""
+    return torch.cat([shard_NU.float() for shard_NU in shards_NU], dim=1).argmax(dim=1)

@@ -8,7 +8,6 @@ One process a GPU. A graph holds 20 reductions one after the other. Results are 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -176,7 +175,7 @@ def measure_reductions(gpu: Gpu, width: int, limits: Limits, with_nccl: bool) ->
             gpu.note(case, "nccl", "us", gpu.graph_us(partial(dist.all_reduce, scratch)))
             gpu.note(case, "nccl_and_norm", "us", gpu.graph_us(partial(reduced, scratch, residual, weight)))
         run = partial(ours.add_rms_norm, own, residual, weight, EPS)
-        gpu.note(case, f"ours, {limits.max_blocks} blocks, {limits.rows_ahead} rows ahead", "us", gpu.graph_us(run))
+        gpu.note(case, f"ours, {limits.max_blocks} blocks", "us", gpu.graph_us(run))
         if ours.lost is not None:
             raise SystemExit(f"{case}: {ours.lost}")
 
@@ -205,8 +204,8 @@ def run_rank(rank: int, world: int, folder: str, options: argparse.Namespace) ->
     gpu = Gpu(rank, world, str(Path(folder) / "store"))
     if not options.only_ours:
         measure_links(gpu)
-    for number, (num_blocks, ahead) in enumerate(itertools.product(options.blocks, options.ahead)):
-        limits = Limits(max(ROWS), options.width, torch.bfloat16, num_blocks, spin_seconds=20, rows_ahead=ahead)
+    for number, num_blocks in enumerate(options.blocks):
+        limits = Limits(max(ROWS), options.width, torch.bfloat16, num_blocks, spin_seconds=20)
         measure_reductions(gpu, options.width, limits, number == 0 and not options.only_ours)
         if rank == 0:
             write(gpu, options.out)
@@ -231,7 +230,6 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--blocks", type=int, nargs="+", default=[132], help="of a launch of ours at most")
-    parser.add_argument("--ahead", type=int, nargs="+", default=[4], help="rows that a block pushes ahead")
     parser.add_argument("--only-ours", action="store_true", help="neither links nor NCCL")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

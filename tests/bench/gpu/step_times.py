@@ -2,7 +2,8 @@
 
     python tests/bench/gpu/step_times.py FOLDER --rows 1,64,256 --kv-length 192 --out FILE
 
-Random weights of the folder's configuration. Steps are launched one ahead, as in the loop.
+Random weights of the folder's configuration. Steps are launched one ahead, as in the loop. With `--lone-rank-of N`
+the rank is one of N, and its collectives are left out: it takes its own partial sums for the whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import torch.distributed as dist
 from plait_kernels import pdl
 from plait_proto import (
     AttentionConfig,
@@ -31,7 +33,10 @@ from plait_proto import (
     WorkerConfig,
 )
 from plait_worker import start
+from plait_worker.device import open_device
 from plait_worker.loop import InFlight, Rank
+from plait_worker.parallel import Parallel
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -64,13 +69,51 @@ class Ahead:
         self.launch_ms.clear()
 
 
+class LoneRank(Parallel):
+    """Rank 0 of several, of which no other exists."""
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        return torch.cat([part] * self.world, dim=-1)
+
+    def all_max(self, values: Tensor) -> Tensor:
+        return values
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        return values
+
+    def exchange(self, own: bytes) -> list[bytes]:
+        return [own] * self.world
+
+
+class NoGroup(dist.ProcessGroup):
+    """Stands where no collective is called."""
+
+
+def lone_member(config: WorkerConfig) -> start.Member:
+    world = config.parallel.world
+    alone = msgspec.structs.replace(config, parallel=ParallelConfig(world=1, dp=1, dp_attention=False))
+    device, name = open_device(alone, 0)
+    start.open_peers = lambda *_: None  # type: ignore[attr-defined]
+    return start.Member(0, device, name, LoneRank(0, world, NoGroup(0, world)))  # type: ignore[call-arg]
+
+
 def open_rank(
-    folder: Path, num_seqs: int, num_pages: int, max_tokens: int, attention: str, graphs: bool, kv_cache_dtype: str
+    folder: Path,
+    num_seqs: int,
+    num_pages: int,
+    max_tokens: int,
+    attention: str,
+    graphs: bool,
+    kv_cache_dtype: str,
+    world: int = 1,
 ) -> Rank:
     config = WorkerConfig(
         model=str(folder),
         run_dir=str(folder),
-        parallel=ParallelConfig(world=1, dp=1, dp_attention=False),
+        parallel=ParallelConfig(world=world, dp=1, dp_attention=False),
         device=DeviceConfig(device="cuda", cuda_graphs=graphs, cuda_graph_max_bs=512),
         attention=AttentionConfig(attention_backend=attention, mla_context_chunk_size=4096),
         load_format="dummy",
@@ -84,7 +127,7 @@ def open_rank(
         threads=None,
         log_level="info",
     )
-    loaded = start.load(config, start.join_ranks(config, 0))
+    loaded = start.load(config, start.join_ranks(config, 0) if world == 1 else lone_member(config))
     welcome = Welcome(
         num_slots=num_seqs,
         num_pages=num_pages,
@@ -152,6 +195,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-pdl", action="store_true", help="our kernels start when those before them have ended")
+    parser.add_argument("--lone-rank-of", type=int, default=1, metavar="N", help="one rank of N, without collectives")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.no_pdl:
@@ -159,13 +203,21 @@ def main() -> None:
     counts = [int(count) for count in options.rows.split(",")]
     num_pages = max(counts) * (options.kv_length // PAGE_SIZE + 4) + 64
     rank = open_rank(
-        options.folder, max(counts), num_pages, 8192, options.attention, not options.no_graphs, options.kv_cache_dtype
+        options.folder,
+        max(counts),
+        num_pages,
+        8192,
+        options.attention,
+        not options.no_graphs,
+        options.kv_cache_dtype,
+        options.lone_rank_of,
     )
     rows: list[dict[str, object]] = []
     for count in counts:
         figures = measure(rank, count, options.kv_length)
         kinds = [options.attention, *["eager"] * options.no_graphs, *["fp8"] * (options.kv_cache_dtype == "fp8")]
         kinds += ["no kernel starts early"] * options.no_pdl
+        kinds += [f"a lone rank of {options.lone_rank_of}"] * (options.lone_rank_of > 1)
         case = f"decode {count} rows at {options.kv_length}, {', '.join(kinds)}"
         print(case, {name: round(value, 3) for name, value in figures.items()}, flush=True)
         rows += [

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, add_partials_rms_norm
+from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, add_partials_rms_norm, largest_logit
+from plait_kernels.sampling import sample_greedy
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance("gpu")]
@@ -98,6 +99,36 @@ def test_more_ranks_sum_in_rank_order(world: int) -> None:
         of.assert_solved(solve(sides, of))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_largest_logit_is_the_reference_s_and_the_lowest_of_equals(dtype: torch.dtype) -> None:
+    sides = two_sides(limits(64, dtype))
+    for num_rows in (1, 33, 300):
+        shards = [torch.randint(-40, 40, (num_rows, 50), device=GPU).to(dtype) for _ in sides]
+        shards[0][:, 7], shards[1][:, 3] = 0.0, -0.0
+        ids = [
+            find_largest(side, rank, shard, 50) for rank, (side, shard) in enumerate(zip(sides, shards, strict=True))
+        ]
+        torch.cuda.synchronize()
+        assert all(torch.equal(given, largest_logit(shards)) for given in ids)
+        of = problem(num_rows, 64, dtype)  # the slots are as a reduction needs them
+        of.assert_solved(solve(sides, of))
+
+
+def test_a_rank_without_tokens_finds_the_others_largest_logit() -> None:
+    sides, logits = two_sides(limits(64)), torch.randn(5, 50, device=GPU, dtype=torch.bfloat16)
+    ids = [find_largest(side, rank, logits, 50 * (rank == 0)) for rank, side in enumerate(sides)]
+    torch.cuda.synchronize()
+    assert all(torch.equal(given, largest_logit([logits])) for given in ids)
+
+
+def find_largest(side: Side, rank: int, shard: Tensor, num_own: int) -> Tensor:
+    torch.cuda.synchronize()
+    own = sample_greedy(shard)
+    side.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side.stream):
+        return side.reduce.largest_logit(shard, own, rank * shard.shape[1], num_own)
+
+
 def test_graphs_of_several_sizes_are_replayed_in_any_order() -> None:
     sides, order = two_sides(limits(4096)), random.Random(0)
     sizes = {num_rows: problem(num_rows, 4096) for num_rows in (1, 2, 16, 64, 300)}
@@ -156,13 +187,14 @@ def capture_chain(side: Side, partial: Tensor, of: Problem) -> torch.cuda.CUDAGr
 
 
 def test_a_peer_that_never_comes_is_reported_with_rank_and_place() -> None:
-    sides, of = two_sides(limits(512, spin_seconds=0.05)), problem(4, 512)
+    sides, of = two_sides(limits(512)), problem(4, 512)
     of.assert_solved(solve(sides, of))
+    sides[1].reduce.limit_spins(0.05)
     sides[1].run(of.partials[1], of.residual, of.weight, place=17)
     torch.cuda.synchronize()
     lost = sides[1].reduce.lost
     assert lost is not None
-    assert (lost.rank, lost.epoch, lost.place) == (1, 1, 17)
+    assert (lost.rank, lost.peer, lost.launch, lost.place) == (1, 0, 1, 17)
     assert sides[0].reduce.lost is None
 
 

@@ -52,6 +52,7 @@ class VocabHead:
         self.parallel = parallel
         self.vocab_size = vocab_size
         self.multiply = multiply
+        self._place = parallel.peers.add_place("the greedy token")
 
     @classmethod
     def read(
@@ -93,15 +94,22 @@ class VocabHead:
             return sample_greedy(logits_SU)
         first = self.parallel.rank * logits_SU.shape[1]
         num_own = max(0, min(self.vocab_size - first, logits_SU.shape[1]))
-        if num_own == 0:
-            keys_S = torch.full(logits_SU.shape[:1], torch.iinfo(torch.int64).min, device=logits_SU.device)
-        else:
-            ids_S = sample_greedy(logits_SU[:, :num_own])
-            keys_S = _order_keys(logits_SU.gather(1, ids_S[:, None])[:, 0], ids_S + first)
+        own_S = sample_greedy(logits_SU[:, :num_own]) if num_own else _no_ids(logits_SU)
+        ids_S = self.parallel.peers.largest_logit(logits_SU, own_S, first, num_own, self._place)
+        if ids_S is not None:
+            return ids_S
+        largest_S = logits_SU.gather(1, own_S[:, None])[:, 0]
+        keys_S = _order_keys(largest_S, own_S + first) if num_own else _no_ids(logits_SU) + _MIN_KEY
         return _MAX_ID - (self.parallel.all_max(keys_S) & _MAX_ID)
 
 
+def _no_ids(logits_SU: Tensor) -> Tensor:
+    """Of a rank whose shard of the vocabulary is empty."""
+    return torch.zeros(len(logits_SU), dtype=torch.int64, device=logits_SU.device)
+
+
 _MAX_ID = 0x7FFFFFFF
+_MIN_KEY = torch.iinfo(torch.int64).min
 
 
 def _order_keys(logits_S: Tensor, ids_S: Tensor) -> Tensor:
