@@ -46,15 +46,17 @@ def _kernel_error_types() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A backend that passed the self-check, and the time of one layer."""
+    """A backend that passed the self-check, and the time of one layer, for three steps."""
 
     backend: AttentionBackend[Any]
     decode_us: float
+    short_decode_us: float
+    """Of rows with short contexts."""
     prefill_us: float
 
     def rank(self) -> tuple[bool, float]:
         """The smallest is best. A backend without CUDA graphs comes last, since its kernels wait for the host."""
-        return not self.backend.is_capturable, self.decode_us + self.prefill_us
+        return not self.backend.is_capturable, self.decode_us + self.short_decode_us + self.prefill_us
 
 
 def choose_attention(
@@ -123,9 +125,10 @@ def _fastest(requirements: Requirements) -> AttentionBackend[Any]:
             continue
         timings.append(_time(outcome, requirements))
         _log.info(
-            "attention backend %s: decode %.0f us, prefill %.0f us",
+            "attention backend %s: decode %.0f us, with short contexts %.0f us, prefill %.0f us",
             name,
             timings[-1].decode_us,
+            timings[-1].short_decode_us,
             timings[-1].prefill_us,
         )
     if timings:
@@ -216,4 +219,5 @@ def _first_line(failure: Exception) -> str:
 @torch.inference_mode()
 def _time(backend: AttentionBackend[Any], requirements: Requirements) -> Timing:
     problem = KINDS[requirements.spec.kind].self_check(requirements)
-    return Timing(backend, problem.time_us(backend, problem.decode), problem.time_us(backend, problem.prefill))
+    steps = (problem.decode, problem.short_decode, problem.prefill)
+    return Timing(backend, *(problem.time_us(backend, rows) for rows in steps))

@@ -14,6 +14,8 @@ from plait_worker.rows import Rows
 
 _DECODE_ROWS = 64
 _PAGES_PER_ROW = 16
+_SHORT_PAGES = 3
+"""Of a row with a short context: a step's time is then that of the kernel's start, not of its reads."""
 NUM_PAGES = _DECODE_ROWS * _PAGES_PER_ROW
 _REPEATS = 20
 
@@ -28,6 +30,10 @@ class SelfCheck(ABC):
         context = _PAGES_PER_ROW * requirements.page_size
         starts = [context - 1 - row * requirements.page_size // 5 for row in range(_DECODE_ROWS)]
         self.decode = self._rows(0, starts, [1] * _DECODE_ROWS)
+        short = _SHORT_PAGES * requirements.page_size
+        self.short_decode = self._rows(
+            0, [short - 1 - row % requirements.page_size for row in range(_DECODE_ROWS)], [1] * _DECODE_ROWS
+        )
         self.prefill = self._rows(4, [0, context // 2, 7, 0], [context, context // 2, context // 4, 1])
         # Short extends, which MLA absorbs; shorter if the pages are small.
         half, rest = context // 2, context - context // 4
