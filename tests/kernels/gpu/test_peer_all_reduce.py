@@ -105,10 +105,7 @@ def test_the_largest_logit_is_the_reference_s_and_the_lowest_of_equals(dtype: to
     for num_rows in (1, 33, 300):
         shards = [torch.randint(-40, 40, (num_rows, 50), device=GPU).to(dtype) for _ in sides]
         shards[0][:, 7], shards[1][:, 3] = 0.0, -0.0
-        ids = [
-            find_largest(side, rank, shard, 50) for rank, (side, shard) in enumerate(zip(sides, shards, strict=True))
-        ]
-        torch.cuda.synchronize()
+        ids = find_largest(sides, shards, [50, 50])
         assert all(torch.equal(given, largest_logit(shards)) for given in ids)
         of = problem(num_rows, 64, dtype)  # the slots are as a reduction needs them
         of.assert_solved(solve(sides, of))
@@ -116,17 +113,19 @@ def test_the_largest_logit_is_the_reference_s_and_the_lowest_of_equals(dtype: to
 
 def test_a_rank_without_tokens_finds_the_others_largest_logit() -> None:
     sides, logits = two_sides(limits(64)), torch.randn(5, 50, device=GPU, dtype=torch.bfloat16)
-    ids = [find_largest(side, rank, logits, 50 * (rank == 0)) for rank, side in enumerate(sides)]
-    torch.cuda.synchronize()
+    ids = find_largest(sides, [logits, logits], [50, 0])
     assert all(torch.equal(given, largest_logit([logits])) for given in ids)
 
 
-def find_largest(side: Side, rank: int, shard: Tensor, num_own: int) -> Tensor:
+def find_largest(sides: Sequence[Side], shards: Sequence[Tensor], num_own: Sequence[int]) -> list[Tensor]:
+    own, ids = [sample_greedy(shard) for shard in shards], []
     torch.cuda.synchronize()
-    own = sample_greedy(shard)
-    side.stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side.stream):
-        return side.reduce.largest_logit(shard, own, rank * shard.shape[1], num_own)
+    for rank, side in enumerate(sides):
+        with torch.cuda.stream(side.stream):
+            ids.append(side.reduce.largest_logit(shards[rank], own[rank], 50 * rank, num_own[rank]))
+    torch.cuda.synchronize()
+    assert all(side.reduce.lost is None for side in sides)
+    return ids
 
 
 def test_graphs_of_several_sizes_are_replayed_in_any_order() -> None:
