@@ -214,22 +214,42 @@ class Rank:
         return self._in_flight(step, begin, ids_S, records, of_prompts)
 
     def _sample(self, logits_SU: Tensor, slots_S: Ints) -> tuple[Tensor, list[Records]]:
-        """A token for each row, the next step's input: the largest logit's, or one that rank 0 samples for all."""
+        """A token for each row, the next step's input."""
         with nvtx_range("sample"):
-            device_slots_S = self.slots.to_device(slots_S)
-            if logits_SU.is_cuda and self.slots.sampling.is_plain(slots_S):
+            device_slots_S, table = self.slots.to_device(slots_S), self.slots.sampling
+            records = list[Records]()
+            if logits_SU.is_cuda and table.is_plain(slots_S):
                 ids_S = self.model.greedy_ids(logits_SU)
-                self.slots.keep_tokens(device_slots_S, ids_S)
-                return ids_S, []
-            logits_SV = self.model.whole_logits(logits_SU)
-            is_first = self.parallel.rank == 0
-            sampled_S = (
-                sample(logits_SV, slots_S, device_slots_S, self.slots.sampling) if is_first else device_slots_S.clone()
-            )
-            ids_S = self.parallel.broadcast(sampled_S)
-            self._check_sampled(ids_S, slots_S)
+            elif self.parallel.world > 1 and not table.wants_logprobs(slots_S):
+                ids_S = self._sample_own_rows(logits_SU, slots_S, device_slots_S)
+            else:
+                ids_S, records = self._sample_on_first_rank(logits_SU, slots_S, device_slots_S)
             self.slots.keep_tokens(device_slots_S, ids_S)
-            return ids_S, output_records(logits_SV, ids_S, slots_S, self.slots.sampling) if is_first else []
+            return ids_S, records
+
+    def _sample_own_rows(self, logits_SU: Tensor, slots_S: Ints, device_slots_S: Tensor) -> Tensor:
+        """Every rank samples its share of the rows; the tokens are those of one rank that samples all."""
+        own = self.parallel.own_rows(len(slots_S))
+        rows = slice(own.start, own.stop)
+        own_CV = self.model.own_rows_of_logits(logits_SU)
+        ids_C = device_slots_S.new_zeros(len(own_CV))
+        if own:
+            own_ids = sample(own_CV[: len(own)], slots_S[rows], device_slots_S[rows], self.slots.sampling)
+            ids_C[: len(own)] = own_ids
+        ids_S = self.parallel.all_gather(ids_C)[: len(slots_S)]
+        self._check_sampled(ids_S, slots_S)
+        return ids_S
+
+    def _sample_on_first_rank(
+        self, logits_SU: Tensor, slots_S: Ints, device_slots_S: Tensor
+    ) -> tuple[Tensor, list[Records]]:
+        """Rank 0 samples for all, from whole logits, and makes the records of those who want log-probabilities."""
+        logits_SV, table = self.model.whole_logits(logits_SU), self.slots.sampling
+        is_first = self.parallel.rank == 0
+        sampled_S = sample(logits_SV, slots_S, device_slots_S, table) if is_first else device_slots_S.clone()
+        ids_S = self.parallel.broadcast(sampled_S)
+        self._check_sampled(ids_S, slots_S)
+        return ids_S, output_records(logits_SV, ids_S, slots_S, table) if is_first else []
 
     def _check_sampled(self, ids_S: Tensor, slots_S: Ints) -> None:
         """Raise ``WorkerError`` if a row's logits were NaN or infinite; not checked on a GPU."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from plait_kernels.norm import add_rms_norm
 from plait_proto import ExitCode
 from torch import Tensor
@@ -113,6 +114,21 @@ class Parallel:
         parts = part.new_empty(self.world * part.shape[0], *part.shape[1:])
         _collective(lambda: _all_gather_single(parts, part.contiguous(), group=self.group))
         return parts.view(self.world, *part.shape).movedim(0, -2).flatten(-2)
+
+    def own_rows(self, num_rows: int) -> range:
+        """The rows of a step that this rank samples; ranks have equal numbers, but for the last ones."""
+        size = -(-num_rows // self.world)
+        return range(min(self.rank * size, num_rows), min((self.rank + 1) * size, num_rows))
+
+    def trade_columns_for_rows(self, part_SU: Tensor) -> Tensor:
+        """From a rank's columns of all rows, all columns of its own rows, ``[C, world * U]``, filled up with zeros."""
+        if self.world == 1:
+            return part_SU
+        size, width = -(-part_SU.shape[0] // self.world), part_SU.shape[1]
+        sent = F.pad(part_SU, (0, 0, 0, size * self.world - part_SU.shape[0])).contiguous()
+        received = torch.empty_like(sent)
+        _collective(lambda: dist.all_to_all_single(received, sent, group=self.group))
+        return received.view(self.world, size, width).movedim(0, 1).flatten(1)
 
     def all_max(self, values: Tensor) -> Tensor:
         """The largest over the ranks, in place and returned."""

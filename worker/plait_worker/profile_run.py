@@ -85,6 +85,7 @@ def run_largest_steps(config: WorkerConfig, model: Model[Any], attention: ModelA
         score_tokens(asked_CV, rows.token_ids_T[:SLICE], min(_MAX_BEST, asked_CV.shape[1]))
         logits_SU = model.shard_logits(_sampling_rows(config, hidden_TD))
         model.greedy_ids(logits_SU)
+        model.own_rows_of_logits(logits_SU)
         _run_samplers(model.whole_logits(logits_SU))
 
 

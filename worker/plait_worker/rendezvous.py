@@ -80,6 +80,7 @@ def connect_gpus(parallel: Parallel, device: torch.device) -> None:
         ones = torch.ones(1, dtype=torch.int64, device=device)
         for connect in (parallel.all_reduce, parallel.all_max, parallel.all_gather, parallel.broadcast):
             connect(ones)
+        parallel.trade_columns_for_rows(ones[None])
         torch.cuda.synchronize(device)
     except (WorkerError, RuntimeError) as error:
         raise WorkerError(

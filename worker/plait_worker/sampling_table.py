@@ -64,7 +64,11 @@ class SamplingTable:
 
     def is_plain(self, slots_S: Ints) -> bool:
         """Whether the rows of these slots are greedy and want no log-probabilities."""
-        return not self.mode_N[slots_S].any() and all(self.num_logprobs[slot] is None for slot in slots_S.tolist())
+        return not self.mode_N[slots_S].any() and not self.wants_logprobs(slots_S)
+
+    def wants_logprobs(self, slots_S: Ints) -> bool:
+        """Whether a row of these slots wants log-probabilities."""
+        return any(self.num_logprobs[slot] is not None for slot in slots_S.tolist())
 
     def temperature(self, slots_S: Tensor) -> Tensor:
         """float32 ``[S]``."""

@@ -78,6 +78,9 @@ class LoneRank(Parallel):
     def all_gather(self, part: Tensor) -> Tensor:
         return torch.cat([part] * self.world, dim=-1)
 
+    def trade_columns_for_rows(self, part_SU: Tensor) -> Tensor:
+        return self.all_gather(part_SU)[: len(self.own_rows(len(part_SU)))]
+
     def all_max(self, values: Tensor) -> Tensor:
         return values
 

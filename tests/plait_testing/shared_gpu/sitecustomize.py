@@ -32,8 +32,9 @@ if "plait_worker" in sys.orig_argv:
     from plait_worker.parallel import Parallel
 
     open_gpu = device._open_gpu
-    device._open_gpu = lambda config, rank: open_gpu(config, 0)  # noqa: ARG005
-    device.check_num_gpus = lambda world, dp, num_gpus: None  # noqa: ARG005
-    Parallel.all_gather = through_the_host(Parallel.all_gather)  # type: ignore[method-assign, assignment]
+    device._open_gpu = lambda config, rank: open_gpu(config, 0)
+    device.check_num_gpus = lambda world, dp, num_gpus: None
+    for name in ("all_gather", "trade_columns_for_rows"):
+        setattr(Parallel, name, through_the_host(getattr(Parallel, name)))
     for name in ("all_reduce", "all_max", "broadcast"):
         setattr(Parallel, name, in_place(getattr(Parallel, name)))

@@ -88,6 +88,10 @@ class VocabHead:
         """``[S, V]``: the ranks' shards side by side, without what fills up the last rank's."""
         return self.parallel.all_gather(logits_SU)[:, : self.vocab_size]
 
+    def own_rows(self, logits_SU: Tensor) -> Tensor:
+        """``[C, V]``: the whole logits of the rows that this rank samples, filled up with zeros."""
+        return self.parallel.trade_columns_for_rows(logits_SU)[:, : self.vocab_size]
+
     def greedy(self, logits_SU: Tensor) -> Tensor:
         """The id of each row's largest logit, the lowest of equals, int64 ``[S]``; only 8 bytes a row change hands."""
         if self.parallel.world == 1:

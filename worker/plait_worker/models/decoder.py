@@ -93,6 +93,11 @@ class Decoder(Generic[PreparedT]):
         return self.head.whole(logits_SU)
 
     @torch.inference_mode()
+    def own_rows_of_logits(self, logits_SU: Tensor) -> Tensor:
+        """See ``VocabHead.own_rows``."""
+        return self.head.own_rows(logits_SU)
+
+    @torch.inference_mode()
     def greedy_ids(self, logits_SU: Tensor) -> Tensor:
         """See ``VocabHead.greedy``."""
         return self.head.greedy(logits_SU)

@@ -71,6 +71,10 @@ class Model(Protocol[PreparedT_contra]):
         """``[S, V]`` on every rank, from each one's shard."""
         ...
 
+    def own_rows_of_logits(self, logits_SU: Tensor) -> Tensor:
+        """``[C, V]`` of the rows that this rank samples, from each one's shard of all rows; zeros fill it up."""
+        ...
+
     def greedy_ids(self, logits_SU: Tensor) -> Tensor:
         """The id of each row's largest logit of all ranks, the lowest of equals: int64 ``[S]`` on every rank."""
         ...
