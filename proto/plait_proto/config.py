@@ -46,6 +46,17 @@ class PageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Share of the free memory for weights and pages; None takes the device's own rule."""
 
 
+class SharedExperts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine's part in a group of engines whose replicas share their experts."""
+
+    first_replica: int
+    """Of this engine, among those of the group."""
+    num_replicas: int
+    """Of all engines."""
+    directory: str
+    """Where the ranks of all engines meet; mode 0700, on one host."""
+
+
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ranks of an engine, numbered through its replicas."""
 
@@ -55,6 +66,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Replicas."""
     dp_attention: bool
     """The replicas share their experts."""
+    group: SharedExperts | None = None
+    """The engines whose replicas share them, if this is not the only one."""
 
     @property
     def num_ranks(self) -> int:

@@ -170,8 +170,8 @@ def test_a_graph_that_this_rank_lacks_ends_it_with_what_to_do() -> None:
 
 
 def test_a_graph_with_prompts_is_found_by_its_tokens_and_holds_the_step() -> None:
-    absorbed, planned, deep = (GraphSize(48, 3, 16, context) for context in (None, 0, 1024))
-    graphs = StepGraphs([Recorded(size) for size in (GraphSize(0, 0, 64), absorbed, planned, deep)])  # type: ignore[misc]
+    absorbed, planned, long = (GraphSize(48, 3, 16, context) for context in (None, 0, 1024))
+    graphs = StepGraphs([Recorded(size) for size in (GraphSize(0, 0, 64), absorbed, planned, long)])  # type: ignore[misc]
 
     def chosen(num_prefill: int, lengths: list[int], start: int = 0) -> GraphSize:
         num_rows = len(lengths)

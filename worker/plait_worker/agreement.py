@@ -32,9 +32,10 @@ def check_agreement(facts: Facts, parallel: Parallel) -> None:
     different = [name for name in names if len({each.get(name) for each in of_ranks}) > 1]
     if different:
         table = "; ".join(f"{name}: {_describe(name, of_ranks)}" for name in different)
+        ranks = f"{parallel.world} ranks {parallel.setting}"
         raise WorkerError(
             ExitCode.HARDWARE,
-            f"the {parallel.world} ranks of --tp differ in {len(different)} of {len(names)} things: {table}. They must "
+            f"the {ranks} differ in {len(different)} of {len(names)} things: {table}. They must "
             "be the same on all: serve on GPUs of one kind (CUDA_VISIBLE_DEVICES chooses them), with one installation",
         )
 

@@ -168,11 +168,18 @@ class Rank:
                 self.slots.advance(inputs)
                 self.totals.count(inputs)
                 graph = self._graph(plan.decision, inputs)
+                self._begin_exchange(plan.decision)
             if graph is not None:
                 return self._replay(graph, plan.step, begin, inputs)
             if plan.decision is not None and len(inputs.slots_R) == 0:
                 inputs = dummy_step(inputs, self.slots.dummy_slot)
             return self._run_eager(plan.step, begin, inputs)
+
+    def _begin_exchange(self, decision: Decision | None) -> None:
+        """Say what the replicas that share experts compute; without a decision all compute alike."""
+        if self.parallel.experts is not None:
+            tokens = None if decision is None else np.frombuffer(decision.num_tokens, dtype="<u4").tolist()
+            self.parallel.experts.begin_step(tokens)
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
         """The graph that replays the step; in a group the decision says of how many tokens, for all replicas."""
@@ -195,7 +202,8 @@ class Rank:
 
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
-        """Compute a step of empty slots without a graph; its samples are dropped."""
+        """Compute a step of empty slots without a graph, alike on all replicas; its samples are dropped."""
+        self._begin_exchange(None)
         self._run_eager(0, DeviceEvent(self.slots.device), inputs).result()
 
     def _run_eager(self, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:

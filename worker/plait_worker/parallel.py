@@ -5,8 +5,9 @@ A world of one runs the same code; its collectives return their input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,12 @@ from plait_worker.errors import WorkerError
 from plait_worker.model_config import ModelConfig
 from plait_worker.peers import Peers
 
+if TYPE_CHECKING:
+    from plait_worker.expert_parallel import ExpertParallel
+
 _MAX_LISTED_RANKS = 64
 # Its name before torch 2.13.
-_all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ class Parallel:
     group: dist.ProcessGroup | None = None
     """Required if the world has more than one rank."""
     peers: Peers = field(default_factory=Peers)
+    experts: ExpertParallel | None = None
+    """The group that shares its experts; None divides each expert among the ranks of the replica."""
+    setting: str = "of --tp"
+    """Which ranks these are, for messages."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -63,6 +71,11 @@ class Parallel:
             raise ValueError(f"rank {self.rank} of {self.world}: a rank lies between 0 and the world's size")
         if self.world > 1 and self.group is None:
             raise ValueError(f"{self.world} ranks need a process group")
+
+    @property
+    def everyone(self) -> Parallel:
+        """All ranks that must agree: the group's, if there is one."""
+        return self if self.experts is None else self.experts.ranks
 
     def shard(self, num_units: int) -> range:
         """The units (heads, rows, experts' columns) of this rank.
@@ -88,7 +101,7 @@ class Parallel:
     def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over the ranks, in place and returned."""
         if self.world > 1:
-            _collective(lambda: dist.all_reduce(partial, group=self.group))
+            collective(lambda: dist.all_reduce(partial, group=self.group))
         return partial
 
     def add_rms_norm(
@@ -112,7 +125,7 @@ class Parallel:
         if self.world == 1:
             return part
         parts = part.new_empty(self.world * part.shape[0], *part.shape[1:])
-        _collective(lambda: _all_gather_single(parts, part.contiguous(), group=self.group))
+        collective(lambda: all_gather_single(parts, part.contiguous(), group=self.group))
         return parts.view(self.world, *part.shape).movedim(0, -2).flatten(-2)
 
     def own_rows(self, num_rows: int) -> range:
@@ -127,19 +140,19 @@ class Parallel:
         size, width = -(-part_SU.shape[0] // self.world), part_SU.shape[1]
         sent = F.pad(part_SU, (0, 0, 0, size * self.world - part_SU.shape[0])).contiguous()
         received = torch.empty_like(sent)
-        _collective(lambda: dist.all_to_all_single(received, sent, group=self.group))
+        collective(lambda: dist.all_to_all_single(received, sent, group=self.group))
         return received.view(self.world, size, width).movedim(0, 1).flatten(1)
 
     def all_max(self, values: Tensor) -> Tensor:
         """The largest over the ranks, in place and returned."""
         if self.world > 1:
-            _collective(lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group))
+            collective(lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group))
         return values
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Rank 0's tensor on every rank, in place and returned; all tensors have the same shape."""
         if self.world > 1:
-            _collective(lambda: dist.broadcast(values, group=self.group, group_src=0))
+            collective(lambda: dist.broadcast(values, group=self.group, group_src=0))
         return values
 
     def wait_for_all(self) -> None:
@@ -169,40 +182,42 @@ def num_kv_copies(num_heads: int, num_kv_heads: int, world: int) -> int:
     return world // num_kv_heads if is_shared else 1
 
 
-def _collective(collective: Callable[[], object]) -> None:
+def collective(call: Callable[[], object]) -> None:
     """Run a collective; raises ``WorkerError`` of code RANK_LOST if another rank is gone."""
     try:
-        collective()
+        call()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise WorkerError(ExitCode.RANK_LOST, f"another rank cannot be reached any more: {reason}") from error
 
 
-def check_divisible(config: ModelConfig, world: int) -> None:
+def check_divisible(config: ModelConfig, world: int, whole_experts: bool = False) -> None:
     """Raise ``ValueError`` that names the dimension which ``world`` ranks cannot divide, and the numbers that work."""
+    sizes = _sizes_to_divide(config, whole_experts)
     if config.num_heads < world:
-        raise ValueError(
-            f"--tp {world} is more than the model's {config.num_heads} attention heads; {_list_working_tp(config)}"
-        )
-    for name, size in _sizes_to_divide(config).items():
+        working = _list_working_tp(config, sizes)
+        raise ValueError(f"--tp {world} is more than the model's {config.num_heads} attention heads; {working}")
+    for name, size in sizes.items():
         if size % world:
-            raise ValueError(f"--tp {world} does not divide the model's {name}, {size}; {_list_working_tp(config)}")
+            raise ValueError(
+                f"--tp {world} does not divide the model's {name}, {size}; {_list_working_tp(config, sizes)}"
+            )
 
 
-def _sizes_to_divide(config: ModelConfig) -> dict[str, int]:
+def _sizes_to_divide(config: ModelConfig, whole_experts: bool) -> dict[str, int]:
     """Sizes that the ranks must divide evenly; MHA and GQA heads are padded instead."""
     moe, sizes = config.moe, {}
     if config.mla is not None:
         sizes["attention heads (num_attention_heads)"] = config.num_heads
     if moe is None or moe.dense_layers:
         sizes["MLP width (intermediate_size)"] = config.intermediate_size
-    if moe is not None:
-        # Shared experts have this width or a multiple of it.
+    if moe is not None and (moe.shared_size or not whole_experts):
+        # Shared experts have this width or a multiple of it, and are always divided.
         sizes["experts' width (moe_intermediate_size)"] = moe.intermediate_size
     return sizes
 
 
-def _list_working_tp(config: ModelConfig) -> str:
-    sizes, most = _sizes_to_divide(config).values(), min(config.num_heads, _MAX_LISTED_RANKS)
-    working = [str(world) for world in range(1, most + 1) if all(size % world == 0 for size in sizes)]
+def _list_working_tp(config: ModelConfig, sizes: Mapping[str, int]) -> str:
+    most = min(config.num_heads, _MAX_LISTED_RANKS)
+    working = [str(world) for world in range(1, most + 1) if all(size % world == 0 for size in sizes.values())]
     return f"these values of --tp work: {', '.join(working)}"

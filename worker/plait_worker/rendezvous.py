@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, unsupported_reason
 from plait_kernels.nvrtc import CudaError
-from plait_proto import ExitCode, WorkerConfig
+from plait_proto import ExitCode, ParallelConfig, WorkerConfig
 
 from plait_worker.errors import WorkerError, first_line
+from plait_worker.expert_parallel import ExpertParallel, exchange_for
+from plait_worker.meeting import open_store
 from plait_worker.parallel import Parallel
 
 _log = logging.getLogger(__name__)
@@ -52,21 +54,46 @@ def check_rank(config: WorkerConfig, rank: int) -> None:
 def init_parallel(config: WorkerConfig, rank: int, device: torch.device) -> Parallel:
     """Join the other ranks of the replica: over TCP on loopback, with addresses in a FileStore in the run directory.
 
-    Raises ``WorkerError`` of code RANK_LOST if another is missing.
+    Ranks of replicas that share their experts join all others of the group. Raises ``WorkerError`` of code RANK_LOST if
+    another is missing.
     """
     world = config.parallel.world
+    replica, place = divmod(rank, world)
+    if config.parallel.dp_attention:
+        return _init_group(config.parallel, Path(config.run_dir), rank, device)
     if world == 1:
         return Parallel()
-    replica, rank = divmod(rank, world)
-    store = dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), world)
+    _meet(dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), world), place, world, device)
+    parallel = Parallel(place, world, dist.group.WORLD)
+    parallel.wait_for_all()
+    return parallel
+
+
+def _init_group(config: ParallelConfig, run_dir: Path, rank: int, device: torch.device) -> Parallel:
+    """A rank of replicas that share their experts."""
+    group, tp = config.group, config.world
+    num_replicas = config.dp if group is None else group.num_replicas
+    rank, world = rank + (0 if group is None else group.first_replica * tp), num_replicas * tp
+    replica, place = divmod(rank, tp)
+    if world > 1:
+        _meet(open_store(None if group is None else Path(group.directory), run_dir, rank, world), rank, world, device)
+    everyone = Parallel(rank, world, dist.group.WORLD if world > 1 else None, setting="of --dp-attention")
+    experts = ExpertParallel(everyone, replica, num_replicas, exchange_for(device.type, everyone))
+    everyone.wait_for_all()
+    if tp == 1:
+        return Parallel(experts=experts)
+    # Every rank takes part in making every replica's group.
+    within = [dist.new_group(list(range(first, first + tp))) for first in range(0, world, tp)]
+    return Parallel(place, tp, within[replica], experts=experts)
+
+
+def _meet(store: dist.Store, rank: int, world: int, device: torch.device) -> None:
+    """Make the process group of ``dist.group.WORLD``."""
     backends = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         dist.init_process_group(backends, store=store, rank=rank, world_size=world)
     except RuntimeError as error:
         raise WorkerError(ExitCode.RANK_LOST, f"the {world} ranks did not meet: {error}") from error
-    parallel = Parallel(rank, world, dist.group.WORLD)
-    parallel.wait_for_all()
-    return parallel
 
 
 def connect_gpus(parallel: Parallel, device: torch.device) -> None:

@@ -93,8 +93,8 @@ def join_ranks(config: WorkerConfig, rank: int) -> Member:
     device, device_name = open_device(config, rank)
     with _log_duration("ranks"):
         parallel = init_parallel(config, rank, device)
-        check_agreement(device_facts(device), parallel)
-        connect_gpus(parallel, device)
+        check_agreement(device_facts(device), parallel.everyone)
+        connect_gpus(parallel.everyone, device)
     return Member(rank, device, device_name, parallel)
 
 
@@ -110,14 +110,14 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
     with _log_duration("attention"):
-        attention = choose_attention(config.attention.attention_backend, requirements, parallel)
+        attention = choose_attention(config.attention.attention_backend, requirements, parallel.everyone)
     if device.type == "cpu":
         limit_torch_threads(model, attention)
-    check_agreement(_step_facts(model, attention), parallel)
+    check_agreement(_step_facts(config, model, attention), parallel.everyone)
     return Loaded(config, member, model, attention)
 
 
-def _step_facts(model: Model[Any], attention: ModelAttention) -> dict[str, str]:
+def _step_facts(config: WorkerConfig, model: Model[Any], attention: ModelAttention) -> dict[str, str]:
     """What decides which steps a rank captures and which kernels they call."""
     prompts = attention.captured_prefill
     return {
@@ -125,6 +125,10 @@ def _step_facts(model: Model[Any], attention: ModelAttention) -> dict[str, str]:
         "captured steps": "none" if not attention.is_capturable else "decode" if prompts is None else "all",
         "cached tokens of captured prompts": "" if prompts is None else ", ".join(map(str, prompts.contexts)),
         "dtype": _dtype_in_words(model),
+        "--tp": str(config.parallel.world),
+        "--max-batch-tokens": str(config.max_batch_tokens),
+        "--max-seqs": str(config.max_seqs),
+        "--cuda-graphs": str(config.device.cuda_graphs),
     }
 
 
@@ -171,7 +175,7 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
     """The model. Every rank checks its files and measures free memory before any rank loads."""
     path, free_bytes = Path(config.model), _free_bytes(device)
     try:
-        check_same_files(path, parallel)
+        check_same_files(path, parallel.everyone)
         load_weights = dummy_model if config.load_format == "dummy" else load_model
         model = load_weights(path, config.dtype, device, parallel, free_bytes, _fp8(config), config.max_model_len)
     except ModelFilesError as error:
@@ -186,7 +190,7 @@ def _load_model(config: WorkerConfig, device: torch.device, parallel: Parallel) 
             f"the weights do not fit into memory, of which {free_bytes / 2**30:.2f} GiB were free: "
             f"{first_line(error)}; serve a smaller model, or a smaller --dtype",
         ) from error
-    parallel.wait_for_all()
+    parallel.everyone.wait_for_all()
     return model
 
 
@@ -257,6 +261,9 @@ def _gathered_itemsize(loaded: Loaded) -> int | None:
 def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
     model, attention, settings = loaded.model, loaded.attention, loaded.config.device
     if loaded.member.device.type == "cpu" or not settings.cuda_graphs:
+        return StepGraphs()
+    if loaded.member.parallel.experts is not None:
+        _log.warning("--dp-attention exchanges rows whose number the host knows: no CUDA graphs")
         return StepGraphs()
     if not attention.is_capturable:
         _log.warning("%s attention plans each step on the host: no CUDA graphs", attention.name)

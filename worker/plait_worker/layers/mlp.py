@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from plait_kernels.activation import silu_mul
 from torch import Tensor
 
+from plait_worker.expert_parallel import GroupExperts
 from plait_worker.layers.linear import ColumnLinear, Projection, RowLinear
 from plait_worker.layers.norm import BlockNorm
 from plait_worker.layers.router import Chosen, read_router
@@ -54,7 +55,8 @@ class MoeNames:
 class SparseMlp:
     """A router chooses K of E gated MLPs for each token; a shared MLP may serve all tokens. A rank has a shard of each.
 
-    On a GPU the shared MLP is cut into experts that every token is routed to, which saves kernel launches.
+    On a GPU the shared MLP is cut into experts that every token is routed to, which saves kernel launches. In a group
+    that shares its experts a rank has whole ones, and the shared MLP is a dense part of each replica.
     """
 
     def __init__(
@@ -66,10 +68,14 @@ class SparseMlp:
         names: MoeNames = MoeNames(),
     ) -> None:
         """Read the router ``gate``, ``experts.N`` and, if the model has them, ``shared_experts``."""
-        num_shared = moe.shared_size // moe.intermediate_size if weights.device.type == "cuda" and moe.groups else 0
+        group = parallel.experts
+        cuts_shared = weights.device.type == "cuda" and moe.groups is not None and group is None
+        num_shared = moe.shared_size // moe.intermediate_size if cuts_shared else 0
         self.router = read_router(moe, config.hidden_size, weights, names.bias, num_shared)
-        shard, wide = parallel.shard(moe.intermediate_size), (moe.intermediate_size, config.hidden_size)
-        routed = (_shards(f"experts.{expert}.", names, wide, shard) for expert in range(moe.num_experts))
+        wide = (moe.intermediate_size, config.hidden_size)
+        shard = parallel.shard(moe.intermediate_size) if group is None else range(moe.intermediate_size)
+        held = range(moe.num_experts) if group is None else group.own_experts(moe.num_experts)
+        routed = (_shards(f"experts.{expert}.", names, wide, shard) for expert in held)
         self.shared: GatedMlp | None = None
         shared: list[ExpertShards] = []
         if num_shared:
@@ -77,7 +83,8 @@ class SparseMlp:
         elif moe.shared_size:
             self.shared = GatedMlp(config, weights.with_prefix("shared_experts"), parallel, moe.shared_size)
         # Not listed before they are read: counting random weights stops at the first that cannot fit.
-        self.experts = read_experts(weights, itertools.chain(routed, shared))
+        experts = read_experts(weights, itertools.chain(routed, shared))
+        self.experts = experts if group is None else GroupExperts(experts, held, group)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``, this rank's partial sum."""

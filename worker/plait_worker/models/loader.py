@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from plait_kernels.kv_cache import PageScales
 from plait_worker.attention.model_specs import attention_specs
 from plait_worker.capacity import check_fits
 from plait_worker.errors import ModelFilesError
+from plait_worker.expert_parallel import check_shares_experts
 from plait_worker.model_config import ModelConfig
 from plait_worker.models.model import Model
 from plait_worker.models.registry import read_config, read_gguf_config, spec_of
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _DERIVED = "rotary_emb.inv_freq"
 """Ending of tensors in old files that the configuration implies."""
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _COUNTED_BYTES = 1 << 45
 """Counting of random weights stops here: no model is larger, whatever its configuration asks for."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,18 +95,19 @@ def load_model(
     """
     checkpoint = open_checkpoint(path)
     config, files = checkpoint.config.without_unused_window(max_model_len), checkpoint.source
-    check_divisible(config, parallel.world)
+    _check_layout(config, parallel)
     chosen = choose_dtype(dtype, device)
     source = in_neox_rope_order(files, config)
     stays_quantised = dtype == "auto" and _has_quantised_gemm(chosen, device)
     formats = [each for each in checkpoint.formats if stays_quantised or not each.is_quantised]
     weights = Weights(source, chosen, device, formats=formats, held=_make_weight_memory(parallel, device, free_bytes))
     unused = unused_tensors(files.names, config)
-    least_bytes = weights.least_bytes(unused)
+    elsewhere = other_ranks_experts(files.names, config, parallel)
+    least_bytes = weights.least_bytes(unused | elsewhere)
     weights.held.expect(least_bytes, _transient_bytes(least_bytes, device))
-    with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused, device, parallel):
+    with torch.inference_mode(), _prefetch(files, frozenset(files.names) - unused - elsewhere, device, parallel):
         model = read_model(config, weights, parallel, fp8)
-    weights.check_leftovers(unused)
+    weights.check_leftovers(unused | elsewhere)
     if unused:
         _log.info("weights: %d of %d tensors are not needed and not loaded", len(unused), len(files.names))
     return model
@@ -132,7 +136,7 @@ def dummy_model(
     Raises as ``load_model`` does; if memory is too small, before any weight is made.
     """
     config = open_config(path).without_unused_window(max_model_len)
-    check_divisible(config, parallel.world)
+    _check_layout(config, parallel)
     weights = DummyWeights(choose_dtype(dtype, device), device, _make_weight_memory(parallel, device, free_bytes))
     with torch.inference_mode():
         if free_bytes is not None:
@@ -163,7 +167,7 @@ def _transient_bytes(least_bytes: Mapping[str, int], device: torch.device) -> in
 
 def _num_sharing(parallel: Parallel, device: torch.device) -> int:
     """Ranks whose weights lie in the same memory: each GPU has its own."""
-    return parallel.world if device.type == "cpu" else 1
+    return parallel.everyone.world if device.type == "cpu" else 1
 
 
 def _make_weight_memory(parallel: Parallel, device: torch.device, free_bytes: int | None) -> WeightMemory:
@@ -199,6 +203,22 @@ def unused_tensors(names: Collection[str], config: ModelConfig) -> frozenset[str
     prefixes = tuple(f"model.layers.{layer}." for layer in mtp_layers)
     endings = (_DERIVED, "lm_head.weight") if config.tie_embeddings else (_DERIVED,)
     return frozenset(name for name in names if name.startswith(prefixes) or name.endswith(endings))
+
+
+def other_ranks_experts(names: Collection[str], config: ModelConfig, parallel: Parallel) -> frozenset[str]:
+    """Tensors of the experts that other ranks of the group hold."""
+    if parallel.experts is None or config.moe is None:
+        return frozenset()
+    held = parallel.experts.own_experts(config.moe.num_experts)
+    numbered = ((name, _EXPERT.search(name)) for name in names)
+    return frozenset(name for name, found in numbered if found is not None and int(found[1]) not in held)
+
+
+def _check_layout(config: ModelConfig, parallel: Parallel) -> None:
+    """Raise ``ValueError`` if the ranks cannot divide the model."""
+    if parallel.experts is not None:
+        check_shares_experts(config, parallel.experts.ranks.world)
+    check_divisible(config, parallel.world, whole_experts=parallel.experts is not None)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

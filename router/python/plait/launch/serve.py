@@ -66,7 +66,7 @@ def serve(
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")
         engine = stack.enter_context(_engine(local, settings, run_dir, group, secrets.hash_key))
         description = read_description(engine)
-        config = _write_config(engine, local, settings, description, run_dir)
+        config = _write_config(engine, local, settings, description, run_dir, group)
         _allow_connections()
         service = _Service(engine, description, settings, keys, listener, secrets.salt_key)
         return uvloop.run(service.run(config))
@@ -93,10 +93,15 @@ def _engine(
 
 
 def _write_config(
-    engine: Engine, local: LocalModel, settings: ServeSettings, description: Description, run_dir: Path
+    engine: Engine,
+    local: LocalModel,
+    settings: ServeSettings,
+    description: Description,
+    run_dir: Path,
+    group: GroupMembership | None,
 ) -> Path:
     """Write the worker's configuration file and give the engine its fingerprint."""
-    raw = encode_config(worker_config(settings, local.path, run_dir, description.max_model_len))
+    raw = encode_config(worker_config(settings, local.path, run_dir, description.max_model_len, group))
     engine.set_config_fingerprint(config_fingerprint(raw))
     path = run_dir / "worker.json"
     path.write_bytes(raw)

@@ -6,14 +6,24 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from plait_proto import AttentionConfig, DeviceConfig, KvCacheConfig, PageConfig, ParallelConfig, WorkerConfig
+from plait_proto import (
+    AttentionConfig,
+    DeviceConfig,
+    KvCacheConfig,
+    PageConfig,
+    ParallelConfig,
+    SharedExperts,
+    WorkerConfig,
+)
 
-from plait.settings import DRAFT_TOKENS, ServeSettings
+from plait.settings import DRAFT_TOKENS, GroupMembership, ServeSettings
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
-def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model_len: int) -> WorkerConfig:
+def worker_config(
+    settings: ServeSettings, model: Path, run_dir: Path, max_model_len: int, group: GroupMembership | None = None
+) -> WorkerConfig:
     """What every rank is given. `max_model_len` is the model's context, or what the user limits it to.
 
     The batch sizes are filled in.
@@ -25,7 +35,10 @@ def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model
         model=str(model),
         run_dir=str(run_dir),
         parallel=ParallelConfig(
-            world=settings.process.tp, dp=settings.process.dp, dp_attention=settings.process.dp_attention
+            world=settings.process.tp,
+            dp=settings.process.dp,
+            dp_attention=settings.process.dp_attention,
+            group=_shared_experts(settings, group),
         ),
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,
@@ -39,6 +52,18 @@ def worker_config(settings: ServeSettings, model: Path, run_dir: Path, max_model
         draft_tokens=DRAFT_TOKENS,
         threads=settings.process.threads,
         log_level=settings.process.log_level,
+    )
+
+
+def _shared_experts(settings: ServeSettings, group: GroupMembership | None) -> SharedExperts | None:
+    """This engine's part in a group of engines whose replicas share experts; None if there is no other engine."""
+    if group is None or group.num_engines == 1 or not settings.process.dp_attention:
+        return None
+    num_own = settings.process.dp
+    return SharedExperts(
+        first_replica=group.engine * num_own,
+        num_replicas=group.num_engines * num_own,
+        directory=str(Path(group.endpoint.removeprefix("ipc://")).parent),
     )
 
 
