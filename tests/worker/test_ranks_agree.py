@@ -70,7 +70,7 @@ def test_more_ranks_than_gpus_are_refused_with_what_works() -> None:
 
 def test_more_replicas_than_gpus_are_refused_with_what_works() -> None:
     with pytest.raises(
-        WorkerError, match=r"--dp 4 with --tp 2 needs 8 GPUs.* 4 are visible; set them so that their product is 4"
+        WorkerError, match=r"--dp 4 with --tp 2 needs 8 GPUs.* 4 are visible; set them so that --dp times --tp is 4"
     ):
         check_num_gpus(2, 4, 4)
 
