@@ -64,7 +64,7 @@ def check_num_gpus(world: int, dp: int, num_gpus: int) -> None:
     """Raise ``WorkerError`` of code HARDWARE unless there is a GPU for every rank of ``dp`` replicas."""
     if world * dp > num_gpus:
         given = f"--tp {world}" if dp == 1 else f"--dp {dp} with --tp {world}"
-        limit = f"--tp to {num_gpus} at most" if dp == 1 else f"them so that their product is {num_gpus} at most"
+        limit = f"--tp to {num_gpus} at most" if dp == 1 else f"them so that --dp times --tp is {num_gpus} at most"
         raise WorkerError(
             ExitCode.HARDWARE,
             f"{given} needs {world * dp} GPUs, one a rank, and {num_gpus} {'is' if num_gpus == 1 else 'are'} visible; "

@@ -223,13 +223,13 @@ def _unpack(rows_GB: Tensor, like_TD: Tensor, top_k: int) -> tuple[Tensor, Tenso
 def check_shares_experts(config: ModelConfig, num_ranks: int) -> None:
     """Raise ``ValueError`` with what to do if replicas of the model cannot share its experts."""
     if config.mla is None or config.moe is None:
-        lacks = " and ".join(
-            lacking
-            for lacking, part in (("multi-head latent attention (MLA)", config.mla), ("experts", config.moe))
+        missing = " and ".join(
+            name
+            for name, part in (("multi-head latent attention (MLA)", config.mla), ("experts", config.moe))
             if part is None
         )
         raise ValueError(
-            f"--dp-attention: {config.architecture} has no {lacks}; leave it out and serve free replicas with --dp, "
+            f"--dp-attention: {config.architecture} has no {missing}; leave it out and serve free replicas with --dp, "
             "or divide each layer with --tp"
         )
     if num_ranks > config.moe.num_experts:
