@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from plait_testing.running_server import Server, StartServer
+from plait_testing.running_server import Server, StartServer, spawn_server
 
 BUSY = {"messages": [{"role": "user", "content": "count 1 40"}], "stream": True, "max_tokens": 4000, "ignore_eos": True}
 
@@ -137,6 +137,46 @@ def test_a_killed_worker_ends_the_streams_with_an_error_and_the_server_with_5(
     assert "a worker was lost" in error["message"]
     assert "worker 0 was killed by SIGKILL" in running.last_line
     assert "exit code 5" in running.last_line
+
+
+def test_a_stopped_worker_turns_health_red_until_it_goes_on(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-gqa")
+    streaming = Streaming(running)
+    while len(streaming.events) < 20:
+        time.sleep(0.01)
+    (worker,) = running.workers()
+    worker.suspend()
+    # A step has ten seconds; one unlike those measured would have a minute and more.
+    wait_until_health(running, 503, seconds=40)
+    assert "is overdue" in httpx.get(running.url + "/health", timeout=60).text
+    worker.resume()
+    wait_until_health(running, 200, seconds=60)
+    assert running.stop(signal.SIGINT) == 0
+    streaming.join()
+    assert streaming.events[-1] == "[DONE]"
+
+
+def wait_until_health(server: Server, status: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while httpx.get(server.url + "/health", timeout=60).status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(tmp_path: Path, check_models: Path) -> None:
+    words = ("-m", "plait.cli", "serve", str(check_models / "recall-gqa"), "--port", "0")
+    running = spawn_server(tmp_path / "log", *words, "--load-timeout-seconds", "3")
+    try:
+        while not (workers := running.workers()):
+            assert running.process.poll() is None
+            time.sleep(0.01)
+        workers[0].suspend()
+        assert running.wait() == 5
+    finally:
+        running.kill()
+    assert "rank 0 has not loaded the model 3 s after the start" in running.last_line
+    assert "raise --load-timeout-seconds" in running.last_line
+    assert orphans([workers[0].pid]) == []
 
 
 def test_a_killed_server_leaves_no_worker_behind(server: StartServer, check_models: Path) -> None:

@@ -5,6 +5,7 @@ use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::scheduler::Scheduler;
 use crate::settings::{Limits, Settings};
 use crate::state::{Job, Phase};
+use crate::step_sizes::SIZE;
 use crate::step_times::StepTimes;
 use crate::step_work::{StepWork, WorkKind};
 
@@ -16,6 +17,12 @@ const DECAY: f64 = 0.99;
 
 /// Share of the target that steps may be planned to take, however far they exceed what is expected.
 const LEAST_USABLE: f64 = 0.5;
+/// Sizes of a step that are looked at above the one that fits by the linear fit; below it, half of them.
+const NUM_SIZES_ABOVE: u64 = 4;
+/// Steps of fewer sizes are left as they are: a size is too coarse for them.
+const LEAST_SIZES: u64 = 8;
+/// Share of the target that a grant takes.
+const GRANT: f64 = 0.25;
 
 /// Keeps the time of decoding steps within a target, by what earlier steps took.
 #[derive(Clone, Debug)]
@@ -51,6 +58,12 @@ impl Pacing {
         self.target.as_ref().map_or(u32::MAX, |target| {
             target.prefill_budget(&self.times, plan, start)
         })
+    }
+
+    /// Tokens from `start` on that the target grants a prefill that had none for too long.
+    pub(crate) fn grant(&self, start: u32) -> u32 {
+        let target = self.target.as_ref();
+        target.map_or(0, |target| target.grant(&self.times, start))
     }
 
     /// A plan is in flight.
@@ -102,19 +115,32 @@ impl ItlTarget {
             return u32::MAX;
         }
         let left = self.usable(times) - times.cost.estimate_as(work, WorkKind::Mixed);
-        let in_time = times.cost.num_tokens_within(left, start);
+        let on_fit = times.cost.num_tokens_within(left, start);
+        let in_time = self.of_best_size(times, work, start, on_fit);
         let budget = in_time.min(self.num_tried(work));
         if self.is_starved(plan.step, work) {
-            budget.max(self.least)
+            budget.max(self.page_or_grant(times, start))
         } else {
             budget
         }
     }
 
-    /// The shortest chunk that time may cut of the first prefill in order: what grants would give it.
-    pub(crate) fn shortest_chunk(&self) -> u32 {
+    /// Tokens from `start` on that a prefill gets once time has left it none for too long.
+    fn grant(&self, times: &StepTimes, start: u32) -> u32 {
+        let in_time = times.cost.num_tokens_within(self.micros * GRANT, start);
+        in_time.min(self.num_tried(&StepWork::default()))
+    }
+
+    fn page_or_grant(&self, times: &StepTimes, start: u32) -> u32 {
+        self.grant(times, start).max(self.least)
+    }
+
+    /// The shortest chunk from `start` on that time may cut of the first prefill in order: what grants would
+    /// give it.
+    pub(crate) fn shortest_chunk(&self, times: &StepTimes, start: u32) -> u32 {
         let num_steps = self.prefill_starvation_steps.saturating_add(1);
-        self.least.div_ceil(num_steps).min(MIN_CHUNK)
+        let granted = self.page_or_grant(times, start);
+        granted.div_ceil(num_steps).min(MIN_CHUNK)
     }
 
     /// Whether decoding alone takes longer than the target.
@@ -155,6 +181,28 @@ impl ItlTarget {
             let left = self.usable(times) - micros;
             times.cost.num_tokens_within(left, 0) >= self.least
         })
+    }
+
+    /// Tokens that fill `work` up to the largest size of a step that is in time, near the `on_fit` tokens that are
+    /// by the linear fit.
+    fn of_best_size(&self, times: &StepTimes, work: &StepWork, start: u32, on_fit: u32) -> u32 {
+        let (before, size) = (work.num_prefill_tokens, u64::from(SIZE));
+        let most = (before + u64::from(on_fit)) / size;
+        if most < LEAST_SIZES {
+            return on_fit;
+        }
+        let usable = self.usable(times);
+        let is_in_time = |length: &u32| {
+            let mut with = *work;
+            with.add_prefill(start, *length);
+            times.cost.estimate(&with) <= usable
+        };
+        let length = |num: u64| u32::try_from((num * size).checked_sub(before)?).ok();
+        let sizes = (most / 2..=most + NUM_SIZES_ABOVE).rev();
+        sizes
+            .filter_map(length)
+            .find(is_in_time)
+            .unwrap_or(on_fit / 2)
     }
 
     /// Microseconds that a step may be expected to take, so that 99 of 100 take no more than the target.

@@ -43,6 +43,7 @@ mod state;
 mod stats;
 mod step_cost;
 mod step_errors;
+mod step_sizes;
 mod step_times;
 mod step_work;
 mod submit;

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use crate::event::{Event, FinishReason, Output, UnexpectedResult};
 use crate::ids::{Micros, RequestId, SlotId, StepId};
 use crate::in_flight::InFlight;
-use crate::itl_target::{ItlTarget, Pacing};
+use crate::itl_target::Pacing;
 use crate::kv_cache::KvCache;
 use crate::kv_event::KvEvent;
 use crate::outlook::Outlook;
@@ -206,7 +206,7 @@ impl Scheduler {
     }
 
     /// Rule 1, the starvation grant: a prefill without a row for too long goes first, with one page at
-    /// most.
+    /// most, or a part of the ITL target.
     fn schedule_starved_prefill(&mut self, builder: &mut PlanBuilder) {
         let Some(slot) = self.running.first_prefill() else {
             return;
@@ -217,14 +217,13 @@ impl Scheduler {
         {
             return;
         }
-        let most = self
-            .settings
-            .pages
-            .page_size
+        let (start, left) = (running.num_planned, running.num_to_prefill());
+        let in_time = self.pacing.grant(start);
+        let most = in_time
+            .max(self.settings.pages.page_size)
             .min(self.limits.long_prefill_token_threshold)
             .min(self.limits.max_batch_tokens);
-        let length = running.num_to_prefill().min(most);
-        let start = running.num_planned;
+        let length = left.min(most);
         if self.prefill_row(slot, &Chunk { start, length }, builder) {
             self.counts.num_starvation_grants += 1;
         }
@@ -280,8 +279,10 @@ impl Scheduler {
     /// How short time may cut the next chunk of a running prefill.
     pub(crate) fn shortest_chunk(&self, slot: SlotId) -> u32 {
         let is_first = self.running.first_prefill() == Some(slot);
-        let target = self.pacing.target.as_ref().filter(|_| is_first);
-        target.map_or(MIN_CHUNK, ItlTarget::shortest_chunk)
+        let start = self.running.at(slot).num_planned;
+        let Pacing { times, target } = &self.pacing;
+        let target = target.as_ref().filter(|_| is_first);
+        target.map_or(MIN_CHUNK, |target| target.shortest_chunk(times, start))
     }
 
     /// Tokens of the `remaining` ones from `start` on that a chunk may take now; None if the chunk

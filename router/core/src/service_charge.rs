@@ -66,9 +66,8 @@ impl Scheduler {
         cost.of_work(work)
     }
 
-    /// The step-time model, once it has seen both prefill and decode rows; None without an ITL target.
+    /// The step-time model, once it has seen both prefill and decode rows.
     fn fitted_cost(&self) -> Option<&StepCost> {
-        self.pacing.target.as_ref()?;
         let cost = &self.pacing.times.cost;
         cost.has_seen_all_rows().then_some(cost)
     }

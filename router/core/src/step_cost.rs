@@ -2,6 +2,7 @@
 
 use crate::ids::Micros;
 use crate::least_squares::{LeastSquares, NUM_TERMS, Terms};
+use crate::step_sizes::StepSizes;
 use crate::step_work::{StepWork, WorkKind};
 
 /// Weight of a step against the one after it. After 500 steps a third is left; levels follow faster.
@@ -33,6 +34,7 @@ pub struct StepCost {
     num_steps: f64,
     /// By [`WorkKind`].
     kinds: [RecentSteps; 3],
+    sizes: StepSizes,
 }
 
 impl StepCost {
@@ -42,6 +44,7 @@ impl StepCost {
             fit: LeastSquares::new([0.0, prefill_token_micros, 0.0, 0.0, 0.0]),
             num_steps: 0.0,
             kinds: Default::default(),
+            sizes: StepSizes::default(),
         }
     }
 
@@ -63,6 +66,11 @@ impl StepCost {
 
     /// Expected microseconds of `work` if more joins it that makes it a step of `kind`.
     pub(crate) fn estimate_as(&self, work: &StepWork, kind: WorkKind) -> f64 {
+        self.on_fit(work, kind) * self.sizes.ratio(work)
+    }
+
+    /// The same if its size did not matter.
+    fn on_fit(&self, work: &StepWork, kind: WorkKind) -> f64 {
         self.fit.value(&work.terms()) * self.kinds[kind as usize].level
     }
 
@@ -121,6 +129,10 @@ impl StepCost {
         } else {
             micros
         };
+        if has_seen {
+            let on_fit = self.on_fit(work, kind).max(f64::MIN_POSITIVE);
+            self.sizes.observe(work, micros / on_fit);
+        }
         let has_changed = self.kinds[kind as usize].push(terms, micros, expected);
         if has_changed {
             self.start_again();
@@ -158,6 +170,7 @@ impl StepCost {
     /// Fits to the recent steps alone. Those of the changed kind from before the change are gone.
     fn start_again(&mut self) {
         self.fit.clear();
+        self.sizes = StepSizes::default();
         self.num_steps = 0.0;
         for (terms, micros) in self.kinds.iter().flat_map(RecentSteps::iter) {
             self.fit.add(terms, *micros, *micros, 1.0);

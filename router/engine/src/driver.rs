@@ -68,6 +68,7 @@ impl Driver {
         } = &self.replica;
         let num_ranks = settings.num_ranks;
         let event_loop = EventLoop {
+            loads_since: self.shared.clock.now(),
             last_heard: vec![Micros(0); num_ranks as usize],
             lost: None,
             checked_at: Micros(0),
@@ -91,7 +92,6 @@ enum Stage {
     WarmingUp {
         warm_up: WarmUp,
         serving: Box<Serving>,
-        deadline: Micros,
     },
     /// Requests are served.
     Serving(Box<Serving>),
@@ -119,6 +119,8 @@ struct EventLoop {
     stage: Stage,
     num_ranks: u32,
     timeouts: Timeouts,
+    /// When the ranks began to load.
+    loads_since: Micros,
     /// When each rank sent its last message.
     last_heard: Vec<Micros>,
     lost: Option<LostRank>,

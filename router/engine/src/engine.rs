@@ -99,6 +99,10 @@ impl Engine {
         let mut settings = EngineSettings::parse(settings)?;
         settings.hash_key.get_or_insert_with(HashKey::draw);
         logging::start(settings.log_level);
+        let timeouts = Timeouts {
+            load: settings.load_timeout(),
+            ..timeouts
+        };
         let model = Arc::new(ModelText::load(
             &settings.model,
             settings.served_model_name.as_deref(),

@@ -121,6 +121,11 @@ impl Handshake {
         ))
     }
 
+    /// The first rank that is not in.
+    pub fn first_missing(&self) -> Option<usize> {
+        self.hellos.iter().position(Option::is_none)
+    }
+
     /// All Hellos by rank, once none is missing.
     pub fn complete(&self) -> Option<Vec<Hello>> {
         self.hellos.iter().cloned().collect()
@@ -218,6 +223,11 @@ impl WarmUp {
         self.answered[rank as usize] = true;
     }
 
+    /// The first rank that has not answered.
+    pub fn first_missing(&self) -> Option<usize> {
+        self.answered.iter().position(|answered| !answered)
+    }
+
     /// Whether all ranks have answered.
     pub fn is_complete(&self) -> bool {
         self.answered.iter().all(|answered| *answered)
@@ -252,6 +262,7 @@ mod tests {
         let mut handshake = Handshake::new(2, None);
         handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
         assert_eq!(handshake.complete(), None);
+        assert_eq!(handshake.first_missing(), Some(0));
         handshake.add(0, hello(0), Some(&CONFIG)).unwrap();
         assert_eq!(num_pages(&handshake.complete().unwrap()), 9);
     }

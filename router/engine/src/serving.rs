@@ -368,8 +368,8 @@ impl Serving {
     fn warn_of_missed_target(&mut self, num_missed: u64) {
         if num_missed > 0 && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "steps that only decode take longer than --itl-target-ms, which leaves prompts one page after each {} \
-                 steps: raise the target, or lower --max-seqs",
+                "steps that only decode take longer than --itl-target-ms, which leaves prompts a quarter of it after each \
+                 {} steps: raise the target, or lower --max-seqs",
                 self.config.settings.scheduler.prefill_starvation_steps
             );
         }

@@ -1,6 +1,7 @@
 //! What the command line hands to the engine, once, at start-up.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use plait_core::{GraphSize, HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
@@ -13,6 +14,7 @@ use crate::kv_events::KvEventsSettings;
 use crate::request_seeds::hash_seed;
 
 /// The JSON of `plait.settings.EngineSettings`; defaults live there, beside their docstrings.
+// budget: one JSON object with everything that the engine is told
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineSettings {
@@ -38,6 +40,8 @@ pub struct EngineSettings {
     pub seed: Option<u64>,
     /// File for the step trace: the work and time of each step. None writes none.
     pub step_trace: Option<PathBuf>,
+    /// Longest time until all ranks have loaded.
+    pub load_timeout_seconds: f64,
     /// `debug`, `info`, `warning` or `error`.
     pub log_level: LogLevel,
     /// Engines that step together with this one; None steps freely.
@@ -260,6 +264,8 @@ impl From<plait_core::SettingsError> for SettingsProblem {
 
 /// Ranks of one replica at most.
 const MAX_RANKS: u32 = 64;
+/// A longer time to load is none.
+const LONGEST_LOAD: Duration = Duration::from_secs(1_000_000_000);
 
 impl EngineSettings {
     /// Reads and checks the JSON.
@@ -274,6 +280,11 @@ impl EngineSettings {
             });
         }
         Ok(settings)
+    }
+
+    /// The longest time until all ranks have loaded.
+    pub fn load_timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.load_timeout_seconds).unwrap_or(LONGEST_LOAD)
     }
 
     /// The longest prompt plus output: what was asked for, if the model's context holds it.

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use plait_core::{Decision, Micros, Plan, RequestId, StepWork, TokenId};
+use plait_core::{Decision, Plan, RequestId, StepWork, TokenId};
 use plait_proto::{
     AppendedPage, DecodeRow, NewSlot, OtherPage, PageKind, PlanEncoder, PrefillRow, SamplingParams,
     TrimmedSlot,
 };
 
-use crate::clock::micros;
 use crate::group::decision_to_wire;
 use crate::metrics::StepKind;
-use crate::timeouts::Timeouts;
 
 /// What a step's result is read with.
 #[derive(Debug)]
@@ -176,10 +174,4 @@ pub fn warm_up(page_size: u32, other_kinds: &[PageKind]) -> plait_proto::Plan {
         other_pages: other_pages.collect(),
         ..plait_proto::Plan::default()
     }
-}
-
-/// When the warm-up is overdue: it may compile and load what the worker has not needed before.
-pub fn warm_up_deadline(now: Micros, timeouts: &Timeouts) -> Micros {
-    const COMPILING: Duration = Duration::from_secs(600);
-    Micros(now.0 + micros(timeouts.step + COMPILING))
 }

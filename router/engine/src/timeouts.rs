@@ -14,6 +14,8 @@ pub const LONGEST_STEP: Duration = Duration::from_secs(600);
 /// Limits on waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
+    /// From the start to the last rank's answer to the warm-up step. [`crate::EngineSettings`] says it.
+    pub load: Duration,
     /// A step like those measured is overdue after [`EXPECTED_TIMES`] its expected time, but not before this.
     pub known_step: Duration,
     /// Any other step is overdue after this, plus [`Timeouts::step_token`] a token. It may compile a kernel.
@@ -37,6 +39,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
+            load: Duration::from_secs(1800),
             known_step: Duration::from_secs(10),
             step: Duration::from_secs(60),
             step_token: Duration::from_millis(100),

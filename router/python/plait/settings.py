@@ -356,6 +356,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
         ),
     ] = None
+    load_timeout_seconds: Annotated[
+        QueueSeconds,
+        Setting(
+            "longest time in s from the start until all ranks have loaded the model and run a first step; then the "
+            "server exits with code 5",
+        ),
+    ] = 1800.0
+    """A terabyte at 600 MB/s."""
     log_level: Annotated[LogLevel, Setting("lowest level of log lines on standard error")] = "info"
 
 
@@ -421,7 +429,7 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of what the ranks compute with. It must be equal in all engines; the launch fills it in."""
 
 
-class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: everything that the engine is told
     """Settings of the engine, as JSON; serde mirrors are `engine::settings` and `plait_core::settings`."""
 
     model: str
@@ -441,6 +449,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Threads that tokenise."""
     seed: int | None
     step_trace: str | None
+    load_timeout_seconds: float
     log_level: LogLevel
     group: GroupMembership | None
     """None: the engine steps on its own."""
@@ -474,6 +483,7 @@ def engine_settings(
         text_threads=settings.process.text_threads or _default_text_threads(),
         seed=settings.process.seed,
         step_trace=settings.process.step_trace,
+        load_timeout_seconds=settings.process.load_timeout_seconds,
         log_level=settings.process.log_level,
         group=group,
         kv_events=settings.kv_events,

@@ -46,6 +46,7 @@ fn a_tenant_with_one_request_does_not_wait_for_anothers_ten() {
 #[test]
 fn until_steps_were_measured_shares_are_counted_in_computed_tokens() {
     let mut harness = Harness::new(fair());
+    harness.measures = false;
     for _ in 0..3 {
         harness.submit(of(1, 20, 11)).unwrap();
     }
@@ -206,7 +207,6 @@ fn fair_with_slots(num_slots: u32) -> Settings {
         it.runtime.max_rows = Some(num_slots);
         it.scheduler.max_batch_tokens = Some(2048);
         it.scheduler.long_prefill_token_threshold = Some(2048);
-        it.scheduler.itl_target_ms = Some(60_000.0);
         it.scheduler.max_queue = 1 << 20;
         it.scheduler.max_queue_tokens = 1 << 40;
         it.runtime.num_pages = 4000;
@@ -216,9 +216,7 @@ fn fair_with_slots(num_slots: u32) -> Settings {
 
 #[test]
 fn one_shot_tenants_do_not_starve_one_that_comes_again() {
-    let mut settings = fair_with_slots(1);
-    settings.scheduler.itl_target_ms = None;
-    let mut scheduler = Scheduler::new(settings).unwrap();
+    let mut scheduler = Scheduler::new(fair_with_slots(1)).unwrap();
     let mut newcomers = 1000..;
     let submit = |scheduler: &mut Scheduler, tenant| {
         let spec = of(tenant, 16, 16);

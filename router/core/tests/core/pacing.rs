@@ -39,6 +39,8 @@ struct World {
     base: f64,
     /// Microseconds of a decode row.
     row: f64,
+    /// Prefill tokens that a step computes at a time.
+    tile: u64,
     /// One step of so many takes three times as long; 0 for none.
     hiccup: u64,
     num_submitted: u64,
@@ -67,6 +69,7 @@ impl World {
             in_flight: VecDeque::new(),
             base,
             row: 20.0,
+            tile: 1,
             hiccup,
             num_submitted: 0,
         }
@@ -89,7 +92,7 @@ impl World {
     fn time(&self, plan: &Plan) -> u64 {
         let work = StepWork::of(plan);
         let micros = self.base
-            + 30.0 * work.num_prefill_tokens as f64
+            + 30.0 * work.num_prefill_tokens.next_multiple_of(self.tile) as f64
             + 0.001 * work.num_prefill_pairs as f64
             + self.row * work.num_decode_rows as f64
             + 0.02 * work.num_decode_kv_tokens as f64;
@@ -191,9 +194,10 @@ fn bursts_keep_the_target() {
     paced("bursts, base 18 ms", 18_000.0, true);
 }
 
-/// Prefill tokens a second under saturation, and p99 of the steps that decode.
-fn saturated(hiccup: u64) -> (f64, u64) {
+/// Prefill tokens a second under saturation, and p99 of the steps that decode and are no hiccups.
+fn saturated(tile: u64, hiccup: u64) -> (f64, u64) {
     let mut world = World::decoding(5_000.0, hiccup);
+    world.tile = tile;
     let (mut tokens, mut micros, mut times) = (0u64, 0u64, Vec::new());
     for i in 0..8000 {
         if world.scheduler.stats().num_waiting < 4 {
@@ -203,7 +207,7 @@ fn saturated(hiccup: u64) -> (f64, u64) {
         if i >= 2000 && step.decodes() {
             tokens += u64::from(step.plan.num_prefill_tokens());
             micros += step.micros;
-            times.push(step.micros);
+            times.extend((step.micros < 2 * TARGET).then_some(step.micros));
         }
     }
     times.sort_unstable();
@@ -212,8 +216,23 @@ fn saturated(hiccup: u64) -> (f64, u64) {
 }
 
 #[test]
+fn mixed_steps_fill_the_tiles_that_they_compute() {
+    let (smooth, _) = saturated(1, 0);
+    for tile in [64, 128] {
+        let (rate, p99) = saturated(tile, 0);
+        println!(
+            "tiles of {tile}: {rate:.0} prefill tokens a second ({:+.1}%), p99 {p99} us",
+            100.0 * (rate / smooth - 1.0)
+        );
+        // A tile that is half empty in the mean would cost 4% and 8%.
+        assert!(rate > 0.97 * smooth, "{tile}: {rate} of {smooth}");
+        assert!(p99 <= TARGET * 101 / 100, "{tile}: p99 {p99}");
+    }
+}
+
+#[test]
 fn hiccups_cost_little_prefill() {
-    let (usual, _) = saturated(0);
+    let (usual, _) = saturated(1, 0);
     for (name, hiccup) in [
         ("none", 0),
         ("0.2%", 500),
@@ -221,7 +240,7 @@ fn hiccups_cost_little_prefill() {
         ("1%", 100),
         ("2%", 50),
     ] {
-        let (rate, p99) = saturated(hiccup);
+        let (rate, p99) = saturated(1, hiccup);
         println!(
             "steps 3x as long, {name}: {rate:.0} prefill tokens a second ({:+.1}%), p99 {p99} us",
             100.0 * (rate / usual - 1.0)
@@ -234,9 +253,7 @@ fn hiccups_cost_little_prefill() {
                 2.0 / hiccup as f64
             };
         assert!(rate * own > 0.95 * usual, "{name}: {rate} of {usual}");
-        if hiccup == 0 || hiccup >= 200 {
-            assert!(p99 <= TARGET * 101 / 100, "{name}: p99 {p99}");
-        }
+        assert!(p99 <= TARGET * 101 / 100, "{name}: p99 {p99}");
     }
 }
 
@@ -348,8 +365,8 @@ fn a_target_below_one_decoder_is_counted_and_stops_nobody() {
         "decoding alone 10 ms over the target: 2,048 tokens take {num_steps} steps, {} plans over it",
         counts.num_decodes_over_target
     );
-    // Grants of the prompts before it come first.
-    assert!(num_steps <= (2048 / 16 + 8) * 9, "{num_steps}");
+    // A quarter of the target computes 250 tokens; the first grants are smaller, for nothing was measured.
+    assert!(num_steps <= (2048 / 250 + 8) * 9, "{num_steps}");
     assert!(counts.num_decodes_over_target >= u64::from(num_steps) * 8 / 9);
     assert_eq!(counts.num_admissions_over_target, 0);
 }

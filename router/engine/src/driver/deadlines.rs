@@ -13,15 +13,14 @@ use crate::status::Phase;
 impl EventLoop {
     pub(super) fn next_deadline(&self) -> Option<Micros> {
         let stage = match &self.stage {
-            Stage::WarmingUp { deadline, .. } | Stage::ShuttingDown { deadline, .. } => {
-                Some(*deadline)
-            }
+            Stage::Handshaking(_) | Stage::WarmingUp { .. } => Some(self.load_deadline()),
+            Stage::ShuttingDown { deadline, .. } => Some(*deadline),
             Stage::Serving(serving) => self
                 .next_health_change(serving)
                 .into_iter()
                 .chain(self.next_plan_due(serving))
                 .min(),
-            Stage::Handshaking(_) | Stage::Ended => None,
+            Stage::Ended => None,
         };
         let lost = self.lost.as_ref().map(|lost| lost.deadline);
         let group = self.driver.group.as_ref().and_then(Grouped::next_deadline);
@@ -59,6 +58,27 @@ impl EventLoop {
         Micros(deadline.max(self.resumed_at).0 + micros(self.timeouts.stuck_grace))
     }
 
+    /// When all ranks must have loaded. A pause of this process was one of its ranks too.
+    fn load_deadline(&self) -> Micros {
+        Micros(self.loads_since.max(self.resumed_at).0 + micros(self.timeouts.load))
+    }
+
+    /// What the first rank that holds up the start has not done.
+    fn load_problem(&self) -> Option<String> {
+        let (rank, missing) = match &self.stage {
+            Stage::Handshaking(handshake) => (handshake.first_missing()?, "loaded the model"),
+            Stage::WarmingUp { warm_up, .. } => {
+                (warm_up.first_missing()?, "answered the warm-up step")
+            }
+            _ => return None,
+        };
+        Some(format!(
+            "rank {rank} has not {missing} {} s after the start: its process hangs, or its disk or device is slow; see \
+             the rank's last log lines, or raise --load-timeout-seconds",
+            self.timeouts.load.as_secs_f64()
+        ))
+    }
+
     /// The driver hangs if it does not call this again within `wait` and the watchdog's timeout.
     pub(super) fn set_watchdog_deadline(&self, wait: Option<Duration>) {
         let latest = wait.map(|wait| self.after(wait + self.timeouts.watchdog));
@@ -93,11 +113,10 @@ impl EventLoop {
             self.fail(ExitCode::RankLost, &lost.reason);
         }
         match &self.stage {
-            Stage::WarmingUp { deadline, .. } if *deadline <= now => {
-                self.fail(
-                    ExitCode::RankLost,
-                    "a rank did not answer the warm-up step in time",
-                );
+            Stage::Handshaking(_) | Stage::WarmingUp { .. } if self.load_deadline() <= now => {
+                if let Some(problem) = self.load_problem() {
+                    self.fail(ExitCode::RankLost, &problem);
+                }
             }
             Stage::ShuttingDown { has_left, deadline }
                 if *deadline <= now || has_left.iter().all(|left| *left) =>

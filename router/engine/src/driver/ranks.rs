@@ -7,7 +7,7 @@ use crate::handshake::{RejectedPeer, WarmUp, num_pages, other_kinds};
 use crate::link::Received;
 use crate::serving::{Serving, ServingConfig};
 use crate::status::{DeviceReport, Phase};
-use crate::step::{warm_up, warm_up_deadline};
+use crate::step::warm_up;
 
 /// Messages handled in one pass of the event loop.
 const MAX_MESSAGES_A_PASS: usize = 64;
@@ -136,7 +136,6 @@ impl EventLoop {
         self.stage = Stage::WarmingUp {
             warm_up: WarmUp::new(self.num_ranks),
             serving,
-            deadline: warm_up_deadline(self.now(), &self.timeouts),
         };
         self.send_to_all(&welcome.into());
         self.send_to_all(&step_0.into());

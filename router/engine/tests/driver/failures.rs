@@ -292,6 +292,38 @@ fn garbage_under_a_ranks_name_before_its_hello_is_dropped() {
 }
 
 #[test]
+fn a_rank_that_does_not_load_or_warm_up_in_time_ends_the_engine_by_name() {
+    let limit = Duration::from_secs(30);
+    for (num_dialled, problem) in [
+        (0, "rank 0 has not loaded the model 30 s after the start"),
+        (
+            2,
+            "rank 0 has not answered the warm-up step 30 s after the start",
+        ),
+    ] {
+        let change = json!({"num_ranks": 2, "load_timeout_seconds": limit.as_secs()});
+        let mut harness = Harness::on_clock(&change, Timeouts::default(), &Arc::default());
+        harness.inject(Fault::Silence);
+        for rank in 0..num_dialled {
+            harness.dial(|it| (it.rank, it.world) = (rank, 2));
+        }
+        harness.wait_until("all that dialled are welcome", |harness| {
+            let mut workers = harness.workers.iter();
+            workers.all(|worker| worker.log().welcome.is_some())
+        });
+        harness.advance(limit - Duration::from_secs(1));
+        assert_eq!(harness.status()["phase"], "loading");
+        harness.advance(Duration::from_secs(1));
+        harness.wait_for_phase("failed");
+        let status = harness.status();
+        assert_eq!(status["exit_code"], u32::from(ExitCode::RankLost));
+        let reason = status["reason"].as_str().unwrap();
+        assert!(reason.starts_with(problem), "{reason}");
+        assert!(reason.contains("raise --load-timeout-seconds"), "{reason}");
+    }
+}
+
+#[test]
 fn an_overdue_step_is_stuck_until_its_result_comes() {
     let mut harness = waiting_for_a_silent_rank(short_steps());
     assert_eq!(harness.status()["stuck"], false);
