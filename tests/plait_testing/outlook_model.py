@@ -51,12 +51,16 @@ class OutputLengths:
 
     def fit(self) -> None:
         """The share of answers that reach each bucket, and the mean length of those cut there."""
-        self.share, self.mean, passed = [1.0], [0.0], 0.0
+        self.share, self.mean = [1.0], [0.0]
+        last = max((bucket for bucket in range(NUM_BUCKETS) if self.reached[bucket] > 0), default=NUM_BUCKETS)
+        num_ended = num_reached = 0.0
         for bucket in range(NUM_BUCKETS):
-            if self.reached[bucket] > 0:
-                passed = self.ended[bucket] / (self.reached[bucket] + 1)
+            # Where no answer has got to yet, answers end as fast as before.
+            ends = num_ended / (num_reached + 8) if bucket > last else self.ended[bucket] / (self.reached[bucket] + 1)
+            num_ended = num_ended / 2 + self.ended[bucket]
+            num_reached = num_reached / 2 + self.reached[bucket]
             before = self.share[-1]
-            after = before * (1 - (passed if self.ended[bucket] > 0 else 0.0))
+            after = before * (1 - ends)
             width = start_of(bucket + 1) - start_of(bucket)
             self.share.append(max(after, sys.float_info.min))
             self.mean.append(self.mean[-1] + width * ((before + after) / 2))

@@ -6,6 +6,8 @@ const NUM_BUCKETS: usize = 64;
 const HALF_LIFE: f64 = 1024.0;
 /// Answers of unknown length that are assumed beside the seen ones.
 const NUM_PRIOR: f64 = 1.0;
+/// The same where no answer has got to yet.
+const NUM_PRIOR_UNSEEN: f64 = 8.0;
 /// An answer is expected to end here, or at twice its length, if nothing else is known. Few requests use all
 /// of a large `max_tokens`.
 const MAX_PRIOR: u32 = 2048;
@@ -51,18 +53,21 @@ impl OutputLengths {
         self.fit();
     }
 
+    /// Answers that get farther than any so far are taken to end as fast as those before them: until some have,
+    /// short answers under a large `max_tokens` would keep the pool half empty.
     fn fit(&mut self) {
-        let mut passed = 0.0;
+        let last = self.reached.iter().rposition(|num| *num > 0.0);
+        let last = last.unwrap_or(NUM_BUCKETS);
+        // Each half octave counts twice as much as the one before it.
+        let (mut num_ended, mut num_reached) = (0.0, 0.0);
         for bucket in 0..NUM_BUCKETS {
-            // The half octave from 1.5 to 2 has no length of its own.
-            if self.reached[bucket] > 0.0 {
-                passed = self.ended[bucket] / (self.reached[bucket] + NUM_PRIOR);
-            }
-            let ends = if self.ended[bucket] > 0.0 {
-                passed
+            let ends = if bucket > last {
+                num_ended / (num_reached + NUM_PRIOR_UNSEEN)
             } else {
-                0.0
+                self.ended[bucket] / (self.reached[bucket] + NUM_PRIOR)
             };
+            num_ended = num_ended / 2.0 + self.ended[bucket];
+            num_reached = num_reached / 2.0 + self.reached[bucket];
             let (before, after) = (self.survival[bucket], self.survival[bucket] * (1.0 - ends));
             self.survival[bucket + 1] = after.max(f64::MIN_POSITIVE);
             let width = start_of(bucket + 1) - start_of(bucket);
@@ -143,6 +148,18 @@ mod tests {
         let expected = left(&lengths, 1, 8000);
         assert!((190..250).contains(&expected), "{expected}");
         assert_eq!(left(&lengths, 1, 101), 100, "nearly all reach 100");
+    }
+
+    #[test]
+    fn the_first_ends_tell_of_longer_answers() {
+        let mut lengths = OutputLengths::new();
+        let at_start = left(&lengths, 64, 4096);
+        (0..100).for_each(|num| observe(&mut lengths, 64, num % 4 == 0));
+        let expected = left(&lengths, 64, 4096);
+        assert!(expected * 2 < at_start, "{expected} of {at_start}");
+        (0..100).for_each(|_| observe(&mut lengths, 400, false));
+        observe(&mut lengths, 64, true);
+        assert!(left(&lengths, 64, 400) > 200, "they went on");
     }
 
     #[test]

@@ -232,6 +232,8 @@ impl Scheduler {
     /// Rule 2: one row for every decoder, round-robin.
     fn schedule_decodes(&mut self, builder: &mut PlanBuilder) {
         let mut num_asked = 0;
+        let num_rows = self.running.decode_queue().len().min(builder.num_rows_left);
+        builder.decode.reserve(num_rows as usize);
         self.running.decode_queue().begin_round();
         while let Some(slot) = self.running.decode_queue().next() {
             let running = self.running.at(slot);
