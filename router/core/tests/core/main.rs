@@ -23,6 +23,7 @@ mod prefix_sharing;
 mod priority;
 mod properties;
 mod queue;
+mod routing;
 mod settings_mirror;
 mod speculative_tokens;
 mod step_cost;
