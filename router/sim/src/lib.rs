@@ -12,6 +12,7 @@ mod hardware;
 mod model;
 mod replica;
 mod report;
+mod routes;
 mod run_metrics;
 mod settings;
 mod simulate;

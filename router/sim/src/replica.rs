@@ -42,6 +42,8 @@ pub struct Replica<'a> {
     /// When the worker has computed all steps it was sent.
     free_at: Micros,
     live: FxHashMap<RequestId, Live>,
+    /// Requests that have ended since somebody asked.
+    ended: Vec<RequestId>,
     outputs: Vec<Output>,
     accepted: Vec<u32>,
     tokens: Vec<TokenId>,
@@ -57,6 +59,7 @@ impl<'a> Replica<'a> {
             in_flight: VecDeque::new(),
             free_at: Micros(0),
             live: FxHashMap::default(),
+            ended: Vec::new(),
             outputs: Vec::new(),
             accepted: Vec::new(),
             tokens: Vec::new(),
@@ -91,13 +94,20 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// Puts a request into the queue. Call [`Replica::send_steps`] after the last one of this time.
-    pub fn submit(&mut self, arrival: &Arrival, now: Micros) {
+    /// Requests that have ended since the last call.
+    pub fn take_ended(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Puts a request into the queue; None if it was refused. Call [`Replica::send_steps`] after the last one of
+    /// this time.
+    pub fn submit(&mut self, arrival: &Arrival, now: Micros) -> Option<RequestId> {
         self.metrics.counts.num_requests += 1;
         let of_tenant = self.metrics.tenants.entry(arrival.tenant).or_default();
         of_tenant.num_requests += 1;
         of_tenant.num_asked_tokens += u64::from(arrival.num_prompt + arrival.num_output);
-        match self.scheduler.submit(request(arrival), now) {
+        let submitted = self.scheduler.submit(request(arrival), now);
+        match &submitted {
             Ok(id) => {
                 self.metrics.counts.num_prompt_tokens += u64::from(arrival.num_prompt);
                 let live = Live {
@@ -107,17 +117,19 @@ impl<'a> Replica<'a> {
                     arrived: now,
                     last_token: None,
                 };
-                self.live.insert(id, live);
+                self.live.insert(*id, live);
             }
-            Err(refusal) => self.refuse(&refusal, arrival.tenant),
+            Err(refusal) => self.refuse(refusal, arrival.tenant),
         }
         self.drop_rejected();
+        submitted.ok()
     }
 
     /// Requests that left the queue unserved count as rejected.
     fn drop_rejected(&mut self) {
         for rejected in self.scheduler.take_rejected() {
             let live = self.live.remove(&rejected.request).expect("it ends once");
+            self.ended.push(rejected.request);
             self.metrics.counts.num_prompt_tokens -= u64::from(live.num_prompt);
             self.refuse(&rejected.refusal, live.tenant);
         }
@@ -225,6 +237,7 @@ impl<'a> Replica<'a> {
                 }
                 Output::Finished { request, .. } => {
                     let live = self.live.remove(&request).expect("it ends once");
+                    self.ended.push(request);
                     self.metrics.e2e.push(now.0 - live.arrived.0);
                 }
             }

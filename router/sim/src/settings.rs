@@ -79,6 +79,8 @@ pub enum Routing {
     InTurn,
     /// To the replica with the fewest unanswered requests; of equals, to the one that got fewer so far.
     LeastLoaded,
+    /// As `plait serve --dp` routes: by tokens in flight and queued, less what is cached of the prompt.
+    PrefixAware,
 }
 
 /// Everything that a simulation needs, checked.
@@ -101,7 +103,7 @@ pub struct Setup {
 }
 
 /// Any seed will do: nobody constructs colliding prompts here.
-const HASH_SEED: HashSeed = HashSeed([0, 0]);
+pub const HASH_SEED: HashSeed = HashSeed([0, 0]);
 /// Most replicas of one simulation.
 const MAX_REPLICAS: u32 = 1024;
 /// Most tenants that requests are dealt to.
@@ -218,17 +220,22 @@ impl Cluster {
     /// Replicas share threads out only if none needs to know of another.
     fn num_threads(&self) -> Result<usize, SimError> {
         match (self.routing, self.threads) {
-            (Routing::LeastLoaded, Some(asked)) if asked > 1 => {
-                let allowed =
-                    "1 with --routing least-loaded, which looks at all replicas for each request";
-                Err(SimError::setting("--threads", &asked, allowed))
-            }
-            (Routing::LeastLoaded, _) => Ok(1),
             (Routing::InTurn, asked) => {
                 let machine = || std::thread::available_parallelism().map_or(1, usize::from);
                 let asked = asked.map_or_else(machine, |threads| threads as usize);
                 Ok(asked.clamp(1, self.replicas as usize))
             }
+            (routing, Some(asked)) if asked > 1 => {
+                let name = match routing {
+                    Routing::PrefixAware => "prefix-aware",
+                    Routing::LeastLoaded | Routing::InTurn => "least-loaded",
+                };
+                let allowed = format!(
+                    "1 with --routing {name}, which looks at all replicas for each request"
+                );
+                Err(SimError::setting("--threads", &asked, allowed))
+            }
+            _ => Ok(1),
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::error::SimError;
 use crate::replica::Replica;
 use crate::report::Report;
+use crate::routes::Routes;
 use crate::run_metrics::RunMetrics;
 use crate::settings::{Routing, Setup};
 use crate::trace::Arrival;
@@ -49,7 +50,7 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
         let (sender, receiver) = sync_channel(setup.num_threads);
         let run: Run = match setup.routing {
             Routing::InTurn => run_replicas,
-            Routing::LeastLoaded => run_all_replicas,
+            Routing::LeastLoaded | Routing::PrefixAware => run_all_replicas,
         };
         for _ in 0..setup.num_threads {
             let (sender, progress) = (sender.clone(), &progress);
@@ -108,21 +109,32 @@ fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<RunMetr
     Some(replica.finish())
 }
 
+fn least_loaded(replicas: &[Replica<'_>]) -> usize {
+    let by_load = replicas.iter().enumerate();
+    let least = by_load.min_by_key(|(_, replica)| replica.load());
+    least.expect("there is a replica at least").0
+}
+
 /// Runs all replicas in lockstep, so that their loads can be compared.
 fn run_all_replicas(setup: &Setup, progress: &Progress, sender: &SyncSender<RunMetrics>) {
     let mut replicas: Vec<Replica<'_>> = (0..setup.num_replicas)
         .map(|_| Replica::new(setup))
         .collect();
+    let mut routes = Routes::new(setup);
     for together in setup.arrivals.chunk_by(|a, b| a.at == b.at) {
         let now = together[0].at;
         for replica in &mut replicas {
             replica.run_until(now);
         }
         for arrival in together {
-            let least = replicas.iter_mut().min_by_key(|replica| replica.load());
-            least
-                .expect("there is a replica at least")
-                .submit(arrival, now);
+            let index = match &mut routes {
+                Some(routes) => routes.choose(arrival, &mut replicas),
+                None => least_loaded(&replicas),
+            };
+            let request = replicas[index].submit(arrival, now);
+            if let Some(routes) = &mut routes {
+                routes.begin(index, request);
+            }
         }
         for replica in &mut replicas {
             replica.send_steps(now);

@@ -17,7 +17,7 @@ from plait.settings import (
 )
 
 POISSON = "poisson"
-SCENARIOS = ("bursts", "agents", "flood", "long-prompt", "priorities")
+SCENARIOS = ("bursts", "agents", "flood", "long-prompt", "priorities", "conversations")
 """Loads that put the policies under pressure; `plait_sim::Profile` says what each is."""
 
 ReplicaCount = Annotated[int, Meta(ge=1, le=1024)]
@@ -27,7 +27,7 @@ RequestCount = Annotated[int, Meta(ge=1, le=10_000_000)]
 Length = Annotated[int, Meta(ge=1, le=16_777_216)]
 TenantCount = Annotated[int, Meta(ge=1, le=10_000)]
 GpuCount = Annotated[int, Meta(ge=1, le=64)]
-Routing = Literal["in-turn", "least-loaded"]
+Routing = Literal["in-turn", "least-loaded", "prefix-aware"]
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Setting(
             "Azure's .csv, Mooncake's .jsonl, `poisson` (requests of one size), or a scenario: "
-            "bursts, agents, flood, long-prompt, priorities"
+            "bursts, agents, flood, long-prompt, priorities, conversations"
         ),
     ] = POISSON
     rate_scale: Annotated[Scale, Setting("factor on the arrival rate")] = 1.0
@@ -57,7 +57,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: Annotated[ReplicaCount, Setting("number of replicas")] = 1
     routing: Annotated[
-        Routing, Setting("in-turn is round-robin; least-loaded takes the replica with the fewest open requests")
+        Routing,
+        Setting(
+            "in-turn is round-robin; least-loaded takes the replica with the fewest open requests; prefix-aware routes "
+            "as serve does with --dp"
+        ),
     ] = "in-turn"
     hardware: Annotated[str, Setting("h200, b200, a file of rates, or a run's step trace (.jsonl)")] = "h200"
     model: Annotated[

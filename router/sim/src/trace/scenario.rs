@@ -5,6 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde::Deserialize;
 
+use super::mooncake::BLOCK_TOKENS;
 use super::poisson::{check_load, exponential};
 use super::{Arrival, Content, below};
 use crate::error::SimError;
@@ -24,6 +25,8 @@ pub enum Profile {
     LongPrompt,
     /// Chats of priority 0, and as many long answers of priority 10.
     Priorities,
+    /// Conversations of eight turns. Each prompt has what was said before and 512 tokens more.
+    Conversations,
 }
 
 /// Requests of a profile.
@@ -53,6 +56,10 @@ const NUM_PREFIX_TOKENS: u32 = 8_192;
 const NUM_FLOODED: u32 = 50;
 const LONG_PROMPT: u32 = 130_000;
 const LOW_PRIORITY: i32 = 10;
+const NUM_TURNS: u32 = 8;
+const FIRST_BLOCKS: u32 = 4;
+/// Mean seconds from a turn to the next one.
+const TURN_SECONDS: f64 = 30.0;
 
 impl Scenario {
     /// The arrivals, in the order of their times.
@@ -71,6 +78,7 @@ impl Scenario {
             writer.pass(f64::from(num) / self.rate);
             left -= num;
         }
+        writer.arrivals.sort_by_key(|arrival| arrival.at);
         Ok(writer.arrivals)
     }
 
@@ -96,6 +104,7 @@ impl Scenario {
             Profile::LongPrompt => writer.add(0, 0, CHAT),
             Profile::Priorities if writer.below(2) == 0 => writer.add(1, LOW_PRIORITY, BATCH),
             Profile::Priorities => writer.add(0, 0, CHAT),
+            Profile::Conversations => writer.add_conversation(num),
         }
     }
 }
@@ -105,6 +114,7 @@ impl Profile {
     fn num_together(self) -> u32 {
         match self {
             Self::Bursts => BURST,
+            Self::Conversations => NUM_TURNS,
             Self::Agents => FAN_OUT,
             Self::Flood | Self::LongPrompt | Self::Priorities => 1,
         }
@@ -169,6 +179,27 @@ impl Writer {
             },
         };
         self.arrivals.push(arrival);
+    }
+
+    /// A conversation that begins now. A turn's prompt has a block more than the one before; 128 of its tokens are
+    /// the answer to that one.
+    fn add_conversation(&mut self, num_turns: u32) {
+        let first_block = (FIRST_BLOCKS + NUM_TURNS) * self.len();
+        let mut seconds = self.now;
+        for turn in 0..num_turns {
+            let num_blocks = FIRST_BLOCKS + turn;
+            let num_output = self.vary(CHAT.1);
+            let arrival = Arrival {
+                at: micros(seconds * 1e6),
+                num_prompt: num_blocks * BLOCK_TOKENS,
+                num_output,
+                tenant: 0,
+                priority: 0,
+                content: Content::Blocks((first_block..first_block + num_blocks).collect()),
+            };
+            self.arrivals.push(arrival);
+            seconds += exponential(&mut self.generator) * TURN_SECONDS;
+        }
     }
 
     fn time(&self) -> Micros {

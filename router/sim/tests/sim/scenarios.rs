@@ -37,12 +37,25 @@ fn of_tenant(report: &Report, tenant: u32) -> &TenantSummary {
 
 #[test]
 fn every_profile_has_its_number_of_requests_at_its_rate_in_order() {
-    for profile in ["bursts", "agents", "flood", "long-prompt", "priorities"] {
+    for profile in [
+        "bursts",
+        "agents",
+        "flood",
+        "long-prompt",
+        "priorities",
+        "conversations",
+    ] {
         let arrivals = arrivals(profile);
         assert_eq!(arrivals.len(), 1_000);
         assert!(arrivals.is_sorted_by_key(|it| it.at));
         let seconds = arrivals.last().unwrap().at.0 as f64 / 1e6;
-        assert!((30.0..80.0).contains(&seconds), "{profile}: {seconds}");
+        // The last conversations go on for some minutes.
+        let most = if profile == "conversations" {
+            600.0
+        } else {
+            80.0
+        };
+        assert!((30.0..most).contains(&seconds), "{profile}: {seconds}");
     }
 }
 
@@ -61,6 +74,40 @@ fn agents_that_fan_out_begin_alike_and_end_apart() {
     let begins: BTreeSet<_> = together.iter().map(|it| &it[..8_192]).collect();
     let ends: BTreeSet<_> = together.iter().map(|it| &it[8_192..]).collect();
     assert_eq!((begins.len(), ends.len()), (1, 16));
+}
+
+#[test]
+fn a_turn_begins_with_the_turn_before_it() {
+    let arrivals = arrivals("conversations");
+    let of_first = |it: &&Arrival| it.prompt()[0] == arrivals[0].prompt()[0];
+    let turns: Vec<_> = arrivals
+        .iter()
+        .filter(of_first)
+        .map(Arrival::prompt)
+        .collect();
+    assert_eq!(turns.len(), 8);
+    for pair in turns.windows(2) {
+        assert_eq!(pair[1].len(), pair[0].len() + 512);
+        assert_eq!(pair[1][..pair[0].len()], pair[0][..]);
+    }
+}
+
+#[test]
+fn conversations_find_their_prefixes_where_they_are_routed_by_them() {
+    let found = |routing: &str| {
+        summary(json!({
+            "load": scenario("conversations", 24.0, 4_000),
+            "cluster": {"replicas": 4, "routing": routing},
+        }))
+    };
+    let (aware, in_turn) = (found("prefix-aware"), found("in-turn"));
+    assert!(
+        aware.prefix_hit_ratio > 2.0 * in_turn.prefix_hit_ratio,
+        "{} {}",
+        aware.prefix_hit_ratio,
+        in_turn.prefix_hit_ratio
+    );
+    assert!(aware.ttft_seconds.p50 < 0.7 * in_turn.ttft_seconds.p50);
 }
 
 #[test]
