@@ -31,6 +31,8 @@ class InMemoryEngine:
         self.stuck = False
         self.late = False
         self.hung = False
+        self.replicas: list[str] = []
+        """The phase of each, if there are several."""
         self.num_takes = 0
         self._outbox = b""
 
@@ -56,7 +58,9 @@ class InMemoryEngine:
 
     def status(self) -> bytes:
         alarms = {"stuck": self.stuck, "late": self.late, "hung": self.hung}
-        return msgspec.json.encode({"phase": self.phase, "reason": "", "exit_code": 0, "step": 9} | alarms)
+        same = {"reason": "", "exit_code": 0, "step": 9} | alarms
+        replicas = [{"phase": phase} | same for phase in self.replicas]
+        return msgspec.json.encode({"phase": self.phase, "replicas": replicas} | same)
 
     def describe(self) -> bytes:
         return msgspec.json.encode({"model_id": "tiny", "architecture": "llama", "max_model_len": 64})

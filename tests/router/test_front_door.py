@@ -220,6 +220,15 @@ def test_health_and_readiness_follow_the_engine(door: Door) -> None:
     assert door.probes() == (503, 503)
 
 
+def test_a_server_that_lost_a_replica_is_well_and_says_so(door: Door) -> None:
+    door.engine.replicas = ["ready", "failed", "ready"]
+    for path in ("/health", "/ready"):
+        answer = httpx.get(door.url + path, timeout=60)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok", "replicas_lost": [1]})
+    door.engine.replicas = []
+    assert httpx.get(door.url + "/ready", timeout=60).json() == {"status": "ok"}
+
+
 def test_metrics_are_the_engines(door: Door) -> None:
     assert httpx.get(door.url + "/metrics", timeout=60).content == b"# EOF\n"
 

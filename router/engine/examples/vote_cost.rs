@@ -1,8 +1,8 @@
 //! What agreeing on a step costs: the decision by function call, and a round of votes between engines
 //! over ZeroMQ, from one decision to the next, on idle engines.
 //!
-//! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line.
-//! Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
+//! `cargo run --release -p plait-engine --example vote_cost` prints one JSON object a case and line. Numbers that
+//! follow it (`-- 2 16 64`) are those of replicas and engines. Engines are threads here, each with a ZeroMQ context (and so an I/O thread) of its own: on fewer
 //! cores than engines they wait for each other.
 
 #![allow(
@@ -15,11 +15,15 @@
 )]
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_core::{GraphSize, Micros, StepId, Vote, decide};
-use plait_engine::group::{ClientKeys, Exchange, GroupSettings, GroupTimeouts, Role, ServerKeys};
+use plait_engine::Wakeup;
+use plait_engine::group::{
+    ClientKeys, Exchange, GroupSettings, GroupTimeouts, Role, Seat, ServerKeys,
+};
 use zmq::CurveKeyPair;
 
 const NUM_CALLS: usize = 20_000;
@@ -28,11 +32,60 @@ const NUM_ROUNDS: usize = 2_000;
 const GRAPHS: [u32; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024];
 
 fn main() {
-    by_function_call(64);
-    for num_engines in [2, 4, 8] {
+    let given: Vec<u32> = std::env::args()
+        .skip(1)
+        .map(|it| it.parse().expect("numbers of replicas"))
+        .collect();
+    let (of_replicas, of_engines) = match given.as_slice() {
+        [] => (vec![64], vec![2, 4, 8]),
+        given => (given.to_vec(), given.to_vec()),
+    };
+    for num_replicas in of_replicas {
+        by_function_call(num_replicas);
+        in_one_engine(num_replicas);
+    }
+    for num_engines in of_engines {
         over_zeromq("ipc", num_engines);
         over_zeromq("tcp", num_engines);
     }
+}
+
+/// A thread for each replica, from one decision to the next.
+fn in_one_engine(num_replicas: u32) {
+    let wakeups: Vec<_> = (0..num_replicas)
+        .map(|_| Arc::new(Wakeup::new().unwrap()))
+        .collect();
+    let settings = GroupSettings {
+        role: Role::Alone,
+        num_replicas: vec![num_replicas],
+        ..group_settings(0, 1, "", &[])
+    };
+    let seats = Seat::of_engine(&settings, wakeups.clone(), Micros(0)).unwrap();
+    let threads: Vec<JoinHandle<_>> = seats
+        .into_iter()
+        .zip(wakeups)
+        .map(|(seat, wakeup)| thread::spawn(move || rounds_of_seat(seat, &wakeup)))
+        .collect();
+    let mut times: Vec<Vec<Duration>> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+    print(
+        &format!("decision, {num_replicas} replicas of one engine"),
+        times.swap_remove(0),
+    );
+}
+
+fn rounds_of_seat(mut seat: Seat, wakeup: &Wakeup) -> Vec<Duration> {
+    let mut ends = Vec::with_capacity(NUM_WARM_UP + NUM_ROUNDS);
+    for step in 1..=(NUM_WARM_UP + NUM_ROUNDS) as u64 {
+        seat.cast(vote(seat.replica(), step), Micros(0)).unwrap();
+        while seat.receive(Micros(0)).unwrap().is_none() {
+            let mut items = [zmq::PollItem::from_fd(wakeup.fd(), zmq::POLLIN)];
+            zmq::poll(&mut items, -1).unwrap();
+            wakeup.clear();
+        }
+        ends.push(Instant::now());
+    }
+    let ends = &ends[NUM_WARM_UP..];
+    ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
 fn vote(replica: u32, step: u64) -> Vote {

@@ -7,10 +7,11 @@ mod ranks;
 pub use grouped::Grouped;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
-use plait_core::Micros;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use plait_core::{Availability, Micros};
 use plait_openai::ApiError;
 use plait_proto::{Drain, ExitCode, Fail, Message};
 
@@ -21,9 +22,10 @@ use crate::link::Link;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
 use crate::output::StreamEvent;
+use crate::rank_range::RankRange;
 use crate::serving::Serving;
 use crate::settings::EngineSettings;
-use crate::shared::Shared;
+use crate::shared::{ReplicaShared, Shared};
 use crate::status::Phase;
 use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
@@ -37,8 +39,10 @@ pub struct Driver {
     pub admissions: Receiver<Admission>,
     /// To the output thread.
     pub batches: Sender<Vec<StreamEvent>>,
-    /// The rest of the engine.
+    /// What all replicas share.
     pub shared: Arc<Shared>,
+    /// What this one shares with others.
+    pub own: Arc<ReplicaShared>,
     /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
     /// Takes KV events, if they are published.
@@ -49,6 +53,7 @@ pub struct Driver {
 }
 
 /// What is known of a replica before its ranks say Hello.
+#[derive(Clone)]
 pub struct ReplicaConfig {
     /// From the command line.
     pub settings: EngineSettings,
@@ -60,23 +65,32 @@ pub struct ReplicaConfig {
     pub timeouts: Timeouts,
 }
 
+impl ReplicaConfig {
+    /// The ranks of one of the engine's replicas.
+    pub fn ranks_of(&self, replica: u32) -> RankRange {
+        let settings = &self.settings;
+        RankRange::of_replica(replica, settings.num_ranks, settings.num_replicas)
+    }
+}
+
 impl Driver {
     /// Runs the event loop until the engine is closed.
     pub fn run(self) {
         let ReplicaConfig {
             settings, timeouts, ..
         } = &self.replica;
-        let num_ranks = settings.num_ranks;
+        let ranks = self.replica.ranks_of(self.own.number);
         let event_loop = EventLoop {
             loads_since: self.shared.clock.now(),
-            last_heard: vec![Micros(0); num_ranks as usize],
+            last_heard: vec![Micros(0); ranks.len()],
             lost: None,
             checked_at: Micros(0),
             resumed_at: Micros(0),
             is_draining: false,
             is_closed: false,
-            stage: Stage::Handshaking(Handshake::new(num_ranks, settings.pages.num_pages)),
-            num_ranks,
+            unsent: Vec::new(),
+            stage: Stage::Handshaking(Handshake::new(ranks, settings.pages.num_pages)),
+            ranks,
             timeouts: *timeouts,
             driver: self,
         };
@@ -117,7 +131,7 @@ struct LostRank {
 struct EventLoop {
     driver: Driver,
     stage: Stage,
-    num_ranks: u32,
+    ranks: RankRange,
     timeouts: Timeouts,
     /// When the ranks began to load.
     loads_since: Micros,
@@ -130,6 +144,8 @@ struct EventLoop {
     resumed_at: Micros,
     is_draining: bool,
     is_closed: bool,
+    /// Events that the output thread has no room for. No step is planned until they are gone.
+    unsent: Vec<StreamEvent>,
 }
 
 impl EventLoop {
@@ -143,7 +159,7 @@ impl EventLoop {
             let timeout = self.shared().clock.limit_on_blocking(timeout);
             self.driver
                 .link
-                .wait(self.shared().mailbox.wakeup(), others, timeout);
+                .wait(self.own().mailbox.wakeup(), others, timeout);
             self.set_watchdog_deadline(Some(Duration::ZERO));
             self.detect_pause(deadline);
             self.receive_from_ranks();
@@ -157,7 +173,7 @@ impl EventLoop {
             self.flush();
         }
         self.end_streams(&ApiError::unavailable("the server was stopped"));
-        self.flush();
+        self.flush_all();
         self.leave_group("it was stopped");
         self.shut_ranks_down();
         self.set_watchdog_deadline(None);
@@ -165,6 +181,10 @@ impl EventLoop {
 
     fn shared(&self) -> &Shared {
         &self.driver.shared
+    }
+
+    fn own(&self) -> &ReplicaShared {
+        &self.driver.own
     }
 
     fn now(&self) -> Micros {
@@ -179,8 +199,10 @@ impl EventLoop {
         while !self.awaits_decision()
             && let Ok(admission) = self.driver.admissions.try_recv()
         {
-            if self.shared().pending_streams.leave(admission.stream) {
+            if self.shared().leave_pending(admission.stream) {
                 self.admit(admission);
+            } else {
+                self.shared().routes.finish(admission.stream);
             }
         }
     }
@@ -190,16 +212,21 @@ impl EventLoop {
         if let Stage::Serving(serving) = &mut self.stage {
             serving.admit(admission, now);
         } else {
-            let error = self.shared().status.refusal();
-            self.shared().metrics.requests.reject(Rejection::NotReady);
+            let error = self.refusal();
+            self.own().metrics.requests.reject(Rejection::NotReady);
+            self.shared().routes.finish(admission.stream);
             self.shared()
                 .output_queue
                 .put_error(admission.stream, &error);
         }
     }
 
+    fn refusal(&self) -> ApiError {
+        self.shared().status.refusal_of(self.own().number)
+    }
+
     fn take_mail(&mut self) {
-        for mail in self.shared().mailbox.take() {
+        for mail in self.own().mailbox.take() {
             match (mail, &mut self.stage) {
                 (Mail::Close, _) => self.is_closed = true,
                 (Mail::Drain, _) => self.drain(),
@@ -214,7 +241,7 @@ impl EventLoop {
     fn drain(&mut self) {
         self.is_draining = true;
         match self.stage {
-            Stage::Serving(_) if self.is_formed() => self.shared().status.enter(Phase::Draining),
+            Stage::Serving(_) if self.is_formed() => self.own().status.enter(Phase::Draining),
             Stage::Handshaking(_) | Stage::WarmingUp { .. } | Stage::Serving(_) => {
                 self.leave_group("it was stopped before all engines had joined");
                 self.start_shutdown();
@@ -227,8 +254,8 @@ impl EventLoop {
         let is_explained = self.is_explained(rank);
         match &mut self.stage {
             Stage::ShuttingDown { has_left, .. } => {
-                if let Some(has_left) = has_left.get_mut(rank as usize) {
-                    *has_left = true;
+                if let Some(place) = self.ranks.place(rank) {
+                    has_left[place] = true;
                 }
             }
             Stage::Ended => {}
@@ -264,6 +291,9 @@ impl EventLoop {
             return self.vote();
         }
         let now = self.checked_at;
+        if self.output_waits() {
+            return;
+        }
         let Stage::Serving(serving) = &mut self.stage else {
             return;
         };
@@ -280,16 +310,39 @@ impl EventLoop {
         }
     }
 
+    /// Passes the replica's events on. Never blocks: other replicas of a group wait for this one's votes.
     fn flush(&mut self) {
-        let Stage::Serving(serving) = &mut self.stage else {
-            return;
-        };
-        let events = serving.take_events();
-        serving.publish();
-        serving.send_kv_events();
-        if !events.is_empty() {
-            // Fails only if the output thread has panicked, which its sentinel reports.
-            let _delivered = self.driver.batches.send(events);
+        if let Stage::Serving(serving) = &mut self.stage {
+            self.unsent.append(&mut serving.take_events());
+            serving.publish();
+            serving.send_kv_events();
+        }
+        if self.output_waits() && !self.offer_unsent() {
+            self.own().output_is_full.store(true, Ordering::SeqCst);
+            // The output thread may have made room before it could see the flag.
+            self.offer_unsent();
+        }
+    }
+
+    /// Events wait for the output thread.
+    fn output_waits(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// False if there was no room. Nobody reads if the output thread has panicked, which its sentinel reports.
+    fn offer_unsent(&mut self) -> bool {
+        let events = std::mem::take(&mut self.unsent);
+        if let Err(TrySendError::Full(events)) = self.driver.batches.try_send(events) {
+            self.unsent = events;
+        }
+        !self.output_waits()
+    }
+
+    /// The last events. The closed output queue makes room for them.
+    fn flush_all(&mut self) {
+        self.flush();
+        if self.output_waits() {
+            let _delivered = self.driver.batches.send(std::mem::take(&mut self.unsent));
         }
     }
 
@@ -319,7 +372,7 @@ impl EventLoop {
         let drain = plait_proto::encode(&Drain {}.into());
         // A rank that cannot be reached is gone; one without a Hello has nothing to finish.
         let is_told = |rank| self.has_joined(rank) && self.driver.link.send(rank, &drain).is_ok();
-        let has_left = (0..self.num_ranks).map(|rank| !is_told(rank)).collect();
+        let has_left = self.ranks.iter().map(|rank| !is_told(rank)).collect();
         self.stage = Stage::ShuttingDown {
             has_left,
             deadline: self.after(self.timeouts.bye),
@@ -351,12 +404,16 @@ impl EventLoop {
         if matches!(self.stage, Stage::Ended) {
             return;
         }
-        self.shared().status.fail(code, reason);
+        self.own().status.fail(code, reason);
+        let routes = &self.shared().routes;
+        routes.set_availability(self.own().number, Availability::Closed);
         if let Some(group) = &mut self.driver.group {
             group.give_up(code, reason);
         }
-        self.shared().reject_pending();
-        self.end_streams(&self.shared().status.refusal());
+        if self.shared().status.has_failed() {
+            self.shared().reject_pending();
+        }
+        self.end_streams(&self.refusal());
         self.flush();
         self.send_failure_to_ranks(code, reason);
         self.stage = Stage::Ended;
@@ -364,7 +421,7 @@ impl EventLoop {
 
     /// Sends Fail to the ranks, those that still load too; one that cannot be reached is gone.
     fn send_failure_to_ranks(&self, code: ExitCode, reason: &str) {
-        for rank in 0..self.num_ranks {
+        for rank in self.ranks.iter() {
             let reason = reason.to_owned();
             let _told = self.driver.link.send(
                 rank,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use crossbeam_channel::Receiver;
 use plait_core::Micros;
 use plait_openai::{ApiError, LogprobsBudget};
 use plait_proto::Fingerprint;
@@ -13,17 +14,19 @@ use plait_text::{ModelFilesError, ModelText};
 
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Driver, Grouped, ReplicaConfig};
-use crate::group::{Exchange, GroupProblem, GroupTimeouts};
+use crate::group::{GroupProblem, GroupSettings, Seat};
 use crate::kv_events::{KvEventQueue, KvEventSender, KvEventsProblem, Origin, Publisher};
 use crate::link::{Link, LinkError};
 use crate::logging;
 use crate::mailbox::Mail;
 use crate::metrics::Rejection;
-use crate::output::{Output, write_bodies};
+use crate::output::{EndedResponse, Output, write_bodies};
 use crate::output_queue::StreamId;
+use crate::rank_range::RankRange;
 use crate::request_seeds::SeedSource;
-use crate::settings::{EngineSettings, GroupMembership, HashKey, SettingsProblem};
-use crate::shared::{Sentinel, Shared};
+use crate::routes::Routes;
+use crate::settings::{EngineSettings, HashKey, SettingsProblem};
+use crate::shared::{ReplicaShared, Sentinel, Shared};
 use crate::step_trace::{StepFile, StepRecorder};
 use crate::text_pool::TextWorker;
 use crate::text_queue::{Job, Put, TextQueue};
@@ -31,7 +34,7 @@ use crate::timeouts::Timeouts;
 
 /// Prepared requests on their way to the driver, which takes all in each pass.
 const MAX_ADMISSIONS: usize = 64;
-/// Batches of events on their way to the output thread. A full channel blocks the driver.
+/// Batches of events on their way to the output thread. A full channel keeps the driver from planning.
 const MAX_BATCHES: usize = 64;
 /// Ended answers with log-probabilities whose bodies wait to be written. A full channel blocks the output
 /// thread.
@@ -70,12 +73,14 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// One replica: scheduler, link and text, on threads of their own.
+/// Replicas behind one front door. Each has a scheduler, a link and an output thread; text is prepared for all.
 pub struct Engine {
     shared: Arc<Shared>,
     model: Arc<ModelText>,
     max_model_len: u32,
-    endpoint: String,
+    /// Of each replica.
+    num_ranks: u32,
+    endpoints: Vec<String>,
     queue: Arc<TextQueue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -111,16 +116,21 @@ impl Engine {
         let num_pages = settings.pages.num_pages.unwrap_or(MOST_PAGES);
         let trial = settings.for_replica(max_model_len, num_pages, &[]);
         let limits = trial.limits().map_err(SettingsProblem::from)?;
-        let link = Link::bind(&settings.run_dir, settings.num_ranks)?;
+        let links = bind_links(&settings)?;
         let config = settings.group_fingerprint(max_model_len, model.vocab_size());
-        let group = settings
-            .group
-            .as_ref()
-            .map(|place| join(place, limits.max_batch_tokens, config, timeouts.group));
-        let group = group.transpose()?;
         let records = settings.step_trace.as_deref().map(create_step_trace);
         let records = records.transpose()?;
-        let shared = Shared::new(clock)?;
+        let shared = Shared::new(clock, settings.num_replicas, routes(&settings))?;
+        let group = settings.group.as_ref().map(|place| {
+            let num_replicas = settings.num_replicas;
+            place.group(
+                num_replicas,
+                limits.max_batch_tokens,
+                config,
+                timeouts.group,
+            )
+        });
+        let group = join(group.transpose()?, &shared)?;
         let kv_events = publish_kv_events(&settings, &shared)?;
         let replica = ReplicaConfig {
             settings,
@@ -129,83 +139,81 @@ impl Engine {
             timeouts,
         };
         Ok(Self::spawn(
-            shared, link, group, model, replica, records, kv_events,
+            shared, links, group, model, &replica, records, kv_events,
         )?)
     }
 
     fn spawn(
         shared: Shared,
-        link: Link,
-        group: Option<Grouped>,
+        links: Vec<Link>,
+        group: Vec<Grouped>,
         model: Arc<ModelText>,
-        replica: ReplicaConfig,
+        replica: &ReplicaConfig,
         records: Option<(StepRecorder, StepFile)>,
         kv_events: Option<(KvEventSender, Publisher)>,
     ) -> io::Result<Self> {
         let (recorder, step_file) = records.unzip();
-        let (kv_events, publisher) = kv_events.unzip();
+        let (mut kv_events, publisher) = kv_events.unzip();
+        let mut group = group.into_iter();
         let shared = Arc::new(shared);
-        let endpoint = link.endpoint().to_owned();
+        let endpoints = links.iter().map(|link| link.endpoint().to_owned());
+        let endpoints = endpoints.collect();
         let max_model_len = replica.max_model_len;
-        let num_text_threads = replica.settings.text_threads;
-        let queue = TextQueue::new(replica.settings.scheduler.max_queue, num_text_threads);
+        let settings = &replica.settings;
+        let mut threads = Threads::new(shared.clone());
+        let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
+        let mut admissions = Vec::new();
+        for (own, link) in shared.replicas().iter().zip(links) {
+            let (admission, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
+            admissions.push(admission);
+            let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
+            let output = Output::new(shared.clone(), own.clone(), bodies.clone());
+            let driver = Driver {
+                link,
+                admissions: admitted,
+                batches,
+                shared: shared.clone(),
+                own: own.clone(),
+                recorder: recorder.clone(),
+                kv_events: kv_events.take(),
+                group: group.next(),
+                replica: replica.clone(),
+            };
+            threads.spawn_for(own, "plait-driver", move || driver.run())?;
+            threads.spawn_for(own, "plait-output", move || output.run(&written))?;
+        }
+        drop((bodies, recorder));
+        threads.spawn_writers(ended, step_file, publisher)?;
+        let queue = TextQueue::new(settings.scheduler.max_queue, settings.text_threads);
         let queue = Arc::new(queue);
-        let (admissions, admitted) = crossbeam_channel::bounded(MAX_ADMISSIONS);
-        let (batches, written) = crossbeam_channel::bounded(MAX_BATCHES);
         let worker = Arc::new(TextWorker {
             model: model.clone(),
             max_model_len,
-            policy: replica.settings.scheduler.policy,
-            seeds: SeedSource::new(replica.settings.seed),
+            policy: settings.scheduler.policy,
+            seeds: SeedSource::new(settings.seed),
             logprobs: LogprobsBudget::default(),
             shared: shared.clone(),
             admissions,
             queue: queue.clone(),
         });
-        let (bodies, ended) = crossbeam_channel::bounded(MAX_BODIES);
-        let output = Output::new(shared.clone(), bodies);
-        let driver = Driver {
-            link,
-            admissions: admitted,
-            batches,
-            shared: shared.clone(),
-            recorder,
-            kv_events,
-            group,
-            replica,
-        };
-        let mut threads = vec![
-            spawn(&shared, "plait-driver", move || driver.run())?,
-            spawn(&shared, "plait-output", move || output.run(&written))?,
-            spawn(&shared, "plait-bodies", {
-                let shared = shared.clone();
-                move || write_bodies(&shared, &ended)
-            })?,
-        ];
-        if let Some(file) = step_file {
-            threads.push(spawn(&shared, "plait-records", move || file.run())?);
-        }
-        if let Some(publisher) = publisher {
-            threads.push(spawn(&shared, "plait-kv-events", move || publisher.run())?);
-        }
-        for _ in 0..num_text_threads {
+        for _ in 0..settings.text_threads {
             let worker = worker.clone();
-            threads.push(spawn(&shared, "plait-text", move || worker.run())?);
+            threads.spawn("plait-text", move || worker.run())?;
         }
-        let threads = Mutex::new(threads);
         Ok(Self {
             shared,
             model,
             max_model_len,
-            endpoint,
+            num_ranks: settings.num_ranks,
+            endpoints,
             queue,
-            threads,
+            threads: Mutex::new(threads.handles),
         })
     }
 
-    /// Where workers dial.
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
+    /// Where the workers of each replica dial.
+    pub fn endpoints(&self) -> &[String] {
+        &self.endpoints
     }
 
     /// Readable when [`Engine::take`] has something or the phase has changed.
@@ -231,26 +239,30 @@ impl Engine {
             received: self.shared.clock.now(),
         });
         for job in &put.rejected {
-            if self.shared.pending_streams.leave(job.stream) {
+            if self.shared.leave_pending(job.stream) {
                 self.reject(job.stream, Rejection::QueueFull, &queue_full(&put));
             }
         }
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
-        self.shared.metrics.requests.reject(rejection);
+        self.shared.metrics.rejections.count(rejection);
         self.shared.output_queue.put_error(stream, error);
     }
 
     /// Makes the driver read the clock again. A clock that jumps needs this after each jump.
     pub fn wake(&self) {
-        self.shared.mailbox.wakeup().signal();
+        self.shared.wake_all();
     }
 
     /// The client is gone; unknown or ended streams are fine. Records made before may still come.
     pub fn abort(&self, stream: StreamId) {
-        if !self.shared.pending_streams.abort(stream) {
-            self.shared.mailbox.put(Mail::Abort(stream));
+        if self.shared.pending_streams.abort(stream) {
+            return;
+        }
+        if let Some(replica) = self.shared.routes.replica_of(stream) {
+            let mailbox = &self.shared.replica(replica).mailbox;
+            mailbox.put(Mail::Abort(stream));
         }
     }
 
@@ -276,16 +288,19 @@ impl Engine {
 
     /// A rank's process ended.
     pub fn worker_lost(&self, rank: u32, reason: &str) {
-        self.shared.mailbox.put(Mail::RankEnded {
-            rank,
-            reason: reason.to_owned(),
-        });
+        let replicas = self.shared.replicas();
+        if let Some(replica) = replicas.get((rank / self.num_ranks) as usize) {
+            replica.mailbox.put(Mail::RankEnded {
+                rank,
+                reason: reason.to_owned(),
+            });
+        }
     }
 
     /// Rejects new requests, finishes those under way, and shuts the ranks down; ends in `stopped`.
     pub fn drain(&self) {
         self.shared.pending_streams.close();
-        self.shared.mailbox.put(Mail::Drain);
+        self.shared.tell_all(&Mail::Drain);
     }
 
     /// Ends the threads now; open streams end with an error. Further calls do nothing.
@@ -297,7 +312,7 @@ impl Engine {
         self.shared.reject_pending();
         self.shared.output_queue.close();
         self.queue.close();
-        self.shared.mailbox.put(Mail::Close);
+        self.shared.tell_all(&Mail::Close);
         for thread in threads.drain(..) {
             // The thread's sentinel has reported a panic.
             let _panicked = thread.join();
@@ -323,17 +338,17 @@ fn queue_full(put: &Put) -> ApiError {
     error
 }
 
-/// Opens the engine's socket in the group; no peer has answered yet.
-fn join(
-    place: &GroupMembership,
-    max_tokens: u32,
-    config: Fingerprint,
-    timeouts: GroupTimeouts,
-) -> Result<Grouped, GroupProblem> {
-    let settings = place.group(max_tokens, config, timeouts)?;
+/// The replicas' places in the group, if there is one; no other engine has answered yet.
+fn join(settings: Option<GroupSettings>, shared: &Shared) -> Result<Vec<Grouped>, GroupProblem> {
+    let Some(settings) = settings else {
+        return Ok(Vec::new());
+    };
+    let replicas = shared.replicas().iter();
+    let wakeups = replicas.map(|replica| replica.mailbox.wakeup().clone());
     // The engine's clock starts when its threads do.
-    let exchange = Exchange::new(settings.clone(), Micros(0))?;
-    Ok(Grouped::new(exchange, &settings))
+    let seats = Seat::of_engine(&settings, wakeups.collect(), Micros(0))?;
+    let places = seats.into_iter().map(|seat| Grouped::new(seat, &settings));
+    Ok(places.collect())
 }
 
 /// Opens the sockets that the settings ask for.
@@ -352,7 +367,7 @@ fn publish_kv_events(
         hash_key_id: settings.hash_key.map(HashKey::id).unwrap_or_default(),
     };
     let queue = Arc::new(KvEventQueue::new()?);
-    let num_messages = shared.metrics.num_kv_event_messages.clone();
+    let num_messages = shared.metrics.replica(0).num_kv_event_messages.clone();
     let publisher = Publisher::bind(asked, endpoint, origin, queue.clone(), num_messages)?;
     tracing::info!(
         "KV events at {}",
@@ -368,14 +383,81 @@ fn create_step_trace(path: &Path) -> Result<(StepRecorder, StepFile), StartError
     })
 }
 
-fn spawn(
-    shared: &Arc<Shared>,
-    name: &str,
-    run: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    let sentinel = Sentinel(shared.clone());
-    thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let _sentinel = sentinel;
-        run();
-    })
+/// A socket for each replica. The only one's has no number.
+fn bind_links(settings: &EngineSettings) -> Result<Vec<Link>, LinkError> {
+    let num_replicas = settings.num_replicas;
+    let bind = |replica| {
+        let name = match num_replicas {
+            1 => "link".to_owned(),
+            _ => format!("link-{replica}"),
+        };
+        let ranks = RankRange::of_replica(replica, settings.num_ranks, num_replicas);
+        Link::bind(&settings.run_dir, &name, ranks)
+    };
+    (0..num_replicas).map(bind).collect()
+}
+
+/// Pages are hashed with the key of the replicas' own caches.
+fn routes(settings: &EngineSettings) -> Routes {
+    let pages = &settings.pages;
+    let hash_key = settings.hash_key.filter(|_| pages.prefix_cache);
+    Routes::new(
+        settings.num_replicas,
+        pages.page_size,
+        hash_key.map(HashKey::seed),
+    )
+}
+
+/// The engine's threads as they are started.
+struct Threads {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn new(shared: Arc<Shared>) -> Self {
+        let handles = Vec::new();
+        Self { shared, handles }
+    }
+
+    /// A thread of one replica, with its number unless it is the first.
+    fn spawn_for(
+        &mut self,
+        replica: &ReplicaShared,
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        match replica.number {
+            0 => self.spawn(name, run),
+            number => self.spawn(&format!("{name}-{number}"), run),
+        }
+    }
+
+    /// The threads that write what the replicas have made.
+    fn spawn_writers(
+        &mut self,
+        ended: Receiver<EndedResponse>,
+        step_file: Option<StepFile>,
+        publisher: Option<Publisher>,
+    ) -> io::Result<()> {
+        let shared = self.shared.clone();
+        self.spawn("plait-bodies", move || write_bodies(&shared, &ended))?;
+        if let Some(file) = step_file {
+            self.spawn("plait-records", move || file.run())?;
+        }
+        if let Some(publisher) = publisher {
+            self.spawn("plait-kv-events", move || publisher.run())?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let sentinel = Sentinel(self.shared.clone());
+        let thread = thread::Builder::new().name(name.to_owned());
+        self.handles.push(thread.spawn(move || {
+            let _sentinel = sentinel;
+            run();
+        })?);
+        Ok(())
+    }
 }

@@ -14,12 +14,14 @@ mod coordinator;
 mod failure;
 mod member;
 mod round;
+mod seat;
 mod settings;
 mod socket;
 mod vote_collection;
 mod wire;
 
 pub use failure::GroupFailure;
+pub use seat::Seat;
 pub(crate) use settings::who_else_comes;
 pub use settings::{
     ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Owners, Role,
@@ -83,6 +85,14 @@ impl Exchange {
         match &self.role {
             RoleState::Coordinator(coordinator) => coordinator.awaits_decision(),
             RoleState::Member(member) => member.round().has_cast(),
+        }
+    }
+
+    /// Votes are asked for, whatever they are.
+    pub fn is_called(&self) -> bool {
+        match &self.role {
+            RoleState::Coordinator(coordinator) => coordinator.is_called(),
+            RoleState::Member(member) => !member.round().is_dormant(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use plait_proto::{ExitCode, Fingerprint, Hello, PROTOCOL, PageKind, schema_fingerprint};
 
+use crate::rank_range::RankRange;
+
 /// Page kinds of a replica at most, the first one apart.
 const MAX_OTHER_KINDS: usize = 15;
 
@@ -13,6 +15,7 @@ const MAX_POOL_BYTES: u64 = 1 << 50;
 /// The ranks that have said Hello so far.
 #[derive(Debug)]
 pub struct Handshake {
+    ranks: RankRange,
     hellos: Vec<Option<Hello>>,
     /// Pages that the settings ask for.
     asked_pages: Option<u32>,
@@ -29,16 +32,18 @@ pub struct RejectedPeer {
 
 impl Handshake {
     /// No rank yet. A rank has at most `asked_pages` pages, if the settings ask for a number.
-    pub fn new(num_ranks: u32, asked_pages: Option<u32>) -> Self {
+    pub fn new(ranks: RankRange, asked_pages: Option<u32>) -> Self {
         Self {
-            hellos: vec![None; num_ranks as usize],
+            ranks,
+            hellos: vec![None; ranks.len()],
             asked_pages,
         }
     }
 
     /// Whether this rank is in.
     pub fn has(&self, rank: u32) -> bool {
-        self.hellos.get(rank as usize).is_some_and(Option::is_some)
+        let place = self.ranks.place(rank);
+        place.is_some_and(|place| self.hellos[place].is_some())
     }
 
     /// Lets `rank` in, or rejects it. `config` is the fingerprint that its configuration must have.
@@ -48,8 +53,7 @@ impl Handshake {
         hello: Hello,
         config: Option<&Fingerprint>,
     ) -> Result<(), RejectedPeer> {
-        let world = u32::try_from(self.hellos.len()).expect("the number of ranks is a u32");
-        if let Some(reason) = mismatch(rank, world, &hello, config) {
+        if let Some(reason) = mismatch(rank, self.ranks.world(), &hello, config) {
             return Err(RejectedPeer {
                 code: ExitCode::Settings,
                 reason,
@@ -76,7 +80,8 @@ impl Handshake {
                 reason,
             });
         }
-        self.hellos[rank as usize] = Some(hello);
+        let place = self.ranks.place(rank);
+        self.hellos[place.expect("the link knows its ranks")] = Some(hello);
         Ok(())
     }
 
@@ -122,8 +127,9 @@ impl Handshake {
     }
 
     /// The first rank that is not in.
-    pub fn first_missing(&self) -> Option<usize> {
-        self.hellos.iter().position(Option::is_none)
+    pub fn first_missing(&self) -> Option<u32> {
+        let place = self.hellos.iter().position(Option::is_none)?;
+        self.ranks.iter().nth(place)
     }
 
     /// All Hellos by rank, once none is missing.
@@ -202,30 +208,37 @@ fn other_page_sizes(hello: &Hello) -> Vec<u32> {
 /// The ranks that have answered step 0.
 #[derive(Debug)]
 pub struct WarmUp {
+    ranks: RankRange,
     answered: Vec<bool>,
 }
 
 impl WarmUp {
     /// No rank yet.
-    pub fn new(num_ranks: u32) -> Self {
+    pub fn new(ranks: RankRange) -> Self {
         Self {
-            answered: vec![false; num_ranks as usize],
+            ranks,
+            answered: vec![false; ranks.len()],
         }
     }
 
     /// Whether this rank has answered.
     pub fn has(&self, rank: u32) -> bool {
-        self.answered[rank as usize]
+        self.ranks
+            .place(rank)
+            .is_some_and(|place| self.answered[place])
     }
 
     /// Notes this rank's answer.
     pub fn add(&mut self, rank: u32) {
-        self.answered[rank as usize] = true;
+        if let Some(place) = self.ranks.place(rank) {
+            self.answered[place] = true;
+        }
     }
 
     /// The first rank that has not answered.
-    pub fn first_missing(&self) -> Option<usize> {
-        self.answered.iter().position(|answered| !answered)
+    pub fn first_missing(&self) -> Option<u32> {
+        let place = self.answered.iter().position(|answered| !answered)?;
+        self.ranks.iter().nth(place)
     }
 
     /// Whether all ranks have answered.
@@ -239,6 +252,10 @@ mod tests {
     use super::*;
 
     const CONFIG: Fingerprint = [7; 16];
+
+    fn two() -> RankRange {
+        RankRange::of_replica(0, 2, 1)
+    }
 
     fn hello(rank: u32) -> Hello {
         Hello {
@@ -259,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_replica_is_complete_with_its_last_rank_and_takes_the_least_pages() {
-        let mut handshake = Handshake::new(2, None);
+        let mut handshake = Handshake::new(two(), None);
         handshake.add(1, hello(1), Some(&CONFIG)).unwrap();
         assert_eq!(handshake.complete(), None);
         assert_eq!(handshake.first_missing(), Some(0));
@@ -280,7 +297,7 @@ mod tests {
         for (word, change) in cases {
             let mut other = hello(0);
             change(&mut other);
-            let refused = Handshake::new(2, None)
+            let refused = Handshake::new(two(), None)
                 .add(0, other, Some(&CONFIG))
                 .unwrap_err();
             assert!(refused.reason.contains(word), "{}", refused.reason);
@@ -310,7 +327,7 @@ mod tests {
             let mut huge = hello(0);
             change(&mut huge);
             let asked = words.starts_with("asks").then_some(100);
-            let refused = Handshake::new(2, asked)
+            let refused = Handshake::new(two(), asked)
                 .add(0, huge, Some(&CONFIG))
                 .unwrap_err();
             assert!(refused.reason.contains(words), "{}", refused.reason);
@@ -331,7 +348,7 @@ mod tests {
 
     #[test]
     fn each_page_kind_takes_the_least_pages() {
-        let mut handshake = Handshake::new(2, None);
+        let mut handshake = Handshake::new(two(), None);
         for (rank, num_pages) in [(0, 7), (1, 5)] {
             let hello = with_pages(rank, 64, num_pages);
             handshake.add(rank, hello, Some(&CONFIG)).unwrap();
@@ -348,7 +365,7 @@ mod tests {
             (with_pages(1, 0, 7), "[0] tokens; up to 15"),
             (with_pages(1, 64, 0), "no memory for a single page"),
         ] {
-            let mut handshake = Handshake::new(2, None);
+            let mut handshake = Handshake::new(two(), None);
             handshake
                 .add(0, with_pages(0, 64, 7), Some(&CONFIG))
                 .unwrap();
@@ -359,6 +376,6 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_before_the_configuration_is_known() {
-        assert!(Handshake::new(2, None).add(0, hello(0), None).is_err());
+        assert!(Handshake::new(two(), None).add(0, hello(0), None).is_err());
     }
 }

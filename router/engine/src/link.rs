@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use plait_proto::{MAX_FRAMES, MAX_MESSAGE_BYTES, Malformed, Message};
 
+use crate::rank_range::RankRange;
 use crate::receive_frames::{next_frame, rest_of_message};
 use crate::wakeup::Wakeup;
 
@@ -60,13 +61,13 @@ pub enum Received {
 pub struct Link {
     socket: zmq::Socket,
     endpoint: String,
-    num_ranks: u32,
+    ranks: RankRange,
 }
 
 impl Link {
-    /// Listens in `run_dir`.
-    pub fn bind(run_dir: &Path, num_ranks: u32) -> Result<Self, LinkError> {
-        let path = run_dir.join("link").display().to_string();
+    /// Listens in `run_dir` for these ranks, on a socket of that name.
+    pub fn bind(run_dir: &Path, name: &str, ranks: RankRange) -> Result<Self, LinkError> {
+        let path = run_dir.join(name).display().to_string();
         if path.len() > MAX_IPC_PATH_BYTES {
             return Err(LinkError::PathTooLong {
                 bytes: path.len(),
@@ -78,7 +79,7 @@ impl Link {
             Ok(socket) => Ok(Self {
                 socket,
                 endpoint,
-                num_ranks,
+                ranks,
             }),
             Err(error) => Err(LinkError::Bind {
                 endpoint,
@@ -117,7 +118,7 @@ impl Link {
     pub fn receive(&self) -> Option<Received> {
         let peer = next_frame(&self.socket)?;
         let frames = rest_of_message(&self.socket);
-        let Some(rank) = rank_of(&peer).filter(|rank| *rank < self.num_ranks) else {
+        let Some(rank) = rank_of(&peer).filter(|rank| self.ranks.place(*rank).is_some()) else {
             return Some(Received::UnknownPeer);
         };
         Some(match plait_proto::decode(&frames) {
@@ -136,7 +137,8 @@ impl Link {
 
     /// Sends the same frames to all ranks; an error names the rank that is gone.
     pub fn send_all<F: AsRef<[u8]>>(&self, frames: &[F]) -> Result<(), (u32, zmq::Error)> {
-        (0..self.num_ranks)
+        self.ranks
+            .iter()
             .try_for_each(|rank| self.send(rank, frames).map_err(|error| (rank, error)))
     }
 }
@@ -170,6 +172,10 @@ fn rank_of(routing_id: &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn one() -> RankRange {
+        RankRange::of_replica(0, 1, 1)
+    }
+
     #[test]
     fn a_routing_id_names_its_rank() {
         assert_eq!(rank_of(routing_id(12).as_bytes()), Some(12));
@@ -191,9 +197,13 @@ mod tests {
 
     #[test]
     fn a_long_run_directory_is_refused_with_its_length() {
-        let error = Link::bind(Path::new(&format!("/tmp/{}", "x".repeat(120))), 1)
-            .err()
-            .unwrap();
+        let error = Link::bind(
+            Path::new(&format!("/tmp/{}", "x".repeat(120))),
+            "link",
+            one(),
+        )
+        .err()
+        .unwrap();
         assert!(
             error.to_string().contains("130 bytes; 107 are allowed"),
             "{error}"
@@ -202,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_missing_run_directory_is_an_error_with_the_endpoint() {
-        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), 1)
+        let error = Link::bind(Path::new("/tmp/plait-no-such-directory"), "link", one())
             .err()
             .unwrap();
         assert!(

@@ -1,6 +1,6 @@
 //! Messages of other threads to the driver. Sending never blocks.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
 use plait_core::RequestId;
@@ -33,7 +33,7 @@ pub enum Mail {
 #[derive(Debug)]
 pub struct Mailbox {
     mail: Mutex<Vec<Mail>>,
-    wakeup: Wakeup,
+    wakeup: Arc<Wakeup>,
 }
 
 impl Mailbox {
@@ -41,12 +41,12 @@ impl Mailbox {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             mail: Mutex::default(),
-            wakeup: Wakeup::new()?,
+            wakeup: Arc::new(Wakeup::new()?),
         })
     }
 
     /// Readable when there is mail or an admission.
-    pub fn wakeup(&self) -> &Wakeup {
+    pub fn wakeup(&self) -> &Arc<Wakeup> {
         &self.wakeup
     }
 

@@ -1,5 +1,6 @@
 //! Prometheus metrics, updated with atomics only.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
+use rustc_hash::FxHashMap;
 
 use crate::histogram::Histogram;
 use crate::step_model_metrics::StepModelMetrics;
@@ -17,7 +19,7 @@ use crate::step_model_metrics::StepModelMetrics;
 /// A metric with one label; each of its values is looked up once, at start-up.
 type Labelled<M> = Family<[(&'static str, &'static str); 1], M>;
 
-/// Every metric of one engine.
+/// Every metric of one replica.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -176,11 +178,32 @@ impl From<FinishReason> for Ending {
     }
 }
 
+/// Requests that never ran, by [`Rejection`]; clones share their counts.
+#[derive(Clone, Debug)]
+pub struct Rejections([Counter; 5]);
+
+impl Rejections {
+    fn register(registry: &mut Registry) -> Self {
+        Self(labelled(
+            registry,
+            "plait_requests_rejected",
+            "Requests that never ran, by reason",
+            "reason",
+            Rejection::LABELS,
+        ))
+    }
+
+    /// One request was not taken.
+    pub fn count(&self, rejection: Rejection) {
+        self.0[rejection as usize].inc();
+    }
+}
+
 /// Requests and their tokens.
 #[derive(Debug)]
 pub struct RequestMetrics {
     finished: [Counter; 4],
-    rejected: [Counter; 5],
+    rejected: Rejections,
     /// Prompt tokens of the queued requests.
     pub prompt_tokens: Counter,
     /// Tokens sampled and kept.
@@ -190,7 +213,6 @@ pub struct RequestMetrics {
 impl RequestMetrics {
     fn register(registry: &mut Registry) -> Self {
         let finished = "Requests that ended, by reason";
-        let rejected = "Requests that never ran, by reason";
         Self {
             finished: labelled(
                 registry,
@@ -199,13 +221,7 @@ impl RequestMetrics {
                 "reason",
                 Ending::LABELS,
             ),
-            rejected: labelled(
-                registry,
-                "plait_requests_rejected",
-                rejected,
-                "reason",
-                Rejection::LABELS,
-            ),
+            rejected: Rejections::register(registry),
             prompt_tokens: registered(
                 registry,
                 "plait_prompt_tokens",
@@ -222,7 +238,7 @@ impl RequestMetrics {
 
     /// One request was not taken.
     pub fn reject(&self, rejection: Rejection) {
-        self.rejected[rejection as usize].inc();
+        self.rejected.count(rejection);
     }
 }
 
@@ -385,9 +401,10 @@ impl GroupMetrics {
 }
 
 impl Metrics {
-    /// All at zero.
-    pub fn new() -> Self {
-        let mut registry = Registry::default();
+    /// All at zero. A replica among others has its number as the label `replica`.
+    pub fn new(replica: Option<u32>) -> Self {
+        let label = replica.map(|number| ("replica".into(), number.to_string().into()));
+        let mut registry = Registry::with_labels(label.into_iter());
         Self {
             steps: StepMetrics::register(&mut registry),
             requests: RequestMetrics::register(&mut registry),
@@ -409,18 +426,85 @@ impl Metrics {
         }
     }
 
-    /// `OpenMetrics` text.
-    pub fn render(&self) -> String {
-        let mut page = String::new();
-        text::encode(&mut page, &self.registry).expect("a string takes every byte");
-        page
+    fn render(&self) -> String {
+        render(&self.registry)
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
+fn render(registry: &Registry) -> String {
+    let mut page = String::new();
+    text::encode_registry(&mut page, registry).expect("a string takes every byte");
+    page
+}
+
+/// The metrics of an engine's replicas, and of requests that no replica got.
+#[derive(Debug)]
+pub struct EngineMetrics {
+    replicas: Vec<Arc<Metrics>>,
+    /// Of requests that no replica got.
+    pub rejections: Rejections,
+    /// Holds the rejections if there are several replicas; the only one's are among its own.
+    front_door: Registry,
+}
+
+impl EngineMetrics {
+    /// All at zero.
+    pub fn new(num_replicas: u32) -> Self {
+        let mut front_door = Registry::default();
+        let numbers = (0..num_replicas).map(|number| (num_replicas > 1).then_some(number));
+        let replicas: Vec<_> = numbers
+            .map(|number| Arc::new(Metrics::new(number)))
+            .collect();
+        let rejections = match replicas.as_slice() {
+            [only] => only.requests.rejected.clone(),
+            _ => Rejections::register(&mut front_door),
+        };
+        Self {
+            replicas,
+            rejections,
+            front_door,
+        }
     }
+
+    /// One replica's.
+    pub fn replica(&self, number: u32) -> &Arc<Metrics> {
+        &self.replicas[number as usize]
+    }
+
+    /// `OpenMetrics` text.
+    pub fn render(&self) -> String {
+        let pages = self.replicas.iter().map(|replica| replica.render());
+        let pages: Vec<String> = pages.chain([render(&self.front_door)]).collect();
+        merge_pages(&pages) + "# EOF\n"
+    }
+}
+
+/// One page with the lines of all, each metric's together. The first page has every metric.
+fn merge_pages(pages: &[String]) -> String {
+    const HELP: &str = "# HELP ";
+    let families = |page: &'_ str| -> Vec<(String, String)> {
+        let blocks = page.split(HELP).skip(1);
+        let named = blocks.map(|block| {
+            let name = block.split_once(' ').map_or(block, |(name, _)| name);
+            (name.to_owned(), block.to_owned())
+        });
+        named.collect()
+    };
+    let (first, others) = pages.split_first().expect("an engine has a replica");
+    let others: Vec<FxHashMap<String, String>> = others
+        .iter()
+        .map(|page| families(page).into_iter().collect())
+        .collect();
+    let mut merged = String::new();
+    for (name, block) in families(first) {
+        merged += HELP;
+        merged += &block;
+        for samples in others.iter().filter_map(|other| other.get(&name)) {
+            let lines = samples.split_inclusive('\n');
+            merged.extend(lines.skip(1).filter(|line| !line.starts_with('#')));
+        }
+    }
+    merged
 }
 
 /// Raises a counter to `count`, which only grows.
@@ -461,7 +545,7 @@ mod tests {
 
     #[test]
     fn every_label_is_on_the_page_before_anything_happens() {
-        let page = Metrics::new().render();
+        let page = EngineMetrics::new(1).render();
         for line in [
             "plait_steps_total{kind=\"mixed\"} 0",
             "plait_requests_rejected_total{reason=\"queue_full\"} 0",
@@ -475,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_step_counts_under_its_kind() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::new(None);
         let work = StepWork {
             num_prefill_tokens: 100,
             num_decode_rows: 7,
@@ -489,5 +573,45 @@ mod tests {
         assert!(page.contains("plait_step_tokens_total{phase=\"prefill\"} 100"));
         assert!(page.contains("plait_step_tokens_total{phase=\"decode\"} 7"));
         assert!(page.contains("plait_step_seconds_count{kind=\"mixed\"} 1"));
+    }
+
+    #[test]
+    fn a_page_of_several_replicas_has_each_metric_once_with_a_line_for_each_replica() {
+        let metrics = EngineMetrics::new(2);
+        metrics.replica(0).requests.prompt_tokens.inc_by(5);
+        metrics.replica(1).requests.reject(Rejection::QueueFull);
+        metrics.rejections.count(Rejection::Invalid);
+        let page = metrics.render();
+        for line in [
+            "plait_prompt_tokens_total{replica=\"0\"} 5",
+            "plait_prompt_tokens_total{replica=\"1\"} 0",
+            "plait_requests_rejected_total{replica=\"1\",reason=\"queue_full\"} 1",
+            "plait_requests_rejected_total{replica=\"0\",reason=\"queue_full\"} 0",
+            "plait_requests_rejected_total{reason=\"invalid\"} 1",
+            "plait_step_seconds_bucket{replica=\"1\",le=\"0.0005\",kind=\"mixed\"} 0",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
+        let mut heads: Vec<&str> = page
+            .lines()
+            .filter(|line| line.starts_with("# TYPE"))
+            .collect();
+        let num_heads = heads.len();
+        heads.dedup();
+        assert_eq!(num_heads, heads.len());
+        assert_eq!(page.matches("# TYPE plait_requests_rejected ").count(), 1);
+        assert!(page.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn the_only_replica_has_no_label_and_counts_what_the_front_door_rejects() {
+        let metrics = EngineMetrics::new(1);
+        metrics.rejections.count(Rejection::NotReady);
+        let page = metrics.render();
+        assert!(
+            page.contains("plait_requests_rejected_total{reason=\"not_ready\"} 1"),
+            "{page}"
+        );
+        assert!(!page.contains("replica="));
     }
 }

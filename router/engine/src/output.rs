@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::mailbox::Mail;
 use crate::output_queue::{self, LAST, StreamId};
-use crate::shared::Shared;
+use crate::shared::{ReplicaShared, Shared};
 
 /// The driver's event for a stream.
 #[derive(Debug)]
@@ -82,9 +82,10 @@ struct ChoiceLocation {
     choice: usize,
 }
 
-/// Owns the responses of all open streams.
+/// Owns the responses of a replica's open streams.
 pub struct Output {
     shared: Arc<Shared>,
+    replica: Arc<ReplicaShared>,
     streams: FxHashMap<StreamId, OpenResponse>,
     choices: FxHashMap<RequestId, ChoiceLocation>,
     records: Vec<u8>,
@@ -111,9 +112,14 @@ pub fn write_bodies(shared: &Shared, ended: &Receiver<EndedResponse>) {
 
 impl Output {
     /// No streams. `bodies` goes to [`write_bodies`].
-    pub fn new(shared: Arc<Shared>, bodies: Sender<EndedResponse>) -> Self {
+    pub fn new(
+        shared: Arc<Shared>,
+        replica: Arc<ReplicaShared>,
+        bodies: Sender<EndedResponse>,
+    ) -> Self {
         Self {
             shared,
+            replica,
             streams: FxHashMap::default(),
             choices: FxHashMap::default(),
             records: Vec::new(),
@@ -124,6 +130,7 @@ impl Output {
     /// Writes batches until the driver has ended; wakes Python once a batch.
     pub fn run(mut self, batches: &Receiver<Vec<StreamEvent>>) {
         for batch in batches {
+            self.replica.made_room();
             for event in batch {
                 self.write(event);
             }
@@ -217,7 +224,7 @@ impl Output {
         });
         self.records = records;
         if pushed == Some(Pushed::StopString) {
-            self.shared.mailbox.put(Mail::StopString(request));
+            self.replica.mailbox.put(Mail::StopString(request));
             self.finish(request, FinishReason::Stop);
         }
     }

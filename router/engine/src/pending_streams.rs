@@ -65,6 +65,12 @@ impl PendingStreams {
             .collect()
     }
 
+    /// Whether no stream is here, and none may come.
+    pub fn is_drained(&self) -> bool {
+        let state = self.lock();
+        state.is_closed && state.streams.is_empty()
+    }
+
     /// Whether no stream is here.
     pub fn is_empty(&self) -> bool {
         self.lock().streams.is_empty()

@@ -19,7 +19,7 @@ use crate::logprobs::{self, WrongRecords};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
 use crate::output_queue::StreamId;
-use crate::shared::Shared;
+use crate::shared::{ReplicaShared, Shared};
 use crate::step::{MeasuredRow, PlanWriter, StepInFlight};
 use crate::step_trace::StepRecorder;
 use crate::text_pool::Admission;
@@ -80,8 +80,10 @@ pub struct ServingConfig {
     pub vocab_size: u32,
     /// Limits on waiting.
     pub timeouts: Timeouts,
-    /// The rest of the engine.
+    /// What all replicas share.
     pub shared: Arc<Shared>,
+    /// What this one shares with others.
+    pub own: Arc<ReplicaShared>,
     /// Writes the step trace, if there is one.
     pub recorder: Option<StepRecorder>,
     /// Takes KV events, if they are published.
@@ -194,7 +196,7 @@ impl Serving {
             self.num_measured += usize::from(live.wants_logprobs());
             self.requests.insert(*request, live);
         }
-        let metrics = &self.config.shared.metrics.requests;
+        let metrics = &self.config.own.metrics.requests;
         metrics.prompt_tokens.inc_by(num_prompt_tokens as u64);
         self.streams.insert(stream, requests.clone());
         self.events.push(StreamEvent::Open {
@@ -206,7 +208,7 @@ impl Serving {
 
     /// The client is gone. Its requests return their pages when the steps in flight are complete.
     pub fn abort(&mut self, stream: StreamId) {
-        if let Some(requests) = self.streams.remove(&stream) {
+        if let Some(requests) = self.forget(stream) {
             self.events.push(StreamEvent::Forget(stream));
             self.end_requests(&requests, Event::Abort);
         }
@@ -339,13 +341,13 @@ impl Serving {
     /// Ends every stream with an error.
     pub fn fail_all(&mut self, error: &ApiError) {
         for _ in self.requests.drain() {
-            self.config.shared.metrics.requests.finish(Ending::Error);
+            self.config.own.metrics.requests.finish(Ending::Error);
         }
-        let failed = self.streams.drain().map(|(stream, _)| StreamEvent::Fail {
-            stream,
-            error: error.clone(),
-        });
-        self.events.extend(failed);
+        for (stream, _) in self.streams.drain() {
+            let error = error.clone();
+            self.config.shared.routes.finish(stream);
+            self.events.push(StreamEvent::Fail { stream, error });
+        }
     }
 
     /// The events for the output thread.
@@ -355,12 +357,12 @@ impl Serving {
 
     /// Copies the scheduler's counts to the metrics.
     pub fn publish(&mut self) {
-        let shared = &self.config.shared;
+        let own = &self.config.own;
         let stats = self.scheduler.stats();
         let model = self.scheduler.step_time_stats();
-        shared.metrics.scheduler.copy(&stats);
-        shared.metrics.step_model.copy(&model, &stats.counts);
-        shared.status.set_idle(self.is_idle());
+        own.metrics.scheduler.copy(&stats);
+        own.metrics.step_model.copy(&model, &stats.counts);
+        own.status.set_idle(self.is_idle());
         self.warn_of_missed_target(stats.counts.num_decodes_over_target);
     }
 
@@ -383,9 +385,15 @@ impl Serving {
         }
     }
 
+    fn forget(&mut self, stream: StreamId) -> Option<SmallVec<[RequestId; 1]>> {
+        self.config.shared.routes.finish(stream);
+        self.streams.remove(&stream)
+    }
+
     /// The stream counts as one rejection, however many choices it has.
     fn refuse(&mut self, stream: StreamId, refusal: plait_core::Refusal) {
-        let metrics = &self.config.shared.metrics.requests;
+        self.config.shared.routes.finish(stream);
+        let metrics = &self.config.own.metrics.requests;
         metrics.reject(Rejection::from(&refusal));
         let error = ApiError::from(refusal).retry_after(self.retry_after_seconds());
         self.events.push(StreamEvent::Fail { stream, error });
@@ -405,7 +413,7 @@ impl Serving {
                 continue;
             };
             self.num_measured -= usize::from(live.wants_logprobs());
-            if let Some(mut others) = self.streams.remove(&live.stream) {
+            if let Some(mut others) = self.forget(live.stream) {
                 others.retain(|other| *other != request);
                 self.refuse(live.stream, refusal);
                 self.end_requests(&others, Event::Abort);
@@ -444,7 +452,7 @@ impl Serving {
 
     /// Keeps what the plan's result will be read with.
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
-        let queue = &self.config.shared.metrics.latency.queue;
+        let queue = &self.config.own.metrics.latency.queue;
         for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
             queue.observe(since(self.requests[&new.request].received, now));
             if new.num_cached > 0 {
@@ -537,7 +545,7 @@ impl Serving {
     }
 
     fn time_tokens(&mut self, request: RequestId, num_tokens: usize, now: Micros) {
-        let metrics = &self.config.shared.metrics;
+        let metrics = &self.config.own.metrics;
         metrics.requests.generated_tokens.inc_by(num_tokens as u64);
         let live = self
             .requests
@@ -558,7 +566,7 @@ impl Serving {
             .remove(&request)
             .expect("each request ends exactly once");
         self.num_measured -= usize::from(live.wants_logprobs());
-        let metrics = &self.config.shared.metrics;
+        let metrics = &self.config.own.metrics;
         metrics.requests.finish(reason.into());
         metrics
             .latency
@@ -570,20 +578,20 @@ impl Serving {
         if let Some(requests) = self.streams.get_mut(&live.stream) {
             requests.retain(|other| *other != request);
             if requests.is_empty() {
-                self.streams.remove(&live.stream);
+                self.forget(live.stream);
             }
         }
     }
 
     fn record(&self, step: &StepInFlight, result: &StepResult) {
-        let shared = &self.config.shared;
+        let own = &self.config.own;
         let elapsed = Duration::from_micros(result.elapsed_us);
-        shared.status.set_step(step.step);
+        own.status.set_step(step.step);
         let Some(kind) = step.kind else {
-            shared.metrics.group.num_dummies.inc();
+            own.metrics.group.num_dummies.inc();
             return;
         };
-        shared.metrics.steps.record(kind, elapsed, &step.work);
+        own.metrics.steps.record(kind, elapsed, &step.work);
         if let Some(recorder) = &self.config.recorder {
             recorder.record(&step.work, elapsed);
         }

@@ -24,8 +24,10 @@ pub struct EngineSettings {
     pub served_model_name: Option<String>,
     /// Directory of mode 0700 for the ipc socket.
     pub run_dir: PathBuf,
-    /// Worker processes of the replica.
+    /// Worker processes of each replica.
     pub num_ranks: u32,
+    /// Replicas of the engine.
+    pub num_replicas: u32,
     /// Longest prompt plus output in tokens; None takes the model's own.
     pub max_model_len: Option<u32>,
     /// How requests become steps.
@@ -63,6 +65,11 @@ impl HashKey {
         Self(hash_seed())
     }
 
+    /// What pages are hashed with.
+    pub fn seed(self) -> HashSeed {
+        self.0
+    }
+
     /// Equal for equal keys.
     pub fn id(self) -> String {
         format!("{:?}", self.0.id())
@@ -92,7 +99,7 @@ impl std::fmt::Debug for HashKey {
     }
 }
 
-/// The JSON of `plait.settings.GroupMembership`: this engine in its group, with one replica an engine.
+/// The JSON of `plait.settings.GroupMembership`: this engine in its group. Its engines have equally many replicas.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupMembership {
@@ -140,10 +147,11 @@ impl std::fmt::Debug for GroupKeys {
 }
 
 impl GroupMembership {
-    /// The group's settings. `config` is the fingerprint of what all engines must share, `max_tokens` the
-    /// most tokens of a step.
+    /// The group's settings, with so many replicas an engine. `config` is the fingerprint of what all engines must
+    /// share, `max_tokens` the most tokens of a step.
     pub fn group(
         &self,
+        num_replicas: u32,
         max_tokens: u32,
         config: plait_proto::Fingerprint,
         timeouts: GroupTimeouts,
@@ -154,7 +162,7 @@ impl GroupMembership {
         }
         Ok(GroupSettings {
             role: self.role()?,
-            num_replicas: vec![1; self.num_engines as usize],
+            num_replicas: vec![num_replicas; self.num_engines as usize],
             config,
             graphs: self
                 .graph_buckets
@@ -262,7 +270,7 @@ impl From<plait_core::SettingsError> for SettingsProblem {
     }
 }
 
-/// Ranks of one replica at most.
+/// Ranks of one replica, and replicas of one engine, at most.
 const MAX_RANKS: u32 = 64;
 /// A longer time to load is none.
 const LONGEST_LOAD: Duration = Duration::from_secs(1_000_000_000);
@@ -277,6 +285,13 @@ impl EngineSettings {
                 setting: "tp",
                 given: settings.num_ranks.into(),
                 allowed: format!("a replica has 1 to {MAX_RANKS} ranks: give one of these"),
+            });
+        }
+        if !(1..=MAX_RANKS).contains(&settings.num_replicas) {
+            return Err(SettingsProblem::OutOfRange {
+                setting: "dp",
+                given: settings.num_replicas.into(),
+                allowed: format!("a server has 1 to {MAX_RANKS} replicas: give one of these"),
             });
         }
         Ok(settings)
@@ -335,6 +350,7 @@ impl EngineSettings {
             "max_model_len": max_model_len,
             "vocab_size": vocab_size,
             "num_ranks": self.num_ranks,
+            "num_replicas": self.num_replicas,
             "draft_tokens": self.draft_tokens,
             "max_batch_tokens": self.scheduler.max_batch_tokens,
             "max_seqs": self.scheduler.max_seqs,

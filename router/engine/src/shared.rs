@@ -1,55 +1,129 @@
 //! State that the engine's threads share.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use plait_proto::{ExitCode, Fingerprint};
 
 use crate::clock::Clock;
-use crate::mailbox::Mailbox;
-use crate::metrics::{Metrics, Rejection};
-use crate::output_queue::OutputQueue;
+use crate::mailbox::{Mail, Mailbox};
+use crate::metrics::{EngineMetrics, Metrics, Rejection};
+use crate::output_queue::{OutputQueue, StreamId};
 use crate::pending_streams::PendingStreams;
-use crate::status::StatusBoard;
+use crate::routes::Routes;
+use crate::status::{ReplicaStatus, StatusBoard};
 
 /// What one engine's threads share.
 #[derive(Debug)]
 pub struct Shared {
-    /// From everyone to the driver.
-    pub mailbox: Mailbox,
     /// From everyone to Python.
     pub output_queue: Arc<OutputQueue>,
     /// The engine's phase and health.
     pub status: StatusBoard,
     /// Counters and histograms.
-    pub metrics: Metrics,
+    pub metrics: EngineMetrics,
     /// Streams whose text is being prepared.
     pub pending_streams: PendingStreams,
+    /// Which replica has which stream.
+    pub routes: Routes,
     /// The configuration's fingerprint that a Hello must carry.
     pub config_fingerprint: OnceLock<Fingerprint>,
     /// The engine's time.
     pub clock: Arc<dyn Clock>,
+    replicas: Vec<Arc<ReplicaShared>>,
+}
+
+/// What the threads of one replica share with each other and with everyone.
+#[derive(Debug)]
+pub struct ReplicaShared {
+    /// Its number in the engine.
+    pub number: u32,
+    /// From everyone to its driver.
+    pub mailbox: Mailbox,
+    /// Its driver has events for which the output thread had no room, and wants to be woken when there is some.
+    pub output_is_full: AtomicBool,
+    /// Its phase and health.
+    pub status: Arc<ReplicaStatus>,
+    /// Its counters and histograms.
+    pub metrics: Arc<Metrics>,
+}
+
+impl ReplicaShared {
+    /// The output thread has taken a batch.
+    pub fn made_room(&self) {
+        if self.output_is_full.swap(false, Ordering::SeqCst) {
+            self.mailbox.wakeup().signal();
+        }
+    }
 }
 
 impl Shared {
-    /// All empty.
-    pub fn new(clock: Arc<dyn Clock>) -> std::io::Result<Self> {
+    /// All empty, for so many replicas.
+    pub fn new(clock: Arc<dyn Clock>, num_replicas: u32, routes: Routes) -> std::io::Result<Self> {
         let output_queue = Arc::new(OutputQueue::new()?);
+        let status = StatusBoard::new(&output_queue, num_replicas);
+        let metrics = EngineMetrics::new(num_replicas);
+        let replica = |number| {
+            Ok(Arc::new(ReplicaShared {
+                number,
+                mailbox: Mailbox::new()?,
+                output_is_full: AtomicBool::new(false),
+                status: status.replica(number).clone(),
+                metrics: metrics.replica(number).clone(),
+            }))
+        };
+        let replicas: std::io::Result<_> = (0..num_replicas).map(replica).collect();
         Ok(Self {
-            mailbox: Mailbox::new()?,
-            status: StatusBoard::new(output_queue.clone()),
+            replicas: replicas?,
+            status,
             output_queue,
-            metrics: Metrics::new(),
+            metrics,
             pending_streams: PendingStreams::default(),
+            routes,
             config_fingerprint: OnceLock::new(),
             clock,
         })
     }
 
-    /// Rejects the streams that have not reached the driver, and every later one.
+    /// All replicas, by number.
+    pub fn replicas(&self) -> &[Arc<ReplicaShared>] {
+        &self.replicas
+    }
+
+    /// One replica's.
+    pub fn replica(&self, number: u32) -> &Arc<ReplicaShared> {
+        &self.replicas[number as usize]
+    }
+
+    /// Leaves this mail for every replica.
+    pub fn tell_all(&self, mail: &Mail) {
+        for replica in &self.replicas {
+            replica.mailbox.put(mail.clone());
+        }
+    }
+
+    /// Wakes every driver.
+    pub fn wake_all(&self) {
+        for replica in &self.replicas {
+            replica.mailbox.wakeup().signal();
+        }
+    }
+
+    /// Takes a stream from the pending ones; returns whether its client still waits. Drivers that drain wait
+    /// for the last one.
+    pub fn leave_pending(&self, stream: StreamId) -> bool {
+        let is_wanted = self.pending_streams.leave(stream);
+        if self.pending_streams.is_drained() {
+            self.wake_all();
+        }
+        is_wanted
+    }
+
+    /// Rejects the streams that have not reached a driver, and every later one.
     pub fn reject_pending(&self) {
         let error = self.status.refusal();
         for stream in self.pending_streams.clear() {
-            self.metrics.requests.reject(Rejection::NotReady);
+            self.metrics.rejections.count(Rejection::NotReady);
             self.output_queue.put_error(stream, &error);
         }
     }
@@ -66,7 +140,7 @@ impl Drop for Sentinel {
             let reason = format!(
                 "the engine's thread {name} panicked, which is a bug; stderr has the stack"
             );
-            self.0.status.fail(ExitCode::Bug, &reason);
+            self.0.status.fail_all(ExitCode::Bug, &reason);
             self.0.reject_pending();
         }
     }

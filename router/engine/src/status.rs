@@ -1,4 +1,4 @@
-//! The engine's phase and health, for `/health`, `/ready` and the launcher.
+//! Phase and health of the engine and of each replica, for `/health`, `/ready` and the launcher.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::output_queue::OutputQueue;
 
-/// The engine's life, in order; `failed` may follow any but `stopped`.
+/// A replica's life, in order, and the engine's; `failed` may follow any but `stopped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -22,7 +22,7 @@ pub enum Phase {
     Draining,
     /// Drained or closed.
     Stopped,
-    /// A rank was lost or broke the rules.
+    /// A rank was lost or broke the rules. An engine goes on while another replica serves.
     Failed,
 }
 
@@ -62,9 +62,11 @@ impl DeviceReport {
     }
 }
 
-/// Written by the driver, read by everyone.
+/// One replica's phase and health. Written by its driver, read by everyone.
 #[derive(Debug)]
-pub struct StatusBoard {
+pub struct ReplicaStatus {
+    /// As a log line begins.
+    name: String,
     output_queue: Arc<OutputQueue>,
     standing: Mutex<Standing>,
     step: AtomicU64,
@@ -78,15 +80,22 @@ pub struct StatusBoard {
 #[derive(Clone, Debug)]
 struct Standing {
     phase: Phase,
-    reason: String,
-    exit_code: u32,
+    failure: Option<Failure>,
     num_ranks_ready: u32,
     device: DeviceReport,
 }
 
-/// The JSON of `_router.pyi`.
+#[derive(Clone, Debug)]
+struct Failure {
+    code: ExitCode,
+    reason: String,
+    /// The replica was never ready.
+    at_start: bool,
+}
+
+/// One replica in the JSON of `_router.pyi`.
 #[derive(Serialize)]
-struct Report {
+struct ReplicaReport {
     phase: Phase,
     reason: String,
     exit_code: u32,
@@ -100,17 +109,17 @@ struct Report {
     device: DeviceReport,
 }
 
-impl StatusBoard {
-    /// Loading; `output_queue`'s eventfd tells Python of every later phase.
-    pub fn new(output_queue: Arc<OutputQueue>) -> Self {
+impl ReplicaStatus {
+    /// Loading; `output_queue`'s eventfd tells Python of every later phase. A replica among others has a number.
+    fn new(output_queue: Arc<OutputQueue>, number: Option<u32>) -> Self {
         let standing = Standing {
             phase: Phase::Loading,
-            reason: String::new(),
-            exit_code: 0,
+            failure: None,
             num_ranks_ready: 0,
             device: DeviceReport::default(),
         };
         Self {
+            name: number.map_or_else(|| "the engine".to_owned(), replica_name),
             output_queue,
             standing: Mutex::new(standing),
             step: AtomicU64::new(0),
@@ -121,33 +130,13 @@ impl StatusBoard {
         }
     }
 
-    /// Whether requests are admitted.
-    pub fn is_ready(&self) -> bool {
-        self.lock().phase == Phase::Ready
-    }
-
-    /// Why no request is admitted, for clients. A failure's own reason may name this machine's files.
-    pub fn refusal(&self) -> ApiError {
-        let standing = self.lock();
-        ApiError::unavailable(match standing.phase {
-            Phase::Loading => "the model is being loaded; try again later",
-            Phase::Ready | Phase::Draining | Phase::Stopped => {
-                "the server is shutting down; send the request to another server, or try again later"
-            }
-            Phase::Failed if standing.exit_code == u32::from(ExitCode::RankLost) => {
-                "a worker was lost and the server cannot go on; its log says why, start it again"
-            }
-            Phase::Failed => "the server failed and cannot go on; its log says why, start it again",
-        })
-    }
-
     /// Enters a phase that needs no explanation; a failure stays one.
     pub fn enter(&self, phase: Phase) {
         let mut standing = self.lock();
         if standing.phase == Phase::Failed {
             return;
         }
-        tracing::info!("the engine is {}", phase.name());
+        tracing::info!("{} is {}", self.name, phase.name());
         standing.phase = phase;
         drop(standing);
         self.output_queue.wakeup().signal();
@@ -157,17 +146,24 @@ impl StatusBoard {
     pub fn fail(&self, code: ExitCode, reason: &str) {
         let mut standing = self.lock();
         if standing.phase != Phase::Failed {
-            tracing::error!(exit_code = u32::from(code), "the engine failed: {reason}");
-            reason.clone_into(&mut standing.reason);
+            tracing::error!(
+                exit_code = u32::from(code),
+                "{} failed: {reason}",
+                self.name
+            );
+            standing.failure = Some(Failure {
+                code,
+                reason: reason.to_owned(),
+                at_start: standing.phase == Phase::Loading,
+            });
             standing.phase = Phase::Failed;
-            standing.exit_code = code.into();
         }
         drop(standing);
         self.output_queue.wakeup().signal();
     }
 
-    /// The threads have ended.
-    pub fn stop(&self) {
+    /// The replica's threads have ended.
+    fn stop(&self) {
         if self.lock().phase != Phase::Stopped {
             self.enter(Phase::Stopped);
         }
@@ -209,13 +205,13 @@ impl StatusBoard {
         self.watchdog_deadline.store(time, Ordering::Relaxed);
     }
 
-    /// JSON of everything here, as it is `now`.
-    pub fn report(&self, now: Micros) -> Vec<u8> {
+    fn report(&self, now: Micros) -> ReplicaReport {
         let standing = self.lock().clone();
-        let report = Report {
+        let failure = standing.failure;
+        ReplicaReport {
             phase: standing.phase,
-            reason: standing.reason,
-            exit_code: standing.exit_code,
+            exit_code: failure.as_ref().map_or(0, |failure| failure.code.into()),
+            reason: failure.map_or_else(String::new, |failure| failure.reason),
             step: self.step.load(Ordering::Relaxed),
             idle: self.idle.load(Ordering::Relaxed),
             stuck: self.stuck.load(Ordering::Relaxed),
@@ -223,8 +219,7 @@ impl StatusBoard {
             hung: self.watchdog_deadline.load(Ordering::Relaxed) < now.0,
             ranks: standing.num_ranks_ready,
             device: standing.device,
-        };
-        serde_json::to_vec(&report).expect("numbers and strings always encode")
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Standing> {
@@ -232,20 +227,267 @@ impl StatusBoard {
     }
 }
 
+/// How messages call a replica among others.
+pub fn replica_name(number: u32) -> String {
+    format!("replica {number}")
+}
+
+/// The engine's state, which follows from its replicas'.
+#[derive(Debug)]
+pub struct StatusBoard {
+    replicas: Vec<Arc<ReplicaStatus>>,
+}
+
+/// The engine in the JSON of `_router.pyi`.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    engine: ReplicaReport,
+    replicas: Vec<ReplicaReport>,
+}
+
+impl StatusBoard {
+    /// All replicas load.
+    pub fn new(output_queue: &Arc<OutputQueue>, num_replicas: u32) -> Self {
+        let replicas = (0..num_replicas).map(|number| {
+            let number = (num_replicas > 1).then_some(number);
+            Arc::new(ReplicaStatus::new(output_queue.clone(), number))
+        });
+        Self {
+            replicas: replicas.collect(),
+        }
+    }
+
+    /// One replica's.
+    pub fn replica(&self, number: u32) -> &Arc<ReplicaStatus> {
+        &self.replicas[number as usize]
+    }
+
+    /// Whether requests are admitted.
+    pub fn is_ready(&self) -> bool {
+        self.phase() == Phase::Ready
+    }
+
+    /// Whether nothing can be served any more.
+    pub fn has_failed(&self) -> bool {
+        self.phase() == Phase::Failed
+    }
+
+    /// Why no request is admitted, for clients. A failure's own reason may name this machine's files.
+    pub fn refusal(&self) -> ApiError {
+        ApiError::unavailable(match self.phase() {
+            Phase::Loading => "the model is being loaded; try again later",
+            Phase::Ready | Phase::Draining | Phase::Stopped => {
+                "the server is shutting down; send the request to another server, or try again later"
+            }
+            Phase::Failed if self.lost_a_rank() => {
+                "a worker was lost and the server cannot go on; its log says why, start it again"
+            }
+            Phase::Failed => "the server failed and cannot go on; its log says why, start it again",
+        })
+    }
+
+    /// Why a replica ends its streams.
+    pub fn refusal_of(&self, replica: u32) -> ApiError {
+        if self.has_failed() || self.replica(replica).lock().phase != Phase::Failed {
+            return self.refusal();
+        }
+        ApiError::unavailable(format!(
+            "{} was lost, and the request with it; the others serve: send it again",
+            replica_name(replica)
+        ))
+    }
+
+    /// Every replica fails: a bug in what they share.
+    pub fn fail_all(&self, code: ExitCode, reason: &str) {
+        for replica in &self.replicas {
+            replica.fail(code, reason);
+        }
+    }
+
+    /// The threads have ended.
+    pub fn stop(&self) {
+        for replica in &self.replicas {
+            replica.stop();
+        }
+    }
+
+    /// JSON of everything here, as it is `now`.
+    pub fn report(&self, now: Micros) -> Vec<u8> {
+        let replicas: Vec<ReplicaReport> = self.replicas.iter().map(|it| it.report(now)).collect();
+        let engine = self.summary(&replicas);
+        let report = Report { engine, replicas };
+        serde_json::to_vec(&report).expect("numbers and strings always encode")
+    }
+
+    /// The engine is stuck, late or hung if every replica is that has not failed.
+    fn summary(&self, replicas: &[ReplicaReport]) -> ReplicaReport {
+        let phase = self.phase();
+        let live: Vec<&ReplicaReport> = match replicas {
+            [only] => vec![only],
+            all => all.iter().filter(|it| it.phase != Phase::Failed).collect(),
+        };
+        let all = |is: fn(&ReplicaReport) -> bool| !live.is_empty() && live.iter().all(|it| is(it));
+        let failure = self.failure().filter(|_| phase == Phase::Failed);
+        let (exit_code, reason) = failure.unwrap_or_default();
+        ReplicaReport {
+            phase,
+            reason,
+            exit_code,
+            step: replicas.iter().map(|it| it.step).max().unwrap_or(0),
+            idle: all(|it| it.idle),
+            stuck: all(|it| it.stuck),
+            late: all(|it| it.late),
+            hung: all(|it| it.hung),
+            ranks: replicas.iter().map(|it| it.ranks).sum(),
+            device: self.replica(0).lock().device.clone(),
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        let phases = self.of_each(|standing| standing.phase);
+        if phases.iter().all(|phase| *phase == Phase::Failed) || self.failed_at_start() {
+            return Phase::Failed;
+        }
+        let in_order = [Phase::Loading, Phase::Draining, Phase::Ready];
+        let first = in_order.into_iter().find(|phase| phases.contains(phase));
+        first.unwrap_or(Phase::Stopped)
+    }
+
+    fn lost_a_rank(&self) -> bool {
+        self.failure()
+            .is_some_and(|(code, _)| code == u32::from(ExitCode::RankLost))
+    }
+
+    /// Exit code of the first replica that failed, and the reasons of all that did.
+    fn failure(&self) -> Option<(u32, String)> {
+        let at_start = self.failed_at_start();
+        let failures: Vec<(usize, Failure)> = (0..)
+            .zip(self.of_each(|standing| standing.failure.clone()))
+            .filter_map(|(number, failure)| Some((number, failure?)))
+            .filter(|(_, failure)| failure.at_start == at_start)
+            .collect();
+        let (_, first) = failures.first()?;
+        let reasons = failures
+            .iter()
+            .map(|(number, failure)| match self.replicas.len() {
+                1 => failure.reason.clone(),
+                _ => format!("replica {number}: {}", failure.reason),
+            });
+        let reasons: Vec<String> = reasons.collect();
+        Some((first.code.into(), reasons.join("; ")))
+    }
+
+    /// A server whose start failed does not begin with fewer replicas than it was asked for.
+    fn failed_at_start(&self) -> bool {
+        let failure = |standing: &Standing| standing.failure.as_ref().is_some_and(|it| it.at_start);
+        self.of_each(failure).contains(&true)
+    }
+
+    fn of_each<T>(&self, of: impl Fn(&Standing) -> T) -> Vec<T> {
+        self.replicas.iter().map(|it| of(&it.lock())).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn board(num_replicas: u32) -> StatusBoard {
+        StatusBoard::new(&Arc::new(OutputQueue::new().unwrap()), num_replicas)
+    }
+
+    fn report(board: &StatusBoard) -> serde_json::Value {
+        serde_json::from_slice(&board.report(Micros(0))).unwrap()
+    }
+
+    fn serving(num_replicas: u32) -> StatusBoard {
+        let board = board(num_replicas);
+        for replica in &board.replicas {
+            replica.enter(Phase::Ready);
+        }
+        board
+    }
+
     #[test]
     fn a_failure_is_final_and_the_first_one_is_told() {
-        let board = StatusBoard::new(Arc::new(OutputQueue::new().unwrap()));
-        board.fail(ExitCode::Hardware, "out of memory");
-        board.fail(ExitCode::Bug, "a consequence");
-        board.enter(Phase::Stopped);
+        let board = board(1);
+        let replica = board.replica(0);
+        replica.fail(ExitCode::Hardware, "out of memory");
+        replica.fail(ExitCode::Bug, "a consequence");
+        replica.enter(Phase::Stopped);
         board.stop();
-        let report: serde_json::Value = serde_json::from_slice(&board.report(Micros(0))).unwrap();
+        let report = report(&board);
         assert_eq!(report["phase"], "failed");
         assert_eq!(report["exit_code"], 3);
         assert_eq!(report["reason"], "out of memory");
+    }
+
+    #[test]
+    fn the_engine_is_ready_with_its_last_replica() {
+        let board = board(2);
+        board.replica(1).enter(Phase::Ready);
+        assert_eq!(report(&board)["phase"], "loading");
+        board.replica(0).enter(Phase::Ready);
+        assert!(board.is_ready());
+    }
+
+    #[test]
+    fn the_engine_goes_on_while_a_replica_serves_and_fails_with_the_last() {
+        let board = serving(2);
+        board.replica(1).fail(ExitCode::RankLost, "rank 1 was lost");
+        let one_left = report(&board);
+        assert_eq!(
+            (&one_left["phase"], &one_left["exit_code"]),
+            (&"ready".into(), &0.into())
+        );
+        assert_eq!(one_left["replicas"][1]["reason"], "rank 1 was lost");
+        let told = board.refusal_of(1).message;
+        assert!(told.contains("replica 1 was lost"), "{told}");
+        board.replica(0).fail(ExitCode::RankLost, "rank 0 was lost");
+        let none_left = report(&board);
+        assert_eq!(
+            (&none_left["phase"], &none_left["exit_code"]),
+            (&"failed".into(), &5.into())
+        );
+        assert_eq!(
+            none_left["reason"],
+            "replica 0: rank 0 was lost; replica 1: rank 1 was lost"
+        );
+    }
+
+    #[test]
+    fn a_replica_that_fails_at_start_fails_the_engine() {
+        let board = board(2);
+        board.replica(0).enter(Phase::Ready);
+        board.replica(1).fail(ExitCode::Hardware, "out of memory");
+        let report = report(&board);
+        assert_eq!(
+            (&report["phase"], &report["exit_code"]),
+            (&"failed".into(), &3.into())
+        );
+        assert_eq!(report["reason"], "replica 1: out of memory");
+    }
+
+    #[test]
+    fn the_engine_is_stuck_only_if_all_that_serve_are() {
+        let board = serving(3);
+        board.replica(0).set_stuck(true);
+        board.replica(1).fail(ExitCode::RankLost, "gone");
+        assert_eq!(report(&board)["stuck"], false);
+        board.replica(2).set_stuck(true);
+        assert_eq!(report(&board)["stuck"], true);
+    }
+
+    #[test]
+    fn the_engine_stops_with_its_last_replica_whether_or_not_one_was_lost() {
+        let board = serving(3);
+        board.replica(0).fail(ExitCode::RankLost, "gone");
+        board.replica(1).enter(Phase::Draining);
+        board.replica(1).enter(Phase::Stopped);
+        board.replica(2).enter(Phase::Draining);
+        assert_eq!(report(&board)["phase"], "draining");
+        board.replica(2).enter(Phase::Stopped);
+        assert_eq!(report(&board)["phase"], "stopped");
     }
 }

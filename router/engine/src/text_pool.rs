@@ -39,8 +39,8 @@ pub struct TextWorker {
     pub logprobs: LogprobsBudget,
     /// The rest of the engine.
     pub shared: Arc<Shared>,
-    /// To the driver.
-    pub admissions: Sender<Admission>,
+    /// To the drivers, by replica.
+    pub admissions: Vec<Sender<Admission>>,
     /// What to prepare.
     pub queue: Arc<TextQueue>,
 }
@@ -52,10 +52,8 @@ impl TextWorker {
             if self.shared.pending_streams.is_wanted(job.stream) {
                 self.handle(job);
             } else {
-                self.shared.pending_streams.leave(job.stream);
+                self.shared.leave_pending(job.stream);
             }
-            // A driver that drains waits for the last stream to leave the pending ones.
-            self.shared.mailbox.wakeup().signal();
         }
     }
 
@@ -71,22 +69,29 @@ impl TextWorker {
         let elapsed = since(start, self.shared.clock.now());
         self.queue.measure(json.len(), elapsed);
         match prepared {
-            Ok(prepared) => {
-                let admission = Admission {
-                    stream,
-                    received,
-                    prepared,
-                };
-                if self.admissions.send(admission).is_err() {
-                    self.reject(
-                        stream,
-                        Rejection::NotReady,
-                        &ApiError::unavailable("the server has stopped; start it again"),
-                    );
-                }
-            }
+            Ok(prepared) => self.admit(Admission {
+                stream,
+                received,
+                prepared,
+            }),
             Err((rejection, error)) => self.reject(stream, rejection, &error),
         }
+    }
+
+    /// Sends a request to the replica on which it costs least.
+    fn admit(&self, admission: Admission) {
+        let stream = admission.stream;
+        let requests = admission.prepared.choices.iter().map(|it| &it.request);
+        let Some(replica) = self.shared.routes.choose(stream, requests) else {
+            let error = self.shared.status.refusal();
+            return self.reject(stream, Rejection::NotReady, &error);
+        };
+        if self.admissions[replica as usize].send(admission).is_err() {
+            self.shared.routes.finish(stream);
+            let error = ApiError::unavailable("the server has stopped; start it again");
+            self.reject(stream, Rejection::NotReady, &error);
+        }
+        self.shared.replica(replica).mailbox.wakeup().signal();
     }
 
     fn prepare(&self, json: &[u8]) -> Result<Prepared, (Rejection, ApiError)> {
@@ -117,8 +122,8 @@ impl TextWorker {
     }
 
     fn reject(&self, stream: StreamId, rejection: Rejection, error: &ApiError) {
-        if self.shared.pending_streams.leave(stream) {
-            self.shared.metrics.requests.reject(rejection);
+        if self.shared.leave_pending(stream) {
+            self.shared.metrics.rejections.count(rejection);
             self.shared.output_queue.put_error(stream, error);
         }
     }

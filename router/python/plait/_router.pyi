@@ -10,18 +10,18 @@ class ModelFilesError(ValueError):
 
 @final
 class Engine:
-    """One replica. No method blocks; events arrive through `event_fd` and `take`."""
+    """Replicas behind one front door. No method blocks; events arrive through `event_fd` and `take`."""
 
     def __new__(cls, settings: bytes) -> Engine:
-        """Read the model's text side (tokenizer, template, end tokens), bind the link, start the threads.
+        """Read the model's text side (tokenizer, template, end tokens), bind the links, start the threads.
 
         `settings` is the JSON of `plait.settings.EngineSettings`. Raises `ModelFilesError`,
         `ValueError` for invalid settings, `OSError` if threads or descriptors run out.
         """
 
     @property
-    def endpoint(self) -> str:
-        """Address for the workers, for example `ipc:///tmp/plait-x/link`."""
+    def endpoints(self) -> list[str]:
+        """Addresses for the workers of each replica, for example `ipc:///tmp/plait-x/link`."""
 
     @property
     def event_fd(self) -> int:
@@ -61,13 +61,16 @@ class Engine:
         the driver thread is. Both mean not healthy. `late`: a rank's heartbeat is overdue, which means not
         ready. `ranks` counts ranks that have warmed up. `num_pages` is the least over the ranks; the bytes are
         their sum. With `failed`, `reason` is a sentence and `exit_code` its code.
+
+        `replicas` lists the same for each replica. The engine is `ready` while one of them is, after all were once;
+        it is `failed` when all are, or when one failed before it was ready. Its device is that of replica 0.
         """
 
     def metrics(self) -> bytes:
         """OpenMetrics text (`application/openmetrics-text; version=1.0.0; charset=utf-8`)."""
 
     def worker_lost(self, rank: int, reason: str) -> None:
-        """Report that a rank's process ended. All streams end with an error; the phase becomes `failed`."""
+        """Report that a rank's process ended. Its replica becomes `failed`, and its streams end with an error."""
 
     def drain(self) -> None:
         """Reject new requests, finish those in flight, then stop the workers. Ends in `stopped`."""

@@ -117,13 +117,18 @@ def _serve(args: argparse.Namespace) -> int:
         raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
     if settings.scheduler.policy == "cache-aware" and not settings.pages.prefix_cache:
         raise SettingsError("--policy cache-aware needs the prefix cache; leave out --policy or --no-prefix-cache")
-    if settings.process.dp > 1:
-        raise SettingsError(f"--dp is {settings.process.dp}; this build serves 1 replica: leave it out")
-    if settings.process.dp_attention:
-        raise SettingsError("--dp-attention needs replicas, of which this build serves 1: leave it out")
+    _check_replicas(settings)
     from plait.launch.serve import serve
 
     return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _check_replicas(settings: ServeSettings) -> None:
+    """Raise `SettingsError` for settings that exclude replicas."""
+    if settings.process.dp > 1 and settings.kv_events.kv_events_endpoint is not None:
+        raise SettingsError("--kv-events-endpoint publishes the pages of one replica; leave it out with --dp")
+    if settings.process.dp_attention:
+        raise SettingsError("--dp-attention has no worker that shares experts in this build: leave it out")
 
 
 def _chat(args: argparse.Namespace) -> int:

@@ -49,6 +49,8 @@ Watermark = Annotated[int, Meta(ge=0, le=1 << 30)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 RankCount = Annotated[int, Meta(ge=1, le=64)]
 ReplicaCount = Annotated[int, Meta(ge=1, le=64)]
+EngineCount = Annotated[int, Meta(ge=1, le=1024)]
+EngineNumber = Annotated[int, Meta(ge=0, le=1023)]
 ThreadCount = Annotated[int, Meta(ge=1, le=4096)]
 # A target over a minute has no effect.
 ItlTarget = Annotated[float, Meta(gt=0, le=60_000)]
@@ -367,6 +369,31 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[LogLevel, Setting("lowest level of log lines on standard error")] = "info"
 
 
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Group of engines."""
+
+    group_engines: Annotated[
+        EngineCount, Setting("engines whose replicas step together; each has --dp of them, and an address of its own")
+    ] = 1
+    group_engine: Annotated[
+        EngineNumber, Setting("this engine's number in its group: engine 0 listens, the others connect")
+    ] = 0
+    group_endpoint: Annotated[
+        str | None,
+        Setting(
+            "where engine 0 listens: tcp://HOST:PORT with keys, or ipc://PATH in a directory of mode 0700", unset="none"
+        ),
+    ] = None
+    group_secret_key_file: Annotated[
+        str | None,
+        Setting("file with this engine's CURVE secret key, readable by its owner only", unset="no keys are used"),
+    ] = None
+    group_public_keys_file: Annotated[
+        str | None,
+        Setting("file with the CURVE public keys of all engines, one a line, engine 0 first", unset="no keys are used"),
+    ] = None
+
+
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `plait serve`."""
 
@@ -379,6 +406,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: KvCacheSettings = KvCacheSettings()
     kv_events: KvEventsSettings = KvEventsSettings()
     process: ProcessSettings = ProcessSettings()
+    group: GroupSettings = GroupSettings()
 
 
 class TalkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,7 +443,7 @@ class MemberKeys(msgspec.Struct, frozen=True, kw_only=True, tag_field="of", tag=
 
 
 class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
-    """This engine's place in a group: engines that step together, each with one replica."""
+    """This engine's place in a group: engines that step together, each with equally many replicas."""
 
     engine: int
     """Index from 0. Engine 0 listens, the others connect."""
@@ -436,8 +464,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     """Folder or GGUF file; an absolute path."""
     served_model_name: str | None
     run_dir: str
-    """Folder of the ipc socket; mode 0700."""
+    """Folder of the ipc sockets; mode 0700."""
     num_ranks: int
+    """Of each replica."""
+    num_replicas: int
     max_model_len: int | None
     """None: the model's context."""
     scheduler: SchedulerSettings
@@ -476,6 +506,7 @@ def engine_settings(
         served_model_name=settings.http.served_model_name or name,
         run_dir=run_dir,
         num_ranks=settings.process.tp,
+        num_replicas=settings.process.dp,
         max_model_len=settings.model.max_model_len,
         scheduler=settings.scheduler,
         pages=settings.pages,

@@ -14,7 +14,7 @@ create_exception!(
     "The model's files cannot be served (exit code 4)."
 );
 
-/// One replica; see `_router.pyi`.
+/// Replicas behind one front door; see `_router.pyi`.
 #[pyclass(frozen, module = "plait._router")]
 struct Engine(CoreEngine);
 
@@ -28,8 +28,8 @@ impl Engine {
     }
 
     #[getter]
-    fn endpoint(&self) -> &str {
-        self.0.endpoint()
+    fn endpoints(&self) -> Vec<String> {
+        self.0.endpoints().to_vec()
     }
 
     #[getter]

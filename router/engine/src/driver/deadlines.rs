@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plait_core::Micros;
+use plait_core::{Availability, Micros};
 use plait_proto::ExitCode;
 
 use super::{EventLoop, Grouped, Stage};
@@ -82,7 +82,7 @@ impl EventLoop {
     /// The driver hangs if it does not call this again within `wait` and the watchdog's timeout.
     pub(super) fn set_watchdog_deadline(&self, wait: Option<Duration>) {
         let latest = wait.map(|wait| self.after(wait + self.timeouts.watchdog));
-        self.shared().status.set_watchdog_deadline(latest);
+        self.own().status.set_watchdog_deadline(latest);
     }
 
     /// Call it after a wait that should have ended at `deadline`.
@@ -121,7 +121,7 @@ impl EventLoop {
             Stage::ShuttingDown { has_left, deadline }
                 if *deadline <= now || has_left.iter().all(|left| *left) =>
             {
-                self.shared().status.enter(Phase::Stopped);
+                self.own().status.enter(Phase::Stopped);
                 self.stage = Stage::Ended;
             }
             Stage::Serving(serving)
@@ -141,25 +141,34 @@ impl EventLoop {
         let late = self
             .heartbeat_deadline()
             .is_some_and(|deadline| deadline <= now);
-        if self.shared().status.set_stuck(stuck) {
-            tracing::warn!(
-                "{}",
-                if stuck {
-                    "a step is overdue"
-                } else {
-                    "the overdue step was answered"
-                }
-            );
+        let own = self.own();
+        let (stuck_changed, late_changed) =
+            (own.status.set_stuck(stuck), own.status.set_late(late));
+        if stuck_changed {
+            let now = if stuck {
+                "a step is overdue"
+            } else {
+                "the overdue step was answered"
+            };
+            tracing::warn!(replica = own.number, "{now}");
         }
-        if self.shared().status.set_late(late) {
-            tracing::warn!(
-                "{}",
-                if late {
-                    "a rank's heartbeat is late"
-                } else {
-                    "the late rank sends heartbeats again"
-                }
-            );
+        if late_changed {
+            let now = if late {
+                "a rank's heartbeat is late"
+            } else {
+                "the late rank sends heartbeats again"
+            };
+            tracing::warn!(replica = own.number, "{now}");
+        }
+        if stuck_changed || late_changed {
+            let availability = if stuck || late {
+                Availability::Avoided
+            } else {
+                Availability::Open
+            };
+            self.shared()
+                .routes
+                .set_availability(own.number, availability);
         }
     }
 }

@@ -4,13 +4,13 @@ use plait_core::{Decision, GraphSize, Micros};
 use plait_proto::ExitCode;
 
 use super::{EventLoop, Stage};
-use crate::group::{Exchange, GroupFailure, GroupSettings};
+use crate::group::{GroupFailure, GroupSettings, Seat};
 use crate::serving::{PlannedStep, Serving};
 use crate::status::Phase;
 
-/// This engine's one replica in its group.
+/// A replica in its group.
 pub struct Grouped {
-    exchange: Exchange,
+    seat: Seat,
     /// Its number in the group.
     pub replica: u32,
     /// Replicas of the group.
@@ -24,11 +24,11 @@ pub struct Grouped {
 }
 
 impl Grouped {
-    /// Before the first vote. Each engine owns one replica.
-    pub fn new(exchange: Exchange, settings: &GroupSettings) -> Self {
+    /// Before the first vote.
+    pub fn new(seat: Seat, settings: &GroupSettings) -> Self {
         Self {
-            exchange,
-            replica: settings.engine(),
+            replica: seat.replica(),
+            seat,
             num_replicas: settings.num_replicas(),
             largest_graph: settings
                 .graphs
@@ -43,32 +43,42 @@ impl Grouped {
 
     /// What wakes the driver.
     pub fn poll_items(&self) -> Vec<zmq::PollItem<'_>> {
-        self.exchange.poll_items()
+        self.seat.poll_items()
     }
 
     /// When the driver must look at the group though nothing has come.
     pub fn next_deadline(&self) -> Option<Micros> {
-        self.exchange.next_deadline()
+        self.seat.next_deadline()
     }
 
     /// Ends the group with this reason, unless it has ended.
     pub fn give_up(&mut self, code: ExitCode, reason: &str) {
-        self.exchange.give_up(code, reason);
+        self.seat.give_up(code, reason);
     }
 
-    /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one.
-    fn vote(&mut self, serving: &mut Serving, now: Micros) -> Result<(), GroupFailure> {
-        if self.exchange.awaits_decision() || !serving.has_credit() {
+    /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one. A replica whose
+    /// output waits plans nothing, but it votes.
+    fn vote(
+        &mut self,
+        serving: &mut Serving,
+        output_waits: bool,
+        now: Micros,
+    ) -> Result<(), GroupFailure> {
+        if self.seat.awaits_decision() || !serving.has_credit() {
             return Ok(());
         }
-        let planned = serving.plan_step(now);
+        let planned = if output_waits {
+            None
+        } else {
+            serving.plan_step(now)
+        };
         let vote = serving.vote(planned.as_ref(), self.replica, self.largest_graph);
-        if !self.exchange.must_cast(&[vote]) {
+        if !self.seat.must_cast(vote) {
             assert!(planned.is_none(), "a plan with rows needs a vote");
             return Ok(());
         }
         self.planned = planned;
-        self.exchange.cast(&[vote], now)
+        self.seat.cast(vote, now)
     }
 }
 
@@ -76,7 +86,7 @@ impl EventLoop {
     /// Requests wait while a decision is due: it may stop the group.
     pub(super) fn awaits_decision(&self) -> bool {
         let group = self.driver.group.as_ref();
-        group.is_some_and(|group| group.exchange.awaits_decision())
+        group.is_some_and(|group| group.seat.awaits_decision())
     }
 
     /// Whether requests are admitted: a group admits them once all of its engines have joined.
@@ -93,7 +103,7 @@ impl EventLoop {
         let Some(group) = &mut self.driver.group else {
             return;
         };
-        match group.exchange.receive(now) {
+        match group.seat.receive(now) {
             Ok(None) => {}
             Ok(Some(decision)) => self.follow(&decision),
             Err(end) => self.fail(end.code(), &end.to_string()),
@@ -104,6 +114,7 @@ impl EventLoop {
         let now = self.now();
         // Requests that arrived before this engine's drain are served; another engine's drain refuses them.
         let drains = self.is_draining && self.has_taken_all();
+        let output_waits = self.output_waits();
         let (Stage::Serving(serving), Some(group)) = (&mut self.stage, &mut self.driver.group)
         else {
             return;
@@ -111,7 +122,7 @@ impl EventLoop {
         if drains {
             serving.drain();
         }
-        if let Err(end) = group.vote(serving, now) {
+        if let Err(end) = group.vote(serving, output_waits, now) {
             self.fail(end.code(), &end.to_string());
         }
     }
@@ -128,7 +139,7 @@ impl EventLoop {
             return self.lose_rank(rank, &format!("it cannot be reached: {error}"));
         }
         let step = i64::try_from(decision.step.0).expect("steps are counted one by one");
-        self.driver.shared.metrics.group.step.set(step);
+        self.own().metrics.group.step.set(step);
         self.begin();
         if decision.draining {
             self.close_admission();
@@ -141,7 +152,7 @@ impl EventLoop {
     fn begin(&mut self) {
         let has_begun = self.driver.group.as_mut().map(|group| &mut group.has_begun);
         if has_begun.is_some_and(|has_begun| !std::mem::replace(has_begun, true)) {
-            self.shared().status.enter(Phase::Ready);
+            self.own().status.enter(Phase::Ready);
         }
     }
 
@@ -149,7 +160,7 @@ impl EventLoop {
     fn close_admission(&mut self) {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.shared().pending_streams.close();
-            self.shared().status.enter(Phase::Draining);
+            self.own().status.enter(Phase::Draining);
         }
     }
 

@@ -18,7 +18,7 @@ impl EventLoop {
             match self.driver.link.receive() {
                 None => return,
                 Some(Received::UnknownPeer) => {
-                    self.shared().metrics.num_malformed.inc();
+                    self.own().metrics.num_malformed.inc();
                 }
                 Some(Received::Malformed(rank, malformed)) => self.drop_peer(rank, &malformed),
                 Some(Received::Message(rank, message)) => self.handle(rank, message),
@@ -27,7 +27,9 @@ impl EventLoop {
     }
 
     fn handle(&mut self, rank: u32, message: Message) {
-        self.last_heard[rank as usize] = self.now();
+        if let Some(place) = self.ranks.place(rank) {
+            self.last_heard[place] = self.now();
+        }
         match message {
             Message::Hello(hello) => self.hello(rank, hello),
             Message::StepResult(result) => self.result(rank, &result),
@@ -87,9 +89,11 @@ impl EventLoop {
             return;
         };
         let num_pages = num_pages(&hellos);
-        self.shared()
+        self.own()
             .status
             .set_device(DeviceReport::new(&hellos, num_pages));
+        let routes = &self.shared().routes;
+        routes.set_num_pages(self.own().number, num_pages);
         let other_kinds = other_kinds(&hellos);
         match Serving::new(self.serving_config(num_pages, &other_kinds)) {
             Ok(serving) => self.welcome(Box::new(serving), other_kinds),
@@ -110,6 +114,7 @@ impl EventLoop {
             vocab_size: *vocab_size,
             timeouts: self.timeouts,
             shared: self.driver.shared.clone(),
+            own: self.driver.own.clone(),
             recorder: self.driver.recorder.clone(),
             kv_events: self
                 .driver
@@ -121,20 +126,21 @@ impl EventLoop {
 
     fn welcome(&mut self, serving: Box<Serving>, other_kinds: Vec<PageKind>) {
         let (settings, group) = (serving.settings(), self.driver.group.as_ref());
+        let settings_of_engine = &self.driver.replica.settings;
         let limits = serving.limits();
         let welcome = Welcome {
             num_slots: settings.scheduler.num_slots(),
             num_pages: settings.runtime.num_pages,
             max_batch_tokens: limits.max_batch_tokens,
             max_rows: limits.max_rows,
-            replica: group.map_or(0, |group| group.replica),
-            num_replicas: group.map_or(1, |group| group.num_replicas),
+            replica: group.map_or(self.own().number, |group| group.replica),
+            num_replicas: group.map_or(settings_of_engine.num_replicas, |group| group.num_replicas),
             credit: u32::try_from(serving.credit()).expect("the credit is 1 or 2"),
             other_kinds,
         };
         let step_0 = warm_up(settings.pages.page_size, &welcome.other_kinds);
         self.stage = Stage::WarmingUp {
-            warm_up: WarmUp::new(self.num_ranks),
+            warm_up: WarmUp::new(self.ranks),
             serving,
         };
         self.send_to_all(&welcome.into());
@@ -148,7 +154,7 @@ impl EventLoop {
                 warm_up.add(rank);
                 self.warmed_up();
             }
-            Stage::Serving(serving) if rank == 0 => {
+            Stage::Serving(serving) if rank == self.ranks.first() => {
                 if let Err(invalid) = serving.complete(result, now) {
                     self.lose_rank(rank, &invalid.to_string());
                 }
@@ -162,7 +168,7 @@ impl EventLoop {
     }
 
     fn warmed_up(&mut self) {
-        self.shared().status.add_ready_rank();
+        self.own().status.add_ready_rank();
         self.stage = match std::mem::replace(&mut self.stage, Stage::Ended) {
             Stage::WarmingUp {
                 warm_up,
@@ -173,7 +179,7 @@ impl EventLoop {
                 self.last_heard.fill(now);
                 serving.publish();
                 if self.is_formed() {
-                    self.shared().status.enter(Phase::Ready);
+                    self.own().status.enter(Phase::Ready);
                 }
                 Stage::Serving(serving)
             }
@@ -183,14 +189,18 @@ impl EventLoop {
 
     fn bye(&mut self, rank: u32) {
         match &mut self.stage {
-            Stage::ShuttingDown { has_left, .. } => has_left[rank as usize] = true,
+            Stage::ShuttingDown { has_left, .. } => {
+                if let Some(place) = self.ranks.place(rank) {
+                    has_left[place] = true;
+                }
+            }
             Stage::Ended => {}
             _ => self.lose_rank(rank, "it left without being asked to"),
         }
     }
 
     fn drop_peer(&mut self, rank: u32, malformed: &Malformed) {
-        self.shared().metrics.num_malformed.inc();
+        self.own().metrics.num_malformed.inc();
         let reason = format!("it sent a malformed message: {malformed}");
         match &self.stage {
             Stage::Handshaking(handshake) if !handshake.has(rank) => {

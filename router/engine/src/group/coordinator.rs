@@ -72,6 +72,11 @@ impl Coordinator {
         self.decision.is_none() && self.round.must_cast(votes)
     }
 
+    /// See [`super::Exchange::is_called`].
+    pub fn is_called(&self) -> bool {
+        self.decision.is_none() && !self.round.is_dormant()
+    }
+
     /// See [`super::Exchange::awaits_decision`].
     pub fn awaits_decision(&self) -> bool {
         self.decision.is_some() || self.round.has_cast()

@@ -53,6 +53,16 @@ pub enum GroupFailure {
         /// Those that it owned.
         replicas: Vec<u32>,
     },
+    /// A replica of this engine gave up.
+    #[error("replica {replica} gave up: {reason}")]
+    ReplicaFailed {
+        /// Which.
+        replica: u32,
+        /// What this engine exits with.
+        code: ExitCode,
+        /// In its words.
+        reason: String,
+    },
     /// An engine gave up.
     #[error("engine {engine} gave up: {reason}")]
     PeerFailed {
@@ -115,7 +125,7 @@ impl GroupFailure {
         match self {
             Self::ConnectFailed { handshake, .. } => handshake.code(),
             Self::DuplicateEngine { .. } => ExitCode::Settings,
-            Self::FromCoordinator { code, .. } => *code,
+            Self::FromCoordinator { code, .. } | Self::ReplicaFailed { code, .. } => *code,
             _ => ExitCode::RankLost,
         }
     }

@@ -24,6 +24,8 @@ pub struct Behavior {
     pub num_pages: u32,
     /// Kinds of pages after the first.
     pub other_kinds: Vec<PageKind>,
+    /// It is the replica's first rank, which answers for it.
+    pub answers: bool,
     /// From receiving a step to answering it.
     pub step: Duration,
     /// The reported time of every step.
@@ -58,6 +60,7 @@ impl Behavior {
             config,
             num_pages: 64,
             other_kinds: Vec::new(),
+            answers: true,
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
             heartbeats: true,
@@ -264,7 +267,7 @@ impl Rank {
                     result.logprobs.clear();
                     self.say(&result.into());
                 }
-                _ if plan.step == 0 || self.behavior.rank == 0 => self.say(&result.into()),
+                _ if plan.step == 0 || self.behavior.answers => self.say(&result.into()),
                 _ => {}
             }
             self.due.pop_front();

@@ -62,6 +62,7 @@ fn a_rank_of_two_page_kinds_gets_pages_of_each() {
     for (rank, num_pages) in [(0, 40), (1, 30)] {
         harness.dial(|it| {
             (it.rank, it.world, it.other_kinds) = (rank, 2, vec![kind(num_pages)]);
+            it.answers = rank == 0;
         });
     }
     harness.wait_for_phase("ready");
@@ -325,6 +326,7 @@ fn the_pool_is_as_large_as_the_smallest_rank_and_all_ranks_warm_up() {
     harness.dial(|rank| rank.world = 2);
     harness.dial(|rank| {
         (rank.rank, rank.world, rank.num_pages) = (1, 2, 40);
+        rank.answers = false;
     });
     harness.wait_for_phase("ready");
     assert_eq!(harness.status()["num_pages"], 40);

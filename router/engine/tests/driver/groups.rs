@@ -95,6 +95,124 @@ fn engines_of_a_group_step_together_and_answer_as_alone() {
 }
 
 #[test]
+fn replicas_of_one_engine_step_together_with_those_of_another() {
+    let (_directory, endpoint) = socket_directory();
+    let mut engines: Vec<Harness> = (0..2)
+        .map(|number| {
+            let mut change = place(number, 2, &endpoint);
+            change["num_replicas"] = 2.into();
+            let mut harness = Harness::alone(&change, Timeouts::default());
+            dial_replicas(&mut harness, 2);
+            harness
+        })
+        .collect();
+    for harness in &mut engines {
+        harness.wait_for_phase("ready");
+    }
+    for (number, harness) in engines.iter().enumerate() {
+        for stream in 0..=number as u64 {
+            harness.submit(stream, "abc", &json!({"max_tokens": 20}));
+        }
+    }
+    for (number, harness) in engines.iter_mut().enumerate() {
+        for stream in 0..=number as u64 {
+            assert_eq!(harness.answer(stream).text(), "defghijklmnopqrstuvw");
+        }
+    }
+    engines[1].engine.drain();
+    for harness in &mut engines {
+        harness.wait_for_phase("stopped");
+    }
+    all_took_the_same_decisions(&engines, 4);
+}
+
+#[test]
+fn replicas_of_one_engine_step_together_without_a_socket() {
+    let mut change = place(0, 1, "");
+    change["num_replicas"] = 3.into();
+    let mut harness = Harness::alone(&change, Timeouts::default());
+    dial_replicas(&mut harness, 3);
+    harness.wait_for_phase("ready");
+    harness.submit(1, "abc", &json!({"max_tokens": 20}));
+    assert_eq!(harness.answer(1).text(), "defghijklmnopqrstuvw");
+    let steps = "plait_group_step{replica=\"2\"}";
+    harness.wait_until("the last replica has run along", |harness| {
+        harness.metric(steps) >= 20.0
+    });
+    for stream in 2..8 {
+        harness.submit(stream, "xyz", &json!({"max_tokens": 5}));
+    }
+    for stream in 2..8 {
+        assert_eq!(harness.answer(stream).text(), "abcde");
+    }
+    harness.engine.drain();
+    harness.wait_for_phase("stopped");
+    all_took_the_same_decisions(&[harness], 3);
+}
+
+#[test]
+fn a_replica_that_fails_ends_all_of_its_group_and_is_named() {
+    let mut change = place(0, 1, "");
+    change["num_replicas"] = 2.into();
+    let mut harness = Harness::alone(&change, Timeouts::default());
+    dial_replicas(&mut harness, 2);
+    harness.wait_for_phase("ready");
+    harness.engine.worker_lost(1, "killed by signal 9");
+    harness.wait_for_phase("failed");
+    let status = harness.status();
+    assert_eq!(status["exit_code"], 5);
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("replica 1 gave up: rank 1 was lost: killed by signal 9"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn an_engine_whose_output_nobody_takes_holds_up_no_other() {
+    let (_directory, mut engines) = group(2);
+    engines[0].fill_outbox(500);
+    engines[1].submit(1, "abc", &json!({"max_tokens": 20}));
+    assert_eq!(engines[1].answer(1).text(), "defghijklmnopqrstuvw");
+    for stream in 1..=32 {
+        assert_eq!(engines[0].answer(stream).text().len(), 500);
+    }
+    for harness in &engines {
+        assert_eq!(harness.status()["phase"], "ready");
+    }
+}
+
+/// A rank for each replica, with a millisecond a step.
+fn dial_replicas(harness: &mut Harness, num_replicas: u32) {
+    for replica in 0..num_replicas {
+        harness.dial_to(replica, |rank| {
+            (rank.rank, rank.world) = (replica, num_replicas);
+            (rank.step, rank.fault) = (Duration::from_millis(1), Arc::default());
+        });
+    }
+}
+
+fn all_took_the_same_decisions(engines: &[Harness], num_replicas: u32) {
+    let logs = engines.iter().flat_map(|harness| &harness.workers);
+    let decisions: Vec<Vec<Decision>> = logs
+        .map(|worker| {
+            let plans = worker.log().plans.split_off(1);
+            plans
+                .into_iter()
+                .map(|plan| plan.decision.unwrap())
+                .collect()
+        })
+        .collect();
+    assert_eq!(decisions.len(), num_replicas as usize);
+    assert!(decisions[0].len() >= 20);
+    assert!(
+        decisions
+            .iter()
+            .all(|of_replica| *of_replica == decisions[0])
+    );
+}
+
+#[test]
 fn dummy_rows_are_none_of_the_users() {
     let (_directory, mut engines) = group(2);
     engines[0].submit(1, "abc", &json!({"max_tokens": 9}));

@@ -78,7 +78,7 @@ pub struct Harness {
 /// Settings that suit most tests; `change` is merged in, each field where it belongs.
 pub fn settings(folder: &TempDir, change: &Value) -> Value {
     let mut settings = json!({
-        "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1,
+        "model": folder.path(), "served_model_name": "alphabet", "run_dir": folder.path(), "num_ranks": 1, "num_replicas": 1,
         "max_model_len": null, "draft_tokens": 0, "text_threads": 2, "seed": 0,
         "load_timeout_seconds": 1800.0, "log_level": "error",
         "scheduler": SchedulerSettings {
@@ -143,6 +143,27 @@ impl Harness {
         harness
     }
 
+    /// An engine of so many replicas with a rank each, ready.
+    pub fn replicas(num_replicas: u32, change: &Value, behavior: impl Fn(&mut Behavior)) -> Self {
+        let mut change = change.clone();
+        change["num_replicas"] = num_replicas.into();
+        let mut harness = Self::alone(&change, Timeouts::default());
+        for replica in 0..num_replicas {
+            harness.dial_to(replica, |rank| {
+                (rank.rank, rank.world) = (replica, num_replicas);
+                rank.fault = Arc::default();
+                behavior(rank);
+            });
+        }
+        harness.wait_for_phase("ready");
+        harness
+    }
+
+    /// Where the ranks of a replica dial.
+    pub fn endpoint(&self, replica: u32) -> &str {
+        &self.engine.endpoints()[replica as usize]
+    }
+
     /// Time passes for the engine.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
@@ -151,11 +172,16 @@ impl Harness {
 
     /// One more rank dials.
     pub fn dial(&mut self, behavior: impl FnOnce(&mut Behavior)) {
+        self.dial_to(0, behavior);
+    }
+
+    /// One more rank of a replica dials.
+    pub fn dial_to(&mut self, replica: u32, behavior: impl FnOnce(&mut Behavior)) {
         let mut good = Behavior::good(CONFIG);
         good.fault = self.fault.clone();
         behavior(&mut good);
-        self.workers
-            .push(Worker::start(self.engine.endpoint(), good));
+        let endpoint = self.endpoint(replica).to_owned();
+        self.workers.push(Worker::start(&endpoint, good));
     }
 
     /// Dials until the rank is ready, after another peer with its name. The socket rejects the rank for good
@@ -231,6 +257,26 @@ impl Harness {
                 self.status()
             );
             self.await_event();
+        }
+    }
+
+    /// Submits streams 1 to 32, takes nothing, and waits until generation pauses: every token's chunk carries the
+    /// id, so that they soon have the 64 MiB that may wait.
+    pub fn fill_outbox(&mut self, max_tokens: u32) {
+        let request = json!({"max_tokens": max_tokens, "ignore_eos": true, "id": "x".repeat(8192)});
+        for stream in 1..=32 {
+            self.submit(stream, "abc", &request);
+        }
+        let deadline = Instant::now() + FOREVER;
+        loop {
+            let before = self.metric("plait_generated_tokens_total");
+            let is_paused = |harness: &Self| {
+                before > 32.0 && harness.metric("plait_generated_tokens_total") == before
+            };
+            if self.holds_for(Duration::from_millis(250), is_paused) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "it goes on: {}", self.status());
         }
     }
 

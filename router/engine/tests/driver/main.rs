@@ -10,5 +10,6 @@ mod harness;
 mod kv_events;
 mod manual_clock;
 mod model;
+mod replicas;
 mod step_trace;
 mod streams;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -83,12 +84,12 @@ def _add_state_routes(app: FastAPI, engine: EngineHandle) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="The process runs and its engine steps, or idles without being stuck")
     async def health() -> Response:
-        return _health_response(health_problem(read_status(engine)))
+        return _health_response(health_problem, read_status(engine))
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Requests are taken now")
     async def ready() -> Response:
-        return _health_response(readiness_problem(read_status(engine)))
+        return _health_response(readiness_problem, read_status(engine))
 
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
@@ -123,10 +124,11 @@ def readiness_problem(status: Status) -> str | None:
     )
 
 
-def _health_response(problem: str | None) -> Response:
-    if problem is not None:
+def _health_response(problem_of: Callable[[Status], str | None], status: Status) -> Response:
+    if (problem := problem_of(status)) is not None:
         raise ApiError(503, problem)
-    return _json(200, b'{"status":"ok"}')
+    lost = {"replicas_lost": status.failed_replicas} if status.failed_replicas else {}
+    return _json(200, msgspec.json.encode({"status": "ok"} | lost))
 
 
 def _add_error_shapes(app: FastAPI) -> None:

@@ -35,8 +35,8 @@ class EngineHandle(Protocol):
         """OpenMetrics text."""
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`Engine.status()`; see `_router.pyi`."""
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica in `Engine.status()`, and all of them together; see `_router.pyi`."""
 
     phase: Phase
     reason: str
@@ -55,6 +55,17 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     device: str = ""
     dtype: str = ""
+
+
+class Status(ReplicaStatus, frozen=True, kw_only=True):
+    """`Engine.status()`; see `_router.pyi`."""
+
+    replicas: tuple[ReplicaStatus, ...] = ()
+
+    @property
+    def failed_replicas(self) -> list[int]:
+        """The numbers of those that failed."""
+        return [number for number, replica in enumerate(self.replicas) if replica.phase == "failed"]
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,24 +25,23 @@ from plait.http.engine import Description, Phase, Status, read_description, read
 from plait.http.server import http_server
 from plait.http.streams import Streams
 from plait.launch.group_checks import with_fingerprint
+from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
 from plait.launch.worker_config import worker_config
+from plait.launch.workers import POLL_SECONDS, Workers
 from plait.model_files import LocalModel, find_model
 from plait.nvidia import gpu_memory_bytes
 from plait.output import say
 from plait.settings import GroupMembership, ServeSettings, engine_settings
 
-POLL_SECONDS = 0.1
-
 
 def serve(
     model: str | None,
     settings: ServeSettings,
-    group: GroupMembership | None = None,
     visible_devices: str | None = None,
 ) -> int:
     """Serve `model` until a signal or a failure; the exit code. Raises `StartError`.
@@ -54,6 +53,7 @@ def serve(
     """
     key_file = settings.http.api_key_file
     keys = ApiKeys.from_file(Path(key_file), settings.scheduler.policy) if key_file is not None else None
+    group = group_place(settings)
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
@@ -145,28 +145,32 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._streams.attach(loop)
-        workers = [Worker(rank, self._engine.endpoint, config) for rank in range(self._settings.process.tp)]
+        workers = Workers(self._engine.endpoints, self._settings.process.tp, config)
         for worker in workers:
             worker.watch(loop, self._on_worker_exit)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         try:
-            status = await self._live()
+            status = await self._live(workers)
         finally:
             await self._end(workers, http)
         return _exit_code(status, workers)
 
-    async def _live(self) -> Status:
+    async def _live(self, workers: Workers) -> Status:
         status = await self._wait_for_phase("ready", "draining", "stopped", "failed")
         if status.phase == "ready":
             print_startup_summary(self._description, status, self._settings, url(self._listener))
-        return await self._wait_for_phase("stopped", "failed")
+        watch = asyncio.create_task(workers.end_lost_replicas(self._engine))
+        try:
+            return await self._wait_for_phase("stopped", "failed")
+        finally:
+            watch.cancel()
 
     async def _wait_for_phase(self, *phases: Phase) -> Status:
         while (status := read_status(self._engine)).phase not in phases:
             await asyncio.sleep(POLL_SECONDS)
         return status
 
-    async def _end(self, workers: Sequence[Worker], http: asyncio.Task[None]) -> None:
+    async def _end(self, workers: Workers, http: asyncio.Task[None]) -> None:
         """Write what the engine still has for clients, then stop the HTTP server and the workers."""
         has_failed = read_status(self._engine).phase == "failed"
         self._engine.close()
@@ -196,13 +200,13 @@ class _Service:
             self._engine.worker_lost(worker.rank, worker.reason)
 
 
-def _exit_code(status: Status, workers: Sequence[Worker]) -> int:
+def _exit_code(status: Status, workers: Workers) -> int:
     """The exit code; raises `StartError` for a failure.
 
     A worker's own exit code goes before the engine's, which only knows that the rank was lost.
     """
     if status.phase == "stopped":
-        say("Stopped")
+        say("Stopped" + "".join(f"; replica {number} was lost before" for number in status.failed_replicas))
         return DONE
     own = {ExitCode.SETTINGS, ExitCode.HARDWARE, ExitCode.MODEL_FILES}
     code = next((worker.exit_code for worker in workers if worker.exit_code in own), status.exit_code)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from plait.http.engine import Description, Status
+from plait.http.engine import Description, ReplicaStatus, Status
 from plait.launch.unused_settings import unused_settings
 from plait.output import say
 from plait.settings import ServeSettings
@@ -19,7 +20,8 @@ READY = "Plait is ready: "
 def print_startup_summary(description: Description, status: Status, settings: ServeSettings, url: str) -> None:
     """Print model, memory, context, settings without effect, URL, and a command to try."""
     say(f"  model    {description.model_id} ({description.architecture}), {status.dtype} on {status.device}")
-    say(f"  memory   {_memory(status, settings.pages.page_size)}")
+    for line in _memory_lines(status, settings):
+        say(line)
     say(f"  context  {description.max_model_len:,} tokens")
     if unused := unused_settings(settings, description.architecture, status.device):
         say(f"  unused   {unused}")
@@ -28,7 +30,18 @@ def print_startup_summary(description: Description, status: Status, settings: Se
     say("  " + curl_line(url, description.model_id, settings.http.api_key_file))
 
 
-def _memory(status: Status, page_size: int) -> str:
+def _memory_lines(status: Status, settings: ServeSettings) -> Iterator[str]:
+    page_size, num_ranks = settings.pages.page_size, settings.process.tp
+    if len(status.replicas) < 2:
+        yield f"  memory   {_memory(status, page_size)}"
+        return
+    for number, replica in enumerate(status.replicas):
+        first, last = number * num_ranks, (number + 1) * num_ranks - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        yield f"  replica {number}, {ranks}: {_memory(replica, page_size)}"
+
+
+def _memory(status: ReplicaStatus, page_size: int) -> str:
     pages = status.num_pages
     return (
         f"weights {_bytes(status.weight_bytes)}, KV {_bytes(pages * status.page_bytes)}: "

@@ -51,7 +51,7 @@ fn every_profile_has_its_number_of_requests_at_its_rate_in_order() {
         let seconds = arrivals.last().unwrap().at.0 as f64 / 1e6;
         // The last conversations go on for some minutes.
         let most = if profile == "conversations" {
-            600.0
+            900.0
         } else {
             80.0
         };

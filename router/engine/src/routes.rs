@@ -1,0 +1,101 @@
+//! Which replica has which stream.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use plait_core::{
+    Availability, HashSeed, HashedPrompt, PromptHasher, ReplicaRouter, Request, Route,
+};
+use rustc_hash::FxHashMap;
+
+use crate::output_queue::StreamId;
+
+/// Tokens that an answer counts for at most: most are shorter than what they ask for.
+const MAX_OUTPUT_TOKENS: u32 = 256;
+
+/// Chooses a replica for each stream, and knows it until the stream ends.
+#[derive(Debug)]
+pub struct Routes {
+    state: Mutex<State>,
+    /// None if prompts need no hashes: there is one replica, or no prefix cache.
+    hasher: Option<PromptHasher>,
+}
+
+#[derive(Debug)]
+struct State {
+    router: ReplicaRouter,
+    streams: FxHashMap<StreamId, Route>,
+}
+
+impl Routes {
+    /// No streams. Pages are hashed with `hash_key` if prompts share them.
+    pub fn new(num_replicas: u32, page_size: u32, hash_key: Option<HashSeed>) -> Self {
+        let hash_key = hash_key.filter(|_| num_replicas > 1);
+        Self {
+            state: Mutex::new(State {
+                router: ReplicaRouter::new(num_replicas, page_size),
+                streams: FxHashMap::default(),
+            }),
+            hasher: hash_key.map(|key| PromptHasher::new(key, page_size)),
+        }
+    }
+
+    /// The replica for a stream with these requests; None if all have failed.
+    pub fn choose<'a>(
+        &self,
+        stream: StreamId,
+        requests: impl Iterator<Item = &'a Request>,
+    ) -> Option<u32> {
+        let requests: Vec<&Request> = requests.collect();
+        let num_output_tokens: u64 = requests
+            .iter()
+            .map(|request| u64::from(request.max_tokens.min(MAX_OUTPUT_TOKENS)))
+            .sum();
+        let prompts = self.hash_prompts(&requests);
+        let mut state = self.lock();
+        let route = state.router.route(&prompts, num_output_tokens)?;
+        state.streams.insert(stream, route);
+        Some(route.replica)
+    }
+
+    /// Where a stream is; None if it has ended or was not routed yet.
+    pub fn replica_of(&self, stream: StreamId) -> Option<u32> {
+        let state = self.lock();
+        state.streams.get(&stream).map(|route| route.replica)
+    }
+
+    /// A stream has ended, or will never begin.
+    pub fn finish(&self, stream: StreamId) {
+        let mut state = self.lock();
+        if let Some(route) = state.streams.remove(&stream) {
+            state.router.finish(route);
+        }
+    }
+
+    /// A replica's pool has so many pages.
+    pub fn set_num_pages(&self, replica: u32, num_pages: u32) {
+        self.lock().router.set_num_pages(replica, num_pages);
+    }
+
+    /// Whether a replica takes streams.
+    pub fn set_availability(&self, replica: u32, availability: Availability) {
+        self.lock().router.set_availability(replica, availability);
+    }
+
+    /// Each prompt once, however many choices it has.
+    fn hash_prompts(&self, requests: &[&Request]) -> Vec<HashedPrompt> {
+        let mut hasher = self.hasher.clone();
+        let mut hash = |request: &Request| match &mut hasher {
+            Some(hasher) => hasher.hash(&request.prompt, request.salt),
+            None => HashedPrompt {
+                pages: Vec::new(),
+                num_tokens: request.prompt.len() as u64,
+            },
+        };
+        let groups = requests.chunk_by(|a, b| std::sync::Arc::ptr_eq(&a.prompt, &b.prompt));
+        groups.map(|choices| hash(choices[0])).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,51 @@
+"""The worker processes of all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from plait.http.engine import EngineHandle, Status, read_status
+from plait.launch.worker import Worker
+from plait.output import say
+
+POLL_SECONDS = 0.1
+
+
+class Workers:
+    """One process a rank; ranks are numbered through the replicas."""
+
+    def __init__(self, endpoints: Sequence[str], num_ranks: int, config: Path) -> None:
+        """Start `num_ranks` processes for each replica; they dial its endpoint."""
+        self._num_ranks = num_ranks
+        self._all = [
+            Worker(replica * num_ranks + place, endpoint, config)
+            for replica, endpoint in enumerate(endpoints)
+            for place in range(num_ranks)
+        ]
+
+    def __iter__(self) -> Iterator[Worker]:
+        """All of them, by rank."""
+        return iter(self._all)
+
+    async def end_lost_replicas(self, engine: EngineHandle) -> None:
+        """Say which replicas were lost while others serve, and end what is left of their processes. Never returns."""
+        known: set[int] = set()
+        ends: list[asyncio.Task[None]] = []
+        while True:
+            status = read_status(engine)
+            if status.phase not in ("stopped", "failed"):
+                for number in set(status.failed_replicas) - known:
+                    known.add(number)
+                    say(_describe_loss(number, status))
+                    ends += [asyncio.create_task(worker.end_after_failure()) for worker in self._of_replica(number)]
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _of_replica(self, number: int) -> list[Worker]:
+        return self._all[number * self._num_ranks : (number + 1) * self._num_ranks]
+
+
+def _describe_loss(number: int, status: Status) -> str:
+    num_left = len(status.replicas) - len(status.failed_replicas)
+    return f"Replica {number} was lost: {status.replicas[number].reason}; {num_left} of {len(status.replicas)} serve on"
