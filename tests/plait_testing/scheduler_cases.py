@@ -47,11 +47,14 @@ class Case:
         return json.dumps(fields)
 
 
-def any_settings(drawn: random.Random) -> Settings:
-    """Pools of a few pages, where nearly every case preempts, to pools where none does."""
-    policy: Policy = drawn.choice(["fcfs", "priority", "fair", "fair", "cache-aware"])
+def any_settings(drawn: random.Random, share_text: bool) -> Settings:
+    """Pools of a few pages, where nearly every case preempts, to pools where none does.
+
+    Where prompts share a text, plans are small, so that urgent requests pass others within it.
+    """
+    policy: Policy = drawn.choice(["fcfs", "priority", "fair", "priority" if share_text else "fair", "cache-aware"])
     scheduler = SchedulerSettings(
-        max_batch_tokens=drawn.randint(1, 40),
+        max_batch_tokens=drawn.randint(1, 6 if share_text else 40),
         max_seqs=drawn.randint(1, 8),
         long_prefill_token_threshold=drawn.randint(1, 30),
         mixed=drawn.random() < 0.7,
@@ -65,7 +68,9 @@ def any_settings(drawn: random.Random) -> Settings:
         priority_aging_seconds=drawn.choice([60.0, 20e-6]),
     )
     pages = PageSettings(
-        page_size=drawn.randint(1, 6), prefix_cache=drawn.random() < 0.7, watermark=drawn.choice([None, 0, 1])
+        page_size=drawn.randint(1, 3 if share_text else 6),
+        prefix_cache=drawn.random() < 0.7,
+        watermark=drawn.choice([None, 0, 1]),
     )
     return Settings(
         scheduler,
@@ -76,11 +81,11 @@ def any_settings(drawn: random.Random) -> Settings:
     )
 
 
-def any_ask(drawn: random.Random) -> Ask:
-    """Its prompt is short, long, or begins like one of two texts."""
-    kind = drawn.randrange(3)
+def any_ask(drawn: random.Random, share_text: bool) -> Ask:
+    """Its prompt is short, long, or begins like one of two texts, or like one if all are to share it."""
+    kind = 2 if share_text else drawn.randrange(3)
     if kind == 2:
-        text = drawn.randrange(2)
+        text = 0 if share_text else drawn.randrange(2)
         begin = [(i * 5 + text) % NUM_TOKENS for i in range(drawn.randint(1, 40))]
         prompt = begin + drawn.choices(range(NUM_TOKENS), k=drawn.randint(0, 4))
     else:
@@ -101,7 +106,8 @@ class Recorder:
 
     def __init__(self, seed: int) -> None:
         self.drawn = random.Random(seed)
-        self.settings = any_settings(self.drawn)
+        self.share_text = self.drawn.random() < 0.2
+        self.settings = any_settings(self.drawn, self.share_text)
         self.model = Scheduler(self.settings)
         self.depth = self.drawn.randint(1, 3)
         self.case = Case(seed, self.settings, [], [])
@@ -121,7 +127,7 @@ class Recorder:
     def _act(self, action: str) -> None:
         requests, self.model.now = self.model.requests, len(self.case.calls) + 1
         if action == "submit":
-            ask = any_ask(self.drawn)
+            ask = any_ask(self.drawn, self.share_text)
             self._add({"submit": vars(ask)}, self.model.submit(ask))
         elif action == "plan" and len(self.model.in_flight) < self.depth:
             self._plan()
