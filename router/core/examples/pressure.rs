@@ -506,6 +506,7 @@ fn overcommitted(num_prompt: u32, num_output: u32) {
 fn priority() {
     let mut world = World::new(settings(|it| {
         it.scheduler.policy = Policy::Priority;
+        it.scheduler.priority_preemption_threshold = Some(1);
         it.scheduler.max_batch_tokens = Some(2_048);
         it.scheduler.max_seqs = Some(64);
         it.runtime.num_pages = 1_000;
