@@ -21,7 +21,7 @@ from plait_testing.running_server import Server, start_server
 MODEL = "recall-gqa"
 MAX_QUEUE, NUM_REQUESTS = 12, 60
 PROMPT_LEN, OUTPUT_LEN = 64, 24
-KEYS = "plain\nheavy weight=3\nlate priority=2\nother\n"
+KEYS = "heavy weight=3\nplain\nlate priority=2\nother\n"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TIMEOUT = 120.0
 
@@ -123,6 +123,8 @@ def test_keys_from_a_file_lock_the_server(shared: Server, key_file: Path) -> Non
     hello: Any = [{"role": "user", "content": "copy kilo"}]
     answer = client.chat.completions.create(model=MODEL, messages=hello, temperature=0)
     assert answer.choices[0].message.content == "kilo"
+    header = shared.read_line("curl").split(" -H ")[-1]
+    assert subprocess.check_output(["bash", "-c", f"printf %s {header}"]) == b"Authorization: Bearer heavy"
     words = [sys.executable, "-m", "plait.cli", "chat", "--url", shared.url, "--api-key-file", str(key_file)]
     typed = subprocess.run(words, input="copy kilo\n", capture_output=True, text=True, timeout=120, check=True)
     assert typed.stdout.count("kilo") == 1

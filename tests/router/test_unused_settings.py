@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plait.http.engine import Description, Status
 from plait.launch.startup_summary import print_startup_summary
-from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
+from plait.settings import AttentionSettings, DeviceSettings, SchedulerSettings, ServeSettings
 
 CPU, GPU = "cpu, 2 threads, cpu attention", "NVIDIA H200, triton attention"
 LLAMA, LATENT = "llama", "deepseek_v3"
@@ -21,6 +21,13 @@ CHUNKS = AttentionSettings(mla_context_chunk_size=64)
         (ServeSettings(device=DeviceSettings(cuda_graph_max_bs=8)), LLAMA, GPU, None),
         (ServeSettings(device=DeviceSettings(cuda_graphs=False)), LLAMA, GPU, None),
         (ServeSettings(device=NO_GRAPHS), LLAMA, GPU, "--cuda-graph-max-bs (--no-cuda-graphs captures no steps)"),
+        (ServeSettings(scheduler=SchedulerSettings(policy="fair", priority_aging_seconds=5)), LLAMA, CPU, None),
+        (
+            ServeSettings(scheduler=SchedulerSettings(priority_aging_seconds=5)),
+            LLAMA,
+            CPU,
+            "--priority-aging-seconds (--policy fcfs reads no priorities)",
+        ),
         (
             ServeSettings(device=NO_GRAPHS, attention=CHUNKS),
             LLAMA,

@@ -66,6 +66,8 @@ _DEFAULTS = KeyTerms()
 
 def parse_line(line: str) -> tuple[str, KeyTerms]:
     """The key of a line and its terms; raises `ValueError` that says what is wrong."""
+    if line.startswith(tuple(f"{name}=" for name in READERS)):
+        raise ValueError(f"`{line}` but no key; write the key before its terms")
     terms: dict[str, str] = {}
     while (match := _TERM.fullmatch(line)) is not None:
         line, name, value = match.groups()
@@ -79,5 +81,5 @@ def parse_line(line: str) -> tuple[str, KeyTerms]:
     except msgspec.ValidationError as error:
         given = ", ".join(f"{name}={value}" for name, value in terms.items())
         raise ValueError(
-            f"`{given}`, where weight is a whole number from 1 to 1000 and priority one of 32 bits ({error})"
+            f"`{given}`, where weight is a whole number from 1 to 1000 and priority one of 32 bits; mend or remove it"
         ) from error

@@ -60,4 +60,5 @@ def curl_line(url: str, model: str, key_file: str | None) -> str:
     line = shlex.join([*words, "-d", msgspec.json.encode(body).decode()])
     if key_file is None:
         return line
-    return line + f' -H "Authorization: Bearer $(head -n 1 {shlex.quote(str(Path(key_file).absolute()))})"'
+    first_key = f"sed -E 's/[[:space:]]+(weight|priority)=.*//;q' {shlex.quote(str(Path(key_file).absolute()))}"
+    return f'{line} -H "Authorization: Bearer $({first_key})"'

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from plait_proto import family
 
-from plait.settings import AttentionSettings, DeviceSettings, ServeSettings
+from plait.http.key_terms import READERS
+from plait.settings import AttentionSettings, DeviceSettings, SchedulerSettings, ServeSettings
 
 
 def unused_settings(settings: ServeSettings, architecture: str, device: str) -> str:
@@ -15,7 +16,8 @@ def unused_settings(settings: ServeSettings, architecture: str, device: str) -> 
     ``architecture`` is the family's name, ``device`` what the worker computes on. Settings equal to their defaults
     are not listed.
     """
-    return "; ".join((*_of_graphs(settings.device, device), *_of_mla(settings.attention, architecture)))
+    of_device = (*_of_graphs(settings.device, device), *_of_mla(settings.attention, architecture))
+    return "; ".join((*of_device, *_of_priorities(settings.scheduler)))
 
 
 def _of_graphs(settings: DeviceSettings, device: str) -> Iterator[str]:
@@ -33,3 +35,9 @@ def _of_mla(settings: AttentionSettings, architecture: str) -> Iterator[str]:
     given = settings.mla_context_chunk_size != AttentionSettings().mla_context_chunk_size
     if given and not family(architecture).uses_mla:
         yield "--mla-context-chunk-size (the model has no MLA)"
+
+
+def _of_priorities(settings: SchedulerSettings) -> Iterator[str]:
+    given = settings.priority_aging_seconds != SchedulerSettings().priority_aging_seconds
+    if given and settings.policy not in READERS["priority"]:
+        yield f"--priority-aging-seconds (--policy {settings.policy} reads no priorities)"
