@@ -5,6 +5,7 @@ use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::scheduler::Scheduler;
 use crate::settings::{Limits, Settings};
 use crate::state::{Job, Phase};
+use crate::step_cost::StepCost;
 use crate::step_sizes::SIZE;
 use crate::step_times::StepTimes;
 use crate::step_work::{StepWork, WorkKind};
@@ -114,9 +115,10 @@ impl ItlTarget {
         if work.num_decode_rows == 0 {
             return u32::MAX;
         }
-        let left = self.usable(times) - times.cost.estimate_as(work, WorkKind::Mixed);
+        let usable = self.less(times.errors.margin_of_chunks());
+        let left = usable - times.cost.estimate_as(work, WorkKind::Mixed);
         let on_fit = times.cost.num_tokens_within(left, start);
-        let in_time = self.of_best_size(times, work, start, on_fit);
+        let in_time = of_best_size(&times.cost, usable, work, start, on_fit);
         let budget = in_time.min(self.num_tried(work));
         if self.is_starved(plan.step, work) {
             budget.max(self.page_or_grant(times, start))
@@ -178,36 +180,14 @@ impl ItlTarget {
 
     fn leaves_a_page(&self, times: &StepTimes, decoding: &StepWork) -> bool {
         times.cost.estimate_decoding(decoding).is_none_or(|micros| {
-            let left = self.usable(times) - micros;
+            let left = self.less(times.errors.margin()) - micros;
             times.cost.num_tokens_within(left, 0) >= self.least
         })
     }
 
-    /// Tokens that fill `work` up to the largest size of a step that is in time, near the `on_fit` tokens that are
-    /// by the linear fit.
-    fn of_best_size(&self, times: &StepTimes, work: &StepWork, start: u32, on_fit: u32) -> u32 {
-        let (before, size) = (work.num_prefill_tokens, u64::from(SIZE));
-        let most = (before + u64::from(on_fit)) / size;
-        if most < LEAST_SIZES {
-            return on_fit;
-        }
-        let usable = self.usable(times);
-        let is_in_time = |length: &u32| {
-            let mut with = *work;
-            with.add_prefill(start, *length);
-            times.cost.estimate(&with) <= usable
-        };
-        let length = |num: u64| u32::try_from((num * size).checked_sub(before)?).ok();
-        let sizes = (most / 2..=most + NUM_SIZES_ABOVE).rev();
-        sizes
-            .filter_map(length)
-            .find(is_in_time)
-            .unwrap_or(on_fit / 2)
-    }
-
     /// Microseconds that a step may be expected to take, so that 99 of 100 take no more than the target.
-    fn usable(&self, times: &StepTimes) -> f64 {
-        self.micros * (1.0 - times.errors.margin()).max(LEAST_USABLE)
+    fn less(&self, margin: f64) -> f64 {
+        self.micros * (1.0 - margin).max(LEAST_USABLE)
     }
 
     /// Tokens that may join `work` beside what it has, by what was measured.
@@ -225,6 +205,27 @@ impl ItlTarget {
         let num_without = step.0 - self.last_prefill.0;
         work.num_prefill_tokens == 0 && num_without > u64::from(self.prefill_starvation_steps)
     }
+}
+
+/// Tokens that fill `work` up to the largest size of a step that takes no more than `usable`, near the `on_fit`
+/// tokens that do so by the linear fit.
+fn of_best_size(cost: &StepCost, usable: f64, work: &StepWork, start: u32, on_fit: u32) -> u32 {
+    let (before, size) = (work.num_prefill_tokens, u64::from(SIZE));
+    let most = (before + u64::from(on_fit)) / size;
+    if most < LEAST_SIZES {
+        return on_fit;
+    }
+    let is_in_time = |length: &u32| {
+        let mut with = *work;
+        with.add_prefill(start, *length);
+        cost.estimate(&with) <= usable
+    };
+    let length = |num: u64| u32::try_from((num * size).checked_sub(before)?).ok();
+    let sizes = (most / 2..=most + NUM_SIZES_ABOVE).rev();
+    sizes
+        .filter_map(length)
+        .find(is_in_time)
+        .unwrap_or(on_fit / 2)
 }
 
 impl Scheduler {

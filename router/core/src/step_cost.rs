@@ -107,6 +107,11 @@ impl StepCost {
         self.kinds[kind as usize].len > 0
     }
 
+    /// Whether a step of the size of `work` was measured.
+    pub(crate) fn has_seen_size(&self, work: &StepWork) -> bool {
+        self.sizes.has_seen(work)
+    }
+
     /// Whether recent steps of its kind did at least half as much of everything that `work` does.
     pub(crate) fn has_seen_alike(&self, work: &StepWork) -> bool {
         let kind = &self.kinds[work.kind() as usize];

@@ -11,8 +11,10 @@ const NUM_BINS: usize = 200;
 const HICCUP: usize = NUM_BINS + 1;
 /// Where a step counts as a hiccup, as a multiple of its expected time.
 const HICCUP_RATIO: f64 = 2.0;
-/// Margin until so many steps were measured that a percentile can be told.
+/// Least margin until so many steps were measured that a percentile can be told.
 const FIRST_MARGIN: f64 = 0.03;
+/// What chunks add to it at first. After four steps half of that is left, after twelve a quarter.
+const FIRST_MARGIN_OF_CHUNKS: f64 = 0.12;
 
 /// A histogram of the last steps' errors.
 #[derive(Clone, Debug)]
@@ -45,10 +47,20 @@ impl StepErrors {
         }
     }
 
-    /// By how much 99 of 100 mixed steps exceed their expected time at most, as a share of the target.
+    /// By how much 99 of 100 observed steps exceed their expected time at most, as a share of the target.
     /// Hiccups count among the hundredth that may exceed it.
     pub(crate) fn margin(&self) -> f64 {
         self.margin
+    }
+
+    /// The margin of prefill chunks, which is larger at first. Admission must not wait for it to shrink: only
+    /// steps with prefill make it.
+    pub(crate) fn margin_of_chunks(&self) -> f64 {
+        if self.len >= PERCENTILE {
+            return self.margin;
+        }
+        let more = FIRST_MARGIN_OF_CHUNKS / (1.0 + self.len as f64 / 4.0);
+        self.margin.max(FIRST_MARGIN + more)
     }
 
     /// Steps so far that took twice as long as they should, while those after them did not.
@@ -56,15 +68,15 @@ impl StepErrors {
         self.num_hiccups
     }
 
-    /// A step took `micros` where `expected` were planned.
-    pub(crate) fn observe(&mut self, micros: f64, expected: f64, is_mixed: bool) {
+    /// A step took `micros` where `expected` were planned. The margin follows mixed ones.
+    pub(crate) fn observe(&mut self, micros: f64, expected: f64, tells_margin: bool) {
         let is_hiccup = micros > HICCUP_RATIO * expected;
         if is_hiccup {
             self.num_in_row += 1;
         } else {
             self.num_hiccups += std::mem::take(&mut self.num_in_row);
         }
-        if is_mixed {
+        if tells_margin {
             let error = (micros - expected) / self.target.unwrap_or(expected);
             self.push(if is_hiccup { HICCUP } else { bin_of(error) });
             self.margin = self.percentile();

@@ -54,6 +54,12 @@ impl StepSizes {
         size.excess += excess;
     }
 
+    /// Whether a step of this size was measured; true unless sizes matter to it.
+    pub(crate) fn has_seen(&self, work: &StepWork) -> bool {
+        let size = index(work).and_then(|index| self.sizes.get(index));
+        size.is_none_or(|size| size.num_steps > 0.0)
+    }
+
     /// Expected time of `work` to the fit's value; 1 unless it is mixed.
     pub(crate) fn ratio(&self, work: &StepWork) -> f64 {
         let size = index(work).and_then(|index| self.sizes.get(index));

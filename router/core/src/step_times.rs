@@ -15,6 +15,8 @@ struct Launched {
     work: StepWork,
     /// Microseconds that it should take, as it was planned; None if no step of its kind was measured.
     planned: Option<f64>,
+    /// A step of its size was measured before it was planned.
+    has_seen_size: bool,
 }
 
 /// Learns from every measured step. It has no clock: times are events.
@@ -54,18 +56,25 @@ impl StepTimes {
             step,
             work,
             planned,
+            has_seen_size: self.cost.has_seen_size(&work),
         });
     }
 
     /// A step in flight took `elapsed`. Returns its work.
     pub(crate) fn measure(&mut self, step: StepId, elapsed: Micros) -> Option<StepWork> {
-        let Launched { work, planned, .. } = *self.find(step)?;
+        let Launched {
+            work,
+            planned,
+            has_seen_size,
+            ..
+        } = *self.find(step)?;
         let micros = elapsed.0 as f64;
         if self.cost.observe(&work, micros) {
             self.errors.start_again();
         } else if let Some(planned) = planned {
-            let is_mixed = work.kind() == WorkKind::Mixed;
-            self.errors.observe(micros, planned.max(1.0), is_mixed);
+            // Each size is new only once.
+            let tells_margin = work.kind() == WorkKind::Mixed && has_seen_size;
+            self.errors.observe(micros, planned.max(1.0), tells_margin);
         }
         Some(work)
     }

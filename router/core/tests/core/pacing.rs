@@ -311,6 +311,20 @@ fn newcomers_do_not_pass_a_long_prompt_that_time_cuts() {
     assert_eq!(newer, 0);
 }
 
+#[test]
+fn a_prompt_is_admitted_though_nothing_told_the_margin_of_its_chunks() {
+    let mut world = World::decoding(26_500.0, 0);
+    (0..500).for_each(|_| drop(world.step()));
+    world.submit(2048, 2);
+    let (mut left, mut num_steps) = (2048u32, 0u32);
+    while left > 0 && num_steps < 5000 {
+        left = left.saturating_sub(world.step().plan.num_prefill_tokens());
+        num_steps += 1;
+    }
+    println!("decoding leaves a tenth of the target: 2,048 tokens take {num_steps} steps");
+    assert!(num_steps <= 300, "{num_steps}");
+}
+
 /// Seconds and steps until all of 60 short requests have ended, and sorted times of steps that decode.
 fn crowd() -> (World, Vec<u64>, u32) {
     let mut world = World::new(5_000.0, 0);
