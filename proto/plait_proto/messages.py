@@ -152,8 +152,8 @@ class Decision(Fields, frozen=True):
     """All replicas are idle and one drains: the group ends."""
     draining: bool
     """A replica drains: no replica takes new requests."""
-    num_tokens: bytes = b""
-    """Little-endian u32s, the tokens of each replica in order; left out while all are idle."""
+    tokens: bytes = b""
+    """Little-endian u32s, the prompt tokens and all tokens of each replica in order; left out while all are idle."""
 
 
 class Drain(Fields, frozen=True):

@@ -128,9 +128,9 @@ pub struct Decision {
     pub stop: bool,
     /// A replica drains: no replica takes new requests.
     pub draining: bool,
-    /// Little-endian u32s, the tokens of each replica in order; left out while all are idle.
+    /// Little-endian u32s, the prompt tokens and all tokens of each replica in order; left out while all are idle.
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "serde_bytes")]
-    pub num_tokens: Vec<u8>,
+    pub tokens: Vec<u8>,
 }
 
 /// Row kinds of a group's step.

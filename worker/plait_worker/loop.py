@@ -178,7 +178,7 @@ class Rank:
     def _begin_exchange(self, decision: Decision | None) -> None:
         """Say what the replicas that share experts compute; without a decision all compute alike."""
         if self.parallel.experts is not None:
-            tokens = None if decision is None else np.frombuffer(decision.num_tokens, dtype="<u4").tolist()
+            tokens = None if decision is None else np.frombuffer(decision.tokens, dtype="<u4")[1::2].tolist()
             self.parallel.experts.begin_step(tokens)
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:

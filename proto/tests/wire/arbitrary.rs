@@ -129,7 +129,7 @@ fn decision() -> impl Strategy<Value = Decision> {
     )
         .prop_map(
             |(step, mode, pad_tokens, graph_bucket, bytes, [stop, draining])| {
-                let [dummy_replicas, num_tokens] = bytes;
+                let [dummy_replicas, tokens] = bytes;
                 Decision {
                     step,
                     mode,
@@ -138,7 +138,7 @@ fn decision() -> impl Strategy<Value = Decision> {
                     dummy_replicas,
                     stop,
                     draining,
-                    num_tokens,
+                    tokens,
                 }
             },
         )

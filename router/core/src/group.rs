@@ -7,6 +7,7 @@ use crate::graph_size::{GraphSize, common_bucket};
 use crate::ids::StepId;
 use crate::in_flight::InFlightStep;
 use crate::plan::Plan;
+use crate::prompt_share::PromptShare;
 use crate::scheduler::Scheduler;
 
 /// What one replica would do in a step, read from the rows of its plan.
@@ -67,6 +68,24 @@ pub enum Mode {
     Mixed,
 }
 
+/// What one replica computes in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaTokens {
+    /// Tokens of its prefill rows.
+    pub prefill: u32,
+    /// All its tokens.
+    pub total: u32,
+}
+
+impl ReplicaTokens {
+    fn of(vote: &Vote) -> Self {
+        Self {
+            prefill: vote.num_prefill_tokens,
+            total: vote.num_tokens,
+        }
+    }
+}
+
 /// Everything about a step that a collective depends on. Every replica has the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
@@ -75,7 +94,7 @@ pub struct Decision {
     /// Its rows.
     pub mode: Mode,
     /// Tokens of each replica, in order. What the replicas compute together, they compute for these and no others.
-    pub num_tokens: Vec<u32>,
+    pub tokens: Vec<ReplicaTokens>,
     /// The most tokens of a replica, or those of the graphs.
     pub pad_tokens: u32,
     /// Tokens of the captured graphs that the replicas run; None without graphs.
@@ -120,9 +139,16 @@ impl Decision {
         breach.map(|(_, why)| why)
     }
 
+    fn prompt_share(&self, own: Option<&Plan>) -> PromptShare {
+        let num_replicas = u32::try_from(self.tokens.len()).expect("replicas are a u32");
+        let prefilling = self.tokens.iter().filter(|of| of.prefill > 0);
+        let num_prefilling = u32::try_from(prefilling.count()).expect("replicas are a u32");
+        PromptShare::after(num_replicas, num_prefilling, own)
+    }
+
     fn counts_tokens_of(&self, vote: &Vote) -> bool {
-        self.num_tokens.get(vote.replica as usize) == Some(&vote.num_tokens)
-            && self.num_tokens.iter().all(|num| *num <= self.pad_tokens)
+        self.tokens.get(vote.replica as usize) == Some(&ReplicaTokens::of(vote))
+            && self.tokens.iter().all(|of| of.total <= self.pad_tokens)
     }
 
     fn graph_is_odd(&self, vote: &Vote) -> bool {
@@ -190,8 +216,8 @@ pub fn decide(
     graphs: &[GraphSize],
 ) -> Result<Decision, Disagreement> {
     let votes = in_order(votes, num_replicas)?;
-    let num_tokens: Vec<u32> = votes.iter().map(|vote| vote.num_tokens).collect();
-    let most_tokens = num_tokens.iter().copied().max().unwrap_or(0);
+    let tokens: Vec<ReplicaTokens> = votes.iter().map(ReplicaTokens::of).collect();
+    let most_tokens = tokens.iter().map(|of| of.total).max().unwrap_or(0);
     let mode = mode_of(&votes);
     let graph_bucket = if mode == Mode::Idle {
         None
@@ -203,7 +229,7 @@ pub fn decide(
     Ok(Decision {
         step: votes[0].step,
         mode,
-        num_tokens,
+        tokens,
         pad_tokens: graph_bucket.unwrap_or(most_tokens),
         graph_bucket,
         dummy_replicas: idlers
@@ -302,6 +328,7 @@ impl Scheduler {
         decision: &Decision,
     ) -> Option<DecidedPlan> {
         self.is_draining |= decision.draining;
+        self.prompt_share = decision.prompt_share(plan.as_ref());
         let step = plan.as_ref().map_or(self.next_step(), |plan| plan.step);
         assert_eq!(step, decision.step, "the decision is on another step");
         if decision.mode == Mode::Idle {

@@ -31,6 +31,7 @@ mod plan_builder;
 mod preemption;
 mod prefix_hasher;
 mod prefix_sharing;
+mod prompt_share;
 mod queue;
 mod queue_limits;
 mod replica_router;
@@ -52,7 +53,7 @@ mod submit;
 
 pub use event::{Event, FinishReason, Output, StepResult, UnexpectedResult};
 pub use graph_size::GraphSize;
-pub use group::{DecidedPlan, Decision, Disagreement, Mode, Vote, decide};
+pub use group::{DecidedPlan, Decision, Disagreement, Mode, ReplicaTokens, Vote, decide};
 pub use ids::{Micros, PageId, RequestId, SlotId, StepId, TenantId, TokenId};
 pub use kv_event::{KvEvent, StoredPage};
 pub use page_pool::PageCounts;

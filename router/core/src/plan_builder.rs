@@ -20,6 +20,8 @@ pub(crate) const MIN_CHUNK: u32 = 16;
 pub(crate) struct PlanBuilder {
     pub(crate) step: StepId,
     pub(crate) num_tokens_left: u32,
+    /// Of prompts; beyond it only decode rows use what is left of the step.
+    pub(crate) num_prompt_tokens_left: u32,
     pub(crate) num_rows_left: u32,
     pub(crate) work: StepWork,
     /// The ITL target leaves no time for another prefill row.
@@ -44,6 +46,7 @@ impl PlanBuilder {
         Self {
             step,
             num_tokens_left: limits.max_batch_tokens,
+            num_prompt_tokens_left: limits.max_batch_tokens,
             num_rows_left: limits.max_rows,
             work: StepWork::default(),
             is_out_of_time: false,
@@ -92,6 +95,7 @@ impl PlanBuilder {
 
     pub(crate) fn push_prefill(&mut self, order: Order, row: PrefillRow) {
         self.count(order, row.length);
+        self.num_prompt_tokens_left = self.num_prompt_tokens_left.saturating_sub(row.length);
         self.work.add_prefill(row.start, row.length);
         self.prefill.push((order, row));
     }

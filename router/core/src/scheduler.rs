@@ -14,6 +14,7 @@ use crate::plan::{DecodeRow, Plan, PrefillRow, TrimmedSlot};
 use crate::plan_builder::{MIN_CHUNK, PlanBuilder};
 use crate::prefix_hasher::PrefixHasher;
 use crate::prefix_sharing::Chunk;
+use crate::prompt_share::PromptShare;
 use crate::queue::{Queue, QueueKey};
 use crate::running_set::RunningSet;
 use crate::settings::{Limits, Settings, SettingsError};
@@ -44,6 +45,7 @@ pub struct Scheduler {
     pub(crate) slot_changes: SlotChanges,
     pub(crate) last_step: StepId,
     pub(crate) is_draining: bool,
+    pub(crate) prompt_share: PromptShare,
     /// Hashes full pages; None without a prefix cache.
     pub(crate) prefix_hasher: Option<PrefixHasher>,
 }
@@ -73,6 +75,7 @@ impl Scheduler {
             slot_changes: SlotChanges::default(),
             last_step: StepId(0),
             is_draining: false,
+            prompt_share: PromptShare::default(),
             prefix_hasher: settings
                 .pages
                 .prefix_cache
@@ -89,6 +92,7 @@ impl Scheduler {
         self.publish_launched();
         self.expire(now);
         let mut builder = PlanBuilder::new(StepId(self.last_step.0 + 1), &self.limits);
+        builder.num_prompt_tokens_left = self.prompt_share.of(self.limits.max_batch_tokens);
         self.make_way(&mut builder);
         if self.settings.scheduler.mixed {
             self.schedule_starved_prefill(&mut builder);
@@ -297,7 +301,9 @@ impl Scheduler {
         builder: &mut PlanBuilder,
     ) -> Option<u32> {
         let most = remaining.min(self.limits.long_prefill_token_threshold);
-        let in_tokens = most.min(builder.num_tokens_left);
+        let in_tokens = most
+            .min(builder.num_tokens_left)
+            .min(builder.num_prompt_tokens_left);
         let in_time = self.pacing.prefill_budget(builder, start);
         builder.is_out_of_time = in_time < in_tokens;
         let shortest = if builder.is_out_of_time {

@@ -32,6 +32,18 @@ impl CostModel {
         });
         time.max(Micros(1))
     }
+
+    /// Time of a step of replicas that share their experts, one plan of each.
+    pub fn group_time(&self, plans: &[Plan]) -> Micros {
+        let Self::Roofline(roofline) = self else {
+            unreachable!("the settings refuse a step trace for a group");
+        };
+        let parts = plans
+            .iter()
+            .map(|plan| (StepWork::of(plan), num_sampled(plan)));
+        let parts: Vec<_> = parts.collect();
+        micros(roofline.group_seconds(&parts) * 1e6).max(Micros(1))
+    }
 }
 
 fn num_sampled(plan: &Plan) -> f64 {
@@ -59,21 +71,45 @@ impl Roofline {
     }
 
     fn seconds(&self, work: &StepWork, num_sampled: f64) -> f64 {
-        let num_tokens = (work.num_prefill_tokens + work.num_decode_rows) as f64;
+        let num_tokens = num_tokens(work);
         let model = &self.model;
         let layers = self.gemm_seconds(
             model.parameters_read(num_tokens),
             model.parameters_per_token() * num_tokens,
         );
+        self.hardware.step_overhead_seconds
+            + (layers + self.head_and_attention(work, num_sampled)) / self.num_gpus
+            + self.all_reduces(num_tokens)
+    }
+
+    /// Each replica computes its dense parts, and all wait for the slowest. The experts are divided among all
+    /// accelerators, and each row travels to them and back.
+    fn group_seconds(&self, parts: &[(StepWork, f64)]) -> f64 {
+        let model = &self.model;
+        let own_parts = parts.iter().map(|(work, num_sampled)| {
+            let dense = model.dense_parameters;
+            let layers = self.gemm_seconds(dense, dense * num_tokens(work));
+            (layers + self.head_and_attention(work, *num_sampled)) / self.num_gpus
+                + self.all_reduces(num_tokens(work)) / 2.0
+        });
+        let all_tokens: f64 = parts.iter().map(|(work, _)| num_tokens(work)).sum();
+        let read = model.parameters_read(all_tokens) - model.dense_parameters;
+        let per_token = model.parameters_per_token() - model.dense_parameters;
+        let experts = self.gemm_seconds(read, per_token * all_tokens);
+        self.hardware.step_overhead_seconds
+            + own_parts.fold(0.0, f64::max)
+            + experts / (self.num_gpus * parts.len() as f64)
+            + self.exchanges(all_tokens)
+    }
+
+    fn head_and_attention(&self, work: &StepWork, num_sampled: f64) -> f64 {
+        let model = &self.model;
         let head = if num_sampled > 0.0 {
             self.gemm_seconds(model.head_parameters, model.head_parameters * num_sampled)
         } else {
             0.0
         };
-        let attention = self.prefill_attention(work) + self.decode_attention(work);
-        self.hardware.step_overhead_seconds
-            + (layers + head + attention) / self.num_gpus
-            + self.all_reduces(num_tokens)
+        head + self.prefill_attention(work) + self.decode_attention(work)
     }
 
     /// Seconds of GEMMs that read `num_read` parameters and do `num_macs` multiply-adds.
@@ -104,11 +140,20 @@ impl Roofline {
         if self.num_gpus == 1.0 {
             return 0.0;
         }
+        self.exchanges(num_tokens)
+    }
+
+    /// Two per layer: an all-reduce each, or an all-gather and a reduce-scatter.
+    fn exchanges(&self, num_tokens: f64) -> f64 {
         let bytes = 2.0 * num_tokens * self.model.hidden_size;
         let seconds =
             self.hardware.link_latency_seconds + bytes / self.hardware.link_bytes_per_second;
         2.0 * self.model.num_layers * seconds
     }
+}
+
+fn num_tokens(work: &StepWork) -> f64 {
+    (work.num_prefill_tokens + work.num_decode_rows) as f64
 }
 
 /// One measured step.

@@ -8,6 +8,7 @@ mod cost;
 mod error;
 mod fairness;
 mod files;
+mod group;
 mod hardware;
 mod model;
 mod replica;

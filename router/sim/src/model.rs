@@ -169,10 +169,15 @@ impl ModelCost {
 
     /// Parameters in memory.
     pub fn num_parameters(&self) -> f64 {
+        self.parameters_of_replica(1)
+    }
+
+    /// Parameters in the memory of one of so many replicas that share the experts.
+    pub fn parameters_of_replica(&self, num_sharing: u32) -> f64 {
         self.dense_parameters
             + self.head_parameters
             + self.embedding_parameters
-            + self.expert_parameters * self.num_experts
+            + self.expert_parameters * self.num_experts / f64::from(num_sharing)
     }
 
     /// Whether the weights are FP8.

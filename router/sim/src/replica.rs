@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use plait_core::{
-    Event, Micros, Output, Plan, Refusal, Request, RequestId, Scheduler, StepId, StepResult,
-    TenantId, TokenId,
+    Decision, Event, Micros, Output, Plan, Refusal, Request, RequestId, Scheduler, StepId,
+    StepResult, TenantId, TokenId, Vote,
 };
 use rustc_hash::FxHashMap;
 
@@ -75,6 +75,11 @@ impl<'a> Replica<'a> {
     /// Runs until everything is answered, and returns the measurements.
     pub fn finish(mut self) -> RunMetrics {
         self.run_until(Micros(u64::MAX));
+        self.into_metrics()
+    }
+
+    /// The measurements, once everything is answered.
+    pub fn into_metrics(mut self) -> RunMetrics {
         assert!(
             self.scheduler.is_idle(),
             "requests are left that get no rows"
@@ -83,6 +88,14 @@ impl<'a> Replica<'a> {
         self.metrics.counts.num_preemptions = counts.num_preemptions;
         self.metrics.counts.num_starvation_grants = counts.num_starvation_grants;
         self.metrics
+    }
+
+    /// Completes the steps that are over at `now`.
+    pub fn complete_until(&mut self, now: Micros) {
+        while self.in_flight.front().is_some_and(|step| step.end <= now) {
+            let step = self.in_flight.pop_front().expect("it was just looked at");
+            self.complete(&step);
+        }
     }
 
     /// Runs until `now`.
@@ -153,20 +166,38 @@ impl<'a> Replica<'a> {
     /// Plans as many steps as may be in flight.
     pub fn send_steps(&mut self, now: Micros) {
         while self.in_flight.len() < self.setup.scheduler.scheduler.max_in_flight() {
-            let plan = self.scheduler.plan(now);
-            self.drop_rejected();
-            let Some(plan) = plan else {
+            let Some(plan) = self.plan(now) else {
                 return;
             };
-            self.send(&plan, now);
+            let elapsed = self.setup.cost.time(&plan);
+            self.send(&plan, self.free_at.max(now), elapsed);
         }
     }
 
-    fn send(&mut self, plan: &Plan, now: Micros) {
-        let elapsed = self.setup.cost.time(plan);
-        let start = self.free_at.max(now);
+    /// The next step, if there is something to do.
+    pub fn plan(&mut self, now: Micros) -> Option<Plan> {
+        let plan = self.scheduler.plan(now);
+        self.drop_rejected();
+        plan
+    }
+
+    /// Its vote as `replica` of a group.
+    pub fn vote(&self, plan: Option<&Plan>, replica: u32) -> Vote {
+        self.scheduler.vote(plan, replica, 0)
+    }
+
+    /// The step that the group takes: the plan, or a dummy row's.
+    pub fn apply_decision(&mut self, plan: Option<Plan>, decision: &Decision) -> Option<Plan> {
+        let decided = self.scheduler.apply_decision(plan, decision);
+        decided.map(|decided| decided.plan)
+    }
+
+    /// Sends a step that the worker begins at `start`.
+    pub fn send(&mut self, plan: &Plan, start: Micros, elapsed: Micros) {
         self.free_at = Micros(start.0.saturating_add(elapsed.0));
-        self.metrics.step(plan, start, elapsed);
+        if !plan.prefill.is_empty() || !plan.decode.is_empty() {
+            self.metrics.step(plan, start, elapsed);
+        }
         self.count_prefill(plan);
         let num_last_chunks = plan.prefill.iter().filter(|row| row.is_last_chunk).count();
         self.in_flight.push_back(InFlight {

@@ -65,6 +65,8 @@ pub struct Cluster {
     pub model: String,
     /// Accelerators per replica; None takes the smallest power of two that holds the weights.
     pub tp: Option<u32>,
+    /// The replicas share their experts, and step together.
+    pub dp_attention: bool,
     /// Longest prompt plus output; None takes the model's.
     pub max_model_len: Option<u32>,
     /// Threads that simulate; None takes the machine's.
@@ -98,6 +100,8 @@ pub struct Setup {
     pub num_replicas: u32,
     /// How requests are routed to them.
     pub routing: Routing,
+    /// The replicas share their experts, and step together.
+    pub shares_experts: bool,
     /// Threads that simulate.
     pub num_threads: usize,
 }
@@ -134,6 +138,7 @@ impl Settings {
             limits,
             num_replicas: self.cluster.replicas,
             routing: self.cluster.routing,
+            shares_experts: self.cluster.dp_attention,
             num_threads: self.cluster.num_threads()?,
         })
     }
@@ -219,6 +224,9 @@ struct KvCapacity {
 impl Cluster {
     /// Replicas share threads out only if none needs to know of another.
     fn num_threads(&self) -> Result<usize, SimError> {
+        if self.dp_attention {
+            return Ok(1);
+        }
         match (self.routing, self.threads) {
             (Routing::InTurn, asked) => {
                 let machine = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -248,6 +256,9 @@ impl Cluster {
     fn device(&self, memory_fraction: f64) -> Result<Device, SimError> {
         let hardware = Path::new(&self.hardware);
         if hardware.extension().is_some_and(|ending| ending == "jsonl") {
+            if self.dp_attention {
+                return Err(no_group("a step trace has no experts' part: give rates"));
+            }
             let cost = CostModel::Fitted(Box::new(fit(hardware)?));
             return Ok(Device {
                 cost,
@@ -258,16 +269,25 @@ impl Cluster {
             Hardware::named(&self.hardware)?,
             ModelCost::named(&self.model)?,
         );
+        if self.dp_attention && model.num_experts == 0.0 {
+            return Err(no_group("the model has no experts to share"));
+        }
         let memory = hardware.memory_bytes * memory_fraction;
         let num_gpus = self.num_gpus(&hardware, &model, memory)?;
         let capacity = KvCapacity {
-            num_tokens: kv_bytes(&model, memory, num_gpus)? / model.kv_bytes_per_token,
+            num_tokens: kv_bytes(&model, memory, num_gpus, self.num_sharing())?
+                / model.kv_bytes_per_token,
             max_model_len: model.max_model_len,
         };
         Ok(Device {
             cost: CostModel::Roofline(Box::new(Roofline::new(hardware, model, num_gpus))),
             capacity: Some(capacity),
         })
+    }
+
+    /// Replicas that share the experts.
+    fn num_sharing(&self) -> u32 {
+        if self.dp_attention { self.replicas } else { 1 }
     }
 
     /// As asked, or the fewest whose memory is at most four fifths weights.
@@ -288,7 +308,7 @@ impl Cluster {
                 format!("allowed: 1 to {MAX_GPUS}"),
             ));
         }
-        let weights = model.num_parameters() * model.weight_bytes;
+        let weights = model.parameters_of_replica(self.num_sharing()) * model.weight_bytes;
         let usable = memory * FULL;
         let fits = |num_gpus: &u32| usable * f64::from(*num_gpus) >= weights;
         let mut powers = (0..=MAX_GPUS.ilog2()).map(|exponent| 1 << exponent);
@@ -310,8 +330,13 @@ fn memory_fraction(pages: &PageSettings) -> Result<f64, SimError> {
 }
 
 /// Bytes that the weights leave of the replica's memory.
-fn kv_bytes(model: &ModelCost, memory: f64, num_gpus: u32) -> Result<f64, SimError> {
-    let weights = model.num_parameters() * model.weight_bytes;
+fn kv_bytes(
+    model: &ModelCost,
+    memory: f64,
+    num_gpus: u32,
+    num_sharing: u32,
+) -> Result<f64, SimError> {
+    let weights = model.parameters_of_replica(num_sharing) * model.weight_bytes;
     let usable = memory * f64::from(num_gpus);
     if usable > weights {
         return Ok(usable - weights);
@@ -322,6 +347,10 @@ fn kv_bytes(model: &ModelCost, memory: f64, num_gpus: u32) -> Result<f64, SimErr
         usable / 1e9
     );
     Err(SimError::setting("--tp", &num_gpus, allowed))
+}
+
+fn no_group(allowed: &str) -> SimError {
+    SimError::setting("--dp-attention", &"set", allowed)
 }
 
 fn not_in_records(setting: &str) -> SimError {

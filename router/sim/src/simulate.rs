@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use crate::error::SimError;
+use crate::group::run_group;
 use crate::replica::Replica;
 use crate::report::Report;
 use crate::routes::Routes;
@@ -21,7 +22,7 @@ type Run = fn(&Setup, &Progress, &SyncSender<RunMetrics>);
 
 /// State that the threads share.
 #[derive(Default)]
-struct Progress {
+pub struct Progress {
     num_arrived: AtomicU64,
     next_replica: AtomicU64,
     is_stopped: AtomicBool,
@@ -29,7 +30,7 @@ struct Progress {
 
 impl Progress {
     /// Counts arrived requests. Breaks if the caller has stopped the simulation.
-    fn goes_on_after(&self, num_arrived: usize) -> ControlFlow<()> {
+    pub fn goes_on_after(&self, num_arrived: usize) -> ControlFlow<()> {
         self.num_arrived
             .fetch_add(num_arrived as u64, Ordering::Relaxed);
         if self.is_stopped.load(Ordering::Relaxed) {
@@ -49,6 +50,7 @@ pub fn simulate(setup: &Setup, on_progress: &mut OnProgress<'_>) -> Result<Repor
     std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel(setup.num_threads);
         let run: Run = match setup.routing {
+            _ if setup.shares_experts => run_group,
             Routing::InTurn => run_replicas,
             Routing::LeastLoaded | Routing::PrefixAware => run_all_replicas,
         };
@@ -109,7 +111,8 @@ fn run_replica(setup: &Setup, index: u64, progress: &Progress) -> Option<RunMetr
     Some(replica.finish())
 }
 
-fn least_loaded(replicas: &[Replica<'_>]) -> usize {
+/// The replica with the fewest unanswered requests.
+pub fn least_loaded(replicas: &[Replica<'_>]) -> usize {
     let by_load = replicas.iter().enumerate();
     let least = by_load.min_by_key(|(_, replica)| replica.load());
     least.expect("there is a replica at least").0

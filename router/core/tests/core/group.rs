@@ -1,10 +1,12 @@
 //! Claims about replicas that step together, and their invariants under random schedules.
 
-use plait_core::{Decision, Disagreement, GraphSize, Mode, Settings, StepId, Vote, decide};
+use plait_core::{
+    Decision, Disagreement, GraphSize, Mode, ReplicaTokens, Settings, StepId, Vote, decide,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::fixtures::settings;
+use crate::fixtures::{settings, with};
 use crate::harness::{Harness, Spec};
 use crate::properties::{any_settings, any_spec, in_proportion};
 
@@ -218,8 +220,9 @@ fn a_step_whose_prompts_fit_no_common_size_runs_without_graphs() {
 #[test]
 fn a_decision_counts_the_tokens_of_each_replica() {
     let agreed = agree(&[decoding(0, 3), vote(1), prefilling(2, 100, 1, 0)]);
-    assert_eq!(agreed.num_tokens, [3, 0, 100]);
-    assert_eq!(agree(&[vote(0), vote(1)]).num_tokens, [0, 0]);
+    let of = |prefill, total| ReplicaTokens { prefill, total };
+    assert_eq!(agreed.tokens, [of(0, 3), of(0, 0), of(100, 100)]);
+    assert_eq!(agree(&[vote(0), vote(1)]).tokens, [of(0, 0); 2]);
 }
 
 #[test]
@@ -229,9 +232,9 @@ fn a_decision_that_cannot_follow_from_a_vote_is_found() {
         ("another step", |it| it.step = StepId(4)),
         ("leaves out rows", |it| it.mode = Mode::Prefill),
         ("too few tokens", |it| it.pad_tokens = 2),
-        ("other tokens", |it| it.num_tokens[0] = 2),
-        ("other tokens", |it| it.num_tokens[1] = 9),
-        ("other tokens", |it| it.num_tokens.clear()),
+        ("other tokens", |it| it.tokens[0].total = 2),
+        ("other tokens", |it| it.tokens[1].total = 9),
+        ("other tokens", |it| it.tokens.clear()),
         ("a dummy of rows", |it| it.dummy_replicas.push(0)),
         ("graph", |it| it.graph_bucket = Some(8)),
         ("what is not idle", |it| {
@@ -350,6 +353,42 @@ fn an_idle_decision_uses_up_its_step_so_that_no_vote_fits_two_rounds() {
     group.harnesses[1].submit(Spec::new(5, 2)).unwrap();
     let agreed = group.step();
     assert_eq!((agreed.step, agreed.mode), (StepId(3), Mode::Prefill));
+    group.run_to_the_end();
+}
+
+/// Steps of 128 tokens.
+fn roomy_steps() -> Settings {
+    with(settings(), |it| {
+        it.scheduler.max_batch_tokens = Some(128);
+        it.scheduler.long_prefill_token_threshold = None;
+    })
+}
+
+fn prefill_lengths(decision: &Decision) -> Vec<u32> {
+    decision.tokens.iter().map(|of| of.prefill).collect()
+}
+
+#[test]
+fn prompts_get_more_of_a_step_the_more_replicas_have_some() {
+    let mut group = Group::new(4, &roomy_steps());
+    for replica in 0..2 {
+        group.harnesses[replica].submit(Spec::new(200, 1)).unwrap();
+    }
+    assert_eq!(
+        prefill_lengths(&group.step()),
+        [128, 128, 0, 0],
+        "no step told of others"
+    );
+    group.complete_all();
+    group.harnesses[2].submit(Spec::new(200, 1)).unwrap();
+    assert_eq!(prefill_lengths(&group.step()), [64, 64, 96, 0]);
+    group.complete_all();
+    assert_eq!(prefill_lengths(&group.step()), [8, 8, 96, 0]);
+    group.complete_all();
+    assert_eq!(prefill_lengths(&group.step()), [0, 0, 8, 0]);
+    group.run_to_the_end();
+    group.harnesses[3].submit(Spec::new(200, 1)).unwrap();
+    assert_eq!(prefill_lengths(&group.step()), [0, 0, 0, 32], "alone");
     group.run_to_the_end();
 }
 

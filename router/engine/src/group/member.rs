@@ -177,8 +177,8 @@ impl Member {
         if decision.dummy_replicas.len() > num_replicas.div_ceil(8) as usize {
             return Some("it has a dummy for more replicas than there are");
         }
-        let num_counted = decision.num_tokens.len();
-        if decision.mode != plait_proto::Mode::Idle && num_counted != 4 * num_replicas as usize {
+        let num_counted = decision.tokens.len();
+        if decision.mode != plait_proto::Mode::Idle && num_counted != 8 * num_replicas as usize {
             return Some("it does not count the tokens of each replica");
         }
         let mut buckets = self.settings.graphs.iter().map(GraphSize::num_tokens);

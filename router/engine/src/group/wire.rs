@@ -1,6 +1,6 @@
 //! Votes and decisions between the core's types and the wire's.
 
-use plait_core::{Decision, Mode, StepId, Vote};
+use plait_core::{Decision, Mode, ReplicaTokens, StepId, Vote};
 use plait_proto::PromptCounts;
 
 /// A vote as it is sent.
@@ -58,9 +58,9 @@ pub fn decision_to_wire(decision: &Decision) -> plait_proto::Decision {
         dummy_replicas: bitmap(&decision.dummy_replicas),
         stop: decision.stop,
         draining: decision.draining,
-        num_tokens: match decision.mode {
+        tokens: match decision.mode {
             Mode::Idle => Vec::new(),
-            _ => little_endian(&decision.num_tokens),
+            _ => little_endian(&decision.tokens),
         },
     }
 }
@@ -75,9 +75,9 @@ pub fn decision_from_wire(decision: &plait_proto::Decision, num_replicas: u32) -
             plait_proto::Mode::Decode => Mode::Decode,
             plait_proto::Mode::Mixed => Mode::Mixed,
         },
-        num_tokens: match decision.mode {
-            plait_proto::Mode::Idle => vec![0; num_replicas as usize],
-            _ => from_little_endian(&decision.num_tokens),
+        tokens: match decision.mode {
+            plait_proto::Mode::Idle => vec![ReplicaTokens::default(); num_replicas as usize],
+            _ => from_little_endian(&decision.tokens),
         },
         pad_tokens: decision.pad_tokens,
         graph_bucket: decision.graph_bucket,
@@ -87,16 +87,19 @@ pub fn decision_from_wire(decision: &plait_proto::Decision, num_replicas: u32) -
     }
 }
 
-fn little_endian(numbers: &[u32]) -> Vec<u8> {
-    numbers
-        .iter()
-        .flat_map(|number| number.to_le_bytes())
-        .collect()
+fn little_endian(tokens: &[ReplicaTokens]) -> Vec<u8> {
+    let numbers = tokens.iter().flat_map(|of| [of.prefill, of.total]);
+    numbers.flat_map(u32::to_le_bytes).collect()
 }
 
-fn from_little_endian(bytes: &[u8]) -> Vec<u32> {
+fn from_little_endian(bytes: &[u8]) -> Vec<ReplicaTokens> {
     let (words, _) = bytes.as_chunks::<4>();
-    words.iter().copied().map(u32::from_le_bytes).collect()
+    let (pairs, _) = words.as_chunks::<2>();
+    let read = |[prefill, total]: &[[u8; 4]; 2]| ReplicaTokens {
+        prefill: u32::from_le_bytes(*prefill),
+        total: u32::from_le_bytes(*total),
+    };
+    pairs.iter().map(read).collect()
 }
 
 /// Bytes up to the last one that has a bit.
@@ -136,14 +139,17 @@ mod tests {
             numbers: [u32; 2],
             bits: [bool; 3],
             dummies in proptest::collection::btree_set(0..1024u32, 0..20),
-            num_tokens in proptest::collection::vec(any::<u32>(), 0..20),
+            tokens in proptest::collection::vec(any::<(u32, u32)>(), 0..20),
         ) {
             let [pad_tokens, bucket] = numbers;
             let [has_graph, draining, stop] = bits;
             let decision = Decision {
                 step: StepId(step),
                 mode: Mode::Decode,
-                num_tokens,
+                tokens: tokens
+                    .into_iter()
+                    .map(|(prefill, total)| ReplicaTokens { prefill, total })
+                    .collect(),
                 pad_tokens,
                 graph_bucket: has_graph.then_some(bucket),
                 dummy_replicas: dummies.into_iter().collect(),

@@ -424,7 +424,7 @@ fn idle_decision(step: u64) -> Decision {
         dummy_replicas: Vec::new(),
         stop: false,
         draining: false,
-        num_tokens: Vec::new(),
+        tokens: Vec::new(),
     }
 }
 

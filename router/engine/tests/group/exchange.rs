@@ -139,7 +139,7 @@ fn decision(mode: plait_proto::Mode) -> Decision {
         dummy_replicas: Vec::new(),
         stop: false,
         draining: false,
-        num_tokens: Vec::new(),
+        tokens: Vec::new(),
     }
 }
 
@@ -177,8 +177,8 @@ fn a_link_that_broke_after_a_decision_is_checked_again_at_once() {
 fn a_decision_that_cannot_be_ends_the_engine_by_name() {
     type Change = fn(&mut Decision);
     let cases: [(&str, Change); 7] = [
-        ("does not count", |it| it.num_tokens.clear()),
-        ("counts other tokens", |it| it.num_tokens[4] = 1),
+        ("does not count", |it| it.tokens.clear()),
+        ("counts other tokens", |it| it.tokens[12] = 1),
         ("leaves out rows", |it| it.mode = plait_proto::Mode::Idle),
         ("dummy for more replicas", |it| {
             it.dummy_replicas = vec![255; 60_000];
@@ -200,7 +200,7 @@ fn a_decision_that_cannot_be_ends_the_engine_by_name() {
         let mut broken = Decision {
             pad_tokens: 4,
             graph_bucket: Some(4),
-            num_tokens: vec![4, 0, 0, 0, 2, 0, 0, 0],
+            tokens: vec![0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0],
             ..decision(plait_proto::Mode::Decode)
         };
         change(&mut broken);

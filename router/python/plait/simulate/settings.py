@@ -67,6 +67,13 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str, Setting("qwen3-8b, llama-3.1-70b, deepseek-v2-lite, deepseek-v3, or a model's config.json")
     ] = "qwen3-8b"
+    dp_attention: Annotated[
+        bool,
+        Setting(
+            "the replicas share the model's experts and step together, each with attention of its own",
+            ("--enable-dp-attention",),
+        ),
+    ] = False
     tp: Annotated[
         GpuCount | None,
         Setting(

@@ -218,3 +218,39 @@ fn a_caller_can_end_it() {
         Err(SimError::Stopped)
     ));
 }
+
+fn v2_lite(replicas: u32, dp_attention: bool, load: &Value) -> plait_sim::Summary {
+    summary(json!({
+        "load": {"source": load},
+        "cluster": {
+            "replicas": replicas, "model": "deepseek-v2-lite", "tp": 1, "routing": "least-loaded",
+            "dp_attention": dp_attention,
+        },
+    }))
+}
+
+#[test]
+fn a_group_answers_everything_and_takes_as_long_for_many_as_its_shared_experts_need() {
+    let load = poisson(2000.0, 200, 512, 32);
+    let (free, grouped) = (v2_lite(2, false, &load), v2_lite(2, true, &load));
+    assert_eq!(grouped.num_output_tokens, 200 * 32);
+    assert_eq!(grouped.num_output_tokens, free.num_output_tokens);
+    let alone = v2_lite(1, true, &load);
+    assert!(alone.duration_seconds > grouped.duration_seconds);
+}
+
+#[test]
+fn replicas_of_a_group_run_in_lockstep() {
+    let one = v2_lite(4, true, &poisson(0.1, 1, 100, 9));
+    assert_eq!((one.num_steps, one.num_output_tokens), (9, 9));
+}
+
+#[test]
+fn a_model_without_experts_has_none_to_share() {
+    let error = set_up(json!({"cluster": {"replicas": 2, "dp_attention": true}})).unwrap_err();
+    let told = error.to_string();
+    assert!(
+        told.contains("--dp-attention is set; the model has no experts to share"),
+        "{told}"
+    );
+}

@@ -12,7 +12,7 @@ pub fn settings(change: Value) -> Value {
     let mut settings = json!({
         "load": {"source": poisson(10.0, 100, 64, 8), "rate_scale": 1.0, "tenants": null, "seed": 0},
         "cluster": {
-            "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "max_model_len": null, "threads": 1,
+            "replicas": 1, "routing": "in-turn", "hardware": "h200", "model": "qwen3-8b", "tp": null, "dp_attention": false, "max_model_len": null, "threads": 1,
         },
         "scheduler": SchedulerSettings {
             max_batch_tokens: Some(8192), max_seqs: Some(256), ..SchedulerSettings::default()
