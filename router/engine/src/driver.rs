@@ -63,6 +63,8 @@ pub struct ReplicaConfig {
     pub vocab_size: u32,
     /// Limits on waiting.
     pub timeouts: Timeouts,
+    /// When the engine was started; its ranks load from then on.
+    pub started: Micros,
 }
 
 impl ReplicaConfig {
@@ -81,7 +83,6 @@ impl Driver {
         } = &self.replica;
         let ranks = self.replica.ranks_of(self.own.number);
         let event_loop = EventLoop {
-            loads_since: self.shared.clock.now(),
             last_heard: vec![Micros(0); ranks.len()],
             lost: None,
             checked_at: Micros(0),
@@ -133,8 +134,6 @@ struct EventLoop {
     stage: Stage,
     ranks: RankRange,
     timeouts: Timeouts,
-    /// When the ranks began to load.
-    loads_since: Micros,
     /// When each rank sent its last message.
     last_heard: Vec<Micros>,
     lost: Option<LostRank>,

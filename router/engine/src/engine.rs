@@ -137,6 +137,7 @@ impl Engine {
             max_model_len,
             vocab_size: model.vocab_size(),
             timeouts,
+            started: shared.clock.now(),
         };
         Ok(Self::spawn(
             shared, links, group, model, &replica, records, kv_events,

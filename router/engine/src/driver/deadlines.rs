@@ -60,7 +60,8 @@ impl EventLoop {
 
     /// When all ranks must have loaded. A pause of this process was one of its ranks too.
     fn load_deadline(&self) -> Micros {
-        Micros(self.loads_since.max(self.resumed_at).0 + micros(self.timeouts.load))
+        let started = self.driver.replica.started;
+        Micros(started.max(self.resumed_at).0 + micros(self.timeouts.load))
     }
 
     /// What the first rank that holds up the start has not done.

@@ -182,6 +182,22 @@ fn an_engine_whose_output_nobody_takes_holds_up_no_other() {
     }
 }
 
+#[test]
+fn an_engine_whose_text_threads_are_busy_holds_up_no_other() {
+    let (_directory, mut engines) = group(2);
+    let long = "abc".repeat(1 << 20);
+    for stream in 1..=20 {
+        engines[0].submit(stream, &long, &json!({}));
+    }
+    engines[1].submit(1, "abc", &json!({"max_tokens": 20}));
+    assert_eq!(engines[1].answer(1).text(), "defghijklmnopqrstuvw");
+    for stream in 1..=20 {
+        assert_eq!(engines[0].answer(stream).error, Some((400, 0)));
+    }
+    engines[0].submit(21, "abc", &json!({"max_tokens": 3}));
+    assert_eq!(engines[0].answer(21).text(), "def");
+}
+
 /// A rank for each replica, with a millisecond a step.
 fn dial_replicas(harness: &mut Harness, num_replicas: u32) {
     for replica in 0..num_replicas {
