@@ -8,18 +8,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from plait_testing import gpu_runs, recall
+from plait_testing import gpu_runs
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
 
 pytestmark = pytest.mark.multi_gpu
 MODELS = ("recall-gqa", "recall-mla")
 VARIANTS = {"default": (), **gpu_runs.VARIANTS}
-SAMPLED: dict[str, dict[str, object]] = {
-    "random": {"temperature": 0.05, "seed": 3},
-    "filtered": {"temperature": 1, "top_k": 1, "seed": 3},
-}
-"""Sampling that gives the likeliest token, or hardly ever another, by the kernels for the others."""
 
 
 @pytest.fixture(params=MODELS)
@@ -40,15 +35,8 @@ def test_every_answer_of_two_ranks_is_right(runs: gpu_runs.GpuRuns, variant: str
 
 
 @pytest.mark.acceptance("gpu-ranks")
-def test_rank_0_samples_for_both(runs: gpu_runs.GpuRuns) -> None:
-    asked = recall.problems(seed=5, num=runs.sized(20, 200), context=2048)
-    running = runs.start("auto", gpu_runs.NUM_PAGES)
-    for name, sampling in SAMPLED.items():
-        wrong = recall.ask_all(running.url, asked, model=runs.model, concurrency=13, **sampling)
-        mistakes = runs.judge(asked, wrong) if name == "filtered" else []
-        runs.note(f"auto {name} sampling", len(asked), len(wrong), len(mistakes))
-        assert mistakes == []
-        assert len(wrong) < len(asked) / 4
+def test_ranks_sample_their_own_rows(runs: gpu_runs.GpuRuns) -> None:
+    runs.samples()
 
 
 @pytest.mark.acceptance("gpu-ranks")

@@ -34,6 +34,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "preempted": (),
 }
 
+SAMPLED: dict[str, dict[str, object]] = {
+    "random": {"temperature": 0.05, "seed": 3},
+    "filtered": {"temperature": 1, "top_k": 1, "seed": 3},
+}
+
 
 def cases(backends: Sequence[str], variants: Iterable[str]) -> list[tuple[str, str, str]]:
     """Backend, mixed or not, and variant: every backend by default, each variant with the one that is chosen."""
@@ -120,6 +125,17 @@ class GpuRuns:
         assert mistakes == []
         assert share > (0.2 if variant == "evicted" else 0.5)
         assert (metrics["plait_prefix_evictions_total"] > 0) == (variant == "evicted")
+
+    def samples(self) -> None:
+        """Sampling that gives the likeliest token, or hardly ever another, by the kernels for the others."""
+        asked = recall.problems(seed=5, num=self.sized(20, 200), context=2048)
+        running = self.start("auto", NUM_PAGES)
+        for name, sampling in SAMPLED.items():
+            wrong = recall.ask_all(running.url, asked, model=self.model, concurrency=13, **sampling)
+            mistakes = self.judge(asked, wrong) if name == "filtered" else []
+            self.note(f"auto {name} sampling", len(asked), len(wrong), len(mistakes))
+            assert mistakes == []
+            assert len(wrong) < len(asked) / 4
 
     def under_stress(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Slow steps over overwritten pages change no answer."""

@@ -2,8 +2,10 @@
 
     python tests/bench/gpu/rank_faults.py --model tests/models/recall-gqa --tp 2 --runs 20 --out FILE
 
-One rank is killed, or stopped, while it loads, captures or serves eight streams. `stop` is SIGSTOP: nothing tells of
-it but the missing answers, so it counts from the engine's deadline.
+One rank is lost while it loads, captures or serves eight streams: `kill` is SIGKILL; `stop` SIGSTOP, of which nothing
+tells but a peer that does not come; `memory` asks for more GPU memory than there is; `exception` is a bug. Seconds
+count from the signal, or from the line by which the rank says what has happened to it. With `--one-gpu` all ranks share
+the first GPU (`rank_plugin`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,7 +33,10 @@ from plait_testing.running_server import READY
 
 STAGES = {"loading": "ranks: ", "capturing": "weights: ", "serving": READY}
 """What a server has said when the stage has begun."""
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+PLANTED = {"memory": "out of memory", "exception": "a planted exception"}
+"""What the rank says."""
+PLUGIN = Path(__file__).parents[2] / "plait_testing" / "rank_plugin"
 LIBRARIES = ("plait", "torch")
 PATIENCE_SECONDS = 120.0
 
@@ -72,17 +78,30 @@ def used_bytes() -> int:
     return sum(int(line) for line in subprocess.check_output(command, text=True).split()) << 20
 
 
-def lose(model: Path, flags: list[str], stage: str, fault: str, lost: int) -> Fault:
+def lose(model: Path, num_ranks: int, stage: str, fault: str, lost: int, is_shared: bool) -> Fault:
     """Start a server, lose the rank, and wait for the end."""
+    flags = ["--tp", str(num_ranks), *(["--num-pages", "2048"] if is_shared else [])]
     before = used_bytes()
     command = [sys.executable, "-m", "plait.cli", "serve", str(model), "--port", "0", "--device", "cuda", *flags]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    planted = f"{stage}:{fault}:{lost}" if fault in PLANTED else ""
+    plugin = {
+        "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]),
+        "PLAIT_TEST_SHARED_GPU": "1" * is_shared,
+        "PLAIT_TEST_FAULT": planted,
+    }
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | plugin
+    )
     lines = Lines(server)
-    lines.wait_for(STAGES[stage])
+    workers = find_workers(server.pid, num_ranks)
+    if not planted or stage == "serving":
+        lines.wait_for(STAGES[stage])
     if stage == "serving":
         load_up(next(line for line in lines.said if READY in line).split()[-1])
-    workers = {rank_of(each): each for each in psutil.Process(server.pid).children(recursive=True) if is_worker(each)}
-    workers[lost].send_signal(FAULTS[fault])
+    if planted:
+        lines.wait_for(PLANTED[fault])
+    else:
+        workers[lost].send_signal(SIGNALS[fault])
     began = time.monotonic()
     psutil.wait_procs(list(workers.values()), timeout=PATIENCE_SECONDS)
     workers_gone = time.monotonic() - began
@@ -113,13 +132,17 @@ def load_up(url: str) -> None:
     time.sleep(0.3)
 
 
-def is_worker(process: psutil.Process) -> bool:
-    return "plait_worker" in process.cmdline()
-
-
-def rank_of(process: psutil.Process) -> int:
-    words: list[str] = process.cmdline()
-    return int(words[words.index("--rank") + 1])
+def find_workers(server: int, num_ranks: int) -> dict[int, psutil.Process]:
+    """By rank, as soon as all have started."""
+    workers: dict[int, psutil.Process] = {}
+    while len(workers) < num_ranks:
+        for each in psutil.Process(server).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words: list[str] = each.cmdline()
+                if "plait_worker" in words:
+                    workers[int(words[words.index("--rank") + 1])] = each
+        time.sleep(0.02)
+    return workers
 
 
 def main() -> None:
@@ -128,12 +151,13 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--runs", type=int, default=1, help="of each stage and fault")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=["kill"])
+    parser.add_argument("--faults", nargs="+", choices=[*SIGNALS, *PLANTED], default=["kill"])
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks share the first GPU")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     found: list[Fault] = []
     for number, stage, fault in itertools.product(range(options.runs), options.stages, options.faults):
-        found.append(lose(options.model, ["--tp", str(options.tp)], stage, fault, number % options.tp))
+        found.append(lose(options.model, options.tp, stage, fault, number % options.tp, options.one_gpu))
         print(found[-1], flush=True)
         result = {"commit": commit(), "machine": machine(), "versions": versions(LIBRARIES)}
         options.out.write_text(json.dumps(result | {"faults": [asdict(each) for each in found]}, indent=1) + "\n")

@@ -185,6 +185,25 @@ def capture_chain(side: Side, partial: Tensor, of: Problem) -> torch.cuda.CUDAGr
     return graph
 
 
+def test_a_million_reductions_of_several_sizes_leave_both_sides_the_same() -> None:
+    sides, order = two_sides(limits(4096)), random.Random(1)
+    graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    problems = {num_rows: problem(num_rows, 4096) for num_rows in (1, 2, 3, 5)}
+    for num_rows, of in problems.items():
+        of.partials[1].copy_(of.partials[0])
+        graphs[num_rows] = [capture_chain(side, partial, of) for side, partial in zip(sides, of.partials, strict=True)]
+    torch.cuda.synchronize()
+    for _ in range(1_000_000 // 20):
+        for side, graph in zip(sides, graphs[order.choice(list(graphs))], strict=True):
+            with torch.cuda.stream(side.stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(side.reduce.lost is None for side in sides)
+    for of in problems.values():
+        assert torch.isfinite(of.partials[0]).all()
+        assert torch.equal(*of.partials)
+
+
 def test_a_peer_that_never_comes_is_reported_with_rank_and_place() -> None:
     sides, of = two_sides(limits(512)), problem(4, 512)
     of.assert_solved(solve(sides, of))
