@@ -1,4 +1,4 @@
-"""Engines whose replicas share their experts: the answers of one replica, one end, and refusals that say what works."""
+"""Replicas that share their experts: the answers of one replica, one end, and refusals that say what works."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from plait_testing import recall
 from plait_testing.grouped_engines import spawn_engines, start_engines
 from plait_testing.metrics import read_metrics
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
-from plait_testing.running_server import Server, wait_until_ready
+from plait_testing.running_server import Server, StartServer, wait_until_ready
 
 CONTEXT = 2048
-FLAGS = ("--dp-attention", "--max-batch-tokens", "2048")
-# Engines, and what differs from the defaults.
-VARIANTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "2": (2, ()),
-    "4": (4, ()),
-    "2 of 2 ranks": (2, ("--tp", "2")),
-    "2 no-mixed": (2, ("--no-mixed",)),
-    "2 chunk-64": (2, ("--long-prefill-token-threshold", "64")),
-    "2 preempted": (2, ("--page-size", "16", "--num-pages", "{small_pool}")),
+FLAGS = ("--dp-attention", "--max-batch-tokens", "2048", "--threads", "1")
+SMALL_POOL = ("--page-size", "16", "--num-pages", "{small_pool}")
+ONE_ENGINE: dict[str, tuple[str, ...]] = {
+    "dp-2": ("--dp", "2"),
+    "dp-2+tp-2": ("--dp", "2", "--tp", "2"),
+    "dp-2+no-mixed": ("--dp", "2", "--no-mixed"),
+    "dp-4+chunk-64": ("--dp", "4", "--long-prefill-token-threshold", "64"),
+    "dp-2+preempted": ("--dp", "2", *SMALL_POOL),
 }
+SEVERAL_ENGINES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "2 engines of 2 replicas": (2, ("--dp", "2")),
+    "3 engines+chunk-64": (3, ("--long-prefill-token-threshold", "64")),
+}
+LONG = {"prompt": "count 1 9", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
 Start = Callable[..., list[Server]]
 
 
@@ -45,49 +52,75 @@ def start(tmp_path: Path, check_models: Path) -> Iterator[Start]:
         one.kill()
 
 
+def with_pool(flags: tuple[str, ...], asked: list[recall.Problem]) -> list[str]:
+    """The flags, with pages that just hold the longest dialogue."""
+    small_pool = -(-(max(map(recall.num_bytes, asked)) + 8) // 16)
+    return [flag.format(small_pool=small_pool) for flag in flags]
+
+
 @pytest.mark.acceptance("cpu")
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ONE_ENGINE)
 def test_every_answer_of_replicas_that_share_experts_is_right(
+    variant: str, server: StartServer, check_models: Path, sized: Callable[[int, int], int], record: Record
+) -> None:
+    model, asked = check_models / "recall-mla", recall.problems(seed=CONTEXT, num=sized(5, 100), context=CONTEXT)
+    running = server(model, *FLAGS, *with_pool(ONE_ENGINE[variant], asked))
+    assert running.url, running.errors
+    num_writers = 12 if "preempted" in variant and len(asked) > 20 else 0
+    with recall.writers(running.url, num_writers, 400, "recall-mla"):
+        wrong = recall.ask_all(running.url, asked, model="recall-mla")
+    mistakes = mistakes_of_the_engine(model, asked, wrong)
+    record(f"recall-mla dp-attention {variant}", "mistakes_of_the_engine", "problems", len(mistakes), 0)
+    assert mistakes == []
+    assert running.stop() == 0
+
+
+@pytest.mark.acceptance("cpu")
+@pytest.mark.parametrize("variant", SEVERAL_ENGINES)
+def test_every_answer_of_engines_that_share_experts_is_right(
     variant: str, start: Start, check_models: Path, sized: Callable[[int, int], int], record: Record
 ) -> None:
-    """The last engine gets one question, and with four engines the third gets none."""
-    num_engines, flags = VARIANTS[variant]
+    """The last engine gets one question, the first all others."""
+    num_engines, flags = SEVERAL_ENGINES[variant]
     asked = recall.problems(seed=CONTEXT, num=sized(5, 100), context=CONTEXT)
-    small_pool = str(-(-(max(map(recall.num_bytes, asked)) + 8) // 16))
-    engines = start(num_engines, *(flag.format(small_pool=small_pool) for flag in flags))
-    parts = [asked[: -(-len(asked) // 2)], asked[-(-len(asked) // 2) : -1], [], [asked[-1]]]
-    if num_engines == 2:
-        parts = [asked[:-1], [asked[-1]]]
-    with ThreadPoolExecutor(num_engines) as pool:
-        wrong = pool.map(
-            lambda of: recall.ask_all(of[0].url, of[1], model="recall-mla"), zip(engines, parts, strict=True)
-        )
-        found = [
-            mistake
-            for part, answers in zip(parts, wrong, strict=True)
-            for mistake in mistakes_of_the_engine(check_models / "recall-mla", part, answers)
-        ]
-    record(f"recall-mla dp-attention {variant}", "answers_wrong", "answers", len(found), 0)
-    assert found == []
-    if "preempted" in variant and len(asked) > 20:
-        assert sum(read_metrics(one.url)["plait_preemptions_total"] for one in engines) > 0
+    engines = start(num_engines, *flags)
+    parts = [(engines[0], asked[:-1]), (engines[-1], asked[-1:])]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        wrong = list(pool.map(lambda part: recall.ask_all(part[0].url, part[1], model="recall-mla"), parts))
+    mistakes = [
+        mistake
+        for (_, part), answers in zip(parts, wrong, strict=True)
+        for mistake in mistakes_of_the_engine(check_models / "recall-mla", part, answers)
+    ]
+    record(f"recall-mla dp-attention {variant}", "mistakes_of_the_engine", "problems", len(mistakes), 0)
+    assert mistakes == []
     engines[-1].stop()
     assert [one.wait() for one in engines] == [0] * num_engines
 
 
-def test_a_prefix_is_found_again_in_the_cache_of_its_replica(start: Start) -> None:
-    engines = start(2)
+def test_questions_about_one_table_go_where_its_pages_are(server: StartServer, check_models: Path) -> None:
+    running = server(check_models / "recall-mla", *FLAGS, "--dp", "2")
     asked = recall.about_one_table(3, 4, CONTEXT)
-    for question in asked:
-        assert recall.ask_all(engines[1].url, [question], model="recall-mla") == []
-    assert read_metrics(engines[1].url)["plait_prefix_hit_tokens_total"] > 0
-    assert read_metrics(engines[0].url)["plait_prefix_hit_tokens_total"] == 0
+    assert recall.ask_all(running.url, asked, model="recall-mla", concurrency=1) == []
+    metrics = read_metrics(running.url)
+    hits = [metrics[f'plait_prefix_hit_tokens_total{{replica="{replica}"}}'] for replica in (0, 1)]
+    assert hits[0] > 0
+    assert hits[1] == 0
 
 
-def test_a_model_without_mla_or_experts_is_refused_with_what_to_do(tmp_path: Path, check_models: Path) -> None:
-    (refused,) = spawn_engines(tmp_path, check_models / "recall-gqa", 1, "--dp-attention")
+@pytest.mark.parametrize(
+    ("model", "flags", "reason"),
+    [
+        ("recall-gqa", ("--dp", "2"), "no multi-head latent attention (MLA); leave it out and serve free replicas"),
+        ("recall-mla", ("--dp", "2", "--itl-target-ms", "30"), "--itl-target-ms times one engine's own steps"),
+    ],
+)
+def test_what_cannot_share_experts_is_refused_with_what_works(
+    model: str, flags: tuple[str, ...], reason: str, server: StartServer, check_models: Path
+) -> None:
+    refused = server(check_models / model, *FLAGS, *flags)
     assert refused.wait() == 2
-    assert "has no multi-head latent attention (MLA); leave it out and serve free replicas" in refused.last_line
+    assert reason in refused.last_line
 
 
 def test_engines_that_differ_in_layout_are_refused(tmp_path: Path, check_models: Path) -> None:
@@ -101,34 +134,52 @@ def test_engines_that_differ_in_layout_are_refused(tmp_path: Path, check_models:
     one.kill()
 
 
-LONG = {"prompt": "count 1 9", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-
-
 @pytest.mark.parametrize("phase", ["loading", "idle", "streaming"])
 def test_a_lost_rank_ends_the_group_by_name(phase: str, tmp_path: Path, check_models: Path) -> None:
     engines = spawn_engines(tmp_path, check_models / "recall-mla", 2, *FLAGS)
     try:
-        if phase == "loading":
-            deadline = time.monotonic() + 60
-            while not (workers := engines[1].workers()) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            workers[0].kill()
-        else:
-            for one in engines:
-                wait_until_ready(one)
-            with ThreadPoolExecutor(1) as pool:
-                reading = pool.submit(stream_long, engines[0].url) if phase == "streaming" else None
-                if reading is not None:
-                    wait_for_tokens(engines[0])
-                engines[1].workers()[0].kill()
-                if reading is not None:
-                    assert "error" in json.loads(reading.result()[-1])
+        with ThreadPoolExecutor(1) as pool:
+            if phase != "loading":
+                for one in engines:
+                    wait_until_ready(one)
+            reading = pool.submit(stream_long, engines[0].url) if phase == "streaming" else None
+            if reading is not None:
+                wait_for_tokens(engines[0])
+            first_worker(engines[1]).kill()
+            if reading is not None:
+                assert "error" in json.loads(reading.result()[-1])
         assert [one.wait() for one in engines] == [5, 5]
         assert "rank 0 was lost: worker 0 was killed by SIGKILL" in engines[1].last_line
         assert "engine 1" in engines[0].last_line
     finally:
         for one in engines:
             one.kill()
+
+
+def test_a_lost_rank_ends_all_replicas_of_its_engine(server: StartServer, check_models: Path) -> None:
+    """No other replica has its experts."""
+    running = server(check_models / "recall-mla", *FLAGS, "--dp", "2")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(stream_long, running.url)
+        wait_for_tokens(running)
+        next(process for process in running.workers() if rank_of(process) == 1).kill()
+        assert "error" in json.loads(reading.result()[-1])
+    assert running.wait() == 5
+    assert "rank 1 was lost: worker 1 was killed by SIGKILL" in running.last_line
+
+
+def first_worker(running: Server) -> psutil.Process:
+    """Once it is there."""
+    deadline = time.monotonic() + 60
+    while not (workers := running.workers()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return workers[0]
+
+
+def rank_of(process: psutil.Process) -> int:
+    words: list[str] = process.cmdline()
+    return int(words[words.index("--rank") + 1])
 
 
 def stream_long(url: str) -> list[str]:
@@ -138,6 +189,14 @@ def stream_long(url: str) -> list[str]:
 
 
 def wait_for_tokens(running: Server) -> None:
+    """Until an answer has begun."""
     deadline = time.monotonic() + 60
-    while read_metrics(running.url)["plait_generated_tokens_total"] < 3 and time.monotonic() < deadline:
+    while num_generated(running) < 3:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def num_generated(running: Server) -> float:
+    """By all replicas."""
+    metrics = read_metrics(running.url)
+    return sum(value for name, value in metrics.items() if name.startswith("plait_generated_tokens_total"))

@@ -1,16 +1,11 @@
-"""Engines of one group, as a launcher of several engines starts them."""
+"""Engines of one group on one host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-from plait.settings import GroupMembership
-
 from plait_testing.running_server import Server, spawn_server, wait_until_ready
-
-ENGINE = Path(__file__).parents[1] / "e2e" / "grouped_engine.py"
 
 
 def spawn_engines(
@@ -21,9 +16,12 @@ def spawn_engines(
     meeting.mkdir(mode=0o700, exist_ok=True)
     started = []
     for engine in range(num_engines) if engines is None else engines:
-        place = GroupMembership(engine=engine, num_engines=num_engines, endpoint=f"ipc://{meeting}/votes")
-        words = [msgspec.json.encode(place).decode(), str(model), "--port", "0", "--threads", "1", *flags]
-        started.append(spawn_server(folder / f"engine-{engine}.log", str(ENGINE), *words))
+        place = [
+            *("--group-engines", str(num_engines), "--group-engine", str(engine)),
+            *("--group-endpoint", f"ipc://{meeting}/votes"),
+        ]
+        words = ["-m", "plait.cli", "serve", str(model), "--port", "0", "--threads", "1", *place, *flags]
+        started.append(spawn_server(folder / f"engine-{engine}.log", *words))
     return started
 
 

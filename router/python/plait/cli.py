@@ -127,8 +127,6 @@ def _check_replicas(settings: ServeSettings) -> None:
     """Raise `SettingsError` for settings that exclude replicas."""
     if settings.process.dp > 1 and settings.kv_events.kv_events_endpoint is not None:
         raise SettingsError("--kv-events-endpoint publishes the pages of one replica; leave it out with --dp")
-    if settings.process.dp_attention:
-        raise SettingsError("--dp-attention has no worker that shares experts in this build: leave it out")
 
 
 def _chat(args: argparse.Namespace) -> int:
