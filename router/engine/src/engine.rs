@@ -104,10 +104,7 @@ impl Engine {
         let mut settings = EngineSettings::parse(settings)?;
         settings.hash_key.get_or_insert_with(HashKey::draw);
         logging::start(settings.log_level);
-        let timeouts = Timeouts {
-            load: settings.load_timeout(),
-            ..timeouts
-        };
+        let timeouts = timeouts.with_load(settings.load_timeout());
         let model = Arc::new(ModelText::load(
             &settings.model,
             settings.served_model_name.as_deref(),

@@ -11,6 +11,9 @@ pub const EXPECTED_TIMES: u32 = 50;
 /// No step of which nothing is known may take longer, however many tokens it has.
 pub const LONGEST_STEP: Duration = Duration::from_secs(600);
 
+/// For an engine to say which of its ranks has not loaded, before the group says only that it is missing.
+const JOIN_GRACE: Duration = Duration::from_secs(10);
+
 /// Limits on waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -54,6 +57,19 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
+    /// The same with another limit on loading, here and in the other engines of a group.
+    pub fn with_load(self, load: Duration) -> Self {
+        let group = GroupTimeouts {
+            join: load + JOIN_GRACE,
+            ..self.group
+        };
+        Self {
+            load,
+            group,
+            ..self
+        }
+    }
+
     /// When a step of `num_tokens`, padding included, is overdue. `expected` is its time if it is known.
     pub fn of_step(&self, num_tokens: u32, expected: Option<Micros>) -> Duration {
         match expected {
@@ -69,6 +85,13 @@ impl Timeouts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_has_longer_to_join_than_a_rank_to_load() {
+        let timeouts = Timeouts::default().with_load(Duration::from_secs(3600));
+        assert_eq!(timeouts.load.as_secs(), 3600);
+        assert_eq!(timeouts.group.join.as_secs(), 3610);
+    }
 
     #[test]
     fn a_known_step_is_overdue_after_fifty_times_its_time_and_any_other_within_ten_minutes() {

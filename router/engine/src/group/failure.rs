@@ -11,7 +11,8 @@ use super::socket::HandshakeFailure;
 pub enum GroupFailure {
     /// Engines that did not join in time.
     #[error(
-        "{} of the group did not join within {waited:?}: see whether it runs and can reach this one",
+        "{} of the group did not join within {waited:?}: see whether it runs and can reach this one, or raise \
+         --load-timeout-seconds",
         join_numbers("engine", .engines)
     )]
     NeverJoined {
