@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from plait_testing import recall
-from plait_testing.metrics import read_metrics
+from plait_testing.metrics import read_metrics, sum_over_replicas
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
 from plait_testing.running_server import StartServer
@@ -33,7 +33,7 @@ PREEMPTED = {
 }
 PAGE_SIZE = 16
 SMALL_POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", "{small_pool}")
-# MLA, and both models under tensor parallelism.
+# MLA, and both models under tensor parallelism and in replicas.
 MLA_AND_RANKS = {
     ("recall-mla", "default"): (),
     ("recall-mla", "chunk-64"): ("--long-prefill-token-threshold", "64"),
@@ -46,6 +46,11 @@ MLA_AND_RANKS = {
     ("recall-mla", "chunk-64+tp-2"): ("--long-prefill-token-threshold", "64", "--tp", "2"),
     ("recall-gqa", "tp-2"): ("--tp", "2"),
     ("recall-gqa", "tp-4"): ("--tp", "4"),
+    ("recall-mla", "dp-2"): ("--dp", "2"),
+    ("recall-mla", "dp-2+tp-2"): ("--dp", "2", "--tp", "2"),
+    ("recall-mla", "chunk-64+dp-2"): ("--dp", "2", "--long-prefill-token-threshold", "64"),
+    ("recall-gqa", "dp-2+tp-2"): ("--dp", "2", "--tp", "2"),
+    ("recall-gqa", "no-mixed+dp-2"): ("--dp", "2", "--no-mixed"),
 }
 # Context -> problems reduced, problems at full size.
 SIZES = {2048: (20, 200), 8192: (2, 40)}
@@ -103,7 +108,7 @@ def test_every_answer_is_right_where_requests_give_way(
 
 @pytest.mark.acceptance("cpu")
 @pytest.mark.parametrize(("model", "variant"), MLA_AND_RANKS)
-def test_every_mla_and_tensor_parallel_answer_is_right(
+def test_every_mla_and_parallel_answer_is_right(
     model: str,
     variant: str,
     check_models: Path,
@@ -118,7 +123,7 @@ def test_every_mla_and_tensor_parallel_answer_is_right(
     num_writers = 12 if variant == "preempted" and sum(map(len, asked)) >= ENOUGH else 0
     with recall.writers(running.url, num_writers, small_pool * PAGE_SIZE // 4, model):
         wrong = [recall.ask_all(running.url, problems, model=model) for problems in asked]
-    metrics = read_metrics(running.url)
+    metrics = sum_over_replicas(read_metrics(running.url))
     record(f"{model} {variant}", "preemptions", "preemptions", metrics["plait_preemptions_total"])
     mistakes = [
         mistake

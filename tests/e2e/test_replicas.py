@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from bench.dp.front_door import load, mock_server
 from plait.cli import run
 from plait_testing import recall
 from plait_testing.metrics import read_metrics
@@ -109,6 +110,15 @@ def test_with_its_last_replica_the_server_ends_and_names_all(server: StartServer
     assert running.wait() == 5
     for number in (0, 1):
         assert f"replica {number}: rank {number} was lost: worker {number} was killed" in running.last_line
+
+
+def test_the_front_door_streams_from_workers_that_only_pretend_to_compute() -> None:
+    with mock_server(2, step_ms=1.0, max_seqs=16) as running:
+        measured = load(running.url, num_streams=8, output_len=16, num_processes=1)
+        assert measured.metrics.failures == {}
+        for replica in (0, 1):
+            assert of_replica(running, "plait_generated_tokens_total", replica) > 0
+        assert running.stop(signal.SIGTERM) == 0
 
 
 @pytest.mark.parametrize(

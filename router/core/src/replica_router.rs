@@ -1,8 +1,8 @@
 //! Which of several replicas takes a request: the one on which its first token costs least.
 //!
-//! A request costs the tokens that a replica has in flight and queued, and those of its own prompt that the
-//! replica does not hold. A conversation so stays where its prefix is until waiting there costs more than
-//! computing the prefix elsewhere.
+//! A request costs the tokens that a replica has still to compute, in flight and queued, and those of its own
+//! prompt that the replica does not hold. A conversation so stays where its prefix is until waiting there costs
+//! more than computing the prefix elsewhere.
 
 use std::sync::Arc;
 
@@ -56,8 +56,17 @@ pub struct HashedPrompt {
 pub struct Route {
     /// Which replica.
     pub replica: u32,
-    /// What the requests add to its load.
-    pub num_tokens: u64,
+    /// Tokens of the prompts that it must compute before the first answer begins.
+    num_prompt_tokens: u64,
+    /// Tokens of the answers, as far as is known.
+    num_output_tokens: u64,
+}
+
+impl Route {
+    /// What the requests still add to the replica's load.
+    pub fn num_tokens(&self) -> u64 {
+        self.num_prompt_tokens + self.num_output_tokens
+    }
 }
 
 /// Whether a replica takes requests.
@@ -121,23 +130,31 @@ impl ReplicaRouter {
     /// are closed. Of equals the one that got fewer requests so far.
     pub fn route(&mut self, prompts: &[HashedPrompt], num_output_tokens: u64) -> Option<Route> {
         let best = self.best_of(Availability::Open, prompts);
-        let (index, num_new) = best.or_else(|| self.best_of(Availability::Avoided, prompts))?;
-        let num_tokens = num_new + num_output_tokens;
+        let (index, num_prompt_tokens) =
+            best.or_else(|| self.best_of(Availability::Avoided, prompts))?;
+        let route = Route {
+            replica: u32::try_from(index).expect("replicas are a u32"),
+            num_prompt_tokens,
+            num_output_tokens,
+        };
         let chosen = &mut self.replicas[index];
-        chosen.load += num_tokens;
+        chosen.load += route.num_tokens();
         chosen.num_routed += 1;
         for prompt in prompts {
             chosen.held.touch(&prompt.pages);
         }
-        Some(Route {
-            replica: u32::try_from(index).expect("replicas are a u32"),
-            num_tokens,
-        })
+        Some(route)
+    }
+
+    /// The first token of a choice has come, so its prompts are computed.
+    pub fn begin_answer(&mut self, route: &mut Route) {
+        let num_computed = std::mem::take(&mut route.num_prompt_tokens);
+        self.replicas[route.replica as usize].load -= num_computed;
     }
 
     /// All requests of a choice have ended.
     pub fn finish(&mut self, route: Route) {
-        self.replicas[route.replica as usize].load -= route.num_tokens;
+        self.replicas[route.replica as usize].load -= route.num_tokens();
     }
 
     fn best_of(&self, wanted: Availability, prompts: &[HashedPrompt]) -> Option<(usize, u64)> {

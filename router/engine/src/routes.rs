@@ -63,6 +63,14 @@ impl Routes {
         state.streams.get(&stream).map(|route| route.replica)
     }
 
+    /// A stream's first token has come.
+    pub fn begin_answer(&self, stream: StreamId) {
+        let State { router, streams } = &mut *self.lock();
+        if let Some(route) = streams.get_mut(&stream) {
+            router.begin_answer(route);
+        }
+    }
+
     /// A stream has ended, or will never begin.
     pub fn finish(&self, stream: StreamId) {
         let mut state = self.lock();

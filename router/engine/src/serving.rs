@@ -552,10 +552,11 @@ impl Serving {
             .get_mut(&request)
             .expect("the scheduler ends a request before it forgets it");
         match live.last_token.replace(now) {
-            None => metrics
-                .latency
-                .time_to_first_token
-                .observe(since(live.received, now)),
+            None => {
+                let waited = since(live.received, now);
+                metrics.latency.time_to_first_token.observe(waited);
+                self.config.shared.routes.begin_answer(live.stream);
+            }
             Some(last) => metrics.latency.inter_token.observe(since(last, now)),
         }
     }

@@ -10,7 +10,7 @@ use plait_core::{
 use rustc_hash::FxHashMap;
 
 use crate::run_metrics::RunMetrics;
-use crate::settings::Setup;
+use crate::settings::{Routing, Setup};
 use crate::trace::Arrival;
 
 /// Every sampled token. Answers end by length, so its value does not matter.
@@ -42,6 +42,8 @@ pub struct Replica<'a> {
     /// When the worker has computed all steps it was sent.
     free_at: Micros,
     live: FxHashMap<RequestId, Live>,
+    /// Requests whose first token has come since somebody asked.
+    begun: Vec<RequestId>,
     /// Requests that have ended since somebody asked.
     ended: Vec<RequestId>,
     outputs: Vec<Output>,
@@ -59,6 +61,7 @@ impl<'a> Replica<'a> {
             in_flight: VecDeque::new(),
             free_at: Micros(0),
             live: FxHashMap::default(),
+            begun: Vec::new(),
             ended: Vec::new(),
             outputs: Vec::new(),
             accepted: Vec::new(),
@@ -107,6 +110,16 @@ impl<'a> Replica<'a> {
         }
     }
 
+    /// Somebody asks which requests have begun and ended.
+    fn is_watched(&self) -> bool {
+        self.setup.routing == Routing::PrefixAware
+    }
+
+    /// Requests whose first token has come since the last call.
+    pub fn take_begun(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.begun)
+    }
+
     /// Requests that have ended since the last call.
     pub fn take_ended(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.ended)
@@ -142,7 +155,9 @@ impl<'a> Replica<'a> {
     fn drop_rejected(&mut self) {
         for rejected in self.scheduler.take_rejected() {
             let live = self.live.remove(&rejected.request).expect("it ends once");
-            self.ended.push(rejected.request);
+            if self.is_watched() {
+                self.ended.push(rejected.request);
+            }
             self.metrics.counts.num_prompt_tokens -= u64::from(live.num_prompt);
             self.refuse(&rejected.refusal, live.tenant);
         }
@@ -246,6 +261,7 @@ impl<'a> Replica<'a> {
 
     fn observe(&mut self, now: Micros) {
         self.metrics.end = now;
+        let is_watched = self.is_watched();
         for output in self.outputs.drain(..) {
             match output {
                 Output::Tokens {
@@ -257,6 +273,9 @@ impl<'a> Replica<'a> {
                     let of_tenant = self.metrics.tenants.entry(live.tenant).or_default();
                     match live.last_token.replace(now) {
                         None => {
+                            if is_watched {
+                                self.begun.push(request);
+                            }
                             of_tenant.ttft.push(now.0 - live.arrived.0);
                             num_served += u64::from(live.num_prompt);
                         }
@@ -268,7 +287,9 @@ impl<'a> Replica<'a> {
                 }
                 Output::Finished { request, .. } => {
                     let live = self.live.remove(&request).expect("it ends once");
-                    self.ended.push(request);
+                    if is_watched {
+                        self.ended.push(request);
+                    }
                     self.metrics.e2e.push(now.0 - live.arrived.0);
                 }
             }

@@ -40,6 +40,11 @@ impl Routes {
     /// The replica for a request; call [`Routes::begin`] when it has it.
     pub fn choose(&mut self, arrival: &Arrival, replicas: &mut [Replica<'_>]) -> usize {
         for (index, replica) in replicas.iter_mut().enumerate() {
+            for request in replica.take_begun() {
+                if let Some(route) = self.open.get_mut(&(index, request)) {
+                    self.router.begin_answer(route);
+                }
+            }
             for request in replica.take_ended() {
                 if let Some(route) = self.open.remove(&(index, request)) {
                     self.router.finish(route);

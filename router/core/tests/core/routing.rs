@@ -60,15 +60,30 @@ fn a_request_goes_where_the_fewest_tokens_are() {
 fn tokens_of_answers_count_too() {
     let mut router = router(2);
     let first = router.route(&[prompt(0, 0, 20)], 100).unwrap();
-    assert_eq!(
-        first,
-        Route {
-            replica: 0,
-            num_tokens: 120
-        }
-    );
+    assert_eq!((first.replica, first.num_tokens()), (0, 120));
     assert_eq!(send(&mut router, &prompt(0, 1, 110)).replica, 1);
     assert_eq!(send(&mut router, &prompt(0, 2, 20)).replica, 1);
+}
+
+#[test]
+fn a_prompt_counts_until_its_answer_begins() {
+    let mut router = router(2);
+    let mut long = router.route(&[prompt(0, 0, 100)], 10).unwrap();
+    assert_eq!(long.replica, 0);
+    router.begin_answer(&mut long);
+    assert_eq!(long.num_tokens(), 10);
+    assert_eq!(
+        send(&mut router, &prompt(0, 1, 20)).replica,
+        1,
+        "10 tokens of the answer are left"
+    );
+    assert_eq!(send(&mut router, &prompt(0, 2, 20)).replica, 0);
+    router.finish(long);
+    assert_eq!(
+        send(&mut router, &prompt(0, 3, 20)).replica,
+        1,
+        "20 tokens each, and fewer requests so far"
+    );
 }
 
 #[test]
@@ -79,7 +94,7 @@ fn a_conversation_stays_where_its_prefix_is() {
     let elsewhere = send(&mut router, &prompt(0, 1, 5));
     assert_eq!(elsewhere.replica, 1, "replica 0 got a request before");
     let next = send(&mut router, &prompt(160, 0, 40));
-    assert_eq!((next.replica, next.num_tokens), (0, 40));
+    assert_eq!((next.replica, next.num_tokens()), (0, 40));
 }
 
 #[test]
@@ -96,10 +111,10 @@ fn a_conversation_moves_once_the_wait_costs_more_than_the_prefix_saves() {
         "140 tokens of load against 160 saved"
     );
     let moved = send(&mut router, &prompt(160, 9, 70));
-    assert_eq!((moved.replica, moved.num_tokens), (0, 70));
+    assert_eq!((moved.replica, moved.num_tokens()), (0, 70));
     let moved = send(&mut router, &prompt(160, 10, 70));
     assert_eq!(
-        (moved.replica, moved.num_tokens),
+        (moved.replica, moved.num_tokens()),
         (1, 230),
         "210 tokens of load against 160 saved"
     );
@@ -116,9 +131,9 @@ fn prefixes_of_another_salt_do_not_hit() {
     let first = send(&mut router, &salted(160, 0, 5, 7));
     router.finish(first);
     let other = send(&mut router, &salted(160, 0, 5, 8));
-    assert_eq!((other.replica, other.num_tokens), (1, 165));
+    assert_eq!((other.replica, other.num_tokens()), (1, 165));
     let same = send(&mut router, &salted(160, 0, 5, 7));
-    assert_eq!((same.replica, same.num_tokens), (0, 5));
+    assert_eq!((same.replica, same.num_tokens()), (0, 5));
 }
 
 #[test]
@@ -127,7 +142,7 @@ fn the_prompts_of_one_stream_stay_together() {
     let both = router
         .route(&[prompt(0, 0, 30), prompt(0, 1, 40)], 0)
         .unwrap();
-    assert_eq!(both.num_tokens, 70);
+    assert_eq!(both.num_tokens(), 70);
     assert_eq!(send(&mut router, &prompt(0, 2, 10)).replica, 1);
 }
 
@@ -138,7 +153,7 @@ fn a_replica_forgets_what_its_pool_cannot_hold() {
     let first = send(&mut router, &prompt(160, 0, 5));
     router.finish(first);
     let again = send(&mut router, &prompt(160, 0, 5));
-    assert_eq!(again.num_tokens, 165 - 4 * 16);
+    assert_eq!(again.num_tokens(), 165 - 4 * 16);
 }
 
 #[test]
