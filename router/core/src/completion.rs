@@ -99,6 +99,7 @@ impl Scheduler {
                 let queued = queued.expect("locations name queued requests only");
                 self.leave_share(queued.job().tenant());
                 self.locations.remove(&request);
+                self.note_idle();
                 outputs.push(Output::Finished { request, reason });
             }
             None => {}
@@ -114,10 +115,15 @@ impl Scheduler {
         self.locations.remove(&request);
         self.leave_share(running.job.tenant());
         self.free_or_park(running);
+        self.note_idle();
+        outputs.push(Output::Finished { request, reason });
+    }
+
+    /// Time in which nothing runs or waits tells nothing of how fast requests are served.
+    pub(crate) fn note_idle(&mut self) {
         if self.running.is_empty() && self.queue.is_empty() {
             self.outlook.served.observe_idle();
         }
-        outputs.push(Output::Finished { request, reason });
     }
 
     pub(crate) fn leave_share(&mut self, tenant: TenantId) {

@@ -103,6 +103,7 @@ impl Scheduler {
         let request = queued.job().id();
         self.leave_share(queued.job().tenant());
         self.locations.remove(&request);
+        self.note_idle();
         self.queue.rejected.push(Rejected { request, refusal });
     }
 

@@ -1,6 +1,6 @@
 //! Claims about the limits of the queue.
 
-use plait_core::{Micros, Policy, Refusal, RequestId, Scheduler};
+use plait_core::{Event, Micros, Output, Plan, Policy, Refusal, RequestId, Scheduler, StepResult};
 
 use crate::fixtures::{harness, settings, step, with};
 use crate::harness::Spec;
@@ -92,6 +92,24 @@ fn a_bounded_number_of_requests_passes_a_head_whose_pages_are_not_free() {
     assert_eq!(admitted, [2, 3, 1, 4, 5]);
 }
 
+/// Completes a step with a token for each row that samples. Returns the number of requests that ended.
+fn complete(scheduler: &mut Scheduler, plan: &Plan) -> usize {
+    let num = plan.prefill.iter().filter(|row| row.is_last_chunk).count() + plan.decode.len();
+    let result = StepResult {
+        step: plan.step,
+        num_accepted: &vec![1; num],
+        token_ids: &vec![1; num],
+    };
+    let mut outputs = Vec::new();
+    scheduler
+        .advance(Event::Result(result), &mut outputs)
+        .unwrap();
+    let ended = outputs
+        .iter()
+        .filter(|it| matches!(it, Output::Finished { .. }));
+    ended.count()
+}
+
 #[test]
 fn the_wait_for_a_full_queue_follows_from_the_rate_at_which_it_is_served() {
     let settings = with(settings(), |it| {
@@ -115,20 +133,7 @@ fn the_wait_for_a_full_queue_follows_from_the_rate_at_which_it_is_served() {
             cleared = Some(now);
         }
         now += 10_000;
-        let num = plan.prefill.iter().filter(|row| row.is_last_chunk).count() + plan.decode.len();
-        let result = plait_core::StepResult {
-            step: plan.step,
-            num_accepted: &vec![1; num],
-            token_ids: &vec![1; num],
-        };
-        let mut outputs = Vec::new();
-        scheduler
-            .advance(plait_core::Event::Result(result), &mut outputs)
-            .unwrap();
-        num_ended += outputs
-            .iter()
-            .filter(|it| matches!(it, plait_core::Output::Finished { .. }))
-            .count();
+        num_ended += complete(&mut scheduler, &plan);
         if num_ended > 40 && told.is_none() && scheduler.stats().num_waiting == 16 {
             told = scheduler.queue_clears_in().map(|wait| (now, wait.0));
         }
@@ -140,4 +145,35 @@ fn the_wait_for_a_full_queue_follows_from_the_rate_at_which_it_is_served() {
         "{told} us were told, it took {}",
         cleared - since
     );
+}
+
+#[test]
+fn an_idle_hour_is_no_service_even_if_it_began_with_an_abort() {
+    let told_after = |idle_seconds: u64| {
+        let settings = with(settings(), |it| it.scheduler.max_seqs = Some(1));
+        let mut scheduler = Scheduler::new(settings).unwrap();
+        let mut now = 0;
+        let submit = |scheduler: &mut Scheduler, now| {
+            let request = Spec::new(40, 20).request();
+            scheduler.submit(request, Micros(now)).unwrap()
+        };
+        submit(&mut scheduler, now);
+        let waiting = submit(&mut scheduler, now);
+        let mut num_ended = 0;
+        while num_ended == 0 {
+            let plan = scheduler.plan(Micros(now)).unwrap();
+            now += 10_000;
+            num_ended = complete(&mut scheduler, &plan);
+        }
+        let abort = Event::Abort(waiting);
+        scheduler.advance(abort, &mut Vec::new()).unwrap();
+        now += idle_seconds * 1_000_000;
+        for _ in 0..2 {
+            submit(&mut scheduler, now);
+        }
+        drop(scheduler.plan(Micros(now)));
+        scheduler.queue_clears_in().unwrap()
+    };
+    assert_eq!(told_after(3600), told_after(7200));
+    assert!(told_after(3600) < Micros(1_000_000));
 }
