@@ -47,7 +47,6 @@ class Scheduler:
         self.lane_weights: dict[int, int] = {}
         """Of each tenant, that of its request which was queued last."""
         self.outlook = Outlook()
-        self.skipped: tuple[int, int] | None = None
         """The head that others were admitted before for lack of its pages, and how many."""
         self.now = 0
         self.rejected: list[int] = []
@@ -369,8 +368,7 @@ class Scheduler:
 
     def _skip_ahead(self, head: Request, passed: list[Request]) -> bool:
         """Admits the first of the next requests whose pages are free; so many at most before each head."""
-        num_before = self.skipped[1] if self.skipped is not None and self.skipped[0] == head.id else 0
-        if head.phase is not Phase.WAITING or num_before >= self.settings.scheduler.max_skip_ahead:
+        if head.phase is not Phase.WAITING or head.num_overtaken >= self.settings.scheduler.max_skip_ahead:
             return False
         if self.settings.scheduler.policy == "cache-aware":
             return False
@@ -387,7 +385,7 @@ class Scheduler:
             if not length:
                 return False
             fits = self._can_grow(request, len(hits))
-            self.skipped = (head.id, num_before + fits)
+            head.num_overtaken += fits
             if fits:
                 self._enter(request, hits, length)
             return fits

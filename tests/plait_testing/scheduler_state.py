@@ -92,6 +92,8 @@ class Request:  # budget: the model keeps a request's whole state flat, to be re
     """Tokens that it was expected to hold at its end."""
     num_found: int = 0
     """Leading tokens that were found in the cache while it waited for the next ones."""
+    num_overtaken: int = 0
+    """Requests that were admitted before it while it was the head, for lack of its pages."""
     last_step: int = 0
     num_rows_in_flight: int = 0
     num_samples_in_flight: int = 0

@@ -9,7 +9,7 @@ use crate::queue::QueueKey;
 use crate::running_set::add;
 use crate::scheduler::{Location, Scheduler};
 use crate::settings::Policy;
-use crate::state::{Admission, Job, Order, Queued};
+use crate::state::{Admission, Job, Queued};
 
 /// What the head of the queue gets if it is admitted now.
 pub(crate) struct QueueHead {
@@ -44,26 +44,6 @@ const MAX_PASSED: usize = 64;
 
 /// Requests behind a blocked head that a plan looks at.
 const NUM_LOOKED_AT: usize = 4;
-
-/// The head that others were admitted before for lack of its pages, and how many.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Skipped {
-    head: Option<Order>,
-    num_passed: u32,
-}
-
-impl Skipped {
-    fn may_pass(&self, head: QueueKey, most: u32) -> bool {
-        most > 0 && (self.head != Some(head.order) || self.num_passed < most)
-    }
-
-    fn count(&mut self, head: QueueKey, has_passed: bool) {
-        if self.head != Some(head.order) {
-            (self.head, self.num_passed) = (Some(head.order), 0);
-        }
-        self.num_passed += u32::from(has_passed);
-    }
-}
 
 impl Scheduler {
     /// Rule 4: admits waiting requests, strictly in order but for those that wait for rows of this plan.
@@ -199,7 +179,7 @@ impl Scheduler {
         let most = self.settings.scheduler.max_skip_ahead;
         let has_run = !matches!(self.queue.get(head)?, Queued::Waiting { .. });
         let has_ranks = self.settings.scheduler.policy == Policy::CacheAware;
-        if has_run || has_ranks || !self.queue.skipped.may_pass(head, most) {
+        if has_run || has_ranks || self.queue.job(head)?.num_overtaken >= most {
             return None;
         }
         let mut key = head;
@@ -208,7 +188,7 @@ impl Scheduler {
             if self.has_pages_uncached(key, passed) && !self.waits_for_row(key, builder) {
                 let next = self.fitting(key, builder)?;
                 let fits = self.can_grow(key, &next.size, builder);
-                self.queue.skipped.count(head, fits);
+                self.queue.job_mut(head)?.num_overtaken += u32::from(fits);
                 return fits.then_some(next);
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::admission::Skipped;
 use crate::fair_share::{FairShare, VirtualTime};
 use crate::ids::{RequestId, TenantId};
 use crate::queue_limits::QueueLimits;
@@ -46,7 +45,6 @@ pub(crate) struct Queue {
     pub(crate) fair_share: Option<FairShare>,
     /// Requests so far, which number the next one.
     pub(crate) num_submitted: u64,
-    pub(crate) skipped: Skipped,
     /// Requests that left the queue unserved since the caller last asked.
     pub(crate) rejected: Vec<Rejected>,
 }

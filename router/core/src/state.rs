@@ -57,6 +57,8 @@ pub(crate) struct Job {
     page_hashes: PerKind<Vec<PageHash>>,
     /// Leading tokens that were found in the cache while it waited for the next ones.
     pub(crate) num_found: u32,
+    /// Requests that were admitted before it while it was the head, for lack of its pages.
+    pub(crate) num_overtaken: u32,
 }
 
 impl Job {
@@ -80,6 +82,7 @@ impl Job {
             num_prompt_reported: 0,
             page_hashes: PerKind::new(),
             num_found: 0,
+            num_overtaken: 0,
         }
     }
 

@@ -60,6 +60,41 @@ fn until_steps_were_measured_shares_are_counted_in_computed_tokens() {
     );
 }
 
+/// Two tenants' heads take turns. Each has a large prompt, and small ones behind it that fit at any time.
+#[test]
+fn heads_that_alternate_are_passed_no_more_often_than_one_that_stays() {
+    let settings = with(settings(), |it| {
+        it.scheduler.policy = Policy::Fair;
+        it.scheduler.max_skip_ahead = 4;
+        it.scheduler.max_queue = 1000;
+        it.runtime.num_pages = 16;
+    });
+    let mut harness = Harness::new(settings);
+    for tenant in [1, 2] {
+        harness.submit(of(tenant, 20, 40)).unwrap();
+    }
+    step(&mut harness);
+    for tenant in [1, 2] {
+        harness.submit(of(tenant, 230, 5)).unwrap();
+    }
+    for tenant in [1, 2].repeat(40) {
+        harness.submit(of(tenant, 20, 40)).unwrap();
+    }
+    let mut admitted = Vec::new();
+    while admitted.len() < 40 {
+        let plan = step(&mut harness);
+        let new = plan.new_slots.iter().filter(|new| new.waited.is_some());
+        admitted.extend(new.map(|new| new.request.0));
+    }
+    for large in [2, 3] {
+        let num_before = admitted.iter().position(|it| *it == large);
+        assert!(
+            num_before.is_some_and(|num| num <= 2 * 4 + 1),
+            "{admitted:?}"
+        );
+    }
+}
+
 #[test]
 fn a_tenant_that_stayed_away_saves_nothing_up() {
     let mut harness = Harness::new(fair());
