@@ -33,7 +33,11 @@ from plait_testing.metrics import read_metrics
 from plait_testing.running_server import Server, start_server, wait_until_ready
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-mla"
-FLAGS = ("--dtype", "float32", "--max-batch-tokens", "256", "--threads", "1", "--no-prefix-cache")
+FLAGS = (
+    *("--dtype", "float32", "--max-batch-tokens", "256", "--long-prefill-token-threshold", "32"),
+    *("--threads", "1", "--no-prefix-cache"),
+)
+"""Short chunks, and no page found again: most steps have prompts."""
 CONTEXTS = (256, 512, 1024)
 STALL_SECONDS = 60.0
 """Without a token of any stream."""
