@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -45,6 +46,19 @@ def test_gpus_of_two_kinds_are_refused_on_every_rank_with_what_differs(tmp_path:
         assert refused.reason.startswith(
             "the 2 ranks of --tp differ in 2 of 3 things: GPU: NVIDIA H100 on rank 0, NVIDIA H200 on rank 1; "
             "NCCL: none on rank 0, 2.28 on rank 1. They must be the same on all"
+        )
+
+
+def test_replicas_that_share_experts_are_told_by_what_they_differ(tmp_path: Path) -> None:
+    def check(parallel: Parallel) -> str:
+        facts = {"--max-seqs": str(8 * (1 + parallel.rank)), "dtype": "float32"}
+        with pytest.raises(WorkerError) as refused:
+            check_agreement(facts, dataclasses.replace(parallel, setting="of --dp-attention"))
+        return refused.value.reason
+
+    for reason in on_every_rank(2, tmp_path, check):
+        assert reason.startswith(
+            "the 2 ranks of --dp-attention differ in 1 of 2 things: --max-seqs: 8 on rank 0, 16 on rank 1"
         )
 
 
