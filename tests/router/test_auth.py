@@ -117,6 +117,7 @@ def test_a_key_may_have_a_weight_and_a_best_priority(tmp_path: Path) -> None:
         "key weight=1 weight=2",
         "key priority=high",
         "key wait=2 weight=2",
+        "weight=2",
     ],
 )
 def test_a_term_out_of_range_is_an_error_that_names_the_line(tmp_path: Path, line: str) -> None:
