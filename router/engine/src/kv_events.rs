@@ -86,6 +86,7 @@ impl KvEventsSettings {
     }
 
     fn check_exposure(&self, setting: &'static str, endpoint: &str) -> Result<(), KvEventsProblem> {
+        check_port(setting, endpoint)?;
         let others = who_else_listens(endpoint).filter(|_| !self.kv_events_public);
         others.map_or(Ok(()), |why| {
             let endpoint = endpoint.to_owned();
@@ -102,6 +103,21 @@ fn needs(setting: &'static str, has_it: bool, needed: &'static str) -> Result<()
     has_it
         .then_some(())
         .ok_or(KvEventsProblem::Needs { setting, needed })
+}
+
+/// libzmq takes a port modulo 65,536.
+fn check_port(setting: &'static str, endpoint: &str) -> Result<(), KvEventsProblem> {
+    let address = endpoint.strip_prefix("tcp://");
+    match address.and_then(|address| address.rsplit_once(':')) {
+        Some((_, port)) if port != "*" && port.parse::<u16>().is_err() => {
+            Err(KvEventsProblem::Socket {
+                setting,
+                endpoint: endpoint.to_owned(),
+                reason: "a port is a number up to 65535, or * for a free one".to_owned(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Who else than this user's processes and this machine's could listen.
@@ -149,6 +165,18 @@ mod tests {
         }
         for endpoint in ["tcp://127.0.0.1:*", "tcp://[::1]:5557"] {
             assert_eq!(at(endpoint).endpoint(true), Ok(Some(endpoint)));
+        }
+    }
+
+    #[test]
+    fn a_port_past_the_last_is_refused() {
+        for port in ["65536", "99999", "-1", "http"] {
+            let problem = at(&format!("tcp://127.0.0.1:{port}")).endpoint(true);
+            let problem = problem.unwrap_err().to_string();
+            assert!(
+                problem.contains("a port is a number up to 65535"),
+                "{problem}"
+            );
         }
     }
 
