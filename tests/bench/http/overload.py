@@ -1,10 +1,15 @@
 """A real server under one to five times the load that it can carry, over HTTP on a CPU.
 
-    python tests/bench/http/overload.py --out tests/bench/results/overload.json
+    python tests/bench/http/overload.py --out tests/bench/results/overload.json \\
+        --before COMMIT=FOLDER --before-out tests/bench/results/overload-before.json
 
-Finds what the server completes with as many clients as it has slots. Then requests arrive at fixed times, at one to
-five times that rate, whatever the server answers. Goodput counts the tokens of complete answers. Retry-After is
-compared with what the requests that were accepted just before and after a rejected one really waited.
+With as many clients as the server has slots, it completes what it can: the peak. Then requests arrive at fixed times,
+at one to five times that rate, whatever the server answers. Goodput counts the tokens of complete answers. Each load
+has a peak measured just before it, and the two versions take turns, so that both have the same neighbours on the
+machine. Figures are medians over the rounds; times are over all of them.
+Retry-After is compared with what the requests that were accepted just before and after a rejected one really waited.
+
+FOLDER is a source tree of another version, built; both start from this program's Python.
 """
 
 from __future__ import annotations
@@ -12,32 +17,38 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 from plait.bench.result_file import Row, commit, machine, versions
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from plait_testing.running_server import start_server
+from plait_testing.metrics import read_metrics
+from plait_testing.running_server import Server, start_server
 
 MODELS = Path(__file__).parents[2] / "models"
 MODEL = "recall-gqa"
 NUM_SLOTS, MAX_QUEUE = 8, 32
 SERVER = ("--max-seqs", str(NUM_SLOTS), "--max-queue", str(MAX_QUEUE), "--threads", "1", "--no-prefix-cache")
 INPUT_LEN, OUTPUT_LEN = 512, 64
-FACTORS = (1.0, 2.0, 3.0, 4.0, 5.0)
+FACTORS = (1.0, 2.0, 3.0, 5.0)
+NUM_ROUNDS = 3
 WITHIN = 2.0
 """A Retry-After is true if it is off by at most this factor, or by a second, which it is rounded to."""
 TIMEOUT = 300.0
+WORST, GOAL = "5x", 0.9
+"""Goodput over the peak that the greatest load should keep."""
 
 
 @dataclass(slots=True)
@@ -143,15 +154,82 @@ def truths(seen: list[Seen]) -> list[bool]:
     return found
 
 
-def rows(case: str, seen: list[Seen], seconds: float) -> Iterator[Row]:
-    """The first third of the time fills the queue and does not count."""
-    begin = seconds / 3
-    counted = [it for it in seen if it.sent >= begin]
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What passed while a load ran to its end, in seconds."""
+
+    elapsed: float
+    busy: float
+    """CPU time of the whole machine."""
+    ours: float
+    """CPU time of the server and this program."""
+    worker: float
+    """CPU time of the worker, which computes with one thread."""
+    steps: float
+    """The worker's steps, by its own clock."""
+
+    def __sub__(self, begin: Work) -> Work:
+        return Work(
+            self.elapsed - begin.elapsed,
+            self.busy - begin.busy,
+            self.ours - begin.ours,
+            self.worker - begin.worker,
+            self.steps - begin.steps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A load, and what the machine did for it."""
+
+    seen: list[Seen]
+    seconds: float
+    work: Work
+
+    @property
+    def begin(self) -> float:
+        """The time before fills the queue and does not count."""
+        return self.seconds / 3
+
+    @property
+    def counted(self) -> list[Seen]:
+        return [it for it in self.seen if it.sent >= self.begin]
+
+    @property
+    def goodput(self) -> float:
+        return goodput(self.seen, self.begin, self.seconds)
+
+    @property
+    def tokens_a_worker_second(self) -> float:
+        """Tokens of complete answers over the worker's CPU time. Neighbours on the machine change it little."""
+        return sum(it.num_tokens for it in self.seen if it.is_whole) / self.work.worker
+
+
+def median(of: Iterable[float]) -> float:
+    return statistics.median(list(of))
+
+
+def rows(case: str, parts: list[Part], peaks: list[Part]) -> Iterator[Row]:
+    goal = GOAL if case == WORST else None
+    served = median(it.goodput for it in parts)
+    by_cpu = median(it.tokens_a_worker_second for it in parts)
+    yield Row(case, "goodput", "tokens/s", served)
+    if parts is not peaks:
+        yield Row(case, "goodput_over_peak", "1", served / median(it.goodput for it in peaks), goal)
+        ratio = by_cpu / median(it.tokens_a_worker_second for it in peaks)
+        yield Row(case, "goodput_over_peak_by_worker_cpu", "1", ratio, goal)
+    yield Row(case, "worker_busy_share", "1", median(it.work.steps / it.work.elapsed for it in parts))
+    yield Row(case, "cpu_share_of_others", "1", median(1 - it.work.ours / it.work.busy for it in parts))
+    yield from answer_rows(case, [seen for each in parts for seen in each.counted])
+    near = [it for each in parts for it in truths(each.counted)]
+    if near:
+        yield Row(case, "share_of_true_retry_after", "1", sum(near) / len(near))
+
+
+def answer_rows(case: str, counted: list[Seen]) -> Iterator[Row]:
     whole = [it for it in counted if it.is_whole]
     rejected = [it for it in counted if it.status == 429]
     hints = [it.retry_after for it in rejected if it.retry_after is not None]
-    near = truths(counted)
-    yield Row(case, "goodput", "tokens/s", goodput(seen, begin, seconds))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         yield Row(case, f"accepted_ttft_{name}", "seconds", percentile([it.ttft for it in whole], share))
     yield Row(case, "share_accepted", "1", len(whole) / len(counted))
@@ -160,50 +238,122 @@ def rows(case: str, seen: list[Seen], seconds: float) -> Iterator[Row]:
     if hints:
         yield Row(case, "retry_after_p50", "seconds", percentile(hints, 0.5))
         yield Row(case, "retry_after_max", "seconds", max(hints))
-    if near:
-        yield Row(case, "share_of_true_retry_after", "1", sum(near) / len(near))
 
 
-def shown(row: Row) -> Row:
-    print(f"{row.case:>12} {row.metric:30} {row.value:10.3f} {row.unit}", flush=True)
-    return msgspec.structs.replace(row, value=float(f"{row.value:.5g}"))
+@dataclass(slots=True)
+class Side:
+    """One version of the server."""
+
+    commit: str | None
+    out: Path
+    server: Server
+    load: Load
+    seconds: float
+    peaks: list[Part] = field(default_factory=list)
+    parts: dict[float, list[Part]] = field(default_factory=lambda: {factor: [] for factor in FACTORS})
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        print(f"{self.out.stem:>16} {row.case:>12} {row.metric:30} {row.value:10.3f} {row.unit}", flush=True)
+        self.rows.append(msgspec.structs.replace(row, value=float(f"{row.value:.5g}")))
+
+    def work(self) -> Work:
+        """Since the start of each process."""
+        workers = {each.pid: cpu_seconds(each) for each in self.server.workers()}
+        samples = read_metrics(self.server.url).items()
+        server = cpu_seconds(psutil.Process(self.server.process.pid)) + sum(workers.values())
+        return Work(
+            elapsed=time.monotonic(),
+            busy=busy_seconds(),
+            ours=server + cpu_seconds(psutil.Process()),
+            worker=max(workers.values()),
+            steps=sum(value for name, value in samples if name.startswith("plait_step_seconds_sum")),
+        )
+
+    async def measure(self, factor: float) -> None:
+        """The peak, then `factor` times as many requests."""
+        begin = self.work()
+        seen = await self.load.closed(self.seconds / 2, NUM_SLOTS)
+        self.peaks.append(peak := Part(seen, self.seconds / 2, self.work() - begin))
+        begin = self.work()
+        seen = await self.load.open(factor * peak.goodput / OUTPUT_LEN, self.seconds)
+        self.parts[factor].append(Part(seen, self.seconds, self.work() - begin))
+
+    def finish(self) -> None:
+        """Makes the rows, once all is measured."""
+        for name, parts in (("peak", self.peaks), *((f"{factor:g}x", it) for factor, it in self.parts.items())):
+            for row in rows(name, parts, self.peaks):
+                self.add(row)
+        self.add(Row("afterwards", "health", "status", httpx.get(f"{self.server.url}/health").status_code, 200))
+
+    def close(self) -> None:
+        """Ends the server and writes the results file."""
+        self.server.kill()
+        report = {
+            "commit": self.commit,
+            "command": f"tests/bench/http/overload.py --seconds {self.seconds:g}",
+            "machine": machine(),
+            "versions": versions(),
+            "rows": [msgspec.to_builtins(row) for row in self.rows],
+        }
+        self.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-async def measured(url: str, seconds: float) -> list[Row]:
-    load = Load(url)
-    await load.closed(2.0, NUM_SLOTS)
-    seen = await load.closed(seconds, NUM_SLOTS)
-    peak = goodput(seen, seconds / 3, seconds)
-    found = [shown(Row("closed loop", "goodput", "tokens/s", peak))]
-    for factor in FACTORS:
-        seen = await load.open(factor * peak / OUTPUT_LEN, seconds)
-        found += [shown(row) for row in rows(f"{factor:g}x", seen, seconds)]
-    await load.close()
-    return found
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def busy_seconds() -> float:
+    """CPU time of the whole machine so far, without what was idle."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+
+
+async def measured(sides: list[Side]) -> None:
+    for side in sides:
+        await side.load.closed(2.0, NUM_SLOTS)
+    for factor in FACTORS * NUM_ROUNDS:
+        for side in sides:
+            await side.measure(factor)
+    for side in sides:
+        side.finish()
+    for side in sides:
+        await side.load.close()
+
+
+def started(folder: Path | None, commit_of: str | None, out: Path, log: Path, seconds: float) -> Side:
+    """A server of this version, or of the one in `folder`."""
+    path = os.environ.get("PYTHONPATH", "")
+    if folder is not None:
+        rooms = ("router/python", "worker", "kernels", "proto")
+        os.environ["PYTHONPATH"] = os.pathsep.join(str(folder / room) for room in rooms)
+    server = start_server(log, MODELS / MODEL, *SERVER)
+    os.environ["PYTHONPATH"] = path
+    if not server.url:
+        raise SystemExit(f"overload: the server did not start: {server.errors}")
+    return Side(commit_of, out, server, Load(server.url), seconds)
 
 
 def main() -> None:
-    """Write the results file."""
+    """Write the results files."""
     parser = argparse.ArgumentParser(description="Offer a server more than it can carry.")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each load")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--before", metavar="COMMIT=FOLDER", help="another version, and its built source tree")
+    parser.add_argument("--before-out", type=Path, help="results file of the other version")
     typed = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = start_server(Path(folder) / "server.log", MODELS / MODEL, *SERVER)
+        logs = [Path(folder) / f"{name}.log" for name in ("after", "before")]
+        sides = [started(None, commit(), typed.out, logs[0], typed.seconds)]
+        if typed.before is not None:
+            before, _, tree = typed.before.partition("=")
+            sides.insert(0, started(Path(tree), before, typed.before_out, logs[1], typed.seconds))
         try:
-            found = asyncio.run(measured(server.url, typed.seconds))
-            health = httpx.get(f"{server.url}/health").status_code
+            asyncio.run(measured(sides))
         finally:
-            server.kill()
-    found.append(shown(Row("afterwards", "health", "status", health, 200)))
-    report = {
-        "commit": commit(),
-        "command": f"tests/bench/http/overload.py --seconds {typed.seconds:g}",
-        "machine": machine(),
-        "versions": versions(),
-        "rows": [msgspec.to_builtins(row) for row in found],
-    }
-    typed.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            for side in sides:
+                side.close()
 
 
 if __name__ == "__main__":
