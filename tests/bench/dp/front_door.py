@@ -4,7 +4,8 @@
 
 Starts `plait serve --dp N` with `mock_worker.py` in place of the workers, and loads it with `plait bench`'s client. The
 goals are 40,000 tokens a second at 512 streams and 80,000 at 1,024. A run whose client was late does not count. It also
-measures what idle replicas cost: the processor time of the engine's process while nothing runs.
+measures processor time, which other work on the machine hardly changes: that of a token, and that of the engine while
+nothing runs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -70,12 +72,29 @@ def load(url: str, num_streams: int, output_len: int, num_processes: int) -> Mea
     return bench.measure(cases(settings)[0], bench.servers[0], 0)
 
 
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """Processor time of the engine's process, and of its main thread, which runs the HTTP server."""
+
+    process: float
+    main_thread: float
+
+    @classmethod
+    def of(cls, running: Server) -> CpuSeconds:
+        """So far."""
+        engine = psutil.Process(running.process.pid)
+        (main,) = (thread for thread in engine.threads() if thread.id == engine.pid)
+        return cls(sum(engine.cpu_times()[:2]), main.user_time + main.system_time)
+
+    def __sub__(self, before: CpuSeconds) -> CpuSeconds:
+        return CpuSeconds(self.process - before.process, self.main_thread - before.main_thread)
+
+
 def idle_share(running: Server) -> float:
     """Of one core, that the engine's process takes while nothing runs."""
-    engine = psutil.Process(running.process.pid)
-    before = sum(engine.cpu_times()[:2])
+    before = CpuSeconds.of(running)
     time.sleep(IDLE_SECONDS)
-    return (sum(engine.cpu_times()[:2]) - before) / IDLE_SECONDS
+    return (CpuSeconds.of(running) - before).process / IDLE_SECONDS
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
@@ -83,16 +102,21 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     for num_replicas in options.replicas:
         case = f"dp {num_replicas}, steps of {options.step_ms:g} ms"
         with mock_server(num_replicas, options.step_ms, max(options.streams)) as running:
-            yield Row(f"{case}, idle", "engine_cpu", "cores", idle_share(running), None)
+            yield Row(f"{case}, idle", "engine_cpu", "cores", idle_share(running))
             for num_streams in options.streams:
+                before = CpuSeconds.of(running)
                 measured = load(running.url, num_streams, options.output_len, options.processes)
+                used = CpuSeconds.of(running) - before
                 name = f"{case}, {num_streams} streams"
                 late = measured.client_lag.reasons
                 print(f"{name}: {measured.metrics.output_tokens_per_second:,.0f} tokens/s", *late)
                 rate = measured.metrics.output_tokens_per_second
                 goal = None if late else GOALS.get(num_streams)
                 yield Row(name, "output_tokens_per_second", "tokens/s", rate, goal)
-                yield Row(name, "client_was_late", "runs", float(bool(late)), None)
+                yield Row(name, "client_was_late", "runs", float(bool(late)))
+                num_tokens = 2 * num_streams * options.output_len
+                yield Row(name, "engine_cpu_per_token", "seconds", used.process / num_tokens)
+                yield Row(name, "main_thread_cpu_per_token", "seconds", used.main_thread / num_tokens)
 
 
 def main() -> None:
