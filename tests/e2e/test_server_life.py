@@ -143,6 +143,7 @@ def test_a_stopped_worker_turns_health_red_until_it_goes_on(server: StartServer,
     running = server(check_models / "recall-gqa")
     streaming = Streaming(running)
     while len(streaming.events) < 20:
+        assert streaming.is_alive()
         time.sleep(0.01)
     (worker,) = running.workers()
     worker.suspend()
@@ -163,20 +164,28 @@ def wait_until_health(server: Server, status: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
+def loading_worker(server: Server) -> psutil.Process:
+    """The only worker, once its program runs: before that the server waits for the fork."""
+    while True:
+        assert server.process.poll() is None
+        for process in server.workers():
+            if "--rank" in process.cmdline():
+                return process
+        time.sleep(0.01)
+
+
 def test_a_worker_that_stands_still_while_it_loads_ends_the_server_by_name(tmp_path: Path, check_models: Path) -> None:
     words = ("-m", "plait.cli", "serve", str(check_models / "recall-gqa"), "--port", "0")
     running = spawn_server(tmp_path / "log", *words, "--load-timeout-seconds", "3")
     try:
-        while not (workers := running.workers()):
-            assert running.process.poll() is None
-            time.sleep(0.01)
-        workers[0].suspend()
+        worker = loading_worker(running)
+        worker.suspend()
         assert running.wait() == 5
     finally:
         running.kill()
     assert "rank 0 has not loaded the model 3 s after the start" in running.last_line
     assert "raise --load-timeout-seconds" in running.last_line
-    assert orphans([workers[0].pid]) == []
+    assert orphans([worker.pid]) == []
 
 
 def test_a_killed_server_leaves_no_worker_behind(server: StartServer, check_models: Path) -> None:
