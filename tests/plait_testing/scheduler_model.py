@@ -415,10 +415,11 @@ class Scheduler:
         return grows
 
     def _has_room_for_all(self, head: Request) -> bool:
-        """Whether the pool holds everything that runs or waits at its full length."""
+        """Whether the pool holds everything that runs, or soon may, at its full length."""
         queued = self.queued()
-        each = self.outlook.lengths.expected_left(0, (1 << 32) - 1)
+        each = self.outlook.lengths.expected_left(0, head.num_due)
         waiting = sum(it.num_prompt for it in queued) + len(queued) * each
+        waiting *= min(1.0, len(self.free_slots) / max(1, len(queued)))
         expected = sum(it.num_expected for it in self.running()) + self._num_expected(head)
         return expected + waiting <= self._pool_less_reserve()
 

@@ -190,10 +190,10 @@ impl Scheduler {
         both.is_some_and(|(job, last)| self.outranks(job, &last.job))
     }
 
-    /// Whether the pool holds everything that runs or waits at its full length.
+    /// Whether the pool holds everything that runs, or soon may, at its full length.
     fn has_room_for_all(&self, job: &JobSize) -> bool {
         let running = self.running.num_expected_tokens() + self.num_expected(job);
-        running as f64 + self.expected_of_queue() <= self.pool_less_reserve()
+        running as f64 + self.expected_of_free_slots(job) <= self.pool_less_reserve()
     }
 
     fn fits_beside(&self, head: &Growth, builder: &mut PlanBuilder) -> bool {
@@ -298,11 +298,13 @@ impl Scheduler {
         self.outlook.served.time_of(tokens)
     }
 
-    /// Tokens that the queue is expected to need if all of it runs at the same time.
-    fn expected_of_queue(&self) -> f64 {
+    /// Tokens that requests of the queue, asked for answers like the head's, are expected to need in the free slots.
+    fn expected_of_free_slots(&self, head: &JobSize) -> f64 {
         let waiting = self.queue.room.total();
-        let each = self.outlook.lengths.expected_left(0, u32::MAX);
-        waiting.num_tokens as f64 + waiting.num_requests as f64 * each
+        let num_requests = waiting.num_requests as f64;
+        let each = self.outlook.lengths.expected_left(0, head.max_output);
+        let of_all = waiting.num_tokens as f64 + num_requests * each;
+        of_all * (self.running.num_free_slots() as f64 / num_requests.max(1.0)).min(1.0)
     }
 }
 

@@ -168,3 +168,18 @@ fn short_answers_are_soon_expected_to_be_short() {
         "{seen:?}, before {fixed:?}"
     );
 }
+
+#[test]
+fn all_slots_are_taken_at_once_where_the_pool_holds_them_however_many_wait() {
+    let settings = with(small_pool(None), |it| {
+        it.scheduler.max_seqs = Some(64);
+        it.runtime.max_rows = Some(64);
+    });
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    for _ in 0..1000 {
+        let request = Spec::new(100, 100).request();
+        scheduler.submit(request, Micros(0)).unwrap();
+    }
+    let plan = scheduler.plan(Micros(0)).unwrap();
+    assert_eq!(plan.prefill.len(), 64);
+}
