@@ -171,8 +171,8 @@ mod tests {
     #[test]
     fn a_port_past_the_last_is_refused() {
         for port in ["65536", "99999", "-1", "http"] {
-            let problem = at(&format!("tcp://127.0.0.1:{port}")).endpoint(true);
-            let problem = problem.unwrap_err().to_string();
+            let settings = at(&format!("tcp://127.0.0.1:{port}"));
+            let problem = settings.endpoint(true).unwrap_err().to_string();
             assert!(
                 problem.contains("a port is a number up to 65535"),
                 "{problem}"
