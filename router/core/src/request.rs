@@ -104,6 +104,7 @@ pub struct Rejected {
     pub refusal: Refusal,
 }
 
+/// To a millisecond.
 fn seconds(micros: Micros) -> f64 {
-    (micros.0 as f64 / 1e5).round() / 10.0
+    (micros.0 as f64 / 1e3).round() / 1e3
 }

@@ -135,8 +135,8 @@ fn check_priority(priority: i64, policy: Policy) -> Result<(), RequestError> {
         return Ok(());
     }
     let problem = format!(
-        "`priority` is {priority}, but this server serves in the order of arrival; leave it out, or start the server \
-         with --policy priority"
+        "`priority` is {priority}, but this server's --policy reads none; leave it out, or start the server with \
+         --policy priority or fair"
     );
     Err(RequestError::invalid("priority", problem))
 }

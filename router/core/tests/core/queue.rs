@@ -63,7 +63,7 @@ fn a_request_that_waited_too_long_is_answered_and_one_that_ran_is_not() {
     assert_eq!(only.request, first);
     let text = only.refusal.to_string();
     assert!(
-        text.contains("waited 6 s") && text.contains("--max-queue-seconds"),
+        text.contains("waited 6 s") && text.contains("5 s are allowed (--max-queue-seconds)"),
         "{text}"
     );
     assert_eq!(scheduler.prompt_len(first), None);

@@ -257,7 +257,13 @@ fn the_usage_says_what_the_prefix_cache_had() {
 
 #[test]
 fn a_priority_is_refused_where_nobody_would_look_at_it() {
-    for (policy, error) in [("fcfs", Some((400, 0))), ("priority", None), ("fair", None)] {
+    let refused = Some((400, 0));
+    for (policy, error) in [
+        ("fcfs", refused),
+        ("cache-aware", refused),
+        ("priority", None),
+        ("fair", None),
+    ] {
         let mut harness = Harness::ready(&json!({"policy": policy}), |_| {});
         harness.submit(1, "abc", &json!({"max_tokens": 2, "priority": -3}));
         let answer = harness.answer(1);
