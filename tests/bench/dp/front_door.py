@@ -46,6 +46,8 @@ def mock_server(num_replicas: int, step_ms: float, max_seqs: int) -> Iterator[Se
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "plait_worker"
         package.mkdir()
+        # Without it the real package goes first, wherever it stands in the path.
+        (package / "__init__.py").touch()
         (package / "__main__.py").write_text(f"import runpy\nrunpy.run_path({str(MOCK)!r}, run_name='__main__')\n")
         before = os.environ.get("PYTHONPATH", "")
         os.environ |= {"PYTHONPATH": os.pathsep.join([folder, before]), "MOCK_STEP_MS": str(step_ms)}
