@@ -113,6 +113,8 @@ def test_a_key_may_have_a_weight_and_a_best_priority(tmp_path: Path) -> None:
     [
         "key weight=0",
         "key weight=many",
+        "key weight=2.0",
+        "key priority=null",
         "key weight=",
         "key weight=1 weight=2",
         "key priority=high",

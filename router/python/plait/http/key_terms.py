@@ -25,6 +25,7 @@ READERS: dict[str, tuple[Policy, ...]] = {"weight": ("fair",), "priority": ("pri
 
 _I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 _TERM = re.compile(r"(.*\S)\s+(\w+)=(\S*)")
+_WHOLE = re.compile(r"-?\d{1,10}")
 
 
 class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,9 @@ def parse_line(line: str) -> tuple[str, KeyTerms]:
             raise ValueError(f"`{name}` twice; give it once")
         terms[name] = value
     try:
-        return line, msgspec.convert(terms, KeyTerms, strict=False)
+        # msgspec would take `null` for a number that is not given, which caps no priority.
+        numbers = {name: int(value) if _WHOLE.fullmatch(value) else value for name, value in terms.items()}
+        return line, msgspec.convert(numbers, KeyTerms)
     except msgspec.ValidationError as error:
         given = ", ".join(f"{name}={value}" for name, value in terms.items())
         raise ValueError(
