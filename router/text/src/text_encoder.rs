@@ -177,7 +177,10 @@ type Split<'a> = (&'a str, (usize, usize), &'a Option<Vec<Token>>);
 fn num_certain(splits: &[Split<'_>], num_bytes: usize) -> usize {
     let is_certain = |&(_, (start, _), _): &Split<'_>| start + MARGIN_BYTES <= num_bytes;
     let num = splits.iter().rposition(is_certain).unwrap_or(0);
-    num.min(splits.len().saturating_sub(2))
+    let num = num.min(splits.len().saturating_sub(2));
+    // A normaliser may turn one character into several, of more than one split: ½ into 1⁄2.
+    let is_between_characters = |&it: &usize| it == 0 || splits[it].1.0 >= splits[it - 1].1.1;
+    (0..=num).rev().find(is_between_characters).unwrap_or(0)
 }
 
 fn check_run(num_bytes: usize) -> Result<(), EncodeError> {

@@ -104,6 +104,15 @@ fn a_long_text_has_the_tokens_of_its_parts_cut_at_lines() {
 }
 
 #[test]
+fn a_window_ends_at_no_part_of_a_character() {
+    let model = load(bytes(true), json!({"type": "NFKC"}));
+    let encode = |text: &str| model.encode(text, false, usize::MAX).unwrap();
+    let line = format!("{}\n", "½x".repeat(99));
+    let parts = encode(&line).repeat(500);
+    assert_eq!(encode(&line.repeat(500)), parts);
+}
+
+#[test]
 fn tokenising_stops_past_what_is_asked_for() {
     let model = load(bytes(true), Value::Null);
     let text = "a ".repeat(1 << 20);
