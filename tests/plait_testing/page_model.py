@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 Key = tuple[int, ...]
 
@@ -69,6 +70,11 @@ class Pages:
         for page in reversed(pages):
             self.leases[page] -= 1
             self._return(page, tenant)
+
+    def num_released(self, leases: Iterable[list[int]]) -> int:
+        """Pages that no request holds once these leases are gone."""
+        lost = Counter(page for pages in leases for page in pages)
+        return sum(num == self.leases[page] for page, num in lost.items())
 
     def park(self, pages: list[int]) -> None:
         for page in pages:

@@ -4,9 +4,10 @@
 //! its own. Models have one kind today. A row needs pages of every kind. A prefix is cached as far as
 //! every kind has it.
 
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
-use crate::ids::TenantId;
+use crate::ids::{PageId, TenantId};
 use crate::kv_event::KvEvent;
 use crate::page_pool::{CacheHits, PageCounts, PageList, PagePool, ParkedPages};
 use crate::prefix_hasher::{PageHash, PrefixHasher};
@@ -55,6 +56,15 @@ pub(crate) struct PrefixHits {
     pub(crate) num_tokens: u32,
     /// Hit pages that no request holds. Leasing them leaves fewer for others.
     pub(crate) num_cached: PerKind<u32>,
+}
+
+/// What some leases would free if they were released. A page that several of them share counts once, one that
+/// others hold too does not.
+pub(crate) struct Released {
+    /// Pages of each kind.
+    pub(crate) num: PerKind<u32>,
+    /// Leases that shared pages would lose.
+    lost: PerKind<FxHashMap<PageId, u32>>,
 }
 
 /// Tokens in a page of each kind.
@@ -167,6 +177,21 @@ impl KvCache {
     /// No page of any kind.
     pub(crate) fn no_pages(&self) -> PerKind<u32> {
         smallvec![0; self.pools.len()]
+    }
+
+    /// No lease.
+    pub(crate) fn nothing_released(&self) -> Released {
+        Released {
+            num: self.no_pages(),
+            lost: smallvec![FxHashMap::default(); self.pools.len()],
+        }
+    }
+
+    /// Counts one more lease.
+    pub(crate) fn count_released(&self, released: &mut Released, lease: &Lease) {
+        for (kind, (pool, list)) in self.pools.iter().zip(&lease.lists).enumerate() {
+            released.num[kind] += pool.num_released_by(list, &mut released.lost[kind]);
+        }
     }
 
     /// What a request without a prefix cache finds.

@@ -284,6 +284,25 @@ impl PagePool {
         }
     }
 
+    /// Pages that no request holds once this lease too is gone. `lost` counts the leases that shared pages have
+    /// lost so far.
+    pub(crate) fn num_released_by(
+        &self,
+        lease: &PageList,
+        lost: &mut FxHashMap<PageId, u32>,
+    ) -> u32 {
+        let is_last = |page: &&PageId| match self.pages[page.0 as usize].num_leases {
+            1 => true,
+            num_leases => {
+                let num_lost = lost.entry(**page).or_default();
+                *num_lost += 1;
+                *num_lost == num_leases
+            }
+        };
+        let num = lease.pages.iter().filter(is_last).count();
+        u32::try_from(num).expect("a pool is made from a u32 of pages")
+    }
+
     /// Parks the pages of a lease that steps in flight still use.
     pub(crate) fn park(&mut self, lease: PageList, tenant: TenantId) -> ParkedPages {
         for page in &lease.pages {

@@ -1,6 +1,7 @@
 //! Preemption: which request loses its pages when a row needs some, or one of better priority waits.
 
 use crate::ids::SlotId;
+use crate::kv_cache::Released;
 use crate::plan_builder::PlanBuilder;
 use crate::prefix_sharing::Chunk;
 use crate::scheduler::Scheduler;
@@ -89,16 +90,16 @@ impl Scheduler {
         let key = self.queue.first()?;
         let hits = self.find_hits(key)?;
         let job = self.queue.job(key)?;
-        let mut released = self.cache.no_pages();
+        let mut released = self.cache.nothing_released();
         let mut victims = Vec::new();
-        let has_way = |victims: &Vec<SlotId>, released: &[u32]| {
+        let has_way = |victims: &Vec<SlotId>, released: &Released| {
             let has_slot = self.running.free_slot().is_some() || !victims.is_empty();
             has_slot
                 && self.has_pages_once(
                     job.num_known(),
                     &hits,
                     self.running.num_prefill_pages(),
-                    released,
+                    &released.num,
                 )
         };
         for running in self.running.backwards_from(None) {
@@ -108,9 +109,7 @@ impl Scheduler {
             if !self.outranks(job, &running.job) {
                 return None;
             }
-            for (sum, num) in released.iter_mut().zip(running.lease.num_pages()) {
-                *sum += num;
-            }
+            self.cache.count_released(&mut released, &running.lease);
             victims.push(running.slot);
         }
         has_way(&victims, &released).then_some(victims)

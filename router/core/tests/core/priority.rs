@@ -93,3 +93,28 @@ fn waiting_makes_up_for_priority() {
     }
     assert_eq!(order, [soon, low, late]);
 }
+
+#[test]
+fn a_shared_prefix_frees_its_pages_once() {
+    let settings = with(preempting(), |it| {
+        it.runtime.num_pages = 16;
+        it.pages.prefix_cache = true;
+    });
+    let mut harness = Harness::new(settings);
+    harness.submit(of(-10, 100, 100)).unwrap();
+    for _ in 0..3 {
+        harness.submit(of(10, 60, 30)).unwrap();
+        (0..4).for_each(|_| drop(step(&mut harness)));
+    }
+    let mut large = of(0, 180, 4);
+    large.salt = 7;
+    harness.submit(large).unwrap();
+    for _ in 0..10 {
+        assert_eq!(
+            step(&mut harness).freed_slots,
+            [],
+            "it would still lack pages"
+        );
+    }
+    harness.run_to_the_end(1);
+}
