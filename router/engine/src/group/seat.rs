@@ -199,14 +199,14 @@ impl Seat {
         if self.round.is_over() {
             return;
         }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.give_up(code, reason);
+        }
         self.fail(GroupFailure::ReplicaFailed {
             replica: self.replica,
             code,
             reason: reason.to_owned(),
         });
-        if let Some(exchange) = &mut self.exchange {
-            exchange.give_up(code, reason);
-        }
     }
 
     fn decision_of<'a>(&self, state: &'a State) -> Option<&'a Decision> {
@@ -245,8 +245,12 @@ impl Seat {
         self.board.wake_all_but(self.place);
     }
 
+    /// Tells the other seats and, unless they know, the other engines.
     fn fail(&mut self, failure: GroupFailure) -> GroupFailure {
         self.round.end();
+        if let Some(exchange) = &mut self.exchange {
+            exchange.give_up(failure.code(), &failure.to_string());
+        }
         self.board.lock().failure.get_or_insert(failure.clone());
         self.board.wake_all_but(self.place);
         failure

@@ -94,21 +94,40 @@ fn engines_of_a_group_step_together_and_answer_as_alone() {
     assert!(agreed.iter().any(|it| it.graph_bucket == Some(4)));
 }
 
+fn two_engines_of_two_replicas() -> (TempDir, Vec<Harness>) {
+    group_of(2, |change| {
+        let mut change = change.clone();
+        change["num_replicas"] = 2.into();
+        let mut harness = Harness::alone(&change, Timeouts::default());
+        dial_replicas(&mut harness, 2);
+        harness
+    })
+}
+
+#[test]
+fn a_replica_that_fails_ends_other_engines_with_its_reason() {
+    for failing in [0, 1] {
+        let (_directory, mut engines) = two_engines_of_two_replicas();
+        engines[failing].engine.worker_lost(1, "killed by signal 9");
+        for harness in &mut engines {
+            harness.wait_for_phase("failed");
+        }
+        let reason = engines[1 - failing].status()["reason"].to_string();
+        let cause = format!(
+            "engine {failing} gave up: replica {} gave up",
+            2 * failing + 1
+        );
+        assert!(reason.contains(&cause), "{reason}");
+        assert!(
+            reason.contains("rank 1 was lost: killed by signal 9"),
+            "{reason}"
+        );
+    }
+}
+
 #[test]
 fn replicas_of_one_engine_step_together_with_those_of_another() {
-    let (_directory, endpoint) = socket_directory();
-    let mut engines: Vec<Harness> = (0..2)
-        .map(|number| {
-            let mut change = place(number, 2, &endpoint);
-            change["num_replicas"] = 2.into();
-            let mut harness = Harness::alone(&change, Timeouts::default());
-            dial_replicas(&mut harness, 2);
-            harness
-        })
-        .collect();
-    for harness in &mut engines {
-        harness.wait_for_phase("ready");
-    }
+    let (_directory, mut engines) = two_engines_of_two_replicas();
     for (number, harness) in engines.iter().enumerate() {
         for stream in 0..=number as u64 {
             harness.submit(stream, "abc", &json!({"max_tokens": 20}));
