@@ -63,15 +63,19 @@ def with_pool(flags: tuple[str, ...], asked: list[recall.Problem]) -> list[str]:
 def test_every_answer_of_replicas_that_share_experts_is_right(
     variant: str, server: StartServer, check_models: Path, sized: Callable[[int, int], int], record: Record
 ) -> None:
-    model, asked = check_models / "recall-mla", recall.problems(seed=CONTEXT, num=sized(5, 100), context=CONTEXT)
+    model, is_preempted = check_models / "recall-mla", "preempted" in variant
+    asked = recall.problems(seed=CONTEXT, num=sized(5, 20 if is_preempted else 100), context=CONTEXT)
     running = server(model, *FLAGS, *with_pool(ONE_ENGINE[variant], asked))
     assert running.url, running.errors
-    num_writers = 12 if "preempted" in variant and len(asked) > 20 else 0
+    num_writers = sized(0, 4) if is_preempted else 0
     with recall.writers(running.url, num_writers, 400, "recall-mla"):
         wrong = recall.ask_all(running.url, asked, model="recall-mla")
     mistakes = mistakes_of_the_engine(model, asked, wrong)
     record(f"recall-mla dp-attention {variant}", "mistakes_of_the_engine", "problems", len(mistakes), 0)
     assert mistakes == []
+    record(
+        f"recall-mla dp-attention {variant}", "preemptions", "preemptions", total(running, "plait_preemptions_total")
+    )
     assert running.stop() == 0
 
 
@@ -191,12 +195,11 @@ def stream_long(url: str) -> list[str]:
 def wait_for_tokens(running: Server) -> None:
     """Until an answer has begun."""
     deadline = time.monotonic() + 60
-    while num_generated(running) < 3:
+    while total(running, "plait_generated_tokens_total") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def num_generated(running: Server) -> float:
-    """By all replicas."""
-    metrics = read_metrics(running.url)
-    return sum(value for name, value in metrics.items() if name.startswith("plait_generated_tokens_total"))
+def total(running: Server, name: str) -> float:
+    """A counter of all replicas."""
+    return sum(value for found, value in read_metrics(running.url).items() if found.startswith(name))
