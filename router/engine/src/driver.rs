@@ -259,7 +259,14 @@ impl EventLoop {
             }
             Stage::Ended => {}
             _ if is_explained => {}
-            _ => self.start_error_grace(rank, false, format!("rank {rank} was lost: {reason}")),
+            _ => {
+                self.lost = Some(LostRank {
+                    rank,
+                    reports_peer_lost: false,
+                    reason: format!("rank {rank} was lost: {reason}"),
+                    deadline: self.after(self.timeouts.error_grace),
+                });
+            }
         }
     }
 
@@ -272,17 +279,13 @@ impl EventLoop {
     /// Another rank's end tells more about the loss than this report of it.
     fn rank_reports_peer_lost(&mut self, by: u32, reason: &str) {
         if self.lost.as_ref().is_none_or(|lost| lost.rank == by) {
-            self.start_error_grace(by, true, format!("rank {by}: {reason}"));
+            self.lost = Some(LostRank {
+                rank: by,
+                reports_peer_lost: true,
+                reason: format!("rank {by}: {reason}"),
+                deadline: self.after(self.timeouts.peer_lost_grace),
+            });
         }
-    }
-
-    fn start_error_grace(&mut self, rank: u32, reports_peer_lost: bool, reason: String) {
-        self.lost = Some(LostRank {
-            rank,
-            reports_peer_lost,
-            reason,
-            deadline: self.after(self.timeouts.error_grace),
-        });
     }
 
     fn send_steps(&mut self) {

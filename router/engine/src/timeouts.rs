@@ -35,6 +35,9 @@ pub struct Timeouts {
     pub bye: Duration,
     /// Grace period for the Fail of a rank whose process has ended: it may still be on its way.
     pub error_grace: Duration,
+    /// Grace period for the cause of a rank's report that another one is gone. That one's own end tells more, and in a
+    /// group it is another replica that hears of it first and waits for [`Timeouts::error_grace`].
+    pub peer_lost_grace: Duration,
     /// For the other engines of a group.
     pub group: GroupTimeouts,
 }
@@ -51,6 +54,7 @@ impl Default for Timeouts {
             watchdog: Duration::from_secs(60),
             bye: Duration::from_secs(5),
             error_grace: Duration::from_millis(200),
+            peer_lost_grace: Duration::from_secs(1),
             group: GroupTimeouts::default(),
         }
     }

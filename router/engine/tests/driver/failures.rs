@@ -151,7 +151,7 @@ fn a_rank_whose_process_ended_is_lost_with_the_launchers_words() {
 }
 
 /// The Fail of a rank whose collective broke off.
-fn reports_a_lost_rank() -> Fault {
+pub fn reports_a_lost_rank() -> Fault {
     let fail = Fail {
         rank: 0,
         code: ExitCode::RankLost,

@@ -10,6 +10,7 @@ use plait_proto::{Decision, ExitCode, Fail, Join, Message, Mode, PROTOCOL, Plan,
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::failures::reports_a_lost_rank;
 use crate::fake_worker::Fault;
 use crate::harness::{Harness, settings};
 
@@ -180,6 +181,32 @@ fn a_replica_that_fails_ends_all_of_its_group_and_is_named() {
     harness.wait_for_phase("failed");
     let status = harness.status();
     assert_eq!(status["exit_code"], 5);
+    let reason = status["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("replica 1 gave up: rank 1 was lost: killed by signal 9"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_replica_whose_rank_was_killed_is_named_though_another_reports_it_first() {
+    let mut change = place(0, 1, "");
+    change["num_replicas"] = 2.into();
+    let timeouts = Timeouts {
+        peer_lost_grace: Duration::from_secs(60),
+        ..Timeouts::default()
+    };
+    let mut harness = Harness::alone(&change, timeouts);
+    harness.dial_to(0, |rank| rank.world = 2);
+    harness.dial_to(1, |rank| {
+        (rank.rank, rank.world, rank.fault) = (1, 2, Arc::default());
+    });
+    harness.wait_for_phase("ready");
+    harness.inject(reports_a_lost_rank());
+    harness.submit(1, "abc", &json!({}));
+    harness.engine.worker_lost(1, "killed by signal 9");
+    harness.wait_for_phase("failed");
+    let status = harness.status();
     let reason = status["reason"].as_str().unwrap();
     assert!(
         reason.contains("replica 1 gave up: rank 1 was lost: killed by signal 9"),
