@@ -23,6 +23,7 @@ from plait.errors import ADVICE, MEANINGS
 from plait.flags import Flag, Parser, flags
 from plait.http.errors import ERRORS
 from plait.kernels import KernelsSettings
+from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings, engine_settings
 from plait.simulate.settings import SimulateSettings
 from plait_proto import ExitCode
@@ -35,6 +36,7 @@ COMMANDS: dict[str, type[msgspec.Struct]] = {
     "serve": ServeSettings,
     "chat": ChatSettings,
     "simulate": SimulateSettings,
+    "plan": PlanSettings,
     "kernels": KernelsSettings,
     "bench serve": BenchSettings,
 }

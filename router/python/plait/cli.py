@@ -14,6 +14,7 @@ from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
 from plait.output import discard_output, say
+from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings
 from plait.simulate.settings import SimulateSettings
 
@@ -91,6 +92,9 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     add_flags(chat, ChatSettings)
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
     add_flags(simulate, SimulateSettings)
+    plan = commands.add_parser("plan", help="size a model on paper: memory, requests, rates, flags", allow_abbrev=False)
+    plan.add_argument("model", metavar="MODEL", help="folder with a config.json, or the file alone")
+    add_flags(plan, PlanSettings)
     kernels = commands.add_parser(
         "kernels", help="list a model's GPU modules, or build them before its first start", allow_abbrev=False
     )
@@ -99,7 +103,8 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     add_flags(kernels, KernelsSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
-    return parser, {"serve": serve, "chat": chat, "simulate": simulate, "kernels": kernels, "bench": load, **benches}
+    named = {"serve": serve, "chat": chat, "simulate": simulate, "plan": plan, "kernels": kernels, "bench": load}
+    return parser, {**named, **benches}
 
 
 def _version() -> str:
@@ -145,6 +150,13 @@ def _simulate(args: argparse.Namespace) -> int:
     return simulate(settings)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    settings = read_settings(args, PlanSettings)
+    from plait.plan.command import plan
+
+    return plan(args.model, settings)
+
+
 def _kernels(args: argparse.Namespace) -> int:
     settings = read_settings(args, KernelsSettings)
     if settings.need.arch is not None:
@@ -152,7 +164,7 @@ def _kernels(args: argparse.Namespace) -> int:
     return run_kernels(args.action, args.model, settings.need)
 
 
-_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate, "kernels": _kernels}
+_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate, "plan": _plan, "kernels": _kernels}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""`plait plan`: what a model takes on so many GPUs, on paper."""

@@ -1,0 +1,77 @@
+"""Settings of `plait plan`; those of the server are as for `plait serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from plait.settings import ContextLength, Fraction, PageSettings, PageSize, Setting, SlotCount, TokenLimit
+
+GpuName = Literal["h100", "h200", "b200"]
+GpuCount = Annotated[int, Meta(ge=1, le=64)]
+Length = Annotated[int, Meta(ge=1, le=16_777_216)]
+StreamCount = Annotated[int, Meta(ge=1, le=65_536)]
+
+
+class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs."""
+
+    gpus: Annotated[GpuCount, Setting("GPUs of one machine")] = 1
+    gpu: Annotated[GpuName, Setting("kind of GPU")] = "h200"
+
+
+class PlanLoadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Load."""
+
+    input_len: Annotated[Length, Setting("prompt tokens of each request")] = 1024
+    output_len: Annotated[Length, Setting("output tokens of each request")] = 128
+    streams: Annotated[StreamCount, Setting("requests under way at a time, by which layouts are compared")] = 256
+
+
+class PlanServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Server."""
+
+    max_model_len: Annotated[
+        ContextLength | None,
+        Setting("longest prompt plus output, in tokens", ("--context-length",), unset="the model's context"),
+    ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"], Setting("type of the KV cache; rates are those of auto", ("--kv-dtype",))
+    ] = "auto"
+    memory_fraction: Annotated[
+        Fraction | None,
+        Setting(
+            "share of the free memory for weights and KV pages",
+            ("--gpu-memory-utilization", "--mem-fraction-static"),
+            unset="0.9",
+        ),
+    ] = None
+    page_size: Annotated[PageSize, Setting("tokens in a page, a power of two", ("--block-size",))] = (
+        PageSettings().page_size
+    )
+    max_seqs: Annotated[
+        SlotCount | None,
+        Setting(
+            "most requests that run at a time in a replica",
+            ("--max-num-seqs", "--max-running-requests"),
+            unset="as serve chooses it",
+        ),
+    ] = None
+    max_batch_tokens: Annotated[
+        TokenLimit | None,
+        Setting(
+            "most tokens of one step",
+            ("--max-num-batched-tokens", "--chunked-prefill-size"),
+            unset="as serve chooses it",
+        ),
+    ] = None
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of `plait plan`."""
+
+    machine: MachineSettings = MachineSettings()
+    load: PlanLoadSettings = PlanLoadSettings()
+    server: PlanServerSettings = PlanServerSettings()

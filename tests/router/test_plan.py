@@ -1,0 +1,167 @@
+"""`plait plan`: sizes and rates beside what servers said and reached, and the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plait import cli
+from plait.plan.gpus import GPUS
+from plait.plan.layout import Layout, memory
+from plait.plan.model import PlannedModel, read_model
+from plait.plan.rates import Expectations
+from plait.plan.settings import PlanLoadSettings, PlanServerSettings
+from plait_proto import ExitCode
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "bench" / "results"
+SHAPES = ROOT / "router" / "sim" / "data" / "models"
+MODELS = {
+    "qwen3-8b": SHAPES / "qwen3-8b.json",
+    "v2-lite": SHAPES / "deepseek-v2-lite.json",
+    "recall-gqa": ROOT / "tests" / "models" / "recall-gqa",
+    "recall-mla": ROOT / "tests" / "models" / "recall-mla",
+}
+MEASURED = PlanServerSettings(max_seqs=256, max_batch_tokens=8192)
+"""As serve_load.py sets them."""
+LOAD = re.compile(r"(\d+)/(\d+) @ (\d+)(?:, --dp (\d))?")
+MINIMAX = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "vocab_size": 200_064,
+    "max_position_embeddings": 196_608,
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_bytes())["rows"]
+    return found
+
+
+def model_of(name: str, scratch: Path) -> tuple[PlannedModel, Path]:
+    return read_model(str(MODELS[name]), scratch)
+
+
+def measured_rates() -> list[tuple[str, Layout, PlanLoadSettings, float]]:
+    """Model, layout, load, output tokens/s."""
+    files = {
+        "gpu-qwen3-8b": ("qwen3-8b", 1),
+        "gpu-v2-lite": ("v2-lite", 1),
+        "gpu-qwen3-8b-tp2": ("qwen3-8b", 2),
+        "gpu-v2-lite-tp2": ("v2-lite", 2),
+        "gpu-replicas": ("qwen3-8b", 1),
+    }
+    found = []
+    for file, (model, tp) in files.items():
+        for row in rows(file):
+            case = LOAD.fullmatch(row["case"])
+            if case is not None and row["metric"] == "output_tokens_per_second":
+                prompt, answer, streams, dp = (int(number or 1) for number in case.groups())
+                load = PlanLoadSettings(input_len=prompt, output_len=answer, streams=streams)
+                found.append((model, Layout(tp, dp), load, float(row["value"])))
+    return found
+
+
+def test_the_plan_is_compared_with_twenty_measured_loads_or_more() -> None:
+    assert len(measured_rates()) >= 20
+
+
+@pytest.mark.parametrize(("model", "layout", "load", "rate"), measured_rates())
+def test_a_rate_is_within_a_quarter_of_what_was_measured(
+    model: str, layout: Layout, load: PlanLoadSettings, rate: float, tmp_path: Path
+) -> None:
+    shape, config = model_of(model, tmp_path)
+    room = memory(shape, GPUS["h200"], layout, MEASURED)
+    expected = Expectations(shape, GPUS["h200"], config).at(layout, room, load)
+    assert expected.output_tokens_per_second == pytest.approx(rate, rel=0.25)
+
+
+@pytest.mark.parametrize("row", rows("gpu-start-memory"), ids=lambda row: str(row["case"]))
+def test_the_pages_are_within_a_twentieth_of_what_a_server_said(row: dict[str, Any], tmp_path: Path) -> None:
+    name, *words = str(row["case"]).split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    server = PlanServerSettings(max_seqs=int(given["--max-seqs"]), max_batch_tokens=int(given["--max-batch-tokens"]))
+    shape, _ = model_of(name, tmp_path)
+    room = memory(shape, GPUS["h200"], Layout(int(given["--tp"]), 1), server)
+    assert room.num_pages == pytest.approx(row["value"], rel=0.05)
+
+
+def test_the_plan_names_a_layout_its_memory_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", str(MODELS["qwen3-8b"]), "--gpus", "2", "--kv-cache-dtype", "fp8"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 H200 of 150.8 GB; weights 16.4 GB" in printed
+    assert {"--dp 2", "--tp 2"} <= set(re.findall(r"^[* ] (--\S+ \d)", printed, re.MULTILINE))
+    assert f"plait serve {SHAPES} --dp 2 --kv-cache-dtype fp8" in printed
+
+
+def test_free_replicas_hold_twice_what_one_holds_and_mla_ranks_copy_their_cache(tmp_path: Path) -> None:
+    shape, _ = model_of("v2-lite", tmp_path)
+    one, divided = (memory(shape, GPUS["h200"], Layout(tp, 1), MEASURED) for tp in (1, 2))
+    assert divided.page_bytes == one.page_bytes
+    gqa, _ = model_of("qwen3-8b", tmp_path)
+    whole, half = (memory(gqa, GPUS["h200"], Layout(tp, 1), MEASURED) for tp in (1, 2))
+    assert half.page_bytes == whole.page_bytes / 2
+
+
+def test_experts_are_divided_among_all_ranks_of_dp_attention(tmp_path: Path) -> None:
+    shape, _ = model_of("v2-lite", tmp_path)
+    copied = shape.size.weight_bytes - shape.expert_bytes
+    assert 0 < copied < shape.size.weight_bytes / 4
+    assert Layout(1, 4, dp_attention=True).weight_bytes(shape) == copied + shape.expert_bytes / 4
+
+
+def test_a_float8_checkpoint_of_minimax_is_sized_in_16_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MINIMAX))
+    assert cli.run(["plan", str(path), "--gpus", "8"]) == 0
+    weights = re.search(r"weights ([\d.]+) GB", capsys.readouterr().out)
+    assert weights is not None
+    assert 450 < float(weights[1]) < 465
+
+
+def test_a_context_that_the_pool_does_not_hold_becomes_the_longest_that_it_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["plan", str(MODELS["qwen3-8b"]), "--gpu", "h100", "--memory-fraction", "0.3"]) == 0
+    longest = re.search(r"--max-model-len (\d+)", capsys.readouterr().out)
+    assert longest is not None
+    assert 1152 <= int(longest[1]) < 40_960
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["--gpu", "a100"], ExitCode.SETTINGS, "h100, h200, b200"),
+        (["--gpus", "0"], ExitCode.SETTINGS, "1 to 64"),
+        (["--page-size", "48"], ExitCode.SETTINGS, "power of two"),
+        (["--input-len", "200000"], ExitCode.SETTINGS, "--input-len"),
+        (["--memory-fraction", "0.1"], ExitCode.HARDWARE, "16.4 GB"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(
+    words: list[str], code: ExitCode, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["plan", str(MODELS["qwen3-8b"]), *words]) == code
+    assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no JSON", '{"hidden_size": "x"}'])
+def test_a_model_that_is_none_is_refused_with_what_to_give(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    assert cli.run(["plan", str(path)]) == ExitCode.MODEL_FILES
+    assert str(path) in capsys.readouterr().err
