@@ -32,10 +32,7 @@ impl Scheduler {
         let completed = self.in_flight.complete(result)?;
         self.pacing.times.complete(result.step);
         for (slot, end) in completed.chunks {
-            if let Some(running) = self.running.get_mut(slot) {
-                running.complete_chunk(end);
-                self.preempt_if_due(slot);
-            }
+            self.complete_chunk(slot, end, outputs);
         }
         let mut rest = result.token_ids;
         let samples = completed.samples.into_iter().zip(result.num_accepted);
@@ -54,6 +51,17 @@ impl Scheduler {
             self.running.release_slot(parked.slot);
         }
         Ok(())
+    }
+
+    fn complete_chunk(&mut self, slot: SlotId, end: u32, outputs: &mut Vec<Output>) {
+        let Some(running) = self.running.get_mut(slot) else {
+            return;
+        };
+        if running.complete_chunk(end) {
+            self.finish(slot, FinishReason::Length, outputs);
+        } else {
+            self.preempt_if_due(slot);
+        }
     }
 
     fn complete_sample(&mut self, slot: SlotId, sample: Sample<'_>, outputs: &mut Vec<Output>) {

@@ -114,7 +114,7 @@ pub enum Output {
 pub enum FinishReason {
     /// A stop id was sampled, or [`Event::Stop`] came.
     Stop,
-    /// The output has all tokens that were due.
+    /// The output has all tokens that were due, or none was and the prompt is computed.
     Length,
     /// [`Event::Abort`] came.
     Abort,

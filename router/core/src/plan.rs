@@ -111,7 +111,7 @@ pub struct PrefillRow {
     pub start: u32,
     /// Tokens in the chunk, at least 1.
     pub length: u32,
-    /// The chunk completes the prompt. Only then is a token sampled.
+    /// The chunk completes the prompt, and an output token is due. Only then is one sampled.
     pub is_last_chunk: bool,
     /// `token_ids` holds one more token of this row, which is not computed: the one after the
     /// chunk. Middle chunks have it if the request wants prompt log-probabilities.

@@ -10,7 +10,8 @@ use crate::ids::{Micros, RequestId, TenantId, TokenId};
 pub struct Request {
     /// At least one token.
     pub prompt: Arc<[TokenId]>,
-    /// Output tokens asked for. The model's length and the pool cap them.
+    /// Output tokens asked for. The model's length and the pool cap them. With 0 the prompt is computed and
+    /// nothing is sampled.
     pub max_tokens: u32,
     /// Token ids that end the output with [`crate::FinishReason::Stop`].
     pub stop_ids: Arc<[TokenId]>,
@@ -33,9 +34,6 @@ pub enum Refusal {
     /// The prompt is empty.
     #[error("the prompt has no tokens; at least one is needed; send some")]
     EmptyPrompt,
-    /// No output token is asked for.
-    #[error("max_tokens is 0; at least 1 is needed; raise it")]
-    NoOutput,
     /// The prompt leaves no room for one output token in the model's context.
     #[error(
         "the prompt has {prompt} tokens, the context holds {limit}, and at least one is for the answer; shorten the prompt"

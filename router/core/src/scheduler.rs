@@ -330,7 +330,7 @@ impl Scheduler {
         self.announce(slot, start, builder);
         let job = &mut self.running.at_mut(slot).job;
         let (order, end) = (job.order, start + length);
-        let is_last_chunk = end == job.num_known();
+        let is_last_chunk = job.samples_at(end);
         let lookahead = !is_last_chunk && job.wants_lookahead(end);
         let prompt_logprobs = job.claim_prompt_positions(start, end);
         let request = job.id();

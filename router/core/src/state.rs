@@ -106,9 +106,14 @@ impl Job {
         len_u32(&self.request.prompt)
     }
 
-    /// Whether its prefill samples its last token, so that it never decodes.
+    /// Whether its prefill samples its last token or none, so that it never decodes.
     pub(crate) fn ends_with_prefill(&self) -> bool {
-        self.max_output_tokens - self.num_output() == 1
+        self.max_output_tokens - self.num_output() <= 1
+    }
+
+    /// Whether a token is due after a chunk that ends at position `end`.
+    pub(crate) fn samples_at(&self, end: u32) -> bool {
+        self.max_output_tokens > 0 && end == self.num_known()
     }
 
     /// Output tokens after which the request ends.
@@ -319,7 +324,7 @@ pub(crate) enum Phase {
     Prefilling,
     /// It is in the decode queue.
     Decoding,
-    /// All tokens that are due are in flight. It needs no more rows.
+    /// All tokens that are due are in flight, or the whole prompt if none is. It needs no more rows.
     FullyPlanned,
     /// It gets no more rows, and is preempted when its results are in.
     Held,
@@ -386,16 +391,18 @@ impl Running {
         self.num_rows_in_flight += 1;
         self.num_tokens_in_flight += num_sampled;
         match (num_sampled, self.num_left()) {
-            (0, _) => Phase::Prefilling,
+            (0, _) if self.num_to_prefill() > 0 => Phase::Prefilling,
             (_, 0) => Phase::FullyPlanned,
             _ => Phase::Decoding,
         }
     }
 
-    /// A middle chunk that ends before position `end` is complete.
-    pub(crate) fn complete_chunk(&mut self, end: u32) {
+    /// A chunk that ends before position `end` and samples nothing is complete. Returns whether the request ends
+    /// with it.
+    pub(crate) fn complete_chunk(&mut self, end: u32) -> bool {
         self.num_rows_in_flight -= 1;
         self.num_computed = end;
+        self.job.max_output_tokens == 0 && end == self.job.num_known()
     }
 
     /// A row that could accept `num_sampled` tokens is complete. Returns the output up to what ends the

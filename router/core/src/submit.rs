@@ -113,10 +113,11 @@ impl Scheduler {
         if prompt == 0 {
             return Err(Refusal::EmptyPrompt);
         }
-        if request.max_tokens == 0 {
-            return Err(Refusal::NoOutput);
-        }
-        let left_of = |limit: u64| limit.checked_sub(prompt as u64).filter(|left| *left > 0);
+        let least = u64::from(request.max_tokens.min(1));
+        let left_of = |limit: u64| {
+            let left = limit.checked_sub(prompt as u64);
+            left.filter(|left| *left >= least)
+        };
         let limit = self.settings.runtime.max_model_len;
         let in_model = left_of(limit.into()).ok_or(Refusal::TooLongForModel { prompt, limit })?;
         let limit = self.limits.pool_tokens;

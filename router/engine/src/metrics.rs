@@ -144,7 +144,7 @@ impl From<&Refusal> for Rejection {
                 Self::QueueFull
             }
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => Self::TooLong,
-            Refusal::EmptyPrompt | Refusal::NoOutput => Self::Invalid,
+            Refusal::EmptyPrompt => Self::Invalid,
             Refusal::Draining => Self::NotReady,
             Refusal::Expired { .. } => Self::QueueTimeout,
         }

@@ -153,7 +153,6 @@ impl From<Refusal> for ApiError {
             Refusal::Expired { .. } => Self::timed_out(message),
             Refusal::Draining => Self::unavailable(message),
             Refusal::EmptyPrompt => RequestError::invalid("prompt", message).into(),
-            Refusal::NoOutput => RequestError::invalid("max_tokens", message).into(),
             Refusal::TooLongForModel { .. } | Refusal::TooLongForPool { .. } => {
                 RequestError::new("prompt", "context_length_exceeded", message).into()
             }

@@ -268,6 +268,13 @@ fn no_schedule_of_three_requests_on_four_pages_gets_stuck() {
     assert!(num_states > 50_000, "only {num_states} states");
 }
 
+/// Prompts that are computed for their own sake among requests with answers.
+#[test]
+fn no_schedule_with_prompts_without_output_gets_stuck() {
+    let num_states = explore(keeping_prefixes(), &[(5, 0), (3, 4), (8, 0)], 0, 0);
+    assert!(num_states > 10_000, "only {num_states} states");
+}
+
 #[test]
 fn no_abort_at_any_time_gets_the_others_stuck() {
     let num_states = explore_all(&[(1, 6), (5, 3)], 1, 0);

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use plait_core::{Plan, Policy, Refusal, Request, Scheduler, Settings, TenantId};
+use plait_core::{Plan, Policy, Refusal, Request, RequestId, Scheduler, Settings, TenantId};
 
 use crate::fixtures::{chunks, decoded, harness, settings, step, with};
 use crate::harness::{Harness, Spec};
@@ -72,7 +72,6 @@ fn a_request_without_room_for_one_token_is_refused() {
         submit(settings(), Spec::new(0, 1)),
         Err(Refusal::EmptyPrompt)
     );
-    assert_eq!(submit(settings(), Spec::new(1, 0)), Err(Refusal::NoOutput));
     let short = with(settings(), |it| it.runtime.max_model_len = 40);
     assert_eq!(
         submit(short, Spec::new(40, 1)),
@@ -89,6 +88,30 @@ fn a_request_without_room_for_one_token_is_refused() {
             limit: 32
         })
     );
+}
+
+#[test]
+fn a_request_without_output_is_a_prefill_and_nothing_else() {
+    let context = with(settings(), |it| it.runtime.max_model_len = 40);
+    let mut harness = harness(context, [(40, 0), (5, 2)]);
+    let mut plans = Vec::new();
+    while !harness.scheduler.is_idle() {
+        plans.push(step(&mut harness));
+    }
+    let rows = || plans.iter().flat_map(|plan| &plan.prefill);
+    let of_first = || rows().filter(|row| row.request == RequestId(0));
+    assert_eq!(of_first().map(|row| row.length).sum::<u32>(), 40);
+    assert!(
+        of_first().all(|row| !row.is_last_chunk),
+        "it samples nothing"
+    );
+    assert!(
+        plans
+            .iter()
+            .flat_map(|plan| &plan.decode)
+            .all(|row| row.request == RequestId(1))
+    );
+    harness.check_the_end();
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn any_prompt() -> impl Strategy<Value = Vec<u32>> {
 prop_compose! {
     pub fn any_spec()(
         prompt in any_prompt(),
-        max_tokens in 1..24u32,
+        max_tokens in prop_oneof![1 => Just(0), 9 => 1..24u32],
         stop_ids in vec(0..61u32, 0..4),
         priority in -1..2i32,
         prompt_logprobs in prop::bool::weighted(0.3),
