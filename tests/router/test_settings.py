@@ -43,7 +43,7 @@ def all_flags() -> list[str]:
 
 SETTINGS = """
     host port api-key-file served-model-name enable-prompt-tokens-details trust-user-field
-    dtype load-format
+    dtype load-format chat-template chat-template-kwargs
     device attention-backend cuda-graphs cuda-graph-max-bs
     max-model-len max-batch-tokens max-seqs long-prefill-token-threshold mixed max-queue overlap
     itl-target-ms policy prefill-starvation-steps max-queue-tokens max-queue-seconds max-skip-ahead
@@ -91,6 +91,7 @@ def test_flags_reach_their_component() -> None:
 # Every other name of a setting, as glossary and interface state them: ours that are shorter, vLLM's, SGLang's.
 ALIASES = {
     "--max-model-len": ("--context-length",),
+    "--chat-template-kwargs": ("--default-chat-template-kwargs",),
     "--cuda-graph-max-bs": ("--max-graph-batch", "--max-cudagraph-capture-size"),
     "--max-batch-tokens": ("--max-num-batched-tokens", "--chunked-prefill-size"),
     "--max-seqs": ("--max-num-seqs", "--max-running-requests"),

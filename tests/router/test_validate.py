@@ -167,6 +167,11 @@ BAD_VALUES: dict[str, list[Any]] = {
     "cache_salt": ["", "s" * 1025],
     "stream": [1, "true"],
     "ignore_eos": [1],
+    "skip_special_tokens": [1],
+    "truncate_prompt_tokens": ["9", 1.5, True],
+    "truncation_side": ["middle", 1],
+    "reasoning_effort": ["much", 1],
+    "continue_final_message": ["true"],
     "stream_options": [True],
     "chat_template_kwargs": [[1]],
     "messages": ["hello", None, [1]],
@@ -292,6 +297,39 @@ def test_a_number_too_large_for_an_unsupported_field_is_rejected_by_name() -> No
 
 def test_unknown_names_are_ignored() -> None:
     chat(user="me", metadata={"a": "b"}, safety_identifier="x", prompt_cache_key="y", frobnicate=[1, 2], store=None)
+
+
+@pytest.mark.parametrize("tier", ["auto", "flex", "priority", 7])
+def test_fields_that_change_no_answer_are_taken_at_any_value(tier: object) -> None:
+    chat(service_tier=tier, store=True)
+    completion(service_tier=tier)
+
+
+def test_streams_may_ask_for_the_usage_so_far() -> None:
+    assert chat(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage_stats
+    assert not chat(stream=True, stream_options={"include_usage": True}).continuous_usage_stats
+
+
+def test_a_continued_message_is_followed_by_no_generation_prompt() -> None:
+    assert chat().add_generation_prompt
+    assert not chat(continue_final_message=True).add_generation_prompt
+    error = rejection(continue_final_message=True, add_generation_prompt=True)
+    assert error.param == "continue_final_message"
+    assert error.message.endswith("leave one out")
+
+
+def test_the_reasoning_of_earlier_answers_is_read_under_both_names() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        thought: Any = {"role": "assistant", "content": "4", name: "2 + 2"}
+        assert chat(messages=[*HELLO, thought]).messages[1] == thought
+
+
+def test_words_that_a_field_does_not_take_are_listed() -> None:
+    message = rejection(reasoning_effort="much").message
+    assert message == (
+        '`reasoning_effort` is "much", where one of none, minimal, low, medium, high, xhigh, max is allowed; '
+        "send one of these"
+    )
 
 
 def test_template_arguments_pass() -> None:

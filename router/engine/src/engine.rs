@@ -105,10 +105,8 @@ impl Engine {
         settings.hash_key.get_or_insert_with(HashKey::draw);
         logging::start(settings.log_level);
         let timeouts = timeouts.with_load(settings.load_timeout());
-        let model = Arc::new(ModelText::load(
-            &settings.model,
-            settings.served_model_name.as_deref(),
-        )?);
+        let model = ModelText::load(&settings.model, settings.served_model_name.as_deref())?;
+        let model = Arc::new(settings.template.apply(model)?);
         let max_model_len = settings.model_len(model.context_length())?;
         let num_pages = settings.pages.num_pages.unwrap_or(MOST_PAGES);
         let trial = settings.for_replica(max_model_len, num_pages, &[]);

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use plait_core::{GraphSize, HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
+use plait_text::{ModelText, RESERVED_NAMES};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
+use crate::engine::StartError;
 use crate::group::{
     ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Role, ServerKeys,
 };
@@ -22,6 +25,9 @@ pub struct EngineSettings {
     pub model: PathBuf,
     /// The name that requests give; None takes the folder's or file's.
     pub served_model_name: Option<String>,
+    /// Chat template in place of the model's own, and its variables.
+    #[serde(default)]
+    pub template: TemplateSettings,
     /// Directory of mode 0700 for the ipc socket.
     pub run_dir: PathBuf,
     /// Worker processes of each replica.
@@ -52,6 +58,40 @@ pub struct EngineSettings {
     pub kv_events: Option<KvEventsSettings>,
     /// Key of the pages' hashes; None draws one.
     pub hash_key: Option<HashKey>,
+}
+
+/// The JSON of `plait.settings.TemplateSettings`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateSettings {
+    /// File with a Jinja template; None takes the model's own.
+    pub chat_template: Option<PathBuf>,
+    /// JSON object of variables.
+    pub chat_template_kwargs: Option<String>,
+}
+
+impl TemplateSettings {
+    /// The model with this template and these variables.
+    pub fn apply(&self, mut model: ModelText) -> Result<ModelText, StartError> {
+        if let Some(path) = &self.chat_template {
+            model = model.with_template_file(path)?;
+        }
+        match &self.chat_template_kwargs {
+            Some(json) => Ok(model.with_template_kwargs(template_kwargs(json)?)),
+            None => Ok(model),
+        }
+    }
+}
+
+fn template_kwargs(json: &str) -> Result<Map<String, Value>, SettingsProblem> {
+    let problem = |problem| SettingsProblem::TemplateKwargs(json.to_owned(), problem);
+    let kwargs: Map<String, Value> =
+        serde_json::from_str(json).map_err(|error| problem(error.to_string()))?;
+    let mut names = kwargs.keys();
+    match names.find(|name| RESERVED_NAMES.contains(&name.as_str())) {
+        Some(name) => Err(problem(format!("only the server sets `{name}`"))),
+        None => Ok(kwargs),
+    }
 }
 
 /// A key for hashes of pages: 32 hexadecimal digits.
@@ -248,6 +288,11 @@ pub enum SettingsProblem {
     /// Not the JSON that the engine reads.
     #[error("the engine's settings are not valid: {0}")]
     Malformed(String),
+    /// Variables of the chat template that it cannot have, and why.
+    #[error(
+        "--chat-template-kwargs is {0:?}, where a JSON object of the template's own variables is allowed: {1}; correct it"
+    )]
+    TemplateKwargs(String, String),
     /// One value is out of range.
     #[error("--{setting} is {given}; {allowed}")]
     OutOfRange {

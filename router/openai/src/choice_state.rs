@@ -6,8 +6,9 @@ use plait_core::{FinishReason, TokenId};
 use plait_text::{OutputText, Vocabulary};
 use serde::Serialize;
 
-use crate::logprobs::{ScoredToken, TokenLogprobs};
+use crate::logprobs::{ScoredToken, TokenLogprobs, TokenNames};
 use crate::request::OutputFields;
+use crate::response_head::Usage;
 
 /// What all choices of one answer share.
 #[derive(Debug)]
@@ -15,7 +16,25 @@ pub(crate) struct ResponseContext {
     pub(crate) vocabulary: Arc<Vocabulary>,
     pub(crate) eos_token_ids: Arc<[TokenId]>,
     pub(crate) stops: Vec<String>,
+    /// The answer begins with the prompt.
+    pub(crate) echo: bool,
     pub(crate) report: OutputFields,
+}
+
+impl ResponseContext {
+    /// What tokens are called in log-probabilities.
+    pub(crate) fn names(&self) -> TokenNames<'_> {
+        TokenNames {
+            vocabulary: &self.vocabulary,
+            as_ids: self.report.return_tokens_as_token_ids,
+        }
+    }
+
+    /// Best tokens that the log-probabilities of an echoed prompt list; `None` if the answer has none.
+    pub(crate) fn num_echoed(&self) -> Option<usize> {
+        let asked = self.report.logprobs.filter(|_| self.echo)?;
+        usize::try_from(asked).ok()
+    }
 }
 
 /// What new tokens mean for a choice.
@@ -33,6 +52,8 @@ pub enum Pushed {
 #[derive(Debug)]
 pub(crate) struct ChoiceState {
     pub(crate) prompt: Arc<[TokenId]>,
+    /// The prompt's text, if the answer begins with it; a stream has sent it with its first chunk.
+    pub(crate) echo: Option<String>,
     /// Leading prompt tokens that the prefix cache had.
     pub(crate) num_cached_tokens: u64,
     /// One for each prompt token if the request asked for them, else empty.
@@ -110,14 +131,14 @@ impl ChoiceState {
     pub(crate) fn new(
         context: &ResponseContext,
         prompt: Arc<[TokenId]>,
+        echo: Option<String>,
         output: OutputText,
     ) -> Self {
-        let num_scores = match context.report.prompt_logprobs {
-            Some(_) => prompt.len(),
-            None => 0,
-        };
+        let is_scored = context.report.prompt_logprobs.is_some() || context.num_echoed().is_some();
+        let num_scores = if is_scored { prompt.len() } else { 0 };
         Self {
             prompt,
+            echo,
             num_cached_tokens: 0,
             prompt_scores: vec![None; num_scores],
             unsent: Unsent::default(),
@@ -146,6 +167,9 @@ impl ChoiceState {
             self.count(context, token, scores);
             if ends_with_stop_id && index + 1 == tokens.len() {
                 self.stop_at(context, token);
+                if context.report.include_stop_str_in_output {
+                    self.read(context, token);
+                }
             } else if self.read(context, token) {
                 return Pushed::StopString;
             }
@@ -176,6 +200,12 @@ impl ChoiceState {
             Some(StoppedBy::Text(index)) => StopReason::Text(&context.stops[index]),
             Some(StoppedBy::Token(token)) => StopReason::Token(token),
         }
+    }
+
+    /// What it has cost so far; `tells_cached` for a client that may know what the prefix cache had.
+    pub(crate) fn usage(&self, tells_cached: bool) -> Usage {
+        let num_cached = tells_cached.then_some(self.num_cached_tokens);
+        Usage::new(self.prompt.len() as u64, num_cached, self.num_tokens)
     }
 
     /// `token_ids` of what was not sent yet, if the request asked for ids.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::choice_state::{ChoiceState, FinishWord, ResponseContext, StopReason};
 use crate::json::append;
 use crate::logprobs::{ChatLogprobs, CompletionLogprobs};
-use crate::response_head::{Api, ChunkFrame};
+use crate::response_head::{Api, ChunkFrame, Usage};
 
 /// A chunk's choice in chat.
 #[derive(Debug, Default, Serialize)]
@@ -50,6 +50,17 @@ struct CompletionChunk<'a> {
 pub(crate) struct ChunkWriter {
     pub(crate) api: Api,
     pub(crate) frame: ChunkFrame,
+    pub(crate) usage: ChunkUsage,
+}
+
+/// Whether each chunk says what its choice has cost so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChunkUsage {
+    Untold,
+    SoFar {
+        /// How much of the prompt was cached, too.
+        tells_cached: bool,
+    },
 }
 
 impl ChunkWriter {
@@ -64,6 +75,9 @@ impl ChunkWriter {
         if self.api == Api::Chat && !choice.has_first_chunk {
             self.write_role(context, index, choice, out);
             choice.has_first_chunk = true;
+        }
+        if let Some(echo) = choice.echo.take() {
+            choice.unsent.text.insert_str(0, &echo);
         }
         if !choice.unsent.is_empty() {
             match self.api {
@@ -86,6 +100,7 @@ impl ChunkWriter {
         let finish_reason = choice.ended.map(FinishWord::from);
         let stop_reason = Some(choice.stop_reason(context));
         let token_ids = choice.token_ids(context);
+        let usage = self.usage_of(choice);
         match self.api {
             Api::Chat => {
                 let chunk = ChatChunk {
@@ -95,7 +110,7 @@ impl ChunkWriter {
                     token_ids,
                     ..ChatChunk::default()
                 };
-                self.frame.append(&chunk, out);
+                self.append(&chunk, usage, out);
             }
             Api::Completion => {
                 let chunk = CompletionChunk {
@@ -106,7 +121,7 @@ impl ChunkWriter {
                     token_ids,
                     ..CompletionChunk::default()
                 };
-                self.frame.append(&chunk, out);
+                self.append(&chunk, usage, out);
             }
         }
     }
@@ -126,13 +141,27 @@ impl ChunkWriter {
             },
             ..ChatChunk::default()
         };
-        let write_prompt_token_ids = |out: &mut Vec<u8>| {
+        let write_fields = |out: &mut Vec<u8>| {
             if let Some(ids) = choice.prompt_token_ids(context) {
                 out.extend_from_slice(b",\"prompt_token_ids\":");
                 append(&ids, out);
             }
+            write_usage(self.usage_of(choice), out);
         };
-        self.frame.append_with(&chunk, write_prompt_token_ids, out);
+        self.frame.append_with(&chunk, write_fields, out);
+    }
+
+    /// What the choice has cost so far, if chunks say it.
+    fn usage_of(&self, choice: &ChoiceState) -> Option<Usage> {
+        match self.usage {
+            ChunkUsage::Untold => None,
+            ChunkUsage::SoFar { tells_cached } => Some(choice.usage(tells_cached)),
+        }
+    }
+
+    fn append(&self, chunk: &impl Serialize, usage: Option<Usage>, out: &mut Vec<u8>) {
+        let write_fields = |out: &mut Vec<u8>| write_usage(usage, out);
+        self.frame.append_with(chunk, write_fields, out);
     }
 
     fn write_chat_text(
@@ -148,11 +177,11 @@ impl ChunkWriter {
                 role: None,
                 content: Some(&choice.unsent.text),
             },
-            logprobs: ChatLogprobs::of(&context.vocabulary, &choice.unsent.scored),
+            logprobs: ChatLogprobs::of(context.names(), &choice.unsent.scored),
             token_ids: choice.token_ids(context),
             ..ChatChunk::default()
         };
-        self.frame.append(&chunk, out);
+        self.append(&chunk, self.usage_of(choice), out);
     }
 
     fn write_completion_text(
@@ -162,9 +191,10 @@ impl ChunkWriter {
         choice: &mut ChoiceState,
         out: &mut Vec<u8>,
     ) {
+        let usage = self.usage_of(choice);
         let scored = &choice.unsent.scored;
         let num_chars = &mut choice.num_scored_chars;
-        let logprobs = CompletionLogprobs::of(&context.vocabulary, scored, num_chars);
+        let logprobs = CompletionLogprobs::of(context.names(), scored, num_chars);
         let chunk = CompletionChunk {
             index,
             text: &choice.unsent.text,
@@ -173,7 +203,14 @@ impl ChunkWriter {
             token_ids: choice.token_ids(context),
             ..CompletionChunk::default()
         };
-        self.frame.append(&chunk, out);
+        self.append(&chunk, usage, out);
+    }
+}
+
+fn write_usage(usage: Option<Usage>, out: &mut Vec<u8>) {
+    if let Some(usage) = usage {
+        out.extend_from_slice(b",\"usage\":");
+        append(&usage, out);
     }
 }
 

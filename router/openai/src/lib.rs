@@ -22,6 +22,7 @@ pub use logprobs::TokenLogprobs;
 pub use logprobs_budget::LogprobsBudget;
 pub use prepare::{Prepared, PreparedChoice, prepare};
 pub use request::{
-    ClientFields, GenerateRequest, Input, MaxTokensField, OutputFields, Prompt, StopFields,
+    ClientFields, GenerateRequest, Input, MaxTokensField, OutputFields, Prompt, PromptFields,
+    StopFields, TruncationSide,
 };
 pub use response_writer::{ResponseState, ResponseWriter};

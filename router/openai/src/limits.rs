@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use plait_text::{EncodeError, OutOfRange};
+use plait_text::{EncodeError, Message, OutOfRange, RESERVED_NAMES};
 
 use crate::error::RequestError;
 use crate::request::{GenerateRequest, Input, MaxTokensField, StopFields};
@@ -18,26 +18,16 @@ const STOP_STRINGS: RangeInclusive<usize> = 0..=16;
 const STOP_BYTES: RangeInclusive<usize> = 1..=256;
 const STOP_IDS: RangeInclusive<usize> = 0..=64;
 const BEST_TOKENS: RangeInclusive<u32> = 0..=20;
+/// Of a chat.
 const MAX_TOKENS: RangeInclusive<u32> = 1..=0x7fff_ffff;
+/// Of a completion; with 0 its prompt is computed and nothing else.
+const COMPLETION_MAX_TOKENS: RangeInclusive<u32> = 0..=0x7fff_ffff;
+const TRUNCATED_TOKENS: RangeInclusive<i32> = 1..=i32::MAX;
+/// A prompt that is truncated may have so many contexts' worth of tokens before.
+pub(crate) const MAX_TRUNCATED: usize = 4;
 const PRIORITIES: RangeInclusive<i32> = i32::MIN..=i32::MAX;
 /// Log-probabilities of prompt tokens in one answer: each takes about 100 bytes of its JSON.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 19;
-/// Names of the template's context that a client may not replace.
-const RESERVED_TEMPLATE_NAMES: [&str; 13] = [
-    "messages",
-    "tools",
-    "documents",
-    "tokenize",
-    "chat_template",
-    "raise_exception",
-    "strftime_now",
-    "add_generation_prompt",
-    "continue_final_message",
-    "bos_token",
-    "eos_token",
-    "pad_token",
-    "unk_token",
-];
 
 /// A request's numbers in range.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +36,30 @@ pub(crate) struct Numbers {
     pub(crate) max_tokens_field: MaxTokensField,
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: Option<u32>,
+    /// Tokens of a prompt that are kept, where not all are.
+    pub(crate) truncation: Option<Truncation>,
     pub(crate) priority: i32,
+}
+
+/// Tokens of a prompt that are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Truncation {
+    /// So many.
+    To(usize),
+    /// As many as the context has room for.
+    ToContext,
+}
+
+impl Numbers {
+    /// Best tokens that come with each prompt token, for `prompt_logprobs` and for the log-probabilities of an echo,
+    /// and the field that asks for most of them.
+    pub(crate) fn of_prompts(&self, input: &Input) -> (&'static str, Option<u32>) {
+        let echoed = self.logprobs.filter(|_| input.is_echoed());
+        match echoed > self.prompt_logprobs {
+            true => ("logprobs", echoed),
+            false => ("prompt_logprobs", self.prompt_logprobs),
+        }
+    }
 }
 
 /// Checks all that needs no model; the first limit that is broken is the error.
@@ -60,6 +73,10 @@ pub(crate) fn check(request: &GenerateRequest) -> Result<Numbers, RequestError> 
             "`prompt_logprobs` is not available in a stream; send `stream`: false, or leave it out";
         return Err(RequestError::invalid("prompt_logprobs", message));
     }
+    if request.stream && request.input.is_echoed() && numbers.logprobs.is_some() {
+        let message = "`echo` with `logprobs` is not available in a stream; send `stream`: false, or leave one out";
+        return Err(RequestError::invalid("echo", message));
+    }
     Ok(numbers)
 }
 
@@ -68,6 +85,7 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
         Input::Chat {
             messages,
             chat_template_kwargs,
+            continue_final_message,
             ..
         } => {
             let advice = Advice {
@@ -78,17 +96,33 @@ fn check_input(input: &Input) -> Result<(), RequestError> {
             let (param, num) = ("chat_template_kwargs", chat_template_kwargs.len());
             check_count(param, num, "names", TEMPLATE_ARGUMENTS, SEND_FEWER)?;
             let mut names = chat_template_kwargs.keys();
-            match names.find(|name| RESERVED_TEMPLATE_NAMES.contains(&name.as_str())) {
+            match names.find(|name| RESERVED_NAMES.contains(&name.as_str())) {
                 Some(name) => Err(reserved_name_error(name)),
+                None if *continue_final_message => check_continued(messages.last()),
                 None => Ok(()),
             }
         }
-        Input::Completion { prompts } => {
+        Input::Completion { prompts, .. } => {
             let advice = Advice {
                 too_few: "send a text or token ids",
                 too_many: "send the others in further requests",
             };
             check_count("prompt", prompts.len(), "prompts", PROMPTS, advice)
+        }
+    }
+}
+
+fn check_continued(last: Option<&Message>) -> Result<(), RequestError> {
+    let role = last.and_then(|message| message.get("role")?.as_str());
+    match role {
+        Some("assistant") => Ok(()),
+        role => {
+            let message = format!(
+                "`continue_final_message` is true, and the last message is the {}'s, where only the assistant's can be \
+                 continued; end with one of these, or leave the field out",
+                role.unwrap_or("unknown role")
+            );
+            Err(RequestError::invalid("continue_final_message", message))
         }
     }
 }
@@ -127,24 +161,42 @@ fn check_stops(end: &StopFields) -> Result<(), RequestError> {
 
 fn check_numbers(request: &GenerateRequest) -> Result<Numbers, RequestError> {
     let (end, report) = (&request.end, request.report);
-    let logprobs = match request.input {
-        Input::Chat { .. } => "top_logprobs",
-        Input::Completion { .. } => "logprobs",
+    let (logprobs, max_tokens) = match request.input {
+        Input::Chat { .. } => ("top_logprobs", MAX_TOKENS),
+        Input::Completion { .. } => ("logprobs", COMPLETION_MAX_TOKENS),
     };
     Ok(Numbers {
-        max_tokens: in_range(end.max_tokens_field.name(), end.max_tokens, MAX_TOKENS)?,
+        max_tokens: in_range(end.max_tokens_field.name(), end.max_tokens, max_tokens)?,
         max_tokens_field: end.max_tokens_field,
         logprobs: in_range(logprobs, report.logprobs, BEST_TOKENS)?,
         prompt_logprobs: in_range("prompt_logprobs", report.prompt_logprobs, BEST_TOKENS)?,
+        truncation: truncation(request.prompt.truncate_prompt_tokens)?,
         priority: in_range("priority", Some(request.client.priority), PRIORITIES)?
             .unwrap_or_default(),
     })
 }
 
-/// What is measured of all prompts together, if it fits one answer.
+fn truncation(given: Option<i64>) -> Result<Option<Truncation>, RequestError> {
+    if given == Some(-1) {
+        return Ok(Some(Truncation::ToContext));
+    }
+    let param = "truncate_prompt_tokens";
+    match given.map(i32::try_from) {
+        None => Ok(None),
+        Some(Ok(num)) if TRUNCATED_TOKENS.contains(&num) => {
+            Ok(Some(Truncation::To(num.unsigned_abs() as usize)))
+        }
+        Some(_) => {
+            let allowed = format!("-1 or 1 to {}", TRUNCATED_TOKENS.end());
+            Err(not_allowed(param, given.unwrap_or_default(), &allowed))
+        }
+    }
+}
+
+/// What is measured of all prompts together, if it fits one answer; `param` asks for it.
 pub(crate) fn check_prompt_logprobs(
     num_tokens: usize,
-    num_top: Option<u32>,
+    (param, num_top): (&'static str, Option<u32>),
 ) -> Result<usize, RequestError> {
     let Some(num_top) = num_top else {
         return Ok(0);
@@ -154,10 +206,10 @@ pub(crate) fn check_prompt_logprobs(
         return Ok(given);
     }
     let message = format!(
-        "`prompt_logprobs` is {num_top}: with {num_tokens} prompt tokens that makes {given} log-probabilities in \
+        "`{param}` is {num_top}: with {num_tokens} prompt tokens that makes {given} log-probabilities in \
          one answer, where {MAX_PROMPT_LOGPROBS} are allowed; ask for fewer, or send the prompts one by one"
     );
-    Err(RequestError::invalid("prompt_logprobs", message))
+    Err(RequestError::invalid(param, message))
 }
 
 /// A prompt needs room for one token after it, or for `max_tokens` if the request gives them.
@@ -210,8 +262,20 @@ pub(crate) fn too_many_bytes(param: &str, max_bytes: usize, max_model_len: u32) 
 }
 
 /// A text that the tokenizer does not take.
-pub(crate) fn encode_error(param: &str, error: EncodeError, max_model_len: u32) -> RequestError {
+pub(crate) fn encode_error(
+    param: &str,
+    error: EncodeError,
+    max_model_len: u32,
+    is_truncated: bool,
+) -> RequestError {
     let (code, problem) = match error {
+        EncodeError::TooMany if is_truncated => (
+            "context_length_exceeded",
+            format!(
+                "`{param}` has more than {MAX_TRUNCATED} times the {max_model_len} tokens that the context holds, too \
+                 many to truncate; shorten it"
+            ),
+        ),
         EncodeError::TooMany => (
             "context_length_exceeded",
             format!(

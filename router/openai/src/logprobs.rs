@@ -32,6 +32,22 @@ fn spelling(vocabulary: &Vocabulary, token: TokenId) -> Cow<'_, str> {
     String::from_utf8_lossy(vocabulary.piece(token).bytes)
 }
 
+/// What tokens are called: their text, or `token_id:` and the id (vLLM's form).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenNames<'a> {
+    pub(crate) vocabulary: &'a Vocabulary,
+    pub(crate) as_ids: bool,
+}
+
+impl<'a> TokenNames<'a> {
+    fn name(self, token: TokenId) -> Cow<'a, str> {
+        match self.as_ids {
+            true => format!("token_id:{token}").into(),
+            false => spelling(self.vocabulary, token),
+        }
+    }
+}
+
 /// A log-probability that JSON can hold.
 fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() {
@@ -64,11 +80,11 @@ struct ChatToken<'a> {
 
 impl<'a> ChatLogprobs<'a> {
     /// `None` without tokens.
-    pub(crate) fn of(vocabulary: &'a Vocabulary, tokens: &[ScoredToken]) -> Option<Self> {
+    pub(crate) fn of(names: TokenNames<'a>, tokens: &[ScoredToken]) -> Option<Self> {
         let spelled = |token: TokenId, logprob: f32| ChatToken {
-            token: spelling(vocabulary, token),
+            token: names.name(token),
             logprob: finite(logprob),
-            bytes: vocabulary.piece(token).bytes,
+            bytes: names.vocabulary.piece(token).bytes,
         };
         let content = tokens.iter().map(|scored| ScoredChatToken {
             token: spelled(scored.token, scored.scores.logprob),
@@ -86,12 +102,12 @@ impl<'a> ChatLogprobs<'a> {
     }
 }
 
-/// OpenAI's form in completions: four lists side by side.
+/// OpenAI's form in completions: four lists side by side. A prompt's first token has no log-probability.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct CompletionLogprobs<'a> {
     tokens: Vec<Cow<'a, str>>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<TopLogprobsByText<'a>>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<TopLogprobsByText<'a>>>,
     text_offset: Vec<u64>,
 }
 
@@ -99,22 +115,49 @@ impl<'a> CompletionLogprobs<'a> {
     /// `None` without tokens. `num_chars` counts the characters of the tokens so far, over all chunks of
     /// a choice.
     pub(crate) fn of(
-        vocabulary: &'a Vocabulary,
+        names: TokenNames<'a>,
         tokens: &[ScoredToken],
         num_chars: &mut u64,
     ) -> Option<Self> {
         let mut lists = Self::default();
         for scored in tokens {
-            let text = spelling(vocabulary, scored.token);
-            lists.text_offset.push(*num_chars);
-            *num_chars += text.chars().count() as u64;
-            lists.token_logprobs.push(finite(scored.scores.logprob));
-            lists
-                .top_logprobs
-                .push(TopLogprobsByText::of(vocabulary, scored));
-            lists.tokens.push(text);
+            let best = usize::MAX;
+            lists.push(names, scored.token, Some(&scored.scores), best, num_chars);
         }
         (!tokens.is_empty()).then_some(lists)
+    }
+
+    /// Of a prompt, with `num_best` tokens at each position, and of the tokens after it.
+    pub(crate) fn echoed(
+        names: TokenNames<'a>,
+        prompt: impl Iterator<Item = (TokenId, Option<&'a TokenLogprobs>)>,
+        num_best: usize,
+        tokens: &'a [ScoredToken],
+    ) -> Self {
+        let (mut lists, mut num_chars) = (Self::default(), 0);
+        let tokens = tokens.iter().map(|it| (it.token, Some(&it.scores)));
+        for (token, scores) in prompt.chain(tokens) {
+            lists.push(names, token, scores, num_best, &mut num_chars);
+        }
+        lists
+    }
+
+    fn push(
+        &mut self,
+        names: TokenNames<'a>,
+        token: TokenId,
+        scores: Option<&TokenLogprobs>,
+        num_best: usize,
+        num_chars: &mut u64,
+    ) {
+        let text = spelling(names.vocabulary, token);
+        self.text_offset.push(*num_chars);
+        *num_chars += text.chars().count() as u64;
+        self.token_logprobs
+            .push(scores.map(|it| finite(it.logprob)));
+        let best = scores.map(|it| TopLogprobsByText::of(names, token, it, num_best));
+        self.top_logprobs.push(best);
+        self.tokens.push(names.name(token));
     }
 }
 
@@ -124,11 +167,11 @@ impl<'a> CompletionLogprobs<'a> {
 struct TopLogprobsByText<'a>(Vec<(Cow<'a, str>, f32)>);
 
 impl<'a> TopLogprobsByText<'a> {
-    fn of(vocabulary: &'a Vocabulary, scored: &ScoredToken) -> Self {
-        let own = (scored.token, scored.scores.logprob);
-        let mut listed: Vec<(Cow<'a, str>, f32)> = Vec::with_capacity(scored.scores.best.len() + 1);
-        for &(token, logprob) in scored.scores.best.iter().chain([&own]) {
-            let text = spelling(vocabulary, token);
+    fn of(names: TokenNames<'a>, token: TokenId, scores: &TokenLogprobs, num_best: usize) -> Self {
+        let best = &scores.best[..num_best.min(scores.best.len())];
+        let mut listed: Vec<(Cow<'a, str>, f32)> = Vec::with_capacity(best.len() + 1);
+        for &(token, logprob) in best.iter().chain([&(token, scores.logprob)]) {
+            let text = names.name(token);
             if listed.iter().all(|(other, _)| *other != text) {
                 listed.push((text, finite(logprob)));
             }
@@ -150,6 +193,8 @@ pub(crate) struct PromptLogprobs<'a> {
     pub(crate) vocabulary: &'a Vocabulary,
     pub(crate) prompt: &'a [TokenId],
     pub(crate) scores: &'a [Option<TokenLogprobs>],
+    /// Best tokens of each position that are listed.
+    pub(crate) num_best: usize,
 }
 
 impl Serialize for PromptLogprobs<'_> {
@@ -161,6 +206,7 @@ impl Serialize for PromptLogprobs<'_> {
                 vocabulary: self.vocabulary,
                 token,
                 scores,
+                num_best: self.num_best,
             })
         }))
     }
@@ -170,6 +216,7 @@ struct PromptToken<'a> {
     vocabulary: &'a Vocabulary,
     token: TokenId,
     scores: &'a TokenLogprobs,
+    num_best: usize,
 }
 
 #[derive(Serialize)]
@@ -190,7 +237,7 @@ impl Serialize for PromptToken<'_> {
             (token, ranked)
         };
         let own = ranked(self.token, self.scores.logprob, self.scores.rank);
-        let best = (1..).zip(&self.scores.best);
+        let best = (1..).zip(&self.scores.best).take(self.num_best);
         let others = best
             .filter(|(_, (token, _))| *token != self.token)
             .map(|(rank, &(token, logprob))| ranked(token, logprob, rank));

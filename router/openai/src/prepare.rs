@@ -3,17 +3,18 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 
 use plait_core::{Request, TenantId, TokenId};
 use plait_proto::SamplingParams;
-use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart};
+use plait_text::{Chat, ModelText, PieceKind, RenderError, TextStart, TextStyle};
 
 use crate::choice_state::{ChoiceState, ResponseContext};
 use crate::error::{ApiError, RequestError};
-use crate::limits::{self, Numbers};
+use crate::limits::{self, MAX_TRUNCATED, Numbers, Truncation};
 use crate::logprobs_budget::LogprobsBudget;
-use crate::request::{GenerateRequest, Input, Prompt, StopFields};
+use crate::request::{GenerateRequest, Input, Prompt, PromptFields, StopFields, TruncationSide};
 use crate::response_writer::ResponseWriter;
 
 /// What OpenAI gives a completion that does not say.
@@ -21,6 +22,14 @@ const COMPLETION_TOKENS: u32 = 16;
 
 /// A prompt in tokens.
 type Tokens = Arc<[TokenId]>;
+
+/// A prompt in tokens, and how its answer begins.
+struct Tokenised {
+    tokens: Tokens,
+    start: TextStart,
+    /// The prompt's text, if the answer repeats it.
+    echo: Option<String>,
+}
 
 /// A request ready for the scheduler, and what will write its answer.
 #[derive(Debug)]
@@ -44,8 +53,8 @@ impl Prepared {
             return Ok(());
         }
         Err(ApiError::overloaded(format!(
-            "`prompt_logprobs` asks for {} log-probabilities, and the answers under way hold as many as may be held \
-             at a time; try again later, or ask for fewer",
+            "the request asks for {} log-probabilities of its prompts, and the answers under way hold as many as may be \
+             held at a time; try again later, or ask for fewer",
             self.num_prompt_logprobs
         )))
     }
@@ -72,19 +81,22 @@ pub fn prepare(
 ) -> Result<Prepared, RequestError> {
     let numbers = limits::check(request)?;
     let stop_ids = stop_ids(model, &request.end)?;
-    let prompts = tokenise_prompts(model, &request.input, max_model_len)?;
-    for (index, (prompt, _)) in prompts.iter().enumerate() {
+    let encoder = PromptEncoder::new(model, request, &numbers, max_model_len);
+    let prompts = encoder.tokenise(&request.input)?;
+    for (index, prompt) in prompts.iter().enumerate() {
         let param = prompt_param(&request.input, index);
-        limits::check_length(&param, prompt.len(), &numbers, max_model_len)?;
+        limits::check_length(&param, prompt.tokens.len(), &numbers, max_model_len)?;
     }
-    let num_tokens = prompts.iter().map(|(prompt, _)| prompt.len()).sum();
-    let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, numbers.prompt_logprobs)?;
-    let choices = prompts.iter().map(|(prompt, _)| PreparedChoice {
+    let num_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let of_prompts = numbers.of_prompts(&request.input);
+    let num_prompt_logprobs = limits::check_prompt_logprobs(num_tokens, of_prompts)?;
+    let (_, prompt_logprobs) = of_prompts;
+    let choices = prompts.iter().map(|prompt| PreparedChoice {
         request: Request {
-            prompt: prompt.clone(),
+            prompt: prompt.tokens.clone(),
             max_tokens: max_tokens(&request.input, &numbers),
             stop_ids: stop_ids.clone(),
-            prompt_logprobs: numbers.prompt_logprobs.is_some(),
+            prompt_logprobs: prompt_logprobs.is_some(),
             priority: numbers.priority,
             tenant: TenantId(request.client.tenant),
             weight: request.client.weight.unwrap_or(NonZeroU32::MIN),
@@ -95,7 +107,7 @@ pub fn prepare(
                 .seed
                 .map_or_else(&mut *random_seed, i64::cast_unsigned),
             logprobs: numbers.logprobs,
-            prompt_logprobs: numbers.prompt_logprobs,
+            prompt_logprobs,
             ..request.sampling.or(model.generation_defaults())
         },
     });
@@ -109,47 +121,176 @@ pub fn prepare(
 fn response_writer(
     model: &ModelText,
     request: &GenerateRequest,
-    prompts: Vec<(Tokens, TextStart)>,
+    prompts: Vec<Tokenised>,
 ) -> ResponseWriter {
     let context = ResponseContext {
         vocabulary: model.vocabulary().clone(),
         eos_token_ids: model.eos_token_ids().clone(),
         stops: request.end.stop.clone(),
+        echo: request.input.is_echoed(),
         report: request.report,
     };
-    let choices = prompts
-        .into_iter()
-        .map(|(prompt, start)| ChoiceState::new(&context, prompt, model.output_text(start)))
-        .collect();
+    let choices = prompts.into_iter().map(|prompt| {
+        let style = TextStyle {
+            start: prompt.start,
+            skips_special: request.report.skip_special_tokens,
+            shows_stop: request.report.include_stop_str_in_output,
+        };
+        ChoiceState::new(
+            &context,
+            prompt.tokens,
+            prompt.echo,
+            model.output_text(style),
+        )
+    });
+    let choices = choices.collect();
     ResponseWriter::new(request, context, choices)
 }
 
-fn tokenise_prompts(
-    model: &ModelText,
-    input: &Input,
+/// Renders and tokenises the prompts of one request.
+struct PromptEncoder<'a> {
+    model: &'a ModelText,
+    fields: PromptFields,
+    /// Tokens that are kept of each prompt.
+    num_kept: Option<usize>,
     max_model_len: u32,
-) -> Result<Vec<(Tokens, TextStart)>, RequestError> {
-    match input {
-        Input::Chat {
-            messages,
-            chat_template_kwargs,
-            add_generation_prompt,
-        } => {
-            let chat = Chat {
+}
+
+impl<'a> PromptEncoder<'a> {
+    fn new(
+        model: &'a ModelText,
+        request: &GenerateRequest,
+        numbers: &Numbers,
+        max_model_len: u32,
+    ) -> Self {
+        let num_output = numbers.max_tokens.unwrap_or(1);
+        let room = max_model_len.saturating_sub(num_output) as usize;
+        let num_kept = numbers.truncation.map(|truncation| match truncation {
+            Truncation::To(num) => num,
+            Truncation::ToContext => room,
+        });
+        Self {
+            model,
+            fields: request.prompt,
+            num_kept,
+            max_model_len,
+        }
+    }
+
+    fn tokenise(&self, input: &Input) -> Result<Vec<Tokenised>, RequestError> {
+        match input {
+            Input::Chat {
                 messages,
-                kwargs: chat_template_kwargs,
-                add_generation_prompt: *add_generation_prompt,
-            };
-            let prompt = tokenise_chat(model, chat, max_model_len)?;
-            Ok(vec![(prompt, TextStart::Fresh)])
+                chat_template_kwargs,
+                add_generation_prompt,
+                continue_final_message,
+                reasoning_effort,
+            } => {
+                let prompt = self.tokenise_chat(Chat {
+                    messages,
+                    kwargs: chat_template_kwargs,
+                    add_generation_prompt: *add_generation_prompt,
+                    continue_final_message: *continue_final_message,
+                    reasoning_effort: reasoning_effort.as_deref(),
+                });
+                Ok(vec![prompt?])
+            }
+            Input::Completion { prompts, echo } => {
+                let prompts = prompts.iter().enumerate().map(|(index, prompt)| {
+                    self.tokenise_completion(&prompt_param(input, index), prompt, *echo)
+                });
+                prompts.collect()
+            }
         }
-        Input::Completion { prompts } => {
-            let prompts = prompts.iter().enumerate().map(|(index, prompt)| {
-                let param = prompt_param(input, index);
-                tokenise_completion(model, &param, prompt, max_model_len)
-            });
-            prompts.collect()
-        }
+    }
+
+    fn tokenise_chat(&self, chat: Chat<'_>) -> Result<Tokenised, RequestError> {
+        let max_bytes = self.model.max_prompt_bytes(self.max_model_len);
+        let text = self
+            .model
+            .render(chat, max_bytes)
+            .map_err(|error| render_error(error, max_bytes, self.max_model_len))?;
+        // The template writes the beginning-of-text token itself.
+        let tokens = self.encode("messages", &text, false)?;
+        let start = match chat.continue_final_message {
+            true => TextStart::Continued,
+            false => TextStart::Fresh,
+        };
+        Ok(Tokenised {
+            tokens,
+            start,
+            echo: None,
+        })
+    }
+
+    fn tokenise_completion(
+        &self,
+        param: &str,
+        prompt: &Prompt,
+        echo: bool,
+    ) -> Result<Tokenised, RequestError> {
+        let tokens: Tokens = match prompt {
+            Prompt::Text(text) => {
+                let max_bytes = self.model.max_prompt_bytes(self.max_model_len);
+                if text.len() > max_bytes {
+                    return Err(limits::too_many_bytes(param, max_bytes, self.max_model_len));
+                }
+                self.encode(param, text, true)?
+            }
+            Prompt::Tokens(ids) => self.truncated(check_ids(self.model, param, ids)?, 0..0),
+        };
+        let is_shown = |&id: &TokenId| self.model.vocabulary().piece(id).kind != PieceKind::Hidden;
+        let start = if tokens.iter().any(is_shown) {
+            TextStart::Continued
+        } else {
+            TextStart::Fresh
+        };
+        let echo = echo.then(|| match prompt {
+            Prompt::Text(text) if self.num_kept.is_none() => text.clone(),
+            _ => self.model.decode(&tokens),
+        });
+        Ok(Tokenised {
+            tokens,
+            start,
+            echo,
+        })
+    }
+
+    fn encode(&self, param: &str, text: &str, is_framed: bool) -> Result<Tokens, RequestError> {
+        let is_framed = self.fields.add_special_tokens.unwrap_or(is_framed);
+        let is_truncated = self.num_kept.is_some();
+        let most = self.max_model_len as usize * if is_truncated { MAX_TRUNCATED } else { 1 };
+        let tokens = self.model.encode(text, is_framed, most).map_err(|error| {
+            limits::encode_error(param, error, self.max_model_len, is_truncated)
+        })?;
+        // A tokenizer may know tokens that the model's tables have no row for.
+        let tokens = check_ids(self.model, param, &tokens)?;
+        let [before, after] = self.model.special_frame();
+        let text = match is_framed {
+            true => before.len()..tokens.len() - after.len(),
+            false => 0..tokens.len(),
+        };
+        Ok(self.truncated(tokens, text))
+    }
+
+    /// The tokens that are kept: those around the text, and of the text as many as fit.
+    fn truncated(&self, tokens: Tokens, text: Range<usize>) -> Tokens {
+        let Some(num_kept) = self.num_kept.filter(|num| *num < tokens.len()) else {
+            return tokens;
+        };
+        let text = match text.is_empty() {
+            true => 0..tokens.len(),
+            false => text,
+        };
+        let num_around = tokens.len() - text.len();
+        let (before, rest) = tokens.split_at(text.start);
+        let (text, after) = rest.split_at(text.len());
+        let num_kept = num_kept.saturating_sub(num_around);
+        let kept = match self.fields.truncation_side {
+            TruncationSide::Left => &text[text.len() - num_kept..],
+            TruncationSide::Right => &text[..num_kept],
+        };
+        [before, kept, after].concat().into()
     }
 }
 
@@ -157,61 +298,9 @@ fn tokenise_prompts(
 fn prompt_param(input: &Input, index: usize) -> Cow<'static, str> {
     match input {
         Input::Chat { .. } => "messages".into(),
-        Input::Completion { prompts } if prompts.len() == 1 => "prompt".into(),
+        Input::Completion { prompts, .. } if prompts.len() == 1 => "prompt".into(),
         Input::Completion { .. } => format!("prompt[{index}]").into(),
     }
-}
-
-fn tokenise_chat(
-    model: &ModelText,
-    chat: Chat<'_>,
-    max_model_len: u32,
-) -> Result<Tokens, RequestError> {
-    let max_bytes = model.max_prompt_bytes(max_model_len);
-    let text = model
-        .render(chat, max_bytes)
-        .map_err(|error| render_error(error, max_bytes, max_model_len))?;
-    // The template writes the beginning-of-text token itself.
-    tokenise(model, "messages", &text, false, max_model_len)
-}
-
-fn tokenise_completion(
-    model: &ModelText,
-    param: &str,
-    prompt: &Prompt,
-    max_model_len: u32,
-) -> Result<(Tokens, TextStart), RequestError> {
-    let tokens: Tokens = match prompt {
-        Prompt::Text(text) => {
-            let max_bytes = model.max_prompt_bytes(max_model_len);
-            if text.len() > max_bytes {
-                return Err(limits::too_many_bytes(param, max_bytes, max_model_len));
-            }
-            tokenise(model, param, text, true, max_model_len)?
-        }
-        Prompt::Tokens(ids) => check_ids(model, param, ids)?,
-    };
-    let is_shown = |&id: &TokenId| model.vocabulary().piece(id).kind != PieceKind::Hidden;
-    let start = if tokens.iter().any(is_shown) {
-        TextStart::Continued
-    } else {
-        TextStart::Fresh
-    };
-    Ok((tokens, start))
-}
-
-fn tokenise(
-    model: &ModelText,
-    param: &str,
-    text: &str,
-    add_special_tokens: bool,
-    max_model_len: u32,
-) -> Result<Tokens, RequestError> {
-    let tokens = model
-        .encode(text, add_special_tokens, max_model_len as usize)
-        .map_err(|error| limits::encode_error(param, error, max_model_len))?;
-    // A tokenizer may know tokens that the model's tables have no row for.
-    check_ids(model, param, &tokens)
 }
 
 /// The ids as the model's tables have them.
@@ -261,6 +350,11 @@ fn render_error(error: RenderError, max_bytes: usize, max_model_len: u32) -> Req
         RenderError::NoTemplate => {
             let problem = "this model has no chat template; use /v1/completions";
             RequestError::new("messages", "no_chat_template", problem)
+        }
+        RenderError::LastMessageLost => {
+            let problem = "`continue_final_message` is true, and this model's chat template does not show the last message \
+                           as it was sent; leave the field out, or continue a text with /v1/completions";
+            RequestError::invalid("continue_final_message", problem)
         }
         RenderError::TooLong => limits::too_many_bytes("messages", max_bytes, max_model_len),
         RenderError::Failed(sentence) => {

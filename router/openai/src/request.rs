@@ -23,12 +23,18 @@ pub struct GenerateRequest {
     pub stream: bool,
     /// A last chunk with the usage (streams); whole answers always have it.
     pub include_usage: bool,
+    /// Each chunk says what its choice has cost so far.
+    #[serde(default)]
+    pub continuous_usage_stats: bool,
     /// The usage says how many prompt tokens the prefix cache had.
     #[serde(default)]
     pub prompt_tokens_details: bool,
     /// What to answer.
     #[serde(flatten)]
     pub input: Input,
+    /// How it becomes tokens.
+    #[serde(flatten)]
+    pub prompt: PromptFields,
     /// How tokens are sampled.
     #[serde(default)]
     pub sampling: SamplingFields,
@@ -60,12 +66,51 @@ pub enum Input {
         /// End the prompt where the assistant's turn begins.
         #[serde(default = "default_true")]
         add_generation_prompt: bool,
+        /// Leave the last message open, so that the answer continues it.
+        #[serde(default)]
+        continue_final_message: bool,
+        /// How much the model should think.
+        #[serde(default)]
+        reasoning_effort: Option<String>,
     },
     /// `/v1/completions`.
     Completion {
         /// At least one; each becomes the choice of its index.
         prompts: Vec<Prompt>,
+        /// The answer begins with the prompt, its log-probabilities with the prompt's.
+        #[serde(default)]
+        echo: bool,
     },
+}
+
+impl Input {
+    /// Whether the answer begins with the prompt.
+    pub(crate) fn is_echoed(&self) -> bool {
+        matches!(self, Self::Completion { echo: true, .. })
+    }
+}
+
+/// How a prompt becomes tokens.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct PromptFields {
+    /// Put the tokenizer's own tokens around a text. By default completions have them; a chat's template writes them.
+    pub add_special_tokens: Option<bool>,
+    /// Keep so many tokens at most; -1: as many as the context has room for.
+    pub truncate_prompt_tokens: Option<i64>,
+    /// Which ones go.
+    pub truncation_side: TruncationSide,
+}
+
+/// Where a prompt is cut.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum TruncationSide {
+    /// The first tokens go.
+    #[default]
+    Left,
+    /// The last tokens go.
+    Right,
 }
 
 /// One prompt of `/v1/completions`.
@@ -82,13 +127,14 @@ pub enum Prompt {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct StopFields {
-    /// Chat fills the context by default, a completion has 16.
+    /// Chat fills the context by default, a completion has 16. With 0 a completion's prompt is computed and nothing
+    /// else.
     pub max_tokens: Option<i64>,
     /// The name under which the client gave it.
     pub max_tokens_field: MaxTokensField,
-    /// Texts that end the answer and are not shown.
+    /// Texts that end the answer.
     pub stop: Vec<String>,
-    /// Tokens that end the answer and are not shown.
+    /// Tokens that end the answer.
     pub stop_token_ids: Vec<i64>,
     /// The model's own end tokens do not end the answer.
     pub ignore_eos: bool,
@@ -114,8 +160,8 @@ impl MaxTokensField {
     }
 }
 
-/// What the answer has besides text.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+/// What the answer has besides text, and what of the tokens its text shows.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct OutputFields {
     /// Best tokens to list with each output token. 0: the token's own log-probability only.
@@ -124,6 +170,25 @@ pub struct OutputFields {
     pub prompt_logprobs: Option<i64>,
     /// The ids of the prompt's and the answer's tokens.
     pub return_token_ids: bool,
+    /// In log-probabilities tokens are named by their ids.
+    pub return_tokens_as_token_ids: bool,
+    /// The text leaves special tokens out.
+    pub skip_special_tokens: bool,
+    /// The text ends with the stop string or stop token that ended it.
+    pub include_stop_str_in_output: bool,
+}
+
+impl Default for OutputFields {
+    fn default() -> Self {
+        Self {
+            logprobs: None,
+            prompt_logprobs: None,
+            return_token_ids: false,
+            return_tokens_as_token_ids: false,
+            skip_special_tokens: true,
+            include_stop_str_in_output: false,
+        }
+    }
 }
 
 /// Who asks, in numbers that the front door draws.

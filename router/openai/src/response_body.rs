@@ -1,5 +1,7 @@
 //! A whole answer in one JSON body.
 
+use std::borrow::Cow;
+
 use plait_core::TokenId;
 use serde::Serialize;
 
@@ -51,7 +53,7 @@ struct Message<'a> {
 #[derive(Debug, Serialize)]
 struct CompletionChoice<'a> {
     index: usize,
-    text: &'a str,
+    text: Cow<'a, str>,
     logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: FinishWord,
     stop_reason: StopReason<'a>,
@@ -126,7 +128,7 @@ fn chat_choice<'a>(
             content: &choice.unsent.text,
             refusal: (),
         },
-        logprobs: ChatLogprobs::of(&context.vocabulary, &choice.unsent.scored),
+        logprobs: ChatLogprobs::of(context.names(), &choice.unsent.scored),
         finish_reason: finish_word(choice),
         stop_reason: choice.stop_reason(context),
         token_ids: choice.token_ids(context),
@@ -140,14 +142,35 @@ fn completion_choice<'a>(
 ) -> CompletionChoice<'a> {
     CompletionChoice {
         index,
-        text: &choice.unsent.text,
-        logprobs: CompletionLogprobs::of(&context.vocabulary, &choice.unsent.scored, &mut 0),
+        text: match &choice.echo {
+            None => choice.unsent.text.as_str().into(),
+            Some(echo) => format!("{echo}{}", choice.unsent.text).into(),
+        },
+        logprobs: completion_logprobs(context, choice),
         finish_reason: finish_word(choice),
         stop_reason: choice.stop_reason(context),
         token_ids: choice.token_ids(context),
         prompt_token_ids: choice.prompt_token_ids(context),
         prompt_logprobs: prompt_logprobs(context, choice),
     }
+}
+
+fn completion_logprobs<'a>(
+    context: &'a ResponseContext,
+    choice: &'a ChoiceState,
+) -> Option<CompletionLogprobs<'a>> {
+    let scored = &choice.unsent.scored;
+    let Some(num_best) = context.num_echoed() else {
+        return CompletionLogprobs::of(context.names(), scored, &mut 0);
+    };
+    let scores = choice.prompt_scores.iter().map(Option::as_ref);
+    let prompt = choice.prompt.iter().copied().zip(scores);
+    Some(CompletionLogprobs::echoed(
+        context.names(),
+        prompt,
+        num_best,
+        scored,
+    ))
 }
 
 fn finish_word(choice: &ChoiceState) -> FinishWord {
@@ -161,8 +184,9 @@ fn prompt_logprobs<'a>(
     context: &'a ResponseContext,
     choice: &'a ChoiceState,
 ) -> Option<PromptLogprobs<'a>> {
-    context.report.prompt_logprobs?;
+    let num_best = usize::try_from(context.report.prompt_logprobs?).ok()?;
     Some(PromptLogprobs {
+        num_best,
         vocabulary: &context.vocabulary,
         prompt: &choice.prompt,
         scores: &choice.prompt_scores,

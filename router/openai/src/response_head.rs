@@ -88,21 +88,17 @@ pub(crate) struct ChunkFrame {
 }
 
 impl ChunkFrame {
-    pub(crate) fn new(head: &Head, include_usage: bool) -> Self {
+    /// `null_usage`: each chunk has a usage of null, as a stream has whose last chunk says it.
+    pub(crate) fn new(head: &Head, null_usage: bool) -> Self {
         let mut start = b"data: ".to_vec();
         append(head, &mut start);
         start.pop();
         start.extend_from_slice(b",\"choices\":[");
-        let end: &[u8] = match include_usage {
+        let end: &[u8] = match null_usage {
             true => b",\"usage\":null}\n\n",
             false => b"}\n\n",
         };
         Self { start, end }
-    }
-
-    /// Appends a chunk of one choice.
-    pub(crate) fn append(&self, choice: &impl Serialize, out: &mut Vec<u8>) {
-        self.append_with(choice, |_| (), out);
     }
 
     /// Appends a chunk of one choice; `write_field` may append a field of the chunk itself, with its comma.

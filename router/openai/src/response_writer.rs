@@ -3,7 +3,7 @@
 use plait_core::{FinishReason, TokenId};
 
 use crate::choice_state::{ChoiceState, Pushed, ResponseContext};
-use crate::chunk_writer::ChunkWriter;
+use crate::chunk_writer::{ChunkUsage, ChunkWriter};
 use crate::logprobs::TokenLogprobs;
 use crate::logprobs_budget::Reservation;
 use crate::request::GenerateRequest;
@@ -43,9 +43,16 @@ impl ResponseWriter {
         choices: Vec<ChoiceState>,
     ) -> Self {
         let (api, head) = (Api::of(request), Head::new(request));
+        let tells_cached = request.prompt_tokens_details;
+        let usage = match request.continuous_usage_stats {
+            true => ChunkUsage::SoFar { tells_cached },
+            false => ChunkUsage::Untold,
+        };
+        let null_usage = request.include_usage && usage == ChunkUsage::Untold;
         let chunks = request.stream.then(|| ChunkWriter {
             api,
-            frame: ChunkFrame::new(&head, request.include_usage),
+            frame: ChunkFrame::new(&head, null_usage),
+            usage,
         });
         Self {
             context,

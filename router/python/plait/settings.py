@@ -110,6 +110,23 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Chat template."""
+
+    chat_template: Annotated[
+        str | None, Setting("file with the Jinja template of chats, in place of the model's own", unset="the model's")
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        Setting(
+            'JSON object of variables for the chat template, such as {"enable_thinking": false}; a request\'s '
+            "`chat_template_kwargs` and `reasoning_effort` go first",
+            ("--default-chat-template-kwargs",),
+            unset="none",
+        ),
+    ] = None
+
+
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Device."""
 
@@ -399,6 +416,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http: HttpSettings = HttpSettings()
     model: ModelSettings = ModelSettings()
+    template: TemplateSettings = TemplateSettings()
     device: DeviceSettings = DeviceSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     pages: PageSettings = PageSettings()
@@ -463,6 +481,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):  # budget: ever
     model: str
     """Folder or GGUF file; an absolute path."""
     served_model_name: str | None
+    template: TemplateSettings
     run_dir: str
     """Folder of the ipc sockets; mode 0700."""
     num_ranks: int
@@ -504,6 +523,7 @@ def engine_settings(
     return EngineSettings(
         model=model,
         served_model_name=settings.http.served_model_name or name,
+        template=settings.template,
         run_dir=run_dir,
         num_ranks=settings.process.tp,
         num_replicas=settings.process.dp,

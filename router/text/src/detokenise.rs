@@ -13,6 +13,29 @@ pub(crate) struct Detokeniser {
     /// Bytes of a character that is not complete.
     pending: Vec<u8>,
     strip: LeadingStrip,
+    skips_special: bool,
+}
+
+/// How an output's tokens become the text that a client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextStyle {
+    /// What comes before it.
+    pub start: TextStart,
+    /// Special tokens are not shown.
+    pub skips_special: bool,
+    /// The stop string that ends it is shown.
+    pub shows_stop: bool,
+}
+
+impl TextStyle {
+    /// The usual one: neither special tokens nor stop strings are shown.
+    pub fn plain(start: TextStart) -> Self {
+        Self {
+            start,
+            skips_special: true,
+            shows_stop: false,
+        }
+    }
 }
 
 /// Whether an output is a text of its own or continues the prompt's.
@@ -30,14 +53,15 @@ const NOTHING: LeadingStrip = LeadingStrip {
 };
 
 impl Detokeniser {
-    pub(crate) fn new(vocabulary: &Vocabulary, start: TextStart) -> Self {
-        let strip = match (&vocabulary.joining, start) {
+    pub(crate) fn new(vocabulary: &Vocabulary, style: TextStyle) -> Self {
+        let strip = match (&vocabulary.joining, style.start) {
             (Joining::ByteFallback { strip }, TextStart::Fresh) => *strip,
             _ => NOTHING,
         };
         Self {
             pending: Vec::new(),
             strip,
+            skips_special: style.skips_special,
         }
     }
 
@@ -45,7 +69,7 @@ impl Detokeniser {
     pub(crate) fn push(&mut self, vocabulary: &Vocabulary, token: TokenId, text: &mut String) {
         let piece = vocabulary.piece(token);
         match (&vocabulary.joining, piece.kind) {
-            (_, PieceKind::Hidden) => {}
+            (_, PieceKind::Hidden) if self.skips_special => {}
             (Joining::ByteLevel, _) => {
                 self.pending.extend_from_slice(piece.bytes);
                 self.take_characters(text);
@@ -53,7 +77,7 @@ impl Detokeniser {
             (Joining::ByteFallback { .. }, PieceKind::Byte) => {
                 self.pending.extend_from_slice(piece.bytes);
             }
-            (Joining::ByteFallback { .. }, PieceKind::Text) => {
+            (Joining::ByteFallback { .. }, PieceKind::Text | PieceKind::Hidden) => {
                 self.end_run(text);
                 self.append(&String::from_utf8_lossy(piece.bytes), text);
             }

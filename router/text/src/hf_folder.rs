@@ -1,7 +1,5 @@
 //! Text files of a Hugging Face folder.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 use plait_core::TokenId;
@@ -12,14 +10,12 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use crate::error::ModelFilesError;
-use crate::model_files::{ModelFacts, TextFiles};
+use crate::model_files::{MAX_CONFIG_BYTES, ModelFacts, TextFiles, read_capped, read_text};
 use crate::post_processor::add_bos_and_eos;
 use crate::sampling::{OutOfRange, SamplingFields};
 use crate::template::SpecialTokens;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
-/// Largest JSON file but tokenizer.json that is read, in bytes.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Largest tokenizer.json that is read, in bytes (Gemma's has 33 MB).
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
@@ -112,7 +108,7 @@ pub(crate) fn read(folder: &Path) -> Result<TextFiles, ModelFilesError> {
             .defaults()
             .map_err(|problem| ModelFilesError::new(folder.join(GENERATION_CONFIG), problem))?,
     };
-    let file = read_optional_text(folder, "chat_template.jinja")?;
+    let file = read_text(&folder.join("chat_template.jinja"))?;
     let template = file.or_else(|| settings.chat_template.and_then(Templates::default));
     Ok(TextFiles {
         facts,
@@ -269,33 +265,4 @@ fn read_optional_json<T: DeserializeOwned + Default>(
     } else {
         Ok(T::default())
     }
-}
-
-fn read_optional_text(folder: &Path, name: &str) -> Result<Option<String>, ModelFilesError> {
-    let path = folder.join(name);
-    let bytes = read_capped(&path, MAX_CONFIG_BYTES)?;
-    bytes
-        .map(String::from_utf8)
-        .transpose()
-        .map_err(|error| ModelFilesError::new(&path, format!("is not UTF-8: {error}")))
-}
-
-/// The file's bytes, or `None` if there is no such file.
-fn read_capped(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, ModelFilesError> {
-    let problem = |error: std::io::Error| ModelFilesError::new(path, error.to_string());
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(problem(error)),
-    };
-    let mut bytes = Vec::new();
-    let read = file
-        .take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(problem)?;
-    if read as u64 > max_bytes {
-        let problem = format!("has more than the {max_bytes} bytes that are allowed");
-        return Err(ModelFilesError::new(path, problem));
-    }
-    Ok(Some(bytes))
 }

@@ -23,12 +23,12 @@ mod template;
 mod text_encoder;
 mod vocabulary;
 
-pub use detokenise::TextStart;
+pub use detokenise::{TextStart, TextStyle};
 pub use error::ModelFilesError;
 pub use model::ModelText;
 pub use output_parser::{OutputParser, ParsedOutput, PassThrough};
 pub use output_text::{OutputText, StopString};
 pub use sampling::{OutOfRange, SamplingFields};
-pub use template::{Chat, Message, RenderError};
+pub use template::{Chat, Message, RESERVED_NAMES, RenderError};
 pub use text_encoder::EncodeError;
 pub use vocabulary::{Piece, PieceKind, Vocabulary};

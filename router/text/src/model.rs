@@ -4,16 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use plait_core::TokenId;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::catch_panic::catch_panic;
-use crate::detokenise::TextStart;
+use crate::detokenise::{Detokeniser, TextStart, TextStyle};
 use crate::error::ModelFilesError;
-use crate::model_files::ModelFacts;
+use crate::model_files::{ModelFacts, read_template};
 use crate::output_parser::PassThrough;
 use crate::output_text::OutputText;
 use crate::sampling::SamplingFields;
-use crate::template::{Chat, ChatTemplate, RenderError};
+use crate::template::{Chat, ChatTemplate, RenderError, SpecialTokens};
 use crate::text_encoder::{EncodeError, TextEncoder};
 use crate::vocabulary::Vocabulary;
 use crate::{gguf_model, hf_folder};
@@ -29,6 +29,7 @@ pub struct ModelText {
     vocabulary: Arc<Vocabulary>,
     eos_token_ids: Arc<[TokenId]>,
     template: Option<ChatTemplate>,
+    special: SpecialTokens,
     model_id: String,
 }
 
@@ -55,7 +56,7 @@ impl ModelText {
         let vocabulary = Vocabulary::new(&files.tokenizer, facts.vocab_size).map_err(problem)?;
         let template = files
             .template
-            .map(|source| ChatTemplate::new(&source, files.special))
+            .map(|source| ChatTemplate::new(&source, files.special.clone()))
             .transpose()
             .map_err(problem)?;
         Ok(Self {
@@ -63,9 +64,27 @@ impl ModelText {
             vocabulary: Arc::new(vocabulary),
             eos_token_ids: facts.eos_token_ids.clone().into(),
             template,
+            special: files.special,
             model_id: served_name.map_or_else(|| name_of(path), str::to_owned),
             facts,
         })
+    }
+
+    /// The model with the chat template in this file rather than its own.
+    pub fn with_template_file(mut self, path: &Path) -> Result<Self, ModelFilesError> {
+        let template = ChatTemplate::new(&read_template(path)?, self.special.clone());
+        let template = template.map_err(|problem| ModelFilesError::new(path, problem))?;
+        self.template = Some(template);
+        Ok(self)
+    }
+
+    /// The model with these variables for its chat template, which a chat's own replace.
+    #[must_use]
+    pub fn with_template_kwargs(mut self, kwargs: Map<String, Value>) -> Self {
+        if let Some(template) = &mut self.template {
+            template.set_kwargs(kwargs);
+        }
+        self
     }
 
     /// The name that clients use.
@@ -126,8 +145,28 @@ impl ModelText {
     }
 
     /// Turns one output's tokens into text. A model's tool-call and reasoning parser is chosen here.
-    pub fn output_text(&self, start: TextStart) -> OutputText {
-        OutputText::new(&self.vocabulary, start, Box::new(PassThrough))
+    pub fn output_text(&self, style: TextStyle) -> OutputText {
+        OutputText::new(&self.vocabulary, style, Box::new(PassThrough))
+    }
+
+    /// The text of these tokens, special ones too.
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let style = TextStyle {
+            skips_special: false,
+            ..TextStyle::plain(TextStart::Fresh)
+        };
+        let mut detokeniser = Detokeniser::new(&self.vocabulary, style);
+        let mut text = String::new();
+        for token in tokens {
+            detokeniser.push(&self.vocabulary, *token, &mut text);
+        }
+        detokeniser.finish(&self.vocabulary, &mut text);
+        text
+    }
+
+    /// The tokenizer's own tokens before and after a text.
+    pub fn special_frame(&self) -> &[Vec<TokenId>; 2] {
+        self.encoder.frame()
     }
 
     /// A text's tokens, if they are at most `max_tokens`. `add_special_tokens` puts the tokenizer's own tokens

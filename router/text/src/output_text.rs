@@ -2,7 +2,7 @@
 
 use plait_core::TokenId;
 
-use crate::detokenise::{Detokeniser, TextStart};
+use crate::detokenise::{Detokeniser, TextStyle};
 use crate::output_parser::{OutputParser, ParsedOutput};
 use crate::stop::StopScan;
 use crate::vocabulary::Vocabulary;
@@ -27,20 +27,20 @@ struct Content {
 }
 
 impl OutputText {
-    /// An output without tokens; `start` says whether its text continues the prompt's.
-    pub fn new(vocabulary: &Vocabulary, start: TextStart, parser: Box<dyn OutputParser>) -> Self {
+    /// An output without tokens.
+    pub fn new(vocabulary: &Vocabulary, style: TextStyle, parser: Box<dyn OutputParser>) -> Self {
         Self {
             parser,
             content: Content {
-                detokeniser: Detokeniser::new(vocabulary, start),
-                scan: StopScan::default(),
+                detokeniser: Detokeniser::new(vocabulary, style),
+                scan: StopScan::new(style.shows_stop),
                 piece: String::new(),
             },
         }
     }
 
     /// Takes the next token and appends the text that is certain now. `Some` is the stop string that
-    /// was found: the text ends before it.
+    /// was found: the text ends with it.
     pub fn push(
         &mut self,
         vocabulary: &Vocabulary,

@@ -1,4 +1,4 @@
-//! Stop strings, found across token boundaries and never shown.
+//! Stop strings, found across token boundaries.
 
 /// Looks for stop strings in a text that comes in pieces, and holds back what may become one.
 ///
@@ -6,11 +6,20 @@
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopScan {
     held: String,
+    shows_stop: bool,
 }
 
 impl StopScan {
+    /// With `shows_stop` the text ends after the stop string that was found, else before it.
+    pub(crate) fn new(shows_stop: bool) -> Self {
+        Self {
+            held: String::new(),
+            shows_stop,
+        }
+    }
+
     /// Takes the next piece and appends what can be shown. `Some` is the index of the stop string
-    /// that was found: the text ends before it.
+    /// that was found.
     pub(crate) fn push(
         &mut self,
         stops: &[String],
@@ -23,7 +32,8 @@ impl StopScan {
         }
         self.held.push_str(piece);
         if let Some((stop, start)) = first_match(stops, &self.held) {
-            shown.push_str(&self.held[..start]);
+            let num_shown = start + usize::from(self.shows_stop) * stops[stop].len();
+            shown.push_str(&self.held[..num_shown]);
             self.held.clear();
             return Some(stop);
         }
@@ -80,6 +90,17 @@ mod tests {
     #[test]
     fn a_stop_string_across_pieces_is_cut() {
         assert_eq!(scan(&["END"], &["a E", "N", "D b"]), ("a ".into(), Some(0)));
+    }
+
+    #[test]
+    fn a_stop_string_is_shown_to_those_who_ask() {
+        let mut scan = StopScan::new(true);
+        let mut shown = String::new();
+        assert_eq!(
+            scan.push(&["END".to_owned()], "a END b", &mut shown),
+            Some(0)
+        );
+        assert_eq!(shown, "a END");
     }
 
     #[test]

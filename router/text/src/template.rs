@@ -21,6 +21,27 @@ const FUEL_PER_MESSAGE: u64 = 10_000;
 /// Names under which clients send earlier reasoning, the usual one first.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// Names that templates read for how much a model thinks.
+const EFFORT_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+/// Marks the end of a message that is to be continued. The space at its end shows whether the template trims texts.
+const CONTINUED_HERE: &str = "[[the answer goes on here]] ";
+/// Variables of the template that only the server sets.
+pub const RESERVED_NAMES: [&str; 13] = [
+    "messages",
+    "tools",
+    "documents",
+    "tokenize",
+    "chat_template",
+    "raise_exception",
+    "strftime_now",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+];
+
 /// A message of a chat.
 pub type Message = Map<String, serde_json::Value>;
 
@@ -38,6 +59,8 @@ pub(crate) struct SpecialTokens {
 pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
+    /// Variables that a chat may replace.
+    kwargs: Map<String, serde_json::Value>,
 }
 
 /// A chat to be rendered.
@@ -49,6 +72,10 @@ pub struct Chat<'a> {
     pub kwargs: &'a Map<String, serde_json::Value>,
     /// End the prompt where the assistant's turn begins.
     pub add_generation_prompt: bool,
+    /// Leave the last message open, so that the answer continues it.
+    pub continue_final_message: bool,
+    /// How much the model should think; `none` not at all.
+    pub reasoning_effort: Option<&'a str>,
 }
 
 /// Why a chat has no text.
@@ -58,6 +85,8 @@ pub enum RenderError {
     NoTemplate,
     /// The text has more bytes than allowed.
     TooLong,
+    /// The last message is not in the text, so it cannot be continued.
+    LastMessageLost,
     /// The template rejected the chat, or failed.
     Failed(String),
 }
@@ -82,11 +111,34 @@ impl ChatTemplate {
         Ok(Self {
             environment,
             special,
+            kwargs: Map::new(),
         })
+    }
+
+    pub(crate) fn set_kwargs(&mut self, kwargs: Map<String, serde_json::Value>) {
+        self.kwargs = kwargs;
     }
 
     /// The chat's text, of at most `max_bytes`.
     pub(crate) fn render(&self, chat: Chat<'_>, max_bytes: usize) -> Result<String, RenderError> {
+        if !chat.continue_final_message {
+            return self.render_closed(chat, max_bytes);
+        }
+        let mut messages = chat.messages.to_vec();
+        let Some(content) = messages.last_mut().and_then(|it| it.get_mut("content")) else {
+            return Err(RenderError::LastMessageLost);
+        };
+        let last = content.as_str().unwrap_or_default().to_owned();
+        *content = format!("{last}{CONTINUED_HERE}").into();
+        let open = Chat {
+            messages: &messages,
+            ..chat
+        };
+        let text = self.render_closed(open, max_bytes.saturating_add(CONTINUED_HERE.len()))?;
+        cut_after_last_message(text, &last).ok_or(RenderError::LastMessageLost)
+    }
+
+    fn render_closed(&self, chat: Chat<'_>, max_bytes: usize) -> Result<String, RenderError> {
         let context = self.context(chat);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * chat.messages.len() as u64));
@@ -118,10 +170,11 @@ impl ChatTemplate {
         let special = special
             .into_iter()
             .filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.clone()?))));
-        let given = chat
-            .kwargs
-            .iter()
-            .map(|(name, value)| (name.clone(), Serde(value).into()));
+        let given = |kwargs: &Map<String, serde_json::Value>| {
+            let pairs = kwargs.iter();
+            let pairs = pairs.map(|(name, value)| (name.clone(), Serde(value.clone()).into()));
+            pairs.collect::<Vec<(String, Value)>>()
+        };
         let fixed = [
             ("messages", Serde(messages).into()),
             ("tools", Value::from(())),
@@ -131,8 +184,36 @@ impl ChatTemplate {
         let fixed = fixed
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value));
-        Value::from_pairs(special.chain(given).chain(fixed))
+        let pairs = special
+            .chain(given(&self.kwargs))
+            .chain(effort(chat.reasoning_effort))
+            .chain(given(chat.kwargs));
+        Value::from_pairs(pairs.chain(fixed))
     }
+}
+
+/// The effort under each name that some template reads; the others see nothing of it.
+fn effort(effort: Option<&str>) -> impl Iterator<Item = (String, Value)> {
+    effort.into_iter().flat_map(|effort| {
+        let thinks = effort != "none";
+        let switches = EFFORT_SWITCHES.map(|name| (name.to_owned(), thinks.into()));
+        [("reasoning_effort".to_owned(), effort.into())]
+            .into_iter()
+            .chain(switches)
+    })
+}
+
+/// The text up to the end of its last message, which is marked; `None` if it is not there.
+fn cut_after_last_message(mut text: String, last: &str) -> Option<String> {
+    let mark = CONTINUED_HERE.trim_end();
+    let end = text.rfind(mark)?;
+    let is_trimmed = !text[end..].starts_with(CONTINUED_HERE);
+    text.truncate(end);
+    let trailing = &last[last.trim_end().len()..];
+    if is_trimmed && text.ends_with(trailing) {
+        text.truncate(end - trailing.len());
+    }
+    Some(text)
 }
 
 /// The message with its reasoning under each name that templates read, as transformers does it.

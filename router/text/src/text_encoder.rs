@@ -62,6 +62,11 @@ impl TextEncoder {
         Ok(encoder)
     }
 
+    /// Special tokens before and after a text.
+    pub(crate) fn frame(&self) -> &[Vec<TokenId>; 2] {
+        &self.frame
+    }
+
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }

@@ -171,6 +171,52 @@ fn what_might_have_become_a_stop_string_is_shown_at_the_end() {
 }
 
 #[test]
+fn an_echo_without_output_is_the_prompt_and_its_scores() {
+    let fields =
+        json!({"stream": false, "echo": true, "logprobs": 1, "max_tokens": 0, "prompts": ["the"]});
+    let prepared = prepare(&model(), &completion(&fields)).unwrap();
+    let request = &prepared.choices[0].request;
+    assert_eq!((request.max_tokens, request.prompt_logprobs), (0, true));
+    assert_eq!(prepared.choices[0].sampling.prompt_logprobs, Some(1));
+    let mut response = prepared.response;
+    let mut out = Vec::new();
+    response.push_prompt_logprobs(0, 1, &[scores(-0.5, &[(7, -0.25), (8, -4.0)])]);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
+    response.write_body(&mut out);
+    let told = body(&out);
+    assert_eq!(told["choices"][0]["text"], "the");
+    assert_eq!(told["usage"]["completion_tokens"], 0);
+    let logprobs = &told["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["t", "he"]));
+    assert_eq!(logprobs["token_logprobs"], json!([null, -0.5]));
+    let best = logprobs["top_logprobs"][1].as_object().unwrap();
+    assert_eq!(best.len(), 2, "its own and the best one, not the second");
+}
+
+#[test]
+fn each_chunk_says_what_its_choice_has_cost_if_asked() {
+    let fields = json!({"continuous_usage_stats": true, "prompts": ["a", "the"]});
+    let mut response = prepare(&model(), &completion(&fields)).unwrap().response;
+    let mut out = Vec::new();
+    let _ = response.push(1, &ids("b"), false, None, &mut out);
+    let _ = response.finish(1, FinishReason::Length, &mut out);
+    let _ = response.finish(0, FinishReason::Length, &mut out);
+    let told = events(&out);
+    let cost = |event: &Value| {
+        let usage = &event["usage"];
+        (
+            usage["prompt_tokens"].as_u64(),
+            usage["total_tokens"].as_u64(),
+        )
+    };
+    let costs: Vec<_> = told.iter().map(cost).collect();
+    assert_eq!(
+        costs,
+        [(2, 3), (2, 3), (1, 1)].map(|(prompt, all)| (Some(prompt), Some(all)))
+    );
+}
+
+#[test]
 fn a_stop_token_is_counted_but_not_shown() {
     for (stop_id, reason) in [(1, Value::Null), (2, json!(2))] {
         let request = chat(&json!({"stop_token_ids": [2], "stream": false}));

@@ -30,14 +30,27 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     """A last chunk with the usage (streams); whole answers always have it."""
+    continuous_usage_stats: bool = False
+    """Each chunk says what its choice has cost so far."""
     prompt_tokens_details: bool = False
     """The usage says how many prompt tokens the prefix cache had."""
     messages: list[dict[str, Any]] = []
     """Chat only: at least one, as the template wants them."""
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Chat only: the answer continues the last message."""
+    reasoning_effort: str | None = None
+    """Chat only: for the template."""
     prompts: list[str | list[int]] = []
     """Completions only: at least one; each becomes the choice of its index."""
+    echo: bool = False
+    """Completions only: the answer begins with the prompt."""
+    add_special_tokens: bool | None = None
+    """The tokenizer's own tokens around a text. None: in completions."""
+    truncate_prompt_tokens: int | None = None
+    """Tokens to keep of the prompt; -1: as many as the context has room for."""
+    truncation_side: Literal["left", "right"] = "left"
     max_tokens: int | None = None
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The name under which the client gave it, for errors."""
@@ -60,3 +73,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of different salts share no cached pages."""
     return_token_ids: bool = False
     """vLLM's field: `token_ids` in each choice or chunk, `prompt_token_ids` in the answer."""
+    return_tokens_as_token_ids: bool = False
+    """Log-probabilities name tokens as `token_id:17`."""
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False

@@ -6,7 +6,7 @@ of what the engine never sees: `user` and `cache_salt`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,19 @@ Json: TypeAlias = object
 
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """What the engine reads; it knows the range of each field."""
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+TruncationSide = Literal["left", "right"]
+CHOICES = {
+    "role": get_args(Role),
+    "reasoning_effort": get_args(ReasoningEffort),
+    "truncation_side": get_args(TruncationSide),
+}
+"""The words that a field takes, by its name."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -45,12 +58,33 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's; only its neutral value, false, is taken."""
+    """vLLM's; each chunk says what its choice has cost so far."""
     include_obfuscation: bool | None = None
     """OpenAI's padding against traffic analysis; only false is taken."""
 
 
-class ResponseFields(StopFields, kw_only=True):
+class PromptFields(StopFields, kw_only=True):
+    """How a prompt becomes tokens; vLLM's."""
+
+    add_special_tokens: bool | None = None
+    """The tokenizer's own tokens around a text: by default in completions, where no template writes them."""
+    truncate_prompt_tokens: Integer | None = None
+    """Tokens to keep at most; -1: as many as the context has room for."""
+    truncation_side: TruncationSide | None = None
+    """Where tokens go; left unless given."""
+
+
+class TextFields(PromptFields, kw_only=True):
+    """What of the tokens the text shows; vLLM's."""
+
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    """True unless given."""
+    spaces_between_special_tokens: bool | None = None
+    """Both values mean the same: Plait's detokeniser puts no spaces between tokens."""
+
+
+class ResponseFields(TextFields, kw_only=True):
     """What is sent back."""
 
     model: str | None = None
@@ -61,6 +95,8 @@ class ResponseFields(StopFields, kw_only=True):
     """vLLM's."""
     return_token_ids: bool | None = None
     """vLLM's."""
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's; log-probabilities name tokens as `token_id:17`."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
     """Whose share the request counts against, with `--trust-user-field`; else it is ignored."""
     priority: Integer | None = None
@@ -76,9 +112,6 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-
 class Message(msgspec.Struct, kw_only=True):
     """One message of a chat."""
 
@@ -88,6 +121,8 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Json]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """vLLM's newer name of `reasoning_content`."""
 
 
 class ChatBody(ResponseFields, kw_only=True):
@@ -98,7 +133,11 @@ class ChatBody(ResponseFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
     add_generation_prompt: bool | None = None
-    """vLLM's; true unless given."""
+    """vLLM's; true unless given or `continue_final_message`."""
+    continue_final_message: bool | None = None
+    """vLLM's; the answer continues the last message, which is the assistant's."""
+    reasoning_effort: ReasoningEffort | None = None
+    """Given to the template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for "none"."""
     chat_template_kwargs: dict[str, Json] | None = None
     """vLLM's; further names for the model's template."""
 
@@ -109,3 +148,5 @@ class CompletionBody(ResponseFields, kw_only=True):
     prompt: str | list[str | Integer | list[Integer]]
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     logprobs: Integer | None = None
+    echo: bool | None = None
+    """The answer begins with the prompt, and its `logprobs` with the prompt's."""

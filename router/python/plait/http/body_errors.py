@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 
-from plait.http.bodies import Role
+from plait.http.bodies import CHOICES
 from plait.http.errors import ApiError
 
 INVALID = "invalid_value"
@@ -53,13 +53,13 @@ def explain(message: str, fields: Mapping[str, msgspec.Raw]) -> ApiError:
         return field_error(f"{path}.{missing[1]}".lstrip("."), "is missing; send it")
     spot = _find(path, fields)
     given = f"is {spot.given}, where" if spot.given is not None else "is not read:"
-    return field_error(spot.path, f"{given} {_advice(what)}")
+    return field_error(spot.path, f"{given} {_advice(what, path)}")
 
 
-def _advice(what: str) -> str:
-    """What is allowed and what to do, from msgspec's sentence without its path."""
-    if what.startswith("Invalid enum value"):  # a role: the only field that takes some words
-        return f"one of {', '.join(get_args(Role))} is allowed; send one of these"
+def _advice(what: str, path: str) -> str:
+    """What is allowed at `path` and what to do, from msgspec's sentence without its path."""
+    if what.startswith("Invalid enum value"):
+        return f"one of {', '.join(CHOICES[path.rpartition('.')[2]])} is allowed; send one of these"
     if limit := re.fullmatch(r"Expected `str` of length (<=|>=) (\d+)", what):
         length = f"at most {limit[2]} characters" if limit[1] == "<=" else f"{limit[2]} or more characters"
         return f"a text of {length} is allowed; send that or leave it out"

@@ -2,7 +2,7 @@
 
 A neutral value changes nothing and is accepted; null is neutral everywhere. Any other value is rejected by name.
 Fields that never change an answer are ignored, as unknown names are: `metadata`, `safety_identifier`,
-`prompt_cache_key`, `prompt_cache_retention`.
+`prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,6 @@ _BOTH: Neutral = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "min_tokens": (0,),
-    "echo": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
     "logits_processors": ([],),
@@ -48,10 +42,8 @@ _BOTH: Neutral = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "logprob_token_ids": ([],),
-    "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
     "thinking_token_budget": (),
-    "service_tier": ("auto", "default"),
 }
 
 _CHAT: Neutral = {
@@ -63,13 +55,10 @@ _CHAT: Neutral = {
     "audio": (),
     "prediction": (),
     "moderation": (),
-    "reasoning_effort": ("none",),
     "include_reasoning": (True,),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "store": (False,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (False,),
+    "echo": (False,),
     "documents": ([],),
     "chat_template": (),
     "mm_processor_kwargs": ({},),
@@ -78,7 +67,6 @@ _CHAT: Neutral = {
 
 _COMPLETION: Neutral = {
     "suffix": ("",),
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
 }
 

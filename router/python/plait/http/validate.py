@@ -44,6 +44,9 @@ class _Asked(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Json]] = []
     chat_template_kwargs: dict[str, Json] = {}
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None
+    echo: bool = False
     prompts: list[str | list[int]] = []
 
 
@@ -60,7 +63,9 @@ def read_chat(raw: bytes, served_model: str, client: ClientIdentity = ANONYMOUS)
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=[_message(index, message) for index, message in enumerate(body.messages)],
         chat_template_kwargs=_template_arguments(body.chat_template_kwargs or {}),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=_adds_generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
     )
     return _request(asked, body, served_model, client)
 
@@ -74,6 +79,7 @@ def read_completion(raw: bytes, served_model: str, client: ClientIdentity = ANON
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompts=_prompts(body.prompt),
+        echo=bool(body.echo),
     )
     return _request(asked, body, served_model, client)
 
@@ -89,11 +95,18 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         model=served_model,
         stream=stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        continuous_usage_stats=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
         prompt_tokens_details=client.reads_cached_tokens(body.cache_salt),
         messages=asked.messages,
         chat_template_kwargs=asked.chat_template_kwargs,
         add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        reasoning_effort=asked.reasoning_effort,
         prompts=asked.prompts,
+        echo=asked.echo,
+        add_special_tokens=body.add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
         max_tokens=asked.max_tokens,
         max_tokens_field=asked.max_tokens_field,
         sampling=_sampling(body),
@@ -104,6 +117,9 @@ def _request(asked: _Asked, body: ResponseFields, served_model: str, client: Cli
         logprobs=asked.logprobs,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
+        return_tokens_as_token_ids=bool(body.return_tokens_as_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         priority=body.priority or 0,
         tenant=client.tenant(body.user),
         salt=client.salt(body.cache_salt),
@@ -130,14 +146,17 @@ def _check_stream(stream: bool, body: ResponseFields) -> None:
     options = body.stream_options
     if options is not None and not stream:
         raise field_error("stream_options", "is only for streams; send `stream`: true with it, or leave it out")
-    if options is not None and options.continuous_usage_stats:
-        raise _lacking("stream_options.continuous_usage_stats")
     if options is not None and options.include_obfuscation:
-        raise _lacking("stream_options.include_obfuscation")
+        problem = "is true: this server does not have it; leave it out"
+        raise field_error("stream_options.include_obfuscation", problem, code="unsupported_value")
 
 
-def _lacking(param: str) -> ApiError:
-    return field_error(param, "is true: this server does not have it; leave it out", code="unsupported_value")
+def _adds_generation_prompt(body: ChatBody) -> bool:
+    """Unless the last message is continued."""
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = "is true beside `add_generation_prompt`: true, where one of them is allowed; leave one out"
+        raise field_error("continue_final_message", problem)
+    return body.add_generation_prompt is not False and not body.continue_final_message
 
 
 def _message(index: int, message: Message) -> dict[str, Json]:
@@ -150,7 +169,7 @@ def _message(index: int, message: Message) -> dict[str, Json]:
     if message.tool_calls is not None:
         _check_free_form(f"messages[{index}].tool_calls", message.tool_calls)
         rendered["tool_calls"] = [*message.tool_calls]
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := getattr(message, name)) is not None:
             rendered[name] = value
     return rendered

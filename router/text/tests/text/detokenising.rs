@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use plait_text::{ModelText, TextStart};
+use plait_text::{ModelText, TextStart, TextStyle};
 
 use crate::model_folder::{Folder, byte_fallback, byte_level};
 
@@ -15,7 +15,7 @@ fn decoded(tokenizer: &Value, ids: &[u32]) -> String {
 
 /// What each token shows, and what the end shows.
 fn streamed(model: &ModelText, ids: &[u32]) -> Vec<String> {
-    let mut output = model.output_text(TextStart::Fresh);
+    let mut output = model.output_text(TextStyle::plain(TextStart::Fresh));
     let mut shown = Vec::new();
     for id in ids {
         let mut piece = String::new();

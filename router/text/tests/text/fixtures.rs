@@ -30,6 +30,8 @@ fn render(template: &str, case: &Value) -> String {
         messages: &messages,
         kwargs: case["kwargs"].as_object().unwrap(),
         add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
+        continue_final_message: false,
+        reasoning_effort: None,
     };
     match model.render(chat, 1 << 20) {
         Ok(text) => text,

@@ -197,6 +197,8 @@ fn templates_are_found_where_models_keep_them() {
             messages: &[],
             kwargs: &Map::new(),
             add_generation_prompt: true,
+            continue_final_message: false,
+            reasoning_effort: None,
         };
         let prompt = model.render(chat, 100).unwrap().into_bytes();
         assert_eq!(prompt.len(), 1, "each of these templates writes one letter");
