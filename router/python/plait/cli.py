@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from plait.bench.cli import add_commands, bench
+from plait.check_settings import check_settings
 from plait.errors import ADVICE, DONE, SettingsError, StartError
 from plait.flags import Parser, add_flags, name_as_typed, read_settings, reject_unknown
 from plait.kernels import ACTIONS, KernelsSettings, compiler_folders, run_kernels
+from plait.nodes import cli as nodes
 from plait.output import discard_output, say
 from plait.plan.settings import PlanSettings
 from plait.settings import ChatSettings, ServeSettings
@@ -74,8 +76,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """`serve`, or `bench serve`."""
-    return args.command if getattr(args, "bench", None) is None else f"{args.command} {args.bench}"
+    """`serve`, `bench serve` or `keys new`."""
+    inner = getattr(args, "bench", None) or getattr(args, "key_action", None)
+    return args.command if inner is None else f"{args.command} {inner}"
 
 
 def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
@@ -88,6 +91,7 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
         "model", metavar="MODEL", nargs="?", help="folder, GGUF file or hub id (default: the demo model)"
     )
     add_flags(serve, ServeSettings)
+    made = nodes.add_commands(commands)
     chat = commands.add_parser("chat", help="talk to a running server", allow_abbrev=False)
     add_flags(chat, ChatSettings)
     simulate = commands.add_parser("simulate", help="run the scheduler on a trace, in virtual time", allow_abbrev=False)
@@ -103,8 +107,8 @@ def build_arg_parsers() -> tuple[Parser, dict[str, Parser]]:
     add_flags(kernels, KernelsSettings)
     load = commands.add_parser("bench", help="load a running server and measure it", allow_abbrev=False)
     benches = {f"bench {name}": command for name, command in add_commands(load).items()}
-    named = {"serve": serve, "chat": chat, "simulate": simulate, "plan": plan, "kernels": kernels, "bench": load}
-    return parser, {**named, **benches}
+    made |= {"serve": serve, "chat": chat, "simulate": simulate, "plan": plan, "kernels": kernels, "bench": load}
+    return parser, {**made, **benches}
 
 
 def _version() -> str:
@@ -116,22 +120,14 @@ def _version() -> str:
 
 def _serve(args: argparse.Namespace) -> int:
     settings = read_settings(args, ServeSettings)
-    if settings.pages.page_size.bit_count() != 1:
-        raise SettingsError(f"--page-size is {settings.pages.page_size}; allowed: a power of two from 1 to 1024")
-    if settings.scheduler.itl_target_ms is not None and not settings.scheduler.mixed:
-        raise SettingsError("--itl-target-ms needs mixed steps; leave out --itl-target-ms or --no-mixed")
-    if settings.scheduler.policy == "cache-aware" and not settings.pages.prefix_cache:
-        raise SettingsError("--policy cache-aware needs the prefix cache; leave out --policy or --no-prefix-cache")
-    _check_replicas(settings)
+    check_settings(settings)
     from plait.launch.serve import serve
 
     return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _check_replicas(settings: ServeSettings) -> None:
-    """Raise `SettingsError` for settings that exclude replicas."""
-    if settings.process.dp > 1 and settings.kv_events.kv_events_endpoint is not None:
-        raise SettingsError("--kv-events-endpoint publishes the pages of one replica; leave it out with --dp")
+def _launch(args: argparse.Namespace) -> int:
+    return nodes.launch(args, os.environ)
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -164,7 +160,15 @@ def _kernels(args: argparse.Namespace) -> int:
     return run_kernels(args.action, args.model, settings.need)
 
 
-_COMMANDS = {"serve": _serve, "chat": _chat, "simulate": _simulate, "plan": _plan, "kernels": _kernels}
+_COMMANDS = {
+    "serve": _serve,
+    "launch": _launch,
+    "keys": nodes.keys,
+    "chat": _chat,
+    "simulate": _simulate,
+    "plan": _plan,
+    "kernels": _kernels,
+}
 
 
 if __name__ == "__main__":

@@ -42,12 +42,16 @@ def smallest_memory_bytes(listed: str, visible_devices: str | None) -> int | Non
     `visible_devices` is `CUDA_VISIBLE_DEVICES`, None if it is not set: indices into the list, or UUIDs or what they
     begin with. None if no GPU is visible, or if one is sliced (MIG). Raises `ValueError` for other lines.
     """
-    gpus = [line.split(", ") for line in listed.splitlines()]
-    if visible_devices is not None:
-        gpus = list(_visible(gpus, visible_devices.split(",")))
+    gpus = visible_lines(listed, visible_devices)
     if any(mig == "Enabled" for _, _, mig in gpus):
         return None
     return min((int(memory) << 20 for _, memory, _ in gpus), default=None)
+
+
+def visible_lines(listed: str, visible_devices: str | None) -> list[list[str]]:
+    """The fields of nvidia-smi's lines, which begin with the UUID, of the visible GPUs."""
+    gpus = [line.split(", ") for line in listed.splitlines()]
+    return gpus if visible_devices is None else list(_visible(gpus, visible_devices.split(",")))
 
 
 def _visible(gpus: list[list[str]], words: list[str]) -> Iterator[list[str]]:

@@ -1,0 +1,1 @@
+"""`plait launch`: a server over several nodes, by one command a node."""

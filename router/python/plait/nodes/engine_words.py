@@ -1,0 +1,57 @@
+"""The command line of a node's engine, from the settings of `plait launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from plait.flags import Flag, flags
+from plait.nodes.key_files import PUBLIC_KEYS, secret_key_file
+from plait.nodes.layout import Layout, votes_port
+from plait.nodes.place import with_port
+from plait.nodes.settings import LaunchSettings
+from plait.settings import GroupSettings, ServeSettings
+
+
+def engine_settings_of(
+    settings: LaunchSettings, layout: Layout, node: int, head_address: str, head_port: int
+) -> ServeSettings:
+    """What `plait serve` is given on `node`."""
+    group = GroupSettings()
+    if layout.num_nodes > 1:
+        folder = Path(settings.nodes.keys or "").absolute()
+        group = GroupSettings(
+            group_engines=layout.num_nodes,
+            group_engine=node,
+            group_endpoint=f"tcp://{with_port(head_address, votes_port(head_port))}",
+            group_secret_key_file=str(secret_key_file(folder, node)),
+            group_public_keys_file=str(folder / PUBLIC_KEYS),
+        )
+    components = {
+        field.name: getattr(settings, field.name)
+        for field in msgspec.structs.fields(LaunchSettings)
+        if field.name != "nodes"
+    }
+    components["process"] = msgspec.structs.replace(settings.process, dp=layout.replicas_per_node)
+    return ServeSettings(**components, group=group)
+
+
+def engine_words(model: str | None, settings: ServeSettings) -> list[str]:
+    """`serve MODEL` and the flags of all settings that differ from their defaults."""
+    words = ["serve", *([model] if model is not None else [])]
+    for field in msgspec.structs.fields(ServeSettings):
+        component = getattr(settings, field.name)
+        for flag in flags(field.type, field.default):
+            value = getattr(component, flag.field)
+            if value != flag.default:
+                words += _words(flag, value)
+    return words
+
+
+def _words(flag: Flag, value: object) -> Iterator[str]:
+    if flag.scalar is bool:
+        yield flag.name if value else f"--no-{flag.name[2:]}"
+    else:
+        yield f"{flag.name}={value}"

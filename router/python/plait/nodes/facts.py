@@ -1,0 +1,158 @@
+"""What a node can say of itself without loading anything."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import os
+import platform
+import resource
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from plait.errors import ModelNotFoundError
+from plait.flags import flags
+from plait.model_files import find_model
+from plait.nodes.messages import Facts, Gpu, Machine, ModelFiles, Versions
+from plait.nodes.settings import LaunchSettings
+from plait.nvidia import NVIDIA_SMI_SECONDS, visible_lines
+
+SHM = Path("/dev/shm")
+MEMORY = Path("/proc/meminfo")
+MAX_TEXT_BYTES = 64 << 20
+MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".gguf", ".model")
+OF_EACH_NODE = frozenset(
+    ("host", "port", "api_key_file", "kv_hash_key_file", "threads", "text_threads", "log_level", "step_trace")
+)
+"""Settings that may differ from node to node."""
+
+
+def collect_facts(
+    *,
+    node: int,
+    address: str,
+    address_reason: str,
+    model: str | None,
+    settings: LaunchSettings,
+    gpus: tuple[Gpu, ...],
+    ports: Sequence[tuple[str, int]],
+    probe_port: int,
+) -> Facts:
+    """The facts of this node. `ports` are those that its processes will open."""
+    return Facts(
+        node=node,
+        host=socket.gethostname(),
+        address=address,
+        address_reason=address_reason,
+        session=secrets.token_hex(8),
+        versions=Versions(plait=_version("plait"), python=platform.python_version(), torch=_version("torch")),
+        settings=dict(_shared_settings(settings)),
+        model=read_model_files(model),
+        machine=_machine(gpus, ports),
+        probe_port=probe_port,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _shared_settings(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
+    """Flags that are not at their defaults and must be equal on all nodes."""
+    for field in msgspec.structs.fields(LaunchSettings):
+        component = getattr(settings, field.name)
+        for flag in flags(field.type, field.default) if field.name != "nodes" else ():
+            value = getattr(component, flag.field)
+            if flag.field not in OF_EACH_NODE and value != flag.default:
+                yield flag.name, str(value)
+
+
+def read_model_files(model: str | None) -> ModelFiles:
+    """Names and sizes of the model's files, and digests of small ones."""
+    try:
+        path = find_model(model).path
+        files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES]
+        found = {"" if path.is_file() else file.name: (file.stat().st_size, _digest(file)) for file in files}
+    except ModelNotFoundError as error:
+        return ModelFiles(path=str(model), files={}, problem=error.message)
+    except OSError as error:
+        return ModelFiles(path=str(model), files={}, problem=f"{error.filename}: {error.strerror}; check the files")
+    return ModelFiles(path=str(path), files=found, problem=_missing_shard(path, set(found)))
+
+
+def _digest(file: Path) -> str:
+    is_text = file.suffix in (".json", ".jinja") and file.stat().st_size <= MAX_TEXT_BYTES
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if is_text else ""
+
+
+def _missing_shard(path: Path, names: set[str]) -> str:
+    """Names a file of weights that the index lists and the folder lacks."""
+    index = path / "model.safetensors.index.json"
+    if path.is_file() or not index.is_file():
+        return ""
+    try:
+        listed = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return f"{index} has no weight_map; copy the model again"
+    missing = sorted(listed - names)
+    return f"{path} lacks {missing[0]}, which its index lists; copy the model again" if missing else ""
+
+
+def find_gpus(visible_devices: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves; none without `nvidia-smi`."""
+    query = "--query-gpu=uuid,name,driver_version,memory.free"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        lines = visible_lines(done.stdout, visible_devices)
+        return tuple(Gpu(name=name, driver=driver, free_bytes=int(free) << 20) for _, name, driver, free in lines)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+
+
+def _machine(gpus: tuple[Gpu, ...], ports: Sequence[tuple[str, int]]) -> Machine:
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    return Machine(
+        gpus=gpus,
+        free_bytes=_free_memory(),
+        shm_bytes=_size(SHM),
+        memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        taken_ports=tuple(why for host, port in ports if port and (why := why_taken(host, port))),
+    )
+
+
+def _size(folder: Path) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize
+
+
+def _free_memory() -> int:
+    lines = MEMORY.read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def why_taken(host: str, port: int) -> str:
+    """Why `port` cannot be opened; empty if it can."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} on {host} is in use"
+        return f"port {port} on {host} cannot be opened: {error.strerror}"
+    return ""

@@ -1,0 +1,327 @@
+"""Node 0's launcher: it meets the others, checks all, starts all, and decides when and why all end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from plait_proto import ExitCode
+
+from plait.nodes import messages
+from plait.nodes.causes import blamed_node, root_cause
+from plait.nodes.channel import Listener
+from plait.nodes.checks import find_faults, first_cause, table_lines
+from plait.nodes.engine_process import EngineProcess
+from plait.nodes.log_lines import LogWriter, Source, read_line
+from plait.nodes.messages import Cause, Facts
+from plait.nodes.plan import LaunchPlan
+from plait.nodes.probes import answer_probes, probe
+from plait.nodes.restarts import RestartBudget
+from plait.nodes.signals import StopRequests
+from plait.output import say
+
+POLL_SECONDS = 0.05
+HEARTBEAT_SECONDS = 0.5
+LOST_SECONDS = 4.0
+"""Without a word from a node. Its launcher does nothing heavy, so that it is gone or cut off."""
+SETTLE_SECONDS = 1.0
+"""From the first failure to the decision: a node's own cause may come after another node has noticed it."""
+END_SECONDS = 6.0
+"""From the decision to the end of the last node's engine."""
+LOAD_MARGIN_SECONDS = 30.0
+"""An engine whose load takes too long ends by itself and names the rank; only then does the launcher."""
+
+
+class EndError(Exception):
+    """Something ends the server."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.reason)
+        self.cause = cause
+
+
+class Peer(msgspec.Struct):
+    """Another node, as the head sees it."""
+
+    connection: bytes
+    facts: Facts
+    heard: float
+    clock: float | None = None
+    """Seconds that it is ahead of this node's wall clock."""
+    asked_clock: float = 0.0
+    problems: dict[int, str | None] | None = None
+    is_ready: bool = False
+    cause: Cause | None = None
+    """Once it has ended."""
+
+
+class Head:
+    """One run: from the meeting of the nodes to their common end."""
+
+    def __init__(self, plan: LaunchPlan, listener: Listener | None, log: LogWriter, requests: StopRequests) -> None:
+        """`listener` is None if there is one node alone."""
+        self._plan, self._listener, self._log, self._requests = plan, listener, log, requests
+        self._peers: dict[int, Peer] = {}
+        self._engine = EngineProcess(plan.words, self._on_own_line)
+        self._facts: Facts | None = None
+        self._num_refused = 0
+        self._causes: dict[int, Cause] = {}
+        """Failures by node, in the order in which they were heard of."""
+        self._is_draining = False
+
+    async def run(self, budget: RestartBudget) -> messages.Stop:
+        """Serve until all nodes have ended; why, and whether all start again."""
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._send_heartbeats())]
+        if self._listener is not None:
+            tasks.append(loop.create_task(self._receive(self._listener)))
+        try:
+            await self._meet_and_serve()
+            cause = Cause(code=0, reason="all nodes drained")
+        except EndError as end:
+            cause = end.cause
+        finally:
+            for task in tasks[:1]:
+                task.cancel()
+        stop = messages.Stop(cause, budget.after_loss(cause.code, time.time()))
+        await self._end_all(stop)
+        for task in tasks:
+            task.cancel()
+        self._log.flush(all_lines=True)
+        return stop
+
+    async def _meet_and_serve(self) -> None:
+        nodes = self._plan.settings.nodes
+        await self._meet(nodes.meet_timeout_seconds)
+        await self._preflight(nodes.preflight_timeout_seconds)
+        began = time.monotonic()
+        await self._load(self._plan.settings.process.load_timeout_seconds + LOAD_MARGIN_SECONDS)
+        say(f"All {self._plan.layout.num_nodes} nodes are ready after {time.monotonic() - began:.1f} s of loading")
+        say(f"Plait is ready: {self._engine.url}")
+        await self._until(self._still_serving, None, "serve")
+
+    # Phases
+
+    async def _meet(self, seconds: float) -> None:
+        others = range(1, self._plan.layout.num_nodes)
+        if others:
+            say(f"Waiting for {len(others)} nodes at {self._plan.head_address}:{self._plan.place.head_port}")
+        await self._until(lambda: [node for node in others if node not in self._peers], seconds, "meet")
+
+    async def _preflight(self, seconds: float) -> None:
+        """Raises `EndError` for what would fail later."""
+        plan = self._plan
+        if plan.keys is None or self._listener is None:
+            self._facts = await asyncio.to_thread(plan.facts, 0)
+            own_problems: dict[int, str | None] = {}
+        else:
+            with Listener(plan.keys, plan.node, plan.address, 0) as probes:
+                answering = asyncio.create_task(answer_probes(probes))
+                self._facts = await asyncio.to_thread(plan.facts, probes.port)
+                targets = {one.node: (one.address, one.probe_port) for one in self._all_facts()}
+                self._tell_all(messages.Probe(targets))
+                self._ask_clocks()
+                others = {node: where for node, where in targets.items() if node != plan.node}
+                own_problems = await probe(plan.keys, plan.node, others)
+                await self._until(self._not_checked, seconds, "preflight")
+                answering.cancel()
+        self._judge(own_problems)
+
+    def _judge(self, own_problems: dict[int, str | None]) -> None:
+        nodes = self._all_facts()
+        reached = {node: peer.problems or {} for node, peer in self._peers.items()}
+        clocks = {node: peer.clock or 0.0 for node, peer in self._peers.items()}
+        found = find_faults(nodes, self._plan.layout, clocks, {**reached, self._plan.node: own_problems})
+        say(f"Preflight of {len(nodes)} nodes")
+        for line in table_lines(nodes, found):
+            say(line)
+        if cause := first_cause(nodes, found):
+            raise EndError(cause)
+
+    async def _load(self, seconds: float) -> None:
+        self._tell_all(messages.Load())
+        self._engine.start()
+        await self._until(self._not_ready, seconds, "load")
+
+    def _not_checked(self) -> list[int]:
+        return [node for node, peer in self._peers.items() if peer.problems is None or peer.clock is None]
+
+    def _not_ready(self) -> list[int]:
+        own = [] if self._engine.url else [self._plan.node]
+        return own + [node for node, peer in self._peers.items() if not peer.is_ready]
+
+    async def _until(self, missing: Callable[[], list[int]], seconds: float | None, phase: str) -> None:
+        """Wait until no node is missing. Raises `EndError` for a failure, a request to stop, and a deadline."""
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        while nodes := missing():
+            self._log.flush()
+            self._note_refused()
+            self._take_requests(phase)
+            await self._check_failures()
+            if deadline is not None and time.monotonic() > deadline:
+                raise EndError(self._describe_deadline(phase, seconds or 0.0, sorted(nodes)))
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _describe_deadline(self, phase: str, seconds: float, missing: list[int]) -> Cause:
+        names = self._plan.describe_nodes(missing)
+        advice = "look at their own lines"
+        if phase == "meet":
+            port = self._plan.place.head_port
+            advice = f"start plait launch there too, and let TCP port {port} of this node through the firewalls"
+            if refused := self._refused():
+                advice += f"; refused for a key that is not listed: {', '.join(refused)}"
+        return Cause(
+            code=int(ExitCode.RANK_LOST), reason=f"phase {phase}: {names} missing after {seconds:g} s; {advice}"
+        )
+
+    # What the others say
+
+    async def _receive(self, listener: Listener) -> None:
+        while True:
+            node, connection, content = await listener.receive()
+            try:
+                message = messages.decode(content)
+            except msgspec.MsgspecError:
+                continue  # not from a launcher of this version; it will be missing
+            self._take(node, connection, message)
+
+    def _take(self, node: int, connection: bytes, message: messages.Message) -> None:
+        if isinstance(message, messages.Join):
+            self._join(node, connection, message.facts)
+        peer = self._peers.get(node)
+        if peer is None or peer.connection != connection:
+            return
+        peer.heard = time.monotonic()
+        match message:
+            case messages.ClockTick(seconds):
+                now = time.time()
+                peer.clock = seconds - (peer.asked_clock + now) / 2
+            case messages.Probed(problems):
+                peer.problems = problems
+            case messages.Ready():
+                peer.is_ready = True
+            case messages.Lines(lines):
+                self._log_of(node, lines)
+            case messages.Drain():
+                self._requests.num_signals = max(1, self._requests.num_signals)
+            case messages.Ended(cause):
+                peer.cause = cause
+
+    def _join(self, node: int, connection: bytes, facts: Facts) -> None:
+        known = self._peers.get(node)
+        if known is not None and known.facts.session != facts.session:
+            both = f"{known.facts.host} ({known.facts.address}) and {facts.host} ({facts.address})"
+            reason = f"two nodes say that they are node {node}: {both}; give each its own --node-rank"
+            self._causes.setdefault(0, Cause(code=int(ExitCode.SETTINGS), reason=reason))
+            self._send(connection, messages.Stop(self._causes[0]))
+        elif known is None:
+            self._peers[node] = Peer(connection, facts, time.monotonic())
+            say(f"Node {node} is {facts.host} at {facts.address}: {facts.address_reason}")
+
+    def _log_of(self, node: int, lines: list[str]) -> None:
+        first = self._plan.layout.ranks_of(node).start
+        for line in lines:
+            self._log.add(*read_line(line, node, first))
+
+    def _on_own_line(self, line: str) -> None:
+        self._log.add(*read_line(line, self._plan.node, self._plan.first_rank))
+
+    def _refused(self) -> list[str]:
+        return self._listener.allowlist.refused if self._listener is not None else []
+
+    def _note_refused(self) -> None:
+        for address in self._refused()[self._num_refused :]:
+            self._log.add(Source(0, None), f"refused {address}: its key is not in public.keys")
+        self._num_refused = len(self._refused())
+
+    # Failures and ends
+
+    def _take_requests(self, phase: str) -> None:
+        """What Ctrl-C asks for, here or on another node: first a drain, then an end."""
+        if self._requests.num_signals == 0:
+            return
+        if phase != "serve" or self._requests.num_signals > 1:
+            raise EndError(Cause(code=0, reason="stopped"))
+        if not self._is_draining:
+            self._is_draining = True
+            say("Draining all nodes (Ctrl-C again stops at once)")
+            self._tell_all(messages.Drain())
+            self._engine.drain()
+
+    async def _check_failures(self) -> None:
+        if not self._find_failures():
+            return
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline or (
+            self._is_blamed_node_silent() and time.monotonic() < deadline + LOST_SECONDS
+        ):
+            self._find_failures()
+            await asyncio.sleep(POLL_SECONDS)
+        node, cause = root_cause(self._causes)
+        raise EndError(self._named(node, cause))
+
+    def _named(self, node: int, cause: Cause) -> Cause:
+        host = self._peers[node].facts.host if node in self._peers else self._facts.host if self._facts else "the head"
+        return Cause(code=cause.code, reason=f"node {node} ({host}): {cause.reason}")
+
+    def _is_blamed_node_silent(self) -> bool:
+        """Whether the only cause so far names another node that has said nothing: it may be cut off."""
+        node, cause = root_cause(self._causes)
+        blamed = blamed_node(cause, node)
+        return blamed is not None and blamed in self._peers and blamed not in self._causes
+
+    def _find_failures(self) -> bool:
+        """Note new failures; whether there are any."""
+        now = time.monotonic()
+        for node, peer in self._peers.items():
+            if peer.cause is not None and peer.cause.code != 0:
+                self._causes.setdefault(node, peer.cause)
+            elif peer.cause is None and now - peer.heard > LOST_SECONDS:
+                reason = f"no word from {peer.facts.address} for {LOST_SECONDS:g} s; it ended, hangs or is cut off"
+                self._causes.setdefault(node, Cause(code=int(ExitCode.RANK_LOST), reason=reason))
+        own = self._engine.cause
+        if own is not None and own.code != 0:
+            self._causes.setdefault(self._plan.node, own)
+        return bool(self._causes)
+
+    def _still_serving(self) -> list[int]:
+        own = [self._plan.node] if self._engine.cause is None else []
+        return own + [node for node, peer in self._peers.items() if peer.cause is None]
+
+    async def _end_all(self, stop: messages.Stop) -> None:
+        """Tell all nodes, and return when their engines have ended or the time is over."""
+        self._tell_all(stop)
+        await self._engine.end()
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline and any(self._still_ends(peer) for peer in self._peers.values()):
+            await asyncio.sleep(POLL_SECONDS)
+
+    @staticmethod
+    def _still_ends(peer: Peer) -> bool:
+        return peer.cause is None and time.monotonic() - peer.heard < LOST_SECONDS
+
+    # Sending
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            self._tell_all(messages.Alive())
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    def _ask_clocks(self) -> None:
+        for peer in self._peers.values():
+            peer.asked_clock = time.time()
+            self._send(peer.connection, messages.ClockTick(0.0))
+
+    def _tell_all(self, message: messages.Message) -> None:
+        for peer in self._peers.values():
+            self._send(peer.connection, message)
+
+    def _send(self, connection: bytes, message: messages.Message) -> None:
+        if self._listener is not None:
+            self._listener.send(connection, messages.encode(message))
+
+    def _all_facts(self) -> list[Facts]:
+        own = [self._facts] if self._facts is not None else []
+        return own + [self._peers[node].facts for node in sorted(self._peers)]

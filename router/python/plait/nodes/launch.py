@@ -1,0 +1,171 @@
+"""`plait launch`: this node's part of a server over several nodes, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import time
+from pathlib import Path
+
+from plait_proto import ExitCode
+
+from plait.check_settings import check_settings
+from plait.errors import DONE, SettingsError, StartError
+from plait.nodes.channel import Listener
+from plait.nodes.engine_words import engine_settings_of, engine_words
+from plait.nodes.environment import Environment
+from plait.nodes.facts import find_gpus
+from plait.nodes.head import Head
+from plait.nodes.key_files import NodeKeys, read_keys
+from plait.nodes.layout import Layout, PortUse, layout_lines, listeners, plan_layout
+from plait.nodes.log_lines import LogWriter
+from plait.nodes.member import Member
+from plait.nodes.messages import Gpu, Stop
+from plait.nodes.place import Place, find_place, own_address, resolve_head, with_port
+from plait.nodes.plan import LaunchPlan
+from plait.nodes.restarts import RestartBudget
+from plait.nodes.settings import LaunchSettings
+from plait.nodes.signals import StopRequests
+from plait.output import say
+
+
+def launch(model: str | None, settings: LaunchSettings, environment: Environment) -> int:
+    """Serve `model` with the other nodes until all end; the exit code. Raises `StartError`."""
+    place = find_place(settings.nodes, environment)
+    gpus = find_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
+    layout = _layout(settings, place, gpus)
+    keys = None if settings.nodes.dry_run else _keys(settings, place)
+    plan = _plan(model, settings, place, layout, keys, gpus)
+    if settings.nodes.dry_run:
+        _print_layout(plan)
+        return DONE
+    return asyncio.run(_run(plan))
+
+
+def _layout(settings: LaunchSettings, place: Place, gpus: tuple[Gpu, ...]) -> Layout:
+    given = settings.nodes.gpus_per_node
+    num_gpus = 0 if settings.device.device == "cpu" else len(gpus) if given is None else given
+    process = settings.process
+    return plan_layout(
+        num_nodes=place.num_nodes,
+        tp=process.tp,
+        dp=process.dp,
+        dp_attention=process.dp_attention,
+        gpus_per_node=num_gpus,
+    )
+
+
+def _keys(settings: LaunchSettings, place: Place) -> NodeKeys | None:
+    if place.num_nodes == 1:
+        return None
+    if settings.nodes.keys is None:
+        raise SettingsError(
+            f"{place.num_nodes} nodes need --keys: `plait keys new DIR --nodes {place.num_nodes}` makes them, and each "
+            "node needs public.keys and its own"
+        )
+    return read_keys(Path(settings.nodes.keys), place.node, place.num_nodes)
+
+
+def _plan(
+    model: str | None,
+    settings: LaunchSettings,
+    place: Place,
+    layout: Layout,
+    keys: NodeKeys | None,
+    gpus: tuple[Gpu, ...],
+) -> LaunchPlan:
+    head = resolve_head(place, settings.nodes.meet_timeout_seconds)
+    address, reason = own_address(settings.nodes, head)
+    if place.node == 0 and place.num_nodes > 1:
+        address, reason = head, f"the head's, by {place.said_by}"
+    engine = engine_settings_of(settings, layout, place.node, head, place.head_port)
+    check_settings(engine)
+    opened = _listeners(settings, layout, head, place.head_port)[1 if place.num_nodes > 1 else 0 :]
+    return LaunchPlan(
+        model=model,
+        settings=settings,
+        place=place,
+        layout=layout,
+        head_address=head,
+        address=address,
+        address_reason=reason,
+        gpus=gpus,
+        keys=keys,
+        words=engine_words(model, engine),
+        ports=[(one.host, one.port) for one in opened if one.node in (None, place.node)],
+    )
+
+
+def _listeners(settings: LaunchSettings, layout: Layout, head: str, port: int) -> list[PortUse]:
+    return list(listeners(layout, head, port, (settings.http.host, settings.http.port)))
+
+
+def _print_layout(plan: LaunchPlan) -> None:
+    for line in layout_lines(
+        plan.layout, _listeners(plan.settings, plan.layout, plan.head_address, plan.place.head_port)
+    ):
+        say(line)
+    say(f"This is node {plan.node} ({plan.place.said_by})")
+    say(f"  address  {plan.address}: {plan.address_reason}")
+    say(f"  engine   {shlex.join(['plait', *plan.words])}")
+
+
+async def _run(plan: LaunchPlan) -> int:
+    requests = StopRequests()
+    requests.attach(asyncio.get_running_loop())
+    nodes = plan.settings.nodes
+    budget = RestartBudget(nodes.restart, nodes.restart_budget, nodes.restart_file)
+    log = _open_log(plan)
+    if plan.node == 0 and (delay := budget.delay_at_start(time.time())):
+        await _wait(delay, requests)
+    while requests.num_signals == 0:
+        stop = await _run_once(plan, budget, log, requests)
+        if stop.restart_after is None:
+            return _exit_code(stop)
+        say(f"Restart in {stop.restart_after:g} s: {stop.cause.reason}")
+        await _wait(stop.restart_after, requests)
+    say("Stopped")
+    return DONE
+
+
+async def _run_once(plan: LaunchPlan, budget: RestartBudget, log: LogWriter, requests: StopRequests) -> Stop:
+    if plan.node != 0:
+        assert plan.keys is not None, "several nodes have keys"
+        return await Member(plan, plan.keys, log, requests).run()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(plan, plan.keys)) if plan.keys is not None else None
+        return await Head(plan, listener, log, requests).run(budget)
+
+
+def _listen(plan: LaunchPlan, keys: NodeKeys) -> Listener:
+    port = plan.place.head_port
+    try:
+        return Listener(keys, plan.node, plan.head_address, port)
+    except OSError as error:
+        raise SettingsError(
+            f"node 0 cannot listen at {with_port(plan.head_address, port)}: {error.strerror}; --head must be an "
+            "address of this machine with a free port, and only one node has the rank 0"
+        ) from error
+
+
+def _open_log(plan: LaunchPlan) -> LogWriter:
+    file = plan.settings.nodes.combined_log if plan.node == 0 else None
+    try:
+        return LogWriter(file)
+    except OSError as error:
+        raise SettingsError(f"--combined-log {file} cannot be opened: {error.strerror}; give another file") from error
+
+
+async def _wait(seconds: float, requests: StopRequests) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and requests.num_signals == 0:
+        await asyncio.sleep(0.1)
+
+
+def _exit_code(stop: Stop) -> int:
+    """The exit code; raises `StartError` with the root cause for a failure."""
+    if stop.cause.code == DONE:
+        say(f"Stopped: {stop.cause.reason}")
+        return DONE
+    raise StartError(stop.cause.reason, ExitCode(stop.cause.code))

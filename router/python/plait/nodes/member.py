@@ -1,0 +1,152 @@
+"""The launcher of any other node: it does what the head says, and ends when the head is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from plait_proto import ExitCode
+
+from plait.errors import StartError
+from plait.nodes import messages
+from plait.nodes.channel import Dialler, Listener
+from plait.nodes.engine_process import EngineProcess
+from plait.nodes.head import HEARTBEAT_SECONDS, LOST_SECONDS, POLL_SECONDS
+from plait.nodes.key_files import NodeKeys
+from plait.nodes.log_lines import LogWriter, read_line
+from plait.nodes.messages import Cause
+from plait.nodes.place import with_port
+from plait.nodes.plan import LaunchPlan
+from plait.nodes.probes import answer_probes, probe
+from plait.nodes.signals import StopRequests
+from plait.output import say
+
+JOIN_SECONDS = 1.0
+"""From one Join to the next, until the head answers."""
+MAX_LINES = 500
+"""Log lines of one message; more of one moment are dropped, and counted."""
+
+
+class Member:
+    """One run: from the meeting of the nodes to their common end."""
+
+    def __init__(self, plan: LaunchPlan, keys: NodeKeys, log: LogWriter, requests: StopRequests) -> None:
+        self._plan, self._keys, self._log, self._requests = plan, keys, log, requests
+        head, port = plan.head_address, plan.place.head_port
+        self._head = Dialler(keys, plan.node, 0, head, port)
+        self._engine = EngineProcess(plan.words, self._on_line)
+        self._lines: list[str] = []
+        self._heard: float | None = None
+        """When the head last said something; None: it has not yet."""
+        self._stop: messages.Stop | None = None
+        self._work: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> messages.Stop:
+        """Serve until the head says that all end; what it says. Raises `StartError` if keys or head are wrong."""
+        loop = asyncio.get_running_loop()
+        with self._head, Listener(self._keys, self._plan.node, self._plan.address, 0) as probes:
+            facts = await asyncio.to_thread(self._plan.facts, probes.port)
+            watching = loop.create_task(self._head.watch())
+            tasks = [watching, loop.create_task(answer_probes(probes)), loop.create_task(self._receive())]
+            try:
+                return await self._live(messages.Join(facts), watching)
+            finally:
+                await self._engine.end()
+                self._report_end()
+                for task in [*tasks, *self._work]:
+                    task.cancel()
+                self._log.flush(all_lines=True)
+
+    async def _live(self, join: messages.Join, watching: asyncio.Task[None]) -> messages.Stop:
+        began = last_join = last_sent = time.monotonic()
+        where = with_port(self._plan.head_address, self._plan.place.head_port)
+        say(f"Joining node 0 at {where} as node {self._plan.node} ({self._plan.place.said_by})")
+        self._send(join)
+        is_ready = has_ended = False
+        while self._stop is None:
+            await asyncio.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            if watching.done():
+                watching.result()
+            self._check_head(now, began, where)
+            if self._heard is None and now - last_join > JOIN_SECONDS:
+                self._send(join)
+                last_join = now
+            if now - last_sent > HEARTBEAT_SECONDS:
+                self._send(messages.Alive())
+                last_sent = now
+            if self._engine.url and not is_ready:
+                is_ready = True
+                self._send(messages.Ready())
+            if self._engine.cause is not None and not has_ended:
+                has_ended = True
+                self._flush()
+                self._report_end()
+            self._flush()
+            self._take_requests()
+        return self._stop
+
+    def _check_head(self, now: float, began: float, where: str) -> None:
+        """Raises `StartError` if it does not answer any more, or never did."""
+        seconds = self._plan.settings.nodes.meet_timeout_seconds
+        if self._heard is None and now - began > seconds:
+            raise StartError(
+                f"phase meet: node 0 at {where} has not answered for {seconds:g} s; start plait launch there, and let "
+                "that TCP port through its firewall",
+                ExitCode.RANK_LOST,
+            )
+        if self._heard is not None and now - self._heard > LOST_SECONDS:
+            raise StartError(
+                f"node 0 ({where}): no word for {LOST_SECONDS:g} s; it ended, hangs or is cut off", ExitCode.RANK_LOST
+            )
+
+    async def _receive(self) -> None:
+        while True:
+            content = await self._head.receive()
+            try:
+                message = messages.decode(content)
+            except msgspec.MsgspecError:
+                continue
+            self._heard = time.monotonic()
+            match message:
+                case messages.Probe(targets):
+                    others = {node: where for node, where in targets.items() if node != self._plan.node}
+                    task = asyncio.get_running_loop().create_task(self._probe(others))
+                    self._work.add(task)
+                case messages.ClockTick():
+                    self._send(messages.ClockTick(time.time()))
+                case messages.Load():
+                    say("Preflight passed on all nodes; loading")
+                    self._engine.start()
+                case messages.Drain():
+                    self._engine.drain()
+                case messages.Stop():
+                    self._stop = message
+
+    async def _probe(self, others: dict[int, tuple[str, int]]) -> None:
+        self._send(messages.Probed(await probe(self._keys, self._plan.node, others)))
+
+    def _take_requests(self) -> None:
+        """Ctrl-C here drains all nodes by the head; a second one, or a lost terminal, ends this node at once."""
+        if self._requests.num_signals > 1:
+            self._stop = messages.Stop(Cause(code=0, reason="stopped"))
+        elif self._requests.num_signals == 1:
+            self._send(messages.Drain())
+
+    def _on_line(self, line: str) -> None:
+        self._log.add(*read_line(line, self._plan.node, self._plan.first_rank))
+        self._lines.append(line)
+
+    def _flush(self) -> None:
+        self._log.flush()
+        if self._lines:
+            dropped = len(self._lines) - MAX_LINES
+            self._send(messages.Lines(self._lines[:MAX_LINES], max(0, dropped)))
+            self._lines = []
+
+    def _report_end(self) -> None:
+        self._send(messages.Ended(self._engine.cause or Cause(code=0, reason="it was stopped")))
+
+    def _send(self, message: messages.Message) -> None:
+        self._head.send(messages.encode(message))

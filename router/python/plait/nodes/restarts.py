@@ -1,0 +1,86 @@
+"""How often a server is started again after a loss. A file keeps the count over the launcher's own ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from plait_proto import ExitCode
+
+from plait.errors import SettingsError, StartError
+
+WINDOW_SECONDS = 3600.0
+FIRST_BACKOFF_SECONDS = 5.0
+MAX_BACKOFF_SECONDS = 300.0
+MAX_FILE_BYTES = 1 << 16
+RESTARTED = (ExitCode.RANK_LOST, ExitCode.BUG)
+"""What another start may mend. Settings, hardware and model files stay as they are."""
+
+Policy = Literal["never", "group", "backoff"]
+
+
+class RestartBudget:
+    """The losses of the last hour."""
+
+    def __init__(self, policy: Policy, budget: int, file: str | None) -> None:
+        """Read the file, if there is one. Raises `SettingsError` if it cannot be used."""
+        self._policy, self._budget = policy, budget
+        self._file = Path(file) if file is not None else None
+        self._losses = _read(self._file) if self._file is not None else []
+
+    def delay_at_start(self, now: float) -> float:
+        """Seconds to wait before the first start. Raises `StartError` if an earlier launcher has spent the budget."""
+        recent = self._recent(now)
+        if self._policy == "never" or not recent:
+            return 0.0
+        if len(recent) > self._budget:
+            wait = (recent[-self._budget - 1] + WINDOW_SECONDS - now) / 60
+            raise StartError(
+                f"{self._file} has {len(recent)} losses within an hour, --restart-budget allows {self._budget}; find "
+                f"their cause, then remove the file, or wait {wait:.0f} minutes",
+                ExitCode.RANK_LOST,
+            )
+        return max(0.0, recent[-1] + self._backoff(len(recent)) - now)
+
+    def after_loss(self, code: int, now: float) -> float | None:
+        """Seconds to wait before another start; None: no more. Counts the loss. Times are those of the wall clock."""
+        if code not in RESTARTED:
+            return None
+        recent = self._losses = [*self._recent(now), now]
+        self._write()
+        if self._policy == "never" or len(recent) > self._budget:
+            return None
+        return self._backoff(len(recent))
+
+    def _recent(self, now: float) -> list[float]:
+        return [at for at in self._losses if now - WINDOW_SECONDS < at <= now]
+
+    def _backoff(self, num_losses: int) -> float:
+        if self._policy != "backoff":
+            return 0.0
+        return min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (num_losses - 1))
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        try:
+            new.write_bytes(msgspec.json.encode(self._losses))
+            new.replace(self._file)
+        except OSError as error:
+            raise SettingsError(f"--restart-file {self._file} cannot be written: {error.strerror}") from error
+
+
+def _read(file: Path) -> list[float]:
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"--restart-file {file} is no file of restarts; give another")
+        return msgspec.json.decode(file.read_bytes(), type=list[float])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(f"--restart-file {file} cannot be read: {error}; remove it, or give another") from error
