@@ -6,7 +6,7 @@ use crate::scheduler::Scheduler;
 use crate::settings::{Limits, Settings};
 use crate::state::{Job, Phase};
 use crate::step_cost::StepCost;
-use crate::step_sizes::SIZE;
+use crate::step_sizes::{SIZE, padded_tokens};
 use crate::step_times::StepTimes;
 use crate::step_work::{StepWork, WorkKind};
 
@@ -18,9 +18,9 @@ const DECAY: f64 = 0.99;
 
 /// Share of the target that steps may be planned to take, however far they exceed what is expected.
 const LEAST_USABLE: f64 = 0.5;
-/// Sizes of a step that are looked at above the one that fits by the linear fit; below it, half of them.
+/// Sizes of a step that are looked at above the one that fits by the linear fit; below it, half of the chunk.
 const NUM_SIZES_ABOVE: u64 = 4;
-/// Steps of fewer sizes are left as they are: a size is too coarse for them.
+/// Fewer prefill tokens are left as they are: a size is too coarse for them.
 const LEAST_SIZES: u64 = 8;
 /// Share of the target that a grant takes.
 const GRANT: f64 = 0.25;
@@ -210,18 +210,20 @@ impl ItlTarget {
 /// Tokens that fill `work` up to the largest size of a step that takes no more than `usable`, near the `on_fit`
 /// tokens that do so by the linear fit.
 fn of_best_size(cost: &StepCost, usable: f64, work: &StepWork, start: u32, on_fit: u32) -> u32 {
-    let (before, size) = (work.num_prefill_tokens, u64::from(SIZE));
-    let most = (before + u64::from(on_fit)) / size;
-    if most < LEAST_SIZES {
+    let size = u64::from(SIZE);
+    if work.num_prefill_tokens + u64::from(on_fit) < LEAST_SIZES * size {
         return on_fit;
     }
+    let before = padded_tokens(work);
+    let least = (before + u64::from(on_fit / 2)) / size;
+    let most = (before + u64::from(on_fit)) / size;
     let is_in_time = |length: &u32| {
         let mut with = *work;
         with.add_prefill(start, *length);
         cost.estimate(&with) <= usable
     };
     let length = |num: u64| u32::try_from((num * size).checked_sub(before)?).ok();
-    let sizes = (most / 2..=most + NUM_SIZES_ABOVE).rev();
+    let sizes = (least..=most + NUM_SIZES_ABOVE).rev();
     sizes
         .filter_map(length)
         .find(is_in_time)

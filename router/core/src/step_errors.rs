@@ -13,8 +13,10 @@ const HICCUP: usize = NUM_BINS + 1;
 const HICCUP_RATIO: f64 = 2.0;
 /// Least margin until so many steps were measured that a percentile can be told.
 const FIRST_MARGIN: f64 = 0.03;
-/// What chunks add to it at first. After four steps half of that is left, after twelve a quarter.
+/// What chunks add to it at first.
 const FIRST_MARGIN_OF_CHUNKS: f64 = 0.12;
+/// Steps after which half of that is left; after three times as many it is a quarter.
+const NUM_HALVING: f64 = 8.0;
 
 /// A histogram of the last steps' errors.
 #[derive(Clone, Debug)]
@@ -59,7 +61,7 @@ impl StepErrors {
         if self.len >= PERCENTILE {
             return self.margin;
         }
-        let more = FIRST_MARGIN_OF_CHUNKS / (1.0 + self.len as f64 / 4.0);
+        let more = FIRST_MARGIN_OF_CHUNKS / (1.0 + self.len as f64 / NUM_HALVING);
         self.margin.max(FIRST_MARGIN + more)
     }
 

@@ -3,13 +3,15 @@
 
 use crate::step_work::{StepWork, WorkKind};
 
-/// Prefill tokens by which sizes are told apart.
+/// Tokens by which sizes are told apart.
 pub(crate) const SIZE: u32 = 32;
 /// Sizes up to 4,096 tokens. What is larger is linear enough.
 const NUM_SIZES: usize = 128;
-/// Steps on the fit that are assumed beside those measured.
-const NUM_PRIOR: f32 = 4.0;
-/// Steps of a size that are remembered. Tile and graph sizes change with the number of decoders.
+/// Steps that are assumed beside those measured, as the next smaller size that was measured tells.
+const NUM_PRIOR: f64 = 1.0;
+/// How much smaller that size is at most: two tiles.
+const NUM_NEAR: usize = 8;
+/// Steps of a size that are remembered: the fit that they are told by changes.
 const NUM_KEPT: f32 = 16.0;
 /// Ratios to the fit that a size explains. Others are hiccups, or the fit is wrong.
 const EXPLAINED: std::ops::Range<f64> = 0.7..1.4;
@@ -21,7 +23,7 @@ struct Size {
     excess: f32,
 }
 
-/// Mixed steps by their prefill tokens.
+/// Mixed steps by their tokens, decode rows padded.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StepSizes {
     sizes: [Size; NUM_SIZES],
@@ -61,11 +63,39 @@ impl StepSizes {
     }
 
     /// Expected time of `work` to the fit's value; 1 unless it is mixed.
+    ///
+    /// A size that follows one above the fit is taken to be above it too: most likely they are parts of one tile.
     pub(crate) fn ratio(&self, work: &StepWork) -> f64 {
-        let size = index(work).and_then(|index| self.sizes.get(index));
-        size.map_or(1.0, |size| {
-            1.0 + f64::from(size.excess / (size.num_steps + NUM_PRIOR))
-        })
+        let Some(index) = index(work).filter(|index| *index < NUM_SIZES) else {
+            return 1.0;
+        };
+        let mut smaller = self.sizes[index.saturating_sub(NUM_NEAR)..index].iter();
+        let smaller = smaller.rfind(|size| size.num_steps > 0.0);
+        let prior = smaller.map_or(1.0, |size| size.ratio(1.0).max(1.0));
+        self.sizes[index].ratio(prior)
+    }
+}
+
+impl Size {
+    fn ratio(&self, prior: f64) -> f64 {
+        let num_steps = f64::from(self.num_steps);
+        let sum = num_steps + f64::from(self.excess) + prior * NUM_PRIOR;
+        sum / (num_steps + NUM_PRIOR)
+    }
+}
+
+/// Tokens of the step if its decode rows are padded: steps of a tile or a graph have the same.
+pub(crate) fn padded_tokens(work: &StepWork) -> u64 {
+    work.num_prefill_tokens + padded_decode_rows(work.num_decode_rows)
+}
+
+/// Decode rows of the captured mixed step for so many: `MIXED_DECODE_ROWS` of `plait_worker.graph_sizes`.
+fn padded_decode_rows(num: u64) -> u64 {
+    match num {
+        0 => 0,
+        1..=128 => num.next_power_of_two().max(16),
+        129..=256 => num.next_multiple_of(64),
+        _ => num.next_multiple_of(128),
     }
 }
 
@@ -73,5 +103,5 @@ fn index(work: &StepWork) -> Option<usize> {
     if work.kind() != WorkKind::Mixed {
         return None;
     }
-    usize::try_from((work.num_prefill_tokens - 1) / u64::from(SIZE)).ok()
+    usize::try_from((padded_tokens(work) - 1) / u64::from(SIZE)).ok()
 }
