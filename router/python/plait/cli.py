@@ -130,6 +130,10 @@ def _launch(args: argparse.Namespace) -> int:
     return nodes.launch(args, os.environ)
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    return nodes.doctor(args, os.environ)
+
+
 def _chat(args: argparse.Namespace) -> int:
     settings = read_settings(args, ChatSettings).talk
     from plait.chat import chat
@@ -163,6 +167,7 @@ def _kernels(args: argparse.Namespace) -> int:
 _COMMANDS = {
     "serve": _serve,
     "launch": _launch,
+    "doctor": _doctor,
     "keys": nodes.keys,
     "chat": _chat,
     "simulate": _simulate,

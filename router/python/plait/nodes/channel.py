@@ -69,6 +69,10 @@ class Listener:
         self._socket.router_mandatory = 1
         self._socket.curve_server = 1
         self._socket.curve_secretkey = keys.secret
+        self.num_strangers = 0
+        """Connections that ended in the handshake: of peers that hold another key of this node, or are no Plait."""
+        self._monitor = self._socket.get_monitor_socket(_ENDED)
+        self._counting = asyncio.get_running_loop().create_task(self._count_strangers())
         try:
             self._socket.bind(f"tcp://{with_port(address, port or '*')}")
         except zmq.ZMQError as error:
@@ -81,6 +85,11 @@ class Listener:
         bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         return int(bound.rstrip(b"\0").rpartition(b":")[2])
+
+    async def _count_strangers(self) -> None:
+        while True:
+            await recv_monitor_message(self._monitor)
+            self.num_strangers += 1
 
     async def receive(self) -> tuple[int, bytes, bytes]:
         """A message: the node whose key the peer has, the connection, the content."""
@@ -96,6 +105,9 @@ class Listener:
 
     def close(self) -> None:
         self.allowlist.close()
+        self._counting.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close()
         self._context.term()
 

@@ -1,4 +1,4 @@
-"""The commands `plait keys` and `plait launch`."""
+"""The commands `plait launch`, `plait doctor` and `plait keys`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from plait.errors import DONE, SettingsError
 from plait.flags import Parser, add_flags, read_settings
+from plait.nodes.doctor import DoctorSettings
 from plait.nodes.environment import Environment
 from plait.nodes.settings import LaunchSettings, NodeCount
 from plait.output import say
@@ -22,12 +23,15 @@ def add_commands(commands: Any) -> dict[str, Parser]:
     )
     launch.add_argument("model", metavar="MODEL", nargs="?", help="as for serve; each node reads its own files")
     add_flags(launch, LaunchSettings)
+    doctor = commands.add_parser("doctor", help="check whether this machine is fit to serve", allow_abbrev=False)
+    doctor.add_argument("model", metavar="MODEL", nargs="?", help="as for serve")
+    add_flags(doctor, DoctorSettings)
     keys = commands.add_parser("keys", help="make the keys by which nodes know each other", allow_abbrev=False)
     actions = keys.add_subparsers(dest="key_action", metavar="ACTION", parser_class=Parser)
     new = actions.add_parser("new", help="make a key for each node", allow_abbrev=False)
     new.add_argument("folder", metavar="DIR", help="folder for the files; each node needs public.keys and its own key")
     new.add_argument("--nodes", metavar="N", required=True, help="nodes of the server, 1 to 64")
-    return {"launch": launch, "keys": keys, "keys new": new}
+    return {"launch": launch, "doctor": doctor, "keys": keys, "keys new": new}
 
 
 def keys(args: argparse.Namespace) -> int:
@@ -53,3 +57,11 @@ def launch(args: argparse.Namespace, environment: Environment) -> int:
     from plait.nodes.launch import launch as run
 
     return run(args.model, settings, environment)
+
+
+def doctor(args: argparse.Namespace, environment: Environment) -> int:
+    """`plait doctor [MODEL]`."""
+    needs = read_settings(args, DoctorSettings).needs
+    from plait.nodes.doctor import doctor as run
+
+    return run(args.model, needs, environment)

@@ -172,6 +172,8 @@ class Head:
             advice = f"start plait launch there too, and let TCP port {port} of this node through the firewalls"
             if refused := self._refused():
                 advice += f"; refused for a key that is not listed: {', '.join(refused)}"
+            if self._listener is not None and self._listener.num_strangers:
+                advice += "; somebody tried with another public key of node 0: copy one public.keys to all nodes"
         return Cause(
             code=int(ExitCode.RANK_LOST), reason=f"phase {phase}: {names} missing after {seconds:g} s; {advice}"
         )

@@ -93,7 +93,7 @@ class LogWriter:
 
     def __init__(self, file: str | None) -> None:
         """Open the file to append to it. Raises `OSError` if that fails."""
-        self._file: IO[str] | None = open(file, "a", encoding="utf-8") if file is not None else None  # noqa: SIM115
+        self._file: IO[bytes] | None = open(file, "ab", buffering=0) if file is not None else None  # noqa: SIM115
         self._lines = LogLines()
 
     def add(self, source: Source, text: str) -> None:
@@ -109,8 +109,7 @@ class LogWriter:
         if self._file is None:
             return
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            self._file.write(line.encode() + b"\n")
         except OSError as error:  # a full disk must not end the server
             self._file = None
             print(f"The combined log ends here: {error.strerror}; the server runs on", file=sys.stderr, flush=True)

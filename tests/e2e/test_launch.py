@@ -1,0 +1,210 @@
+"""`plait launch` on two nodes: namespaces with a network of their own, keys, the real commands, ranks on CPUs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from plait.nodes.key_files import write_new_keys
+from plait_testing.node_network import NodeNetwork, interrupt, reason_without_namespaces, wait_for_all, workers_of
+from plait_testing.running_server import Server, wait_until_ready
+
+END_SECONDS = 10.0
+"""From the first failure to the end of all processes on all nodes."""
+LAYOUT = ("--tp", "2", "--dp", "2")
+
+
+@pytest.fixture
+def network() -> Iterator[NodeNetwork]:
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    with NodeNetwork(2) as made:
+        yield made
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    write_new_keys(tmp_path / "keys", 2)
+    return tmp_path / "keys"
+
+
+def begin(network: NodeNetwork, folder: Path, check_models: Path, keys: Path, *flags: str) -> list[Server]:
+    """Two nodes of recall-mla that are ready."""
+    nodes = network.launch_all(folder, check_models / "recall-mla", keys, *LAYOUT, *flags)
+    wait_until_ready(nodes[0])
+    assert nodes[0].url, nodes[0].errors
+    return nodes
+
+
+def processes_of(nodes: list[Server]) -> list[psutil.Process]:
+    """All of them, launchers, engines and ranks."""
+    return [process for one in nodes for process in (psutil.Process(one.process.pid), *one.workers())]
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, timeout=END_SECONDS)
+    assert left == []
+
+
+def test_two_nodes_answer_through_the_heads_door_and_a_killed_rank_ends_both(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys)
+    assert [line.split()[3:] for line in nodes[0].lines if line.startswith(("  0 ", "  1 "))] == [["ok"] * 11] * 2
+    assert network.wrong_recall(0, nodes[0].url, "recall-mla", 4, 512) == []
+    everything = processes_of(nodes)
+    assert len(everything) == 2 * 4
+    workers_of(nodes[1])[0].kill()
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert_all_gone(everything)
+    for one in nodes:
+        assert "exit code 5): node 1 (" in one.last_line
+        assert "was killed by SIGKILL" in one.last_line
+        assert one.errors.count("plait: rank lost error") == 1
+    assert "[nodes 0-1 ranks 0-3]" in nodes[0].errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [0, 1])
+def test_ctrl_c_on_any_node_drains_all(
+    asked: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys)
+    everything = processes_of(nodes)
+    interrupt(nodes[asked])
+    assert wait_for_all(nodes, END_SECONDS) == [0, 0]
+    assert_all_gone(everything)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("how", ["terminal", "killed"])
+def test_a_lost_launcher_leaves_nothing_running(
+    lost: int, how: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys)
+    everything = processes_of(nodes)
+    nodes[lost].process.send_signal(signal.SIGHUP if how == "terminal" else signal.SIGKILL)
+    wait_for_all(nodes, END_SECONDS)
+    assert_all_gone(everything)
+    if how == "killed":
+        other = nodes[1 - lost]
+        assert other.process.returncode == 5
+        assert f"node {lost} (" in other.last_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_node_that_is_cut_off_ends_both_and_each_names_the_other(
+    cut: int, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    nodes = begin(network, tmp_path, check_models, keys)
+    everything = processes_of(nodes)
+    network.cut_off(cut)
+    assert wait_for_all(nodes, END_SECONDS) == [5, 5]
+    assert_all_gone(everything)
+    assert "node 1 (" in nodes[0].last_line
+    assert "no word" in nodes[0].last_line
+    assert "node 0 (" in nodes[1].last_line
+    assert "no word" in nodes[1].last_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut_while", ["meet", "load"])
+def test_a_node_that_is_cut_off_before_all_are_ready_ends_both(
+    cut_while: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    if cut_while == "meet":
+        network.cut_off(1)
+    flags = (*LAYOUT, "--meet-timeout-seconds", "5")
+    nodes = network.launch_all(tmp_path, check_models / "recall-mla", keys, *flags)
+    if cut_while == "load":
+        nodes[1].read_line("Preflight passed")
+        network.cut_off(1)
+    assert wait_for_all(nodes, 5 + END_SECONDS) == [5, 5]
+    wanted = "phase meet: node 1 (ranks 2 to 3) missing after 5 s" if cut_while == "meet" else "no word from 10.77.0.2"
+    assert wanted in nodes[0].last_line
+    assert "node 0" in nodes[1].last_line
+
+
+def start_with_fault(fault: str, network: NodeNetwork, folder: Path, model: Path, keys: Path) -> list[Server]:
+    """Two nodes, the second of them with a fault."""
+    places = [network.place(node, keys) for node in (0, 1)]
+    flags, models, environment = [[*LAYOUT], [*LAYOUT]], [model, model], {}
+    match fault:
+        case "a wrong version":
+            info = folder / "other" / "plait-9.9.9.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plait\nVersion: 9.9.9\n")
+            environment["PYTHONPATH"] = f"{info.parent}:{psutil.Process().environ().get('PYTHONPATH', '')}"
+        case "another setting":
+            flags[1] += ["--max-seqs", "8"]
+        case "a shorter file" | "a missing file":
+            models[1] = copy_of(model, folder / model.name, is_shorter=fault == "a shorter file")
+        case "no model":
+            models[1] = folder / "nowhere"
+        case "a wrong key":
+            write_new_keys(folder / "other-keys", 2)
+            places[1] = network.place(1, folder / "other-keys")
+            flags[0] += ["--meet-timeout-seconds", "6"]
+        case "a port in use":
+            flags[1] += ["--port", str(network.hold_port(1))]
+    return [
+        network.launch(
+            node,
+            folder / f"node-{node}.log",
+            models[node],
+            *places[node],
+            *flags[node],
+            **(environment if node == 1 else {}),
+        )
+        for node in (1, 0)
+    ][::-1]
+
+
+def copy_of(model: Path, folder: Path, *, is_shorter: bool) -> Path:
+    """The model with a fault in its weights."""
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.is_file() and (file.suffix != ".safetensors" or is_shorter):
+            content = file.read_bytes()
+            (folder / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "codes", "said"),
+    [
+        ("a wrong version", [2, 2], "version: Plait 9.9.9, node 0 has"),
+        ("another setting", [2, 2], "settings: --max-seqs is 8, on node 0 the default"),
+        ("a shorter file", [4, 4], "model.safetensors in"),
+        ("a missing file", [4, 4], "lacks model.safetensors, which node 0 has"),
+        ("no model", [4, 4], "there is no file or folder"),
+        ("a wrong key", [5, 2], "key"),
+        ("a port in use", [2, 2], "ports: port 8000 on 127.0.0.1 is in use"),
+    ],
+)
+def test_a_fault_of_a_node_ends_all_before_anything_loads(
+    fault: str, codes: list[int], said: str, network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    began = time.monotonic()
+    nodes = start_with_fault(fault, network, tmp_path, check_models / "recall-mla", keys)
+    assert wait_for_all(nodes, 20 + END_SECONDS) == codes, time.monotonic() - began
+    assert all(said in one.last_line for one in nodes), [one.last_line for one in nodes]
+    assert not any("Loading" in one.errors for one in nodes)
+
+
+@pytest.mark.slow
+def test_a_second_node_with_one_rank_is_named(
+    network: NodeNetwork, tmp_path: Path, check_models: Path, keys: Path
+) -> None:
+    model = check_models / "recall-mla"
+    twins = [network.launch(1, tmp_path / f"twin-{n}.log", model, *network.place(1, keys), *LAYOUT) for n in (0, 1)]
+    head = network.launch(0, tmp_path / "head.log", model, *network.place(0, keys), *LAYOUT)
+    assert wait_for_all([head, *twins], 20 + END_SECONDS) == [2, 2, 2]
+    assert "two nodes say that they are node 1" in head.last_line

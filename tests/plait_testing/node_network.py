@@ -1,0 +1,158 @@
+"""Nodes on one machine: network namespaces with an address each, joined by a switch that has no other wire."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from plait_testing.running_server import Server
+
+TESTS = Path(__file__).resolve().parent.parent
+_NUMBERS = itertools.count()
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@functools.cache
+def reason_without_namespaces() -> str:
+    """Why this machine gives no network namespaces; empty if it does."""
+    try:
+        with NodeNetwork(1):
+            return ""
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"no network namespaces: {getattr(error, 'stderr', '') or error}".strip()
+
+
+class NodeNetwork:
+    """`num_nodes` namespaces. Node N has the address 10.77.0.(N + 1)."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._name = f"plait{os.getpid()}-{next(_NUMBERS)}"
+        self._switch = f"{self._name}-switch"
+        self.num_nodes = num_nodes
+        self._started: list[Server] = []
+
+    def __enter__(self) -> NodeNetwork:
+        try:
+            ip("netns", "add", self._switch)
+            ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", self._switch, "link", "set", "bridge", "up")
+            for node in range(self.num_nodes):
+                self._add(node)
+        except (OSError, subprocess.CalledProcessError):
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._started:
+            one.kill()
+        for name in [self._switch, *map(self.namespace, range(self.num_nodes))]:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def _add(self, node: int) -> None:
+        name = self.namespace(node)
+        ip("netns", "add", name)
+        ip("-n", self._switch, "link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("-n", self._switch, "link", "set", f"port{node}", "master", "bridge", "up")
+        ip("-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            ip("-n", name, "link", "set", device, "up")
+
+    def namespace(self, node: int) -> str:
+        return f"{self._name}-{node}"
+
+    @staticmethod
+    def address(node: int) -> str:
+        return f"10.77.0.{node + 1}"
+
+    def cut_off(self, node: int) -> None:
+        """Drop all that the node sends or should get; nobody is told."""
+        ip("-n", self._switch, "link", "set", f"port{node}", "down")
+
+    def command(self, node: int, *words: str) -> list[str]:
+        """A command line that runs Python on the node."""
+        return ["ip", "netns", "exec", self.namespace(node), sys.executable, *words]
+
+    def launch(self, node: int, log: Path, model: Path, *flags: str, **environment: str) -> Server:
+        """Start `plait launch` on the node. Its standard output goes to `log` too, with the suffix `.out`."""
+        words = ["-m", "plait.cli", "launch", str(model), "--port", "0", "--threads", "1", *flags]
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                self.command(node, *words),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+                env=os.environ | environment,
+            )
+        self._started.append(Server(process, log))
+        return self._started[-1]
+
+    def launch_all(self, folder: Path, model: Path, keys: Path, *flags: str) -> list[Server]:
+        """Start it on all nodes, the head last."""
+        return [
+            self.launch(node, folder / f"node-{node}.log", model, *self.place(node, keys), *flags)
+            for node in reversed(range(self.num_nodes))
+        ][::-1]
+
+    def place(self, node: int, keys: Path) -> list[str]:
+        """The flags that say which node it is."""
+        where = ["--head", self.address(0), "--keys", str(keys)]
+        return ["--nnodes", str(self.num_nodes), "--node-rank", str(node), *where]
+
+    def hold_port(self, node: int) -> int:
+        """Let another process of the node listen on the port that it returns."""
+        port = 8000
+        program = f"import socket, time; held = socket.create_server(('127.0.0.1', {port})); print('held', flush=True)"
+        holder = subprocess.Popen(
+            self.command(node, "-c", f"{program}; time.sleep(600)"), stdout=subprocess.PIPE, text=True
+        )
+        self._started.append(Server(holder, Path(os.devnull)))
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        return port
+
+    def wrong_recall(self, node: int, url: str, model: str, num: int, context: int) -> list[str]:
+        """Ask recall problems from the node itself; the wrong answers."""
+        words = ["-m", "plait_testing.ask_recall", url, model, str(num), str(context)]
+        path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+        done = subprocess.run(
+            self.command(node, *words),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+
+def wait_for_all(nodes: Sequence[Server], seconds: float) -> list[int]:
+    """The exit codes, once all have ended."""
+    deadline = time.monotonic() + seconds
+    for one in nodes:
+        rest, _ = one.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        one.lines += rest.splitlines()
+    return [one.process.returncode for one in nodes]
+
+
+def workers_of(node: Server) -> list[psutil.Process]:
+    """The ranks that the node's engine has started."""
+    return [process for process in node.workers() if "plait_worker" in process.cmdline()]
+
+
+def interrupt(node: Server) -> None:
+    node.process.send_signal(signal.SIGINT)

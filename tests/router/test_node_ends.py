@@ -1,0 +1,118 @@
+"""How a launch ends: the root cause among several, restarts and their budget, and the combined log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plait.errors import SettingsError, StartError
+from plait.nodes.causes import root_cause
+from plait.nodes.log_lines import LogLines, LogWriter, Source, read_line
+from plait.nodes.messages import Cause
+from plait.nodes.restarts import WINDOW_SECONDS, Policy, RestartBudget
+
+KILLED = Cause(code=5, reason="rank 0 was lost: worker 0 was killed by SIGKILL")
+GONE = Cause(code=5, reason="engine 1 (replica 1) is gone")
+CYCLE = Cause(code=5, reason="engine 0 (replica 0) is gone")
+MEMORY = Cause(code=3, reason="out of memory")
+
+
+@pytest.mark.parametrize(
+    ("causes", "node"),
+    [
+        ({1: KILLED}, 1),
+        ({0: GONE, 1: KILLED}, 1),
+        ({1: KILLED, 0: GONE}, 1),
+        ({0: GONE}, 0),
+        ({0: GONE, 1: CYCLE}, 1),
+        ({0: GONE, 2: MEMORY}, 2),
+        ({2: GONE, 1: CYCLE, 0: KILLED}, 0),
+    ],
+)
+def test_the_root_cause_is_a_nodes_own_wherever_it_was_heard_of_first(causes: dict[int, Cause], node: int) -> None:
+    assert root_cause(causes) == (node, causes[node])
+
+
+@pytest.mark.parametrize(
+    ("policy", "delays"),
+    [
+        ("never", [None, None]),
+        ("group", [0.0, 0.0, 0.0, None]),
+        ("backoff", [5.0, 10.0, 20.0, None]),
+    ],
+)
+def test_a_loss_is_followed_by_restarts_as_far_as_the_budget_goes(policy: Policy, delays: list[float | None]) -> None:
+    budget = RestartBudget(policy, 3, None)
+    assert [budget.after_loss(5, float(now)) for now in range(len(delays))] == delays
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4])
+def test_what_another_start_does_not_mend_is_not_restarted(code: int) -> None:
+    assert RestartBudget("group", 3, None).after_loss(code, 0.0) is None
+
+
+def test_losses_older_than_an_hour_do_not_count() -> None:
+    budget = RestartBudget("group", 1, None)
+    assert budget.after_loss(5, 0.0) == 0.0
+    assert budget.after_loss(5, 1.0) is None
+    assert budget.after_loss(5, 2.0 + WINDOW_SECONDS) == 0.0
+
+
+def test_a_new_launcher_counts_on_from_the_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "restarts")
+    assert RestartBudget("backoff", 2, file).after_loss(5, 100.0) == 5.0
+    again = RestartBudget("backoff", 2, file)
+    assert again.delay_at_start(102.0) == 3.0
+    assert again.delay_at_start(200.0) == 0.0
+    assert again.after_loss(5, 200.0) == 10.0
+    assert again.after_loss(5, 300.0) is None
+    with pytest.raises(StartError, match="has 3 losses within an hour, --restart-budget allows 2"):
+        RestartBudget("backoff", 2, file).delay_at_start(301.0)
+
+
+@pytest.mark.parametrize("content", ["{", '["a"]', "x" * (1 << 17)])
+def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "restarts").write_text(content)
+    with pytest.raises(SettingsError, match="--restart-file"):
+        RestartBudget("group", 2, str(tmp_path / "restarts"))
+
+
+STAMP = "2026-11-23 10:22:07,{} "
+
+
+def test_equal_lines_become_one_with_the_names_of_all_who_said_them() -> None:
+    lines = LogLines()
+    for node in (0, 1, 2, 4):
+        for rank in (0, 1):
+            lines.add(*read_line(f"{STAMP.format(100 + node)}INFO rank {rank}: loaded", node, 2 * node), 0.0)
+    lines.add(Source(1, None), "only here", 0.0)
+    assert list(lines.due(0.1)) == []
+    assert list(lines.due(1.0)) == [
+        f"[nodes 0-2,4 ranks 0-5,8-9] {STAMP.format(100)}INFO loaded",
+        "[node 1] only here",
+    ]
+    assert list(lines.due(2.0)) == []
+
+
+def test_a_line_that_one_node_repeats_is_counted() -> None:
+    lines = LogLines()
+    for _ in range(3):
+        lines.add(Source(0, 1), "again", 0.0)
+    assert list(lines.due(1.0)) == ["[node 0 rank 1] again (3 times)"]
+
+
+def test_the_combined_log_ends_and_the_server_runs_on_if_the_disk_is_full(capfd: pytest.CaptureFixture[str]) -> None:
+    log = LogWriter("/dev/full")
+    for _ in range(2):
+        log.add(Source(0, None), "line")
+        log.flush(all_lines=True)
+    assert capfd.readouterr().err.count("The combined log ends here: No space left") == 1
+
+
+def test_the_combined_log_is_appended_to(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    for text in ("one", "two"):
+        log = LogWriter(str(file))
+        log.add(Source(0, None), text)
+        log.flush(all_lines=True)
+    assert file.read_text() == "[node 0] one\n[node 0] two\n"
