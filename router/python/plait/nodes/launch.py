@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +116,8 @@ async def _run(plan: LaunchPlan) -> int:
     requests = StopRequests()
     requests.attach(asyncio.get_running_loop())
     nodes = plan.settings.nodes
+    if nodes.stop_with_stdin:
+        requests.attach_stdin(asyncio.get_running_loop(), sys.stdin.fileno())
     budget = RestartBudget(nodes.restart, nodes.restart_budget, nodes.restart_file)
     log = _open_log(plan)
     if plan.node == 0 and (delay := budget.delay_at_start(time.time())):

@@ -80,6 +80,9 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     combined_log: Annotated[
         str | None, Setting("file to which the head appends the lines of all nodes", unset="standard error alone")
     ] = None
+    stop_with_stdin: Annotated[
+        bool, Setting("drain at a line on standard input, stop at once at its end: for a launcher behind ssh")
+    ] = False
     dry_run: Annotated[bool, Setting("print the layout and start nothing")] = False
 
 

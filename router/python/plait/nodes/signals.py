@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+
+from plait.errors import SettingsError
 
 
 class StopRequests:
@@ -20,3 +23,18 @@ class StopRequests:
 
     def _add(self, count: int) -> None:
         self.num_signals += count
+
+    def attach_stdin(self, loop: asyncio.AbstractEventLoop, stdin: int) -> None:
+        """Take a line for a request, and the end for two. Raises `SettingsError` for what is no pipe or terminal."""
+        try:
+            loop.add_reader(stdin, self._read, loop, stdin)
+        except OSError as error:
+            raise SettingsError(
+                f"--stop-with-stdin waits on standard input, which is no pipe, socket or terminal: {error.strerror}"
+            ) from error
+
+    def _read(self, loop: asyncio.AbstractEventLoop, stdin: int) -> None:
+        text = os.read(stdin, 4096)
+        if not text:
+            loop.remove_reader(stdin)
+        self._add(text.count(b"\n") if text else 2)

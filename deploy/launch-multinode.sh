@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Serve a model on several hosts through ssh: one `plait launch` a host, each with its own key.
+# Ctrl-C drains all; a second one stops at once. If this script or a connection ends, nothing is left running.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: launch-multinode.sh [OPTION]... HOST... -- [MODEL] [FLAG]...
+
+  HOST               where to run, as ssh takes it; the first one is the head
+  --head ADDRESS     HOST:PORT of the head for the other nodes (default: the first HOST)
+  --keys DIR         folder of `plait keys new DIR --nodes N` here; made if it is not there (default: plait-keys)
+  --remote-keys DIR  where each host keeps its copy (default: .plait-keys, in the home folder)
+  --plait COMMAND    how a host runs plait (default: plait)
+
+MODEL and FLAGS go to `plait launch` on each host. The exit code is the head's.
+END
+}
+
+fail() {
+    echo "launch-multinode.sh: $1" >&2
+    exit 2
+}
+
+head="" keys=plait-keys remote_keys=.plait-keys plait=plait hosts=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    case $1 in
+        --head | --keys | --remote-keys | --plait)
+            [ $# -gt 1 ] || fail "$1 needs a value"
+            name=${1#--}
+            printf -v "${name//-/_}" %s "$2"
+            shift
+            ;;
+        -h | --help) usage && exit 0 ;;
+        -*) fail "unknown option $1; see --help" ;;
+        *) hosts+=("$1") ;;
+    esac
+    shift
+done
+[ $# -gt 0 ] || fail "no --; write HOST... -- MODEL, see --help"
+shift
+[ ${#hosts[@]} -gt 0 ] || fail "no hosts were given; see --help"
+head=${head:-${hosts[0]#*@}}
+
+# A broken connection is noticed after 15 s.
+connect() {
+    ssh -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$@"
+}
+
+[ -e "$keys/public.keys" ] || "$plait" keys new "$keys" --nodes "${#hosts[@]}"
+for node in "${!hosts[@]}"; do
+    for file in public.keys "node-$node.key"; do
+        printf -v command 'umask 077 && mkdir -p %q && cat > %q' "$remote_keys" "$remote_keys/$file"
+        connect "${hosts[$node]}" "$command" < "$keys/$file"
+    done
+done
+
+# Each host's standard input stays open as long as this script lives. A line drains, its end stops at once.
+folder=$(mktemp -d)
+nodes=() inputs=()
+finish() {
+    for input in "${inputs[@]}"; do exec {input}>&-; done
+    inputs=()
+}
+drain() {
+    trap finish INT TERM
+    for input in "${inputs[@]}"; do echo drain >&"$input" || true; done
+}
+trap drain INT TERM
+trap 'finish; rm -rf "$folder"' EXIT
+
+for node in "${!hosts[@]}"; do
+    printf -v command '%q ' "$plait" launch "$@" --nnodes "${#hosts[@]}" --node-rank "$node" --head "$head" \
+        --keys "$remote_keys" --launcher none --stop-with-stdin
+    mkfifo "$folder/$node"
+    exec {input}<> "$folder/$node"
+    # Only this script holds the end that is written to.
+    (
+        for other in "${inputs[@]}"; do exec {other}>&-; done
+        exec {input}>&-
+        connect "${hosts[$node]}" "exec $command"
+    ) < "$folder/$node" &
+    nodes+=($!)
+    inputs+=("$input")
+done
+
+code=0
+for node in "${!hosts[@]}"; do
+    ended=0
+    # A signal interrupts `wait`; its trap has run then.
+    until wait "${nodes[$node]}" && ended=0 || { ended=$?; ! kill -0 "${nodes[$node]}" 2> /dev/null; }; do :; done
+    [ "$node" -gt 0 ] || code=$ended
+done
+exit "$code"

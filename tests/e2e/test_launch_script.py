@@ -1,0 +1,96 @@
+"""`deploy/launch-multinode.sh`, with a stand-in for ssh that runs its command on a node in a namespace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from plait_testing.budgets import ROOT
+from plait_testing.node_network import NodeNetwork, reason_without_namespaces
+from plait_testing.running_server import Server, wait_until_ready
+
+SCRIPT = ROOT / "deploy" / "launch-multinode.sh"
+SSH = """#!/bin/bash
+while [ "$1" = -o ]; do shift 2; done
+case $1 in user@{addresses[0]}) name={names[0]} ;; {addresses[1]}) name={names[1]} ;; *) exit 255 ;; esac
+cd {home} && exec setsid ip netns exec $name bash -c "$2"
+"""
+PLAIT = '#!/bin/bash\nexec {python} -m plait.cli "$@"\n'
+
+
+@pytest.fixture
+def network() -> Iterator[NodeNetwork]:
+    if reason := reason_without_namespaces():
+        pytest.skip(reason)
+    with NodeNetwork(2) as made:
+        yield made
+
+
+def write_program(file: Path, text: str) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+    return file
+
+
+def start(network: NodeNetwork, folder: Path, model: Path) -> Server:
+    """The script with two hosts, ready."""
+    (folder / "home").mkdir()
+    names, addresses = ([of(node) for node in (0, 1)] for of in (network.namespace, network.address))
+    ssh = write_program(folder / "bin" / "ssh", SSH.format(names=names, addresses=addresses, home=folder / "home"))
+    plait = write_program(folder / "bin" / "plait", PLAIT.format(python=sys.executable))
+    words = ["--keys", str(folder / "keys"), "--plait", str(plait), f"user@{addresses[0]}", addresses[1]]
+    words += ["--", str(model), "--dp", "2", "--port", "0", "--threads", "1", "--max-model-len", "1024"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [str(SCRIPT), *words],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+            env=os.environ | {"PATH": f"{ssh.parent}:{os.environ['PATH']}"},
+        )
+    one = Server(process, folder / "log")
+    wait_until_ready(one)
+    assert one.url, one.errors
+    return one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ctrl-c", "two ctrl-c", "killed", "a connection is lost"])
+def test_hosts_behind_ssh_serve_and_nothing_is_left_running(
+    how: str, network: NodeNetwork, tmp_path: Path, check_models: Path
+) -> None:
+    script = start(network, tmp_path, check_models / "recall-gqa")
+    everything = script.workers()
+    assert network.wrong_recall(0, script.url, "recall-gqa", 2, 512) == []
+    assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "home" / ".plait-keys").iterdir()} == {
+        name: 0o600 for name in ("public.keys", "node-0.key", "node-1.key")
+    }
+    match how:
+        case "killed":
+            script.process.kill()
+        case "a connection is lost":
+            # The stand-in has become the launcher: what a lost connection closes is its standard input.
+            closed = next(one for one in everything if "--node-rank" in one.cmdline())
+            closed.send_signal(signal.SIGHUP)
+        case _:
+            for _ in range(1 if how == "ctrl-c" else 2):
+                os.killpg(script.process.pid, signal.SIGINT)
+    _, left = psutil.wait_procs(everything, timeout=15)
+    assert left == []
+    code = script.wait()
+    assert code == {"ctrl-c": 0, "two ctrl-c": 0, "killed": -9}.get(how, code)
+
+
+def test_a_command_line_without_hosts_is_refused() -> None:
+    done = subprocess.run([str(SCRIPT), "--", "MODEL"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no hosts were given" in done.stderr
