@@ -27,6 +27,8 @@ from plait_proto.messages import (
     PlanHeader,
     ResultHeader,
     StepResult,
+    StoreReply,
+    StoreRequest,
     Vote,
     Welcome,
     Words,
@@ -52,7 +54,8 @@ _RESULT_HEADER = msgspec.msgpack.Decoder(ResultHeader)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _FAIL = msgspec.msgpack.Decoder(Fail)
 _FLOATS = tuple(field.name for field in msgspec.structs.fields(NewSlot) if field.type is float)
-_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | Join]] = {
+_STORE_REQUEST = msgspec.msgpack.Decoder(StoreRequest)
+_PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | Heartbeat | Bye | Join | StoreReply]] = {
     Kind.WELCOME: msgspec.msgpack.Decoder(Welcome),
     Kind.VOTE: msgspec.msgpack.Decoder(Vote),
     Kind.DECISION: msgspec.msgpack.Decoder(Decision),
@@ -60,6 +63,7 @@ _PLAIN: dict[Kind, msgspec.msgpack.Decoder[Welcome | Vote | Decision | Drain | H
     Kind.HEARTBEAT: msgspec.msgpack.Decoder(Heartbeat),
     Kind.BYE: msgspec.msgpack.Decoder(Bye),
     Kind.JOIN: msgspec.msgpack.Decoder(Join),
+    Kind.STORE_REPLY: msgspec.msgpack.Decoder(StoreReply),
 }
 _KINDS: dict[type[Message], Kind] = {
     Hello: Kind.HELLO,
@@ -73,6 +77,8 @@ _KINDS: dict[type[Message], Kind] = {
     Fail: Kind.FAIL,
     Bye: Kind.BYE,
     Join: Kind.JOIN,
+    StoreRequest: Kind.STORE_REQUEST,
+    StoreReply: Kind.STORE_REPLY,
 }
 _WITH_OPTIONAL_LAST = (Hello, Welcome, Vote, Decision)
 # At least, and at most.
@@ -97,6 +103,8 @@ def encode(message: Message) -> list[bytes]:
             message = msgspec.structs.replace(message, device=_cut(message.device), dtype=_cut(message.dtype))
         case Fail():
             message = msgspec.structs.replace(message, reason=_cut(message.reason))
+        case StoreRequest():
+            message = msgspec.structs.replace(message, key=_cut(message.key))
     return [kind, _ENCODER.encode(_without_empty_last(message))]
 
 
@@ -127,6 +135,10 @@ def decode(frames: Sequence[Frame]) -> Message:
             fail = _unpack(kind, _FAIL, header)
             _check_texts(kind, fail.reason)
             return fail
+        case Kind.STORE_REQUEST:
+            request = _unpack(kind, _STORE_REQUEST, header)
+            _check_texts(kind, request.key)
+            return request
         case _:
             return _unpack(kind, _PLAIN[kind], header)
 

@@ -53,8 +53,8 @@ class SharedExperts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of this engine, among those of the group."""
     num_replicas: int
     """Of all engines."""
-    directory: str
-    """Where the ranks of all engines meet; mode 0700, on one host."""
+    directory: str | None
+    """Where the ranks of all engines meet; mode 0700, on one host. None if they are on several hosts."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +68,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The replicas share their experts."""
     group: SharedExperts | None = None
     """The engines whose replicas share them, if this is not the only one."""
+    spans_hosts: bool = False
+    """Ranks that compute together are on several hosts: they meet by way of their engines, not by files."""
 
     @property
     def num_ranks(self) -> int:
@@ -84,7 +86,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """Folder with config.json and safetensors, or one GGUF file; an absolute path."""
     run_dir: str
-    """Directory of mode 0700 that holds the ipc sockets and the ranks' rendezvous files."""
+    """Directory of mode 0700 that holds the ipc sockets and the ranks' rendezvous files, on the engine's host."""
     parallel: ParallelConfig
     load_format: str
     """``auto``, or ``dummy`` for random weights of the configuration's shape."""

@@ -37,6 +37,8 @@ class Kind(enum.IntEnum):
     FAIL = 9
     BYE = 10
     JOIN = 11
+    STORE_REQUEST = 12
+    STORE_REPLY = 13
 
 
 class Mode(enum.IntEnum):
@@ -197,6 +199,42 @@ class Join(Fields, frozen=True):
     """Of this engine."""
 
 
+class StoreOperation(enum.IntEnum):
+    """What is done with a key of the store."""
+
+    SET = 0
+    ADD = 1
+    """To a number, which is 0 before; the reply has the sum in decimal digits."""
+    GET = 2
+    """The reply comes once the key has a value."""
+    FIND = 3
+    """The reply comes at once."""
+
+
+class StoreRequest(Fields, frozen=True):
+    """A rank uses the store in which the ranks of its replica, or of its group, find each other."""
+
+    rank: U32
+    id: U64
+    """Chosen by the rank; the reply has it too."""
+    of_group: bool
+    """The store is that of all ranks of the group, not of the rank's replica."""
+    operation: StoreOperation
+    key: str
+    value: bytes
+    """What to set, or a little-endian i64 to add; empty otherwise."""
+
+
+class StoreReply(Fields, frozen=True):
+    """The answer to a ``StoreRequest``."""
+
+    rank: U32
+    id: U64
+    """Of the request."""
+    value: bytes | None
+    """What the key has now, if anything."""
+
+
 class NewSlot(Fields, frozen=True):
     """A request enters a slot; what the slot held is forgotten."""
 
@@ -281,4 +319,18 @@ class StepResult(msgspec.Struct, frozen=True):
     """The same for the prompt tokens that this step's prefill rows predicted."""
 
 
-Message = Hello | Welcome | Plan | StepResult | Vote | Decision | Drain | Heartbeat | Fail | Bye | Join
+Message = (
+    Hello
+    | Welcome
+    | Plan
+    | StepResult
+    | Vote
+    | Decision
+    | Drain
+    | Heartbeat
+    | Fail
+    | Bye
+    | Join
+    | StoreRequest
+    | StoreReply
+)

@@ -42,6 +42,8 @@ pub fn encode(message: &Message) -> Frames {
         Message::Fail(fail) => vec![packed(fail)],
         Message::Bye(bye) => vec![packed(bye)],
         Message::Join(join) => vec![packed(join)],
+        Message::StoreRequest(request) => vec![packed(request)],
+        Message::StoreReply(reply) => vec![packed(reply)],
     };
     std::iter::once(kind).chain(rest).collect()
 }
@@ -83,6 +85,8 @@ fn decode_kind<F: AsRef<[u8]>>(
         Kind::Fail => Message::Fail(unpack_extensible(kind, header)?),
         Kind::Bye => Message::Bye(unpack_extensible(kind, header)?),
         Kind::Join => Message::Join(unpack_extensible(kind, header)?),
+        Kind::StoreRequest => Message::StoreRequest(unpack_extensible(kind, header)?),
+        Kind::StoreReply => Message::StoreReply(unpack_extensible(kind, header)?),
     })
 }
 

@@ -258,3 +258,68 @@ pub struct Join {
     /// Its replicas.
     pub num_replicas: u32,
 }
+
+/// A rank uses the store in which the ranks of its replica, or of its group, find each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreRequest {
+    /// Who asks.
+    pub rank: u32,
+    /// Chosen by the rank; the reply has it too.
+    pub id: u64,
+    /// The store is that of all ranks of the group, not of the rank's replica.
+    pub of_group: bool,
+    /// What to do.
+    pub operation: StoreOperation,
+    /// Of the value.
+    #[serde(with = "capped_text")]
+    pub key: String,
+    /// What to set, or a little-endian i64 to add; empty otherwise.
+    #[serde(with = "serde_bytes")]
+    pub value: Vec<u8>,
+}
+
+/// What is done with a key of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u32", try_from = "u32")]
+pub enum StoreOperation {
+    /// Sets the value.
+    Set = 0,
+    /// Adds to a number, which is 0 before; the reply has the sum in decimal digits.
+    Add = 1,
+    /// The reply comes once the key has a value.
+    Get = 2,
+    /// The reply comes at once.
+    Find = 3,
+}
+
+impl From<StoreOperation> for u32 {
+    fn from(operation: StoreOperation) -> Self {
+        operation as Self
+    }
+}
+
+impl TryFrom<u32> for StoreOperation {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        match number {
+            0 => Ok(Self::Set),
+            1 => Ok(Self::Add),
+            2 => Ok(Self::Get),
+            3 => Ok(Self::Find),
+            _ => Err(format!("operation is {number}; 0 to 3 are known")),
+        }
+    }
+}
+
+/// The answer to a [`StoreRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreReply {
+    /// Who asked.
+    pub rank: u32,
+    /// Of the request.
+    pub id: u64,
+    /// What the key has now, if anything.
+    #[serde(with = "serde_bytes")]
+    pub value: Option<Vec<u8>>,
+}

@@ -28,11 +28,15 @@ pub enum Kind {
     Bye = 10,
     /// [`crate::Join`]
     Join = 11,
+    /// [`crate::StoreRequest`]
+    StoreRequest = 12,
+    /// [`crate::StoreReply`]
+    StoreReply = 13,
 }
 
 impl Kind {
     /// Every kind, in the order of their bytes.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Hello,
         Self::Welcome,
         Self::Plan,
@@ -44,6 +48,8 @@ impl Kind {
         Self::Fail,
         Self::Bye,
         Self::Join,
+        Self::StoreRequest,
+        Self::StoreReply,
     ];
 
     /// How many frames a message of this kind may have, the first two included.

@@ -29,7 +29,7 @@ pub use codec::{
 };
 pub use control::{
     Bye, Decision, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Mode, PROTOCOL, PageKind,
-    PromptCounts, Vote, Welcome,
+    PromptCounts, StoreOperation, StoreReply, StoreRequest, Vote, Welcome,
 };
 pub use families::{AttentionKind, CacheKind, Family, LayerKind};
 pub use fingerprint::{Fingerprint, config_fingerprint, schema_fingerprint};

@@ -28,7 +28,7 @@ pub enum Malformed {
         bytes: usize,
     },
     /// An unknown kind.
-    #[error("kind {byte} is unknown; kinds go from 1 to 11")]
+    #[error("kind {byte} is unknown; kinds go from 1 to 13")]
     UnknownKind {
         /// Frame 0.
         byte: u8,

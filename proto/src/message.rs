@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Bye, Decision, Drain, Fail, Heartbeat, Hello, Join, Vote, Welcome};
+use crate::control::{
+    Bye, Decision, Drain, Fail, Heartbeat, Hello, Join, StoreReply, StoreRequest, Vote, Welcome,
+};
 use crate::kind::Kind;
 use crate::plan::Plan;
 use crate::result::StepResult;
@@ -25,6 +27,8 @@ pub enum Message {
     Fail(Fail),
     Bye(Bye),
     Join(Join),
+    StoreRequest(StoreRequest),
+    StoreReply(StoreReply),
 }
 
 impl Message {
@@ -42,6 +46,8 @@ impl Message {
             Self::Fail(_) => Kind::Fail,
             Self::Bye(_) => Kind::Bye,
             Self::Join(_) => Kind::Join,
+            Self::StoreRequest(_) => Kind::StoreRequest,
+            Self::StoreReply(_) => Kind::StoreReply,
         }
     }
 }
@@ -56,3 +62,4 @@ macro_rules! into_message {
     )*};
 }
 into_message!(Hello Welcome Plan StepResult Vote Decision Drain Heartbeat Fail Bye Join);
+into_message!(StoreRequest StoreReply);

@@ -69,6 +69,8 @@ fn the_schema_lists_the_fields_of_plain_messages() {
         "fail",
         "bye",
         "join",
+        "store_request",
+        "store_reply",
     ] {
         let message = golden(name);
         let heading = format!("{:?} = {}", message.kind(), message.kind() as u8);

@@ -83,8 +83,8 @@ def test_the_number_of_frames_is_that_of_the_kind() -> None:
     [
         (b"", "frame 0 has 0 bytes; the kind is one byte"),
         (b"\x03\x03", "frame 0 has 2 bytes; the kind is one byte"),
-        (b"\x00", "kind 0 is unknown; kinds go from 1 to 11"),
-        (b"\x0c", "kind 12 is unknown; kinds go from 1 to 11"),
+        (b"\x00", "kind 0 is unknown; kinds go from 1 to 13"),
+        (b"\x0e", "kind 14 is unknown; kinds go from 1 to 13"),
     ],
 )
 def test_the_kind_is_one_known_byte(kind: bytes, reason: str) -> None:

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 from plait_testing import recall
-from plait_testing.grouped_engines import spawn_engines, start_engines
+from plait_testing.grouped_engines import over_tcp, spawn_engines, start_engines
 from plait_testing.metrics import read_metrics
 from plait_testing.model_mistakes import mistakes_of_the_engine
 from plait_testing.recording import Record
@@ -31,6 +31,7 @@ ONE_ENGINE: dict[str, tuple[str, ...]] = {
 SEVERAL_ENGINES: dict[str, tuple[int, tuple[str, ...]]] = {
     "2 engines of 2 replicas": (2, ("--dp", "2")),
     "3 engines+chunk-64": (3, ("--long-prefill-token-threshold", "64")),
+    "2 engines of 2 ranks over tcp": (2, ("--tp", "2")),
 }
 LONG = {"prompt": "count 1 9", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
@@ -40,11 +41,12 @@ Start = Callable[..., list[Server]]
 
 @pytest.fixture
 def start(tmp_path: Path, check_models: Path) -> Iterator[Start]:
-    """`start(num_engines, *flags)` starts engines of recall-mla that share experts."""
+    """`start(num_engines, *flags)` starts engines of recall-mla that share experts, with keys over TCP or over ipc."""
     started: list[Server] = []
 
-    def begin(num_engines: int, *flags: str) -> list[Server]:
-        started.extend(start_engines(tmp_path, check_models / "recall-mla", num_engines, *FLAGS, *flags))
+    def begin(num_engines: int, *flags: str, has_keys: bool = False) -> list[Server]:
+        meet = over_tcp(tmp_path, num_engines) if has_keys else None
+        started.extend(start_engines(tmp_path, check_models / "recall-mla", num_engines, *FLAGS, *flags, meet=meet))
         return started
 
     yield begin
@@ -87,7 +89,7 @@ def test_every_answer_of_engines_that_share_experts_is_right(
     """The last engine gets one question, the first all others."""
     num_engines, flags = SEVERAL_ENGINES[variant]
     asked = recall.problems(seed=CONTEXT, num=sized(5, 100), context=CONTEXT)
-    engines = start(num_engines, *flags)
+    engines = start(num_engines, *flags, has_keys="tcp" in variant)
     parts = [(engines[0], asked[:-1]), (engines[-1], asked[-1:])]
     with ThreadPoolExecutor(len(parts)) as pool:
         wrong = list(pool.map(lambda part: recall.ask_all(part[0].url, part[1], model="recall-mla"), parts))

@@ -7,16 +7,32 @@ never has more plans in flight than its credit, so the queue is short; an engine
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from queue import Empty, Queue
 
 import zmq
-from plait_proto import Drain, ExitCode, Fail, Heartbeat, Kind, Malformed, Plan, Welcome, decode, encode
+from plait_proto import (
+    Drain,
+    ExitCode,
+    Fail,
+    Heartbeat,
+    Kind,
+    Malformed,
+    Plan,
+    StoreOperation,
+    StoreReply,
+    StoreRequest,
+    Welcome,
+    decode,
+    encode,
+)
 from plait_proto.codec import MAX_FRAME_BYTES
 
 from plait_worker.errors import EngineError, WorkerError
@@ -42,7 +58,7 @@ _ESSENTIAL = {Kind.WELCOME, Kind.PLAN, Kind.DRAIN, Kind.FAIL}
 
 
 class Link:
-    """One DEALER socket; made, used and closed by the thread that runs the loop."""
+    """One DEALER socket; made and closed by the thread that runs the loop. Any thread may send."""
 
     def __init__(self, endpoint: str, rank: int) -> None:
         """Dial ``endpoint`` (a ZeroMQ address) as ``rank-RANK``; returns before anything is connected.
@@ -55,13 +71,25 @@ class Link:
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PAIR)
         self._outbox.bind(_OUTBOX)
+        self._sending = threading.Lock()
+        self._rank = rank
+        self._ids = itertools.count()
         self._wire = _Wire(self._context, endpoint, rank, self._inbox)
         self._thread = threading.Thread(target=self._wire.run, name="link", daemon=True)
         self._thread.start()
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue a message; the link's thread sends it at once."""
-        self._outbox.send_multipart(frames)
+        with self._sending:
+            self._outbox.send_multipart(frames)
+
+    def ask(self, operation: StoreOperation, key: str, value: bytes, *, of_group: bool) -> Future[bytes | None]:
+        """Ask the engine's store; the link's ``WorkerError`` ends the wait if the engine is gone."""
+        answer: Future[bytes | None] = Future()
+        request = StoreRequest(self._rank, next(self._ids), of_group, operation, key, value)
+        self._wire.asked[request.id] = answer
+        self.send(encode(request))
+        return answer
 
     def welcome(self) -> Welcome | None:
         """The engine's answer to Hello, None if it is Drain; blocks.
@@ -121,6 +149,8 @@ class _Wire:
         inbox: Queue[FromEngine | WorkerError],
     ) -> None:
         self.last_step = 0
+        self.asked: dict[int, Future[bytes | None]] = {}
+        """What the store has not answered, by the request's id."""
         self._rank = rank
         self._inbox = inbox
         self._num_malformed = 0
@@ -163,6 +193,8 @@ class _Wire:
             return False
         self._dealer.send_multipart(frames)
         self._is_greeted = True
+        if self._failure is not None:
+            self._fail_asked(self._failure)
         return True
 
     def _take_all(self) -> None:
@@ -177,6 +209,9 @@ class _Wire:
             return
         if isinstance(message, Fail):
             self._end_link(EngineError(message.code, message.reason))
+        elif isinstance(message, StoreReply):
+            if (answer := self.asked.pop(message.id, None)) is not None:
+                answer.set_result(message.value)
         elif not isinstance(message, FromEngine):
             self._drop_malformed(frames, f"{type(message).__name__} is not for workers")
         elif self._inbox.qsize() < _MAX_WAITING:
@@ -214,8 +249,14 @@ class _Wire:
         self._failure = failure
         self._exit_at = time.monotonic() + _COMEBACK_SECONDS
         self._inbox.put(failure)
+        self._fail_asked(failure)
         self._poller.unregister(self._dealer)
         self._poller.unregister(self._monitor)
+
+    def _fail_asked(self, failure: WorkerError) -> None:
+        while self.asked:
+            _, answer = self.asked.popitem()
+            answer.set_exception(failure)
 
     def _close(self) -> None:
         self._dealer.disable_monitor()

@@ -64,6 +64,8 @@ class Parallel:
     """The group that shares its experts; None divides each expert among the ranks of the replica."""
     setting: str = "of --tp"
     """Which ranks these are, for messages."""
+    store: dist.Store | None = None
+    """Where they met, if it must be kept: torch holds no reference to a store that is written in Python."""
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +18,10 @@ from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, u
 from plait_kernels.nvrtc import CudaError
 from plait_proto import ExitCode, ParallelConfig, WorkerConfig
 
+from plait_worker.engine_store import EngineStore
 from plait_worker.errors import WorkerError, first_line
 from plait_worker.expert_parallel import ExpertParallel, exchange_for
+from plait_worker.link import Link
 from plait_worker.meeting import open_store
 from plait_worker.parallel import Parallel
 
@@ -51,32 +54,48 @@ def check_rank(config: WorkerConfig, rank: int) -> None:
         raise WorkerError(ExitCode.SETTINGS, f"--rank {rank} of a world of {world}: give 0 to {world - 1}")
 
 
-def init_parallel(config: WorkerConfig, rank: int, device: torch.device) -> Parallel:
-    """Join the other ranks of the replica: over TCP on loopback, with addresses in a FileStore in the run directory.
+def init_parallel(config: WorkerConfig, rank: int, device: torch.device, link: Link | None) -> Parallel:
+    """Join the other ranks of the replica over TCP. Addresses go through a FileStore, or through the engine.
 
     Ranks of replicas that share their experts join all others of the group. Raises ``WorkerError`` of code RANK_LOST if
-    another is missing.
+    another is missing, and of code SETTINGS if the ranks are on several hosts and there is no link.
     """
     world = config.parallel.world
     replica, place = divmod(rank, world)
+    store = _engine_store(config.parallel, link)
     if config.parallel.dp_attention:
-        return _init_group(config.parallel, Path(config.run_dir), rank, device)
+        return replace(_init_group(config.parallel, Path(config.run_dir), rank, device, store), store=store)
     if world == 1:
         return Parallel()
-    _meet(dist.FileStore(str(Path(config.run_dir) / f"ranks-{replica}"), world), place, world, device)
-    parallel = Parallel(place, world, dist.group.WORLD)
+    file = Path(config.run_dir) / f"ranks-{replica}"
+    _meet(store or dist.FileStore(str(file), world), place, world, device)
+    parallel = Parallel(place, world, dist.group.WORLD, store=store)
     parallel.wait_for_all()
     return parallel
 
 
-def _init_group(config: ParallelConfig, run_dir: Path, rank: int, device: torch.device) -> Parallel:
+def _engine_store(config: ParallelConfig, link: Link | None) -> dist.Store | None:
+    """None if all ranks are on one host."""
+    if not config.spans_hosts:
+        return None
+    if link is None:
+        raise WorkerError(
+            ExitCode.SETTINGS, "parallel.spans_hosts: the ranks meet by way of an engine, and none is there"
+        )
+    return EngineStore(link, of_group=config.dp_attention)
+
+
+def _init_group(
+    config: ParallelConfig, run_dir: Path, rank: int, device: torch.device, store: dist.Store | None
+) -> Parallel:
     """A rank of replicas that share their experts."""
     group, tp = config.group, config.world
     num_replicas = config.dp if group is None else group.num_replicas
     rank, world = rank + (0 if group is None else group.first_replica * tp), num_replicas * tp
     replica, place = divmod(rank, tp)
     if world > 1:
-        _meet(open_store(None if group is None else Path(group.directory), run_dir, rank, world), rank, world, device)
+        directory = None if group is None or group.directory is None else Path(group.directory)
+        _meet(store or open_store(directory, run_dir, rank, world), rank, world, device)
     everyone = Parallel(rank, world, dist.group.WORLD if world > 1 else None, setting="of --dp-attention")
     experts = ExpertParallel(everyone, replica, num_replicas, exchange_for(device.type, everyone))
     everyone.wait_for_all()

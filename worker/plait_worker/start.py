@@ -73,7 +73,7 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
 
     Raises ``WorkerError`` if one of these fails.
     """
-    loaded = load(config, join_ranks(config, rank))
+    loaded = load(config, join_ranks(config, rank, link))
     with _log_duration("memory"):
         hello = _hello(loaded, config_bytes)
     warn_of_uneven_pages(hello.num_pages, loaded.member.parallel)
@@ -87,12 +87,15 @@ def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> R
     return allocate(loaded, welcome)
 
 
-def join_ranks(config: WorkerConfig, rank: int) -> Member:
-    """Open the device and join the other ranks. Raises ``WorkerError`` if one of these fails, or if devices differ."""
+def join_ranks(config: WorkerConfig, rank: int, link: Link | None = None) -> Member:
+    """Open the device and join the other ranks, by way of the engine if they are on several hosts.
+
+    Raises ``WorkerError`` if one of these fails, or if devices differ.
+    """
     check_rank(config, rank)
     device, device_name = open_device(config, rank)
     with _log_duration("ranks"):
-        parallel = init_parallel(config, rank, device)
+        parallel = init_parallel(config, rank, device, link)
         check_agreement(device_facts(device), parallel.everyone)
         connect_gpus(parallel.everyone, device)
     return Member(rank, device, device_name, parallel)

@@ -3,7 +3,7 @@
 use plait_proto::{
     AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
     Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, StepResult,
-    TrimmedSlot, Vote, Welcome,
+    StoreOperation, StoreReply, StoreRequest, TrimmedSlot, Vote, Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -23,6 +23,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         fail().prop_map(Message::Fail),
         (any::<u32>(), any::<u64>()).prop_map(|(rank, num_steps)| Bye { rank, num_steps }.into()),
         join().prop_map(Message::Join),
+        store_request().prop_map(Message::StoreRequest),
+        store_reply().prop_map(Message::StoreReply),
     ]
 }
 
@@ -158,6 +160,31 @@ fn join() -> impl Strategy<Value = Join> {
             num_replicas,
         }
     })
+}
+
+fn store_request() -> impl Strategy<Value = StoreRequest> {
+    let operation = select(vec![
+        StoreOperation::Set,
+        StoreOperation::Add,
+        StoreOperation::Get,
+        StoreOperation::Find,
+    ]);
+    let asker = (any::<u32>(), any::<u64>(), any::<bool>());
+    (asker, operation, ".{0,300}", vec(any::<u8>(), 0..300)).prop_map(
+        |((rank, id, of_group), operation, key, value)| StoreRequest {
+            rank,
+            id,
+            of_group,
+            operation,
+            key,
+            value,
+        },
+    )
+}
+
+fn store_reply() -> impl Strategy<Value = StoreReply> {
+    let value = option::of(vec(any::<u8>(), 0..300));
+    (any::<u32>(), any::<u64>(), value).prop_map(|(rank, id, value)| StoreReply { rank, id, value })
 }
 
 fn fail() -> impl Strategy<Value = Fail> {

@@ -77,7 +77,7 @@ fn the_kind_is_one_known_byte() {
     assert_eq!(kind(&[]), Malformed::KindSize { bytes: 0 });
     assert_eq!(kind(&[3, 3]), Malformed::KindSize { bytes: 2 });
     assert_eq!(kind(&[0]), Malformed::UnknownKind { byte: 0 });
-    assert_eq!(kind(&[12]), Malformed::UnknownKind { byte: 12 });
+    assert_eq!(kind(&[14]), Malformed::UnknownKind { byte: 14 });
 }
 
 #[test]

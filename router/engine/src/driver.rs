@@ -3,6 +3,7 @@
 mod deadlines;
 mod grouped;
 mod ranks;
+mod store;
 
 pub use grouped::Grouped;
 
@@ -28,6 +29,7 @@ use crate::settings::EngineSettings;
 use crate::shared::{ReplicaShared, Shared};
 use crate::status::Phase;
 use crate::step_trace::StepRecorder;
+use crate::store::KeyStore;
 use crate::text_pool::Admission;
 use crate::timeouts::Timeouts;
 
@@ -91,6 +93,7 @@ impl Driver {
             is_closed: false,
             unsent: Vec::new(),
             stage: Stage::Handshaking(Handshake::new(ranks, settings.pages.num_pages)),
+            store: KeyStore::default(),
             ranks,
             timeouts: *timeouts,
             driver: self,
@@ -134,6 +137,8 @@ struct EventLoop {
     stage: Stage,
     ranks: RankRange,
     timeouts: Timeouts,
+    /// Of the replica's ranks.
+    store: KeyStore,
     /// When each rank sent its last message.
     last_heard: Vec<Micros>,
     lost: Option<LostRank>,

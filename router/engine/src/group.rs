@@ -17,6 +17,7 @@ mod round;
 mod seat;
 mod settings;
 mod socket;
+mod store_desk;
 mod vote_collection;
 mod wire;
 
@@ -31,7 +32,7 @@ pub use socket::{DropCounts, HandshakeFailure};
 pub(crate) use wire::decision_to_wire;
 
 use plait_core::{Decision, Micros, Vote};
-use plait_proto::ExitCode;
+use plait_proto::{ExitCode, StoreReply, StoreRequest};
 
 use coordinator::Coordinator;
 use member::Member;
@@ -110,6 +111,22 @@ impl Exchange {
         match &mut self.role {
             RoleState::Coordinator(coordinator) => coordinator.receive(now),
             RoleState::Member(member) => member.receive(now),
+        }
+    }
+
+    /// Asks the group's store for a rank of this engine.
+    pub fn ask_store(&mut self, request: StoreRequest) -> Result<(), GroupFailure> {
+        match &mut self.role {
+            RoleState::Coordinator(coordinator) => coordinator.ask_store(0, request),
+            RoleState::Member(member) => member.ask_store(request),
+        }
+    }
+
+    /// What the store has answered to ranks of this engine.
+    pub fn take_store_replies(&mut self) -> Vec<StoreReply> {
+        match &mut self.role {
+            RoleState::Coordinator(coordinator) => coordinator.take_store_replies(),
+            RoleState::Member(member) => member.take_store_replies(),
         }
     }
 

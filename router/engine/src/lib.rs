@@ -31,6 +31,7 @@ mod status;
 mod step;
 mod step_model_metrics;
 mod step_trace;
+mod store;
 mod text_pool;
 mod text_queue;
 mod timeouts;

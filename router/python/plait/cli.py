@@ -23,8 +23,6 @@ from plait.simulate.settings import SimulateSettings
 # How long a CPU worker's threads spin before they sleep. libgomp's default is 30 times longer. It is no faster
 # alone, and beside one busy process a prefill takes five times as long: threads on a core wait for one without.
 _OPENMP_SPINS = "10000"
-# Ranks of a machine talk only to each other; gloo's default is the address of the host name, NCCL's any but loopback.
-_RANKS_INTERFACE = "lo"
 # Tells flashinfer which GPU to compile for; the suffix `a` allows that architecture's own instructions.
 _ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 
@@ -32,8 +30,6 @@ _ARCH_VARIABLE = "FLASHINFER_CUDA_ARCH_LIST"
 def main() -> NoReturn:
     """Run this process's command line; exits with `ExitCode`."""
     os.environ.setdefault("GOMP_SPINCOUNT", _OPENMP_SPINS)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _RANKS_INTERFACE)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", _RANKS_INTERFACE)
     for variable, folders in compiler_folders().items():
         _append_folders(variable, folders)
     sys.exit(run(sys.argv[1:]))
@@ -123,7 +119,7 @@ def _serve(args: argparse.Namespace) -> int:
     check_settings(settings)
     from plait.launch.serve import serve
 
-    return serve(args.model, settings, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return serve(args.model, settings, os.environ)
 
 
 def _launch(args: argparse.Namespace) -> int:

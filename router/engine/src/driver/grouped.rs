@@ -1,7 +1,7 @@
 //! A replica of a group: it votes on its plan, and sends the plan with the group's decision.
 
 use plait_core::{Decision, GraphSize, Micros};
-use plait_proto::ExitCode;
+use plait_proto::{ExitCode, StoreReply, StoreRequest};
 
 use super::{EventLoop, Stage};
 use crate::group::{GroupFailure, GroupSettings, Seat};
@@ -56,6 +56,16 @@ impl Grouped {
         self.seat.give_up(code, reason);
     }
 
+    /// Asks the group's store for a rank of this replica.
+    pub fn ask_store(&mut self, request: StoreRequest) {
+        self.seat.ask_store(request);
+    }
+
+    /// What the store has answered to ranks of this replica.
+    pub fn take_store_replies(&mut self) -> Vec<StoreReply> {
+        self.seat.take_store_replies()
+    }
+
     /// Plans and votes if credit is left, and the group waits for a vote or has to hear of one. A replica whose
     /// output waits plans nothing, but it votes.
     fn vote(
@@ -108,6 +118,7 @@ impl EventLoop {
             Ok(Some(decision)) => self.follow(&decision),
             Err(end) => self.fail(end.code(), &end.to_string()),
         }
+        self.send_group_replies();
     }
 
     pub(super) fn vote(&mut self) {

@@ -39,12 +39,14 @@ impl EventLoop {
             }
             Message::Fail(fail) => self.fail(fail.code, &format!("rank {rank}: {}", fail.reason)),
             Message::Bye(_) => self.bye(rank),
+            Message::StoreRequest(request) => self.ask_store(rank, request),
             Message::Welcome(_)
             | Message::Plan(_)
             | Message::Vote(_)
             | Message::Decision(_)
             | Message::Drain(_)
-            | Message::Join(_) => {
+            | Message::Join(_)
+            | Message::StoreReply(_) => {
                 let kind = message.kind();
                 self.lose_rank(
                     rank,

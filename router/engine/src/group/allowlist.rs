@@ -1,4 +1,4 @@
-//! Which CURVE keys may connect, and whose they are. libzmq asks about each key over its authentication
+//! Which CURVE keys may connect, and whose they are: engines', or remote workers'. libzmq asks about each key over its authentication
 //! protocol (ZAP, ZeroMQ RFC 27).
 //!
 //! A thread of its own answers, so strangers wait for nobody and wake nobody.
@@ -25,7 +25,7 @@ pub struct Allowlist {
 }
 
 impl Allowlist {
-    /// Answers from now on. `keys` are those of engine 1, 2 and so on. Start it before the context's sockets
+    /// Answers from now on. `keys` are those of owner 1, 2 and so on. Start it before the context's sockets
     /// listen.
     pub fn start(context: &zmq::Context, keys: Vec<Key>) -> Result<Self, zmq::Error> {
         let requests = context.socket(zmq::REP)?;
@@ -43,7 +43,7 @@ impl Allowlist {
         Ok(Self { stop, thread })
     }
 
-    /// The engine whose key the sender of a message came with; None without keys.
+    /// The owner whose key the sender of a message came with; None without keys.
     pub fn key_of(message: &mut zmq::Message) -> Option<u32> {
         message.gets("User-Id")?.parse().ok()
     }
@@ -76,10 +76,10 @@ fn answer_until(stopped: &zmq::Socket, requests: &zmq::Socket, keys: &[Key]) {
     }
 }
 
-/// Version, request id, status, text, user id and metadata. The user id is the engine's number.
+/// Version, request id, status, text, user id and metadata. The user id is the owner's number.
 fn answer(request: &[Vec<u8>], keys: &[Key]) -> [Vec<u8>; 6] {
     let (status, text, user) = match owner(request, keys) {
-        Some(engine) => ("200", "OK", engine.to_string()),
+        Some(owner) => ("200", "OK", owner.to_string()),
         None => ("400", "this key is not on the list", String::new()),
     };
     let request_id = request.get(1).map_or(&[][..], Vec::as_slice);
@@ -94,7 +94,7 @@ fn answer(request: &[Vec<u8>], keys: &[Key]) -> [Vec<u8>; 6] {
     .map(<[u8]>::to_vec)
 }
 
-/// The engine whose key a request carries.
+/// Whose key a request carries.
 fn owner(request: &[Vec<u8>], keys: &[Key]) -> Option<usize> {
     let is_asked = request.len() == NUM_FRAMES && request[0] == VERSION && request[5] == b"CURVE";
     let place = keys.iter().position(|key| is_asked && request[6] == key)?;

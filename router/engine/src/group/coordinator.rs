@@ -3,9 +3,12 @@
 use std::fmt;
 
 use plait_core::{Decision, Micros, Vote};
-use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
+use plait_proto::{
+    ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
+};
 
 use crate::clock::{micros, since};
+use crate::store::KeyStore;
 
 use super::failure::GroupFailure;
 use super::round::Round;
@@ -32,6 +35,10 @@ pub struct Coordinator {
     opened: Option<Micros>,
     /// Tokens of the last step.
     num_tokens: u32,
+    /// Of the group's ranks.
+    store: KeyStore,
+    /// To ranks of this engine.
+    store_replies: Vec<StoreReply>,
     drop_counts: DropCounts,
 }
 
@@ -51,6 +58,8 @@ impl Coordinator {
             started: now,
             opened: None,
             num_tokens: 0,
+            store: KeyStore::default(),
+            store_replies: Vec::new(),
             drop_counts: DropCounts::default(),
             settings,
         })
@@ -85,6 +94,24 @@ impl Coordinator {
     /// Messages that were dropped.
     pub fn drop_counts(&self) -> DropCounts {
         self.drop_counts
+    }
+
+    /// A rank of an engine asks the store.
+    pub fn ask_store(&mut self, engine: u32, request: StoreRequest) -> Result<(), GroupFailure> {
+        for (engine, reply) in self.store.ask(engine, request) {
+            if engine == 0 {
+                self.store_replies.push(reply);
+            } else {
+                self.send(engine, &plait_proto::encode(&reply.into()))
+                    .map_err(|unsent| self.fail_unsent(engine, unsent))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`super::Exchange::take_store_replies`].
+    pub fn take_store_replies(&mut self) -> Vec<StoreReply> {
+        std::mem::take(&mut self.store_replies)
     }
 
     /// Casts the votes of this engine's own replicas.
@@ -186,6 +213,7 @@ impl Coordinator {
                     reason: fail.reason,
                 }));
             }
+            Message::StoreRequest(request) => return self.ask_store(engine, request),
             Message::Join(_) => self.drop_counts.num_duplicate += 1,
             _ => self.drop_counts.num_unexpected += 1,
         }

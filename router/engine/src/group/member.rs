@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use plait_core::{Decision, GraphSize, Micros, Vote};
-use plait_proto::{ExitCode, Fail, Join, Message, PROTOCOL, schema_fingerprint};
+use plait_proto::{
+    ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
+};
 
 use crate::clock::micros;
 
@@ -30,6 +32,8 @@ pub struct Member {
     deadline: Option<Micros>,
     /// Tokens of the last step.
     num_tokens: u32,
+    /// To ranks of this engine.
+    store_replies: Vec<StoreReply>,
     drop_counts: DropCounts,
 }
 
@@ -50,6 +54,7 @@ impl Member {
             broken: None,
             deadline: None,
             num_tokens: 0,
+            store_replies: Vec::new(),
             drop_counts: DropCounts::default(),
             settings,
         })
@@ -71,6 +76,17 @@ impl Member {
     /// Messages that were dropped.
     pub fn drop_counts(&self) -> DropCounts {
         self.drop_counts
+    }
+
+    /// See [`super::Exchange::ask_store`].
+    pub fn ask_store(&mut self, request: StoreRequest) -> Result<(), GroupFailure> {
+        let sent = self.dialler.send(&request.into());
+        sent.map_err(|unsent| self.fail_unsent(unsent))
+    }
+
+    /// See [`super::Exchange::take_store_replies`].
+    pub fn take_store_replies(&mut self) -> Vec<StoreReply> {
+        std::mem::take(&mut self.store_replies)
     }
 
     /// Casts the votes of this engine's replicas.
@@ -138,6 +154,7 @@ impl Member {
                     reason: fail.reason,
                 }));
             }
+            Ok(Message::StoreReply(reply)) => self.store_replies.push(reply),
             Ok(Message::Heartbeat(_)) => {}
             Ok(_) => self.drop_counts.num_unexpected += 1,
             Err(malformed) => {

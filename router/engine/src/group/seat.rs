@@ -7,12 +7,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plait_core::{Decision, GraphSize, Micros, Vote, decide};
-use plait_proto::ExitCode;
+use plait_proto::{ExitCode, StoreReply, StoreRequest};
 
 use super::Exchange;
 use super::failure::GroupFailure;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Role};
+use super::store_desk::StoreDesk;
 use crate::wakeup::Wakeup;
 
 /// One replica's end; used by one thread.
@@ -25,6 +26,8 @@ pub struct Seat {
     board: Arc<Board>,
     /// The first seat's, in a group of several engines.
     exchange: Option<Exchange>,
+    /// To ranks of this replica.
+    store_replies: Vec<StoreReply>,
 }
 
 /// What the seats of an engine share.
@@ -36,7 +39,6 @@ struct Board {
     graphs: Option<Vec<GraphSize>>,
 }
 
-#[derive(Default)]
 struct State {
     /// On the current step.
     votes: Vec<Option<Vote>>,
@@ -45,6 +47,7 @@ struct State {
     /// The last one.
     decision: Option<Decision>,
     failure: Option<GroupFailure>,
+    desk: StoreDesk,
 }
 
 impl State {
@@ -96,7 +99,10 @@ impl Seat {
         let board = Arc::new(Board {
             state: Mutex::new(State {
                 votes: vec![None; wakeups.len()],
-                ..State::default()
+                called: 0,
+                decision: None,
+                failure: None,
+                desk: StoreDesk::new(wakeups.len(), is_alone),
             }),
             wakeups,
             graphs: is_alone.then(|| settings.graphs.clone()),
@@ -107,6 +113,7 @@ impl Seat {
             round: Round::first(),
             board: board.clone(),
             exchange: exchange.take(),
+            store_replies: Vec::new(),
         });
         Ok(seats.collect())
     }
@@ -170,14 +177,33 @@ impl Seat {
         }
     }
 
+    /// Asks the group's store for a rank of this replica.
+    pub fn ask_store(&mut self, request: StoreRequest) {
+        let mut state = self.board.lock();
+        state.desk.ask(self.place, request);
+        self.store_replies
+            .append(&mut state.desk.take_replies(self.place));
+        drop(state);
+        // The request goes on to engine 0, or its key is what another seat's rank waits for.
+        self.board.wake_all_but(self.place);
+    }
+
+    /// What the store has answered to ranks of this replica.
+    pub fn take_store_replies(&mut self) -> Vec<StoreReply> {
+        std::mem::take(&mut self.store_replies)
+    }
+
     /// Handles what has come, without blocking; returns the decision if it is there. After an error nothing more
     /// comes.
     pub fn receive(&mut self, now: Micros) -> Result<Option<Decision>, GroupFailure> {
         if self.exchange.is_some() && !self.round.is_over() {
             self.cast_on_exchange(now)?;
+            self.pass_store_requests_on()?;
             self.receive_from_engines(now)?;
         }
-        let state = self.board.lock();
+        let mut state = self.board.lock();
+        self.store_replies
+            .append(&mut state.desk.take_replies(self.place));
         if let Some(failure) = state.failure.clone().filter(|_| !self.round.is_over()) {
             drop(state);
             return Err(self.fail(failure));
@@ -223,11 +249,28 @@ impl Seat {
         exchange.cast(&votes, now).map_err(|end| self.fail(end))
     }
 
+    fn pass_store_requests_on(&mut self) -> Result<(), GroupFailure> {
+        let requests = self.board.lock().desk.take_requests();
+        let asked = match &mut self.exchange {
+            Some(exchange) => requests
+                .into_iter()
+                .try_for_each(|request| exchange.ask_store(request)),
+            None => Ok(()),
+        };
+        asked.map_err(|end| self.fail(end))
+    }
+
     fn receive_from_engines(&mut self, now: Micros) -> Result<(), GroupFailure> {
         let Some(exchange) = &mut self.exchange else {
             return Ok(());
         };
-        match exchange.receive(now) {
+        let received = exchange.receive(now);
+        let replies = exchange.take_store_replies();
+        if !replies.is_empty() {
+            self.board.lock().desk.put_replies(replies.into_iter());
+            self.board.wake_all_but(self.place);
+        }
+        match received {
             Ok(Some(decision)) => self.publish(decision),
             Ok(None) if self.round.is_dormant() && exchange.is_called() => {
                 if self.board.lock().call(self.round.step()) {

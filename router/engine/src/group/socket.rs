@@ -378,6 +378,7 @@ fn configure(socket: &zmq::Socket) -> Result<(), zmq::Error> {
     socket.set_linger(LINGER_MILLIS)?;
     socket.set_sndhwm(HIGH_WATER_MARK)?;
     socket.set_rcvhwm(HIGH_WATER_MARK)?;
+    socket.set_ipv6(true)?;
     socket.set_tcp_keepalive(1)?;
     socket.set_tcp_keepalive_idle(KEEPALIVE_IDLE)?;
     socket.set_tcp_keepalive_intvl(KEEPALIVE_INTERVAL)?;
@@ -544,13 +545,17 @@ mod tests {
 
     /// Which timer runs for each end of a connection: 02 is that of keepalive.
     fn timers(port: &str) -> Vec<String> {
-        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
         let timer = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let is_ours = fields[1].ends_with(port) || fields[2].ends_with(port);
             let is_established = fields[3] == "01";
             (is_ours && is_established).then(|| fields[5][..2].to_owned())
         };
-        table.lines().skip(1).filter_map(timer).collect()
+        let lines = tables
+            .iter()
+            .flatten()
+            .flat_map(|table| table.lines().skip(1));
+        lines.filter_map(timer).collect()
     }
 }

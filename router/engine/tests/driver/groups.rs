@@ -15,7 +15,7 @@ use crate::fake_worker::Fault;
 use crate::harness::{Harness, settings};
 
 /// A directory whose sockets need no keys.
-fn socket_directory() -> (TempDir, String) {
+pub fn socket_directory() -> (TempDir, String) {
     let owners_only = std::fs::Permissions::from_mode(0o700);
     let directory = tempfile::Builder::new().permissions(owners_only).tempdir();
     let directory = directory.unwrap();
@@ -23,7 +23,7 @@ fn socket_directory() -> (TempDir, String) {
     (directory, endpoint)
 }
 
-fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
+pub fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
     json!({"group": {
         "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "graph_buckets": [4, 8],
         "computes": "",

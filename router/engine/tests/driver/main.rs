@@ -12,4 +12,5 @@ mod manual_clock;
 mod model;
 mod replicas;
 mod step_trace;
+mod store;
 mod streams;

@@ -21,11 +21,6 @@ def with_fingerprint(place: GroupMembership, local: LocalModel, settings: ServeS
         raise SettingsError("--itl-target-ms times one engine's own steps, not a group's: leave it out of a group")
     if settings.process.step_trace is not None:
         raise SettingsError("--step-trace pairs an engine's own rows with the group's time: leave it out of a group")
-    if settings.process.dp_attention and place.num_engines > 1 and not place.endpoint.startswith("ipc://"):
-        raise SettingsError(
-            f"--dp-attention: the engines meet at {place.endpoint}, and ranks of several hosts cannot exchange rows "
-            "yet; give an ipc:// path, or leave out --dp-attention"
-        )
     return msgspec.structs.replace(place, computes=_hash_compute_settings(local.path, settings))
 
 

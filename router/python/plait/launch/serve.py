@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from plait.launch.group_checks import with_fingerprint
 from plait.launch.group_place import group_place
 from plait.launch.hash_key import cache_secrets
 from plait.launch.listen import listen, url
+from plait.launch.rank_interface import set_rank_interface
 from plait.launch.run_dir import run_directory
 from plait.launch.startup_summary import print_startup_summary
 from plait.launch.worker import TERM_SECONDS, Worker
@@ -42,11 +43,11 @@ from plait.settings import GroupMembership, ServeSettings, engine_settings
 def serve(
     model: str | None,
     settings: ServeSettings,
-    visible_devices: str | None = None,
+    environment: MutableMapping[str, str],
 ) -> int:
     """Serve `model` until a signal or a failure; the exit code. Raises `StartError`.
 
-    `visible_devices` is `CUDA_VISIBLE_DEVICES`, None if it is not set.
+    `environment` is this process's; its children have it too.
 
     Cheap checks come first: keys, address, files. In a group the engine is ready when all engines of the group are
     there, and ends with them.
@@ -54,13 +55,16 @@ def serve(
     key_file = settings.http.api_key_file
     keys = ApiKeys.from_file(Path(key_file), settings.scheduler.policy) if key_file is not None else None
     group = group_place(settings)
+    set_rank_interface(environment, group, shares_experts=settings.process.dp_attention)
     secrets = cache_secrets(settings.process.kv_hash_key_file)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(settings.http.host, settings.http.port, has_keys=keys is not None))
         local = find_model(model)
         run_dir = stack.enter_context(run_directory())
         say(f"Loading {local.path}")
-        settings, reason = with_batch_sizes(settings, local.path, partial(gpu_memory_bytes, visible_devices))
+        settings, reason = with_batch_sizes(
+            settings, local.path, partial(gpu_memory_bytes, environment.get("CUDA_VISIBLE_DEVICES"))
+        )
         scheduler = settings.scheduler
         check_chunk(scheduler)
         say(f"  batches  {scheduler.max_seqs} requests at a time, {scheduler.max_batch_tokens} tokens a step: {reason}")

@@ -39,6 +39,7 @@ def worker_config(
             dp=settings.process.dp,
             dp_attention=settings.process.dp_attention,
             group=_shared_experts(settings, group),
+            spans_hosts=settings.process.dp_attention and _spans_hosts(group),
         ),
         load_format=settings.model.load_format,
         dtype=settings.model.dtype,
@@ -63,8 +64,12 @@ def _shared_experts(settings: ServeSettings, group: GroupMembership | None) -> S
     return SharedExperts(
         first_replica=group.engine * num_own,
         num_replicas=group.num_engines * num_own,
-        directory=str(Path(group.endpoint.removeprefix("ipc://")).parent),
+        directory=None if _spans_hosts(group) else str(Path(group.endpoint.removeprefix("ipc://")).parent),
     )
+
+
+def _spans_hosts(group: GroupMembership | None) -> bool:
+    return group is not None and group.num_engines > 1 and not group.endpoint.startswith("ipc://")
 
 
 def _fields_of(component: msgspec.Struct, config: type[Config]) -> Config:
