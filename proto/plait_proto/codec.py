@@ -80,7 +80,8 @@ _KINDS: dict[type[Message], Kind] = {
     StoreRequest: Kind.STORE_REQUEST,
     StoreReply: Kind.STORE_REPLY,
 }
-_WITH_OPTIONAL_LAST = (Hello, Welcome, Vote, Decision)
+_NUM_OPTIONAL: dict[type[Fields], int] = {Hello: 2, Welcome: 1, Vote: 1, Decision: 1}
+"""Fields at the end that may be left out."""
 # At least, and at most.
 _NUM_FRAMES = {kind: (2, 2) for kind in Kind} | {Kind.PLAN: (6, 8), Kind.STEP_RESULT: (6, 6)}
 # memoryview.cast rejects an empty buffer.
@@ -109,9 +110,11 @@ def encode(message: Message) -> list[bytes]:
 
 
 def _without_empty_last(fields: Fields) -> Fields | tuple[object, ...]:
-    """What is encoded: an optional last field is left out while it is empty."""
+    """What is encoded: optional fields at the end are left out while they are empty."""
     values = msgspec.structs.astuple(fields)
-    return values[:-1] if isinstance(fields, _WITH_OPTIONAL_LAST) and not values[-1] else fields
+    least = len(values) - _NUM_OPTIONAL.get(type(fields), 0)
+    num = next((num for num in range(len(values), least, -1) if values[num - 1]), least)
+    return values[:num] if num < len(values) else fields
 
 
 def decode(frames: Sequence[Frame]) -> Message:

@@ -75,6 +75,18 @@ class PageKind(Fields, frozen=True):
     """One page over all layers of this kind."""
 
 
+class CapturedSize(Fields, frozen=True):
+    """What fits into a captured CUDA graph."""
+
+    prompt_tokens: U32
+    """Of prefill rows."""
+    prompt_rows: U32
+    """Prefill rows; the last is never used."""
+    decode_rows: U32
+    context_tokens: U32 | None
+    """Cached tokens of all prefill rows, if their attention is planned before each replay."""
+
+
 class Hello(Fields, frozen=True):
     """A worker has loaded its weights and is ready to serve."""
 
@@ -96,7 +108,9 @@ class Hello(Fields, frozen=True):
     """One page over all layers of this rank."""
     weight_bytes: U64
     other_kinds: tuple[PageKind, ...] = ()
-    """Page kinds after the first, which the fields above describe; left out while it is empty."""
+    """Page kinds after the first, which the fields above describe; left out while it and ``graphs`` are empty."""
+    graphs: tuple[CapturedSize, ...] = ()
+    """Sizes of the CUDA graphs that the worker captures; left out while it is empty."""
 
 
 class Welcome(Fields, frozen=True):

@@ -1,15 +1,17 @@
 //! The messages that are one array and nothing else.
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_bytes::Bytes;
 
-use crate::capped_text;
+use crate::capped_text::{self, MAX_TEXT_BYTES, cut};
 use crate::fingerprint::Fingerprint;
 
 /// The protocol that this crate speaks.
 pub const PROTOCOL: u32 = 1;
 
 /// A worker has loaded its weights and is ready to serve.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Hello {
     /// [`PROTOCOL`] of the worker.
     pub protocol: u32,
@@ -26,10 +28,10 @@ pub struct Hello {
     /// Its process.
     pub pid: u32,
     /// Its device, for people.
-    #[serde(with = "capped_text")]
+    #[serde(deserialize_with = "capped_text::deserialize")]
     pub device: String,
     /// Its number format, such as `bfloat16`.
-    #[serde(with = "capped_text")]
+    #[serde(deserialize_with = "capped_text::deserialize")]
     pub dtype: String,
     /// Pages that the device has room for, or as many as the settings asked for.
     pub num_pages: u32,
@@ -37,9 +39,52 @@ pub struct Hello {
     pub page_bytes: u64,
     /// Weights of this rank.
     pub weight_bytes: u64,
-    /// Page kinds after the first, which the fields above describe; left out while it is empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Page kinds after the first, which the fields above describe; left out while it and `graphs` are empty.
+    #[serde(default)]
     pub other_kinds: Vec<PageKind>,
+    /// Sizes of the CUDA graphs that the worker captures; left out while it is empty.
+    #[serde(default)]
+    pub graphs: Vec<CapturedSize>,
+}
+
+impl Serialize for Hello {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let has_graphs = !self.graphs.is_empty();
+        let has_kinds = has_graphs || !self.other_kinds.is_empty();
+        let num_fields = 11 + usize::from(has_kinds) + usize::from(has_graphs);
+        let mut fields = serializer.serialize_struct("Hello", num_fields)?;
+        fields.serialize_field("protocol", &self.protocol)?;
+        fields.serialize_field("schema", Bytes::new(&self.schema))?;
+        fields.serialize_field("config", Bytes::new(&self.config))?;
+        fields.serialize_field("rank", &self.rank)?;
+        fields.serialize_field("world", &self.world)?;
+        fields.serialize_field("pid", &self.pid)?;
+        fields.serialize_field("device", cut(&self.device, MAX_TEXT_BYTES))?;
+        fields.serialize_field("dtype", cut(&self.dtype, MAX_TEXT_BYTES))?;
+        fields.serialize_field("num_pages", &self.num_pages)?;
+        fields.serialize_field("page_bytes", &self.page_bytes)?;
+        fields.serialize_field("weight_bytes", &self.weight_bytes)?;
+        if has_kinds {
+            fields.serialize_field("other_kinds", &self.other_kinds)?;
+        }
+        if has_graphs {
+            fields.serialize_field("graphs", &self.graphs)?;
+        }
+        fields.end()
+    }
+}
+
+/// What fits into a captured CUDA graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedSize {
+    /// Tokens of prefill rows.
+    pub prompt_tokens: u32,
+    /// Prefill rows; the last is never used.
+    pub prompt_rows: u32,
+    /// Decode rows.
+    pub decode_rows: u32,
+    /// Cached tokens of all prefill rows, if their attention is planned before each replay.
+    pub context_tokens: Option<u32>,
 }
 
 /// Pages of one kind: what one group of layers caches.

@@ -60,7 +60,7 @@ fn the_schema_lists_every_kind_with_its_byte_and_frames() {
 #[test]
 fn the_schema_lists_the_fields_of_plain_messages() {
     for name in [
-        "hello_two_page_kinds",
+        "hello_graphs",
         "welcome_two_page_kinds",
         "vote_prompts",
         "verdict_prompts",
@@ -89,10 +89,11 @@ fn the_schema_lists_the_fields_of_headers_and_new_slots() {
         names(&ResultHeader::of(&StepResult::default()))
     );
     assert_eq!(listed("NewSlot"), names(&plan.new_slots[0]));
-    let Message::Hello(hello) = golden("hello_two_page_kinds") else {
+    let Message::Hello(hello) = golden("hello_graphs") else {
         panic!("a hello")
     };
     assert_eq!(listed("PageKind"), names(&hello.other_kinds[0]));
+    assert_eq!(listed("CapturedSize"), names(&hello.graphs[0]));
     let Message::Vote(vote) = golden("vote_prompts") else {
         panic!("a vote")
     };

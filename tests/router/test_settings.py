@@ -217,7 +217,7 @@ def test_the_engine_gets_every_field() -> None:
     ],
 )
 def test_the_engine_gets_its_place_in_a_group(keys: CoordinatorKeys | MemberKeys | None) -> None:
-    place = GroupMembership(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys, graph_buckets=(1, 8))
+    place = GroupMembership(engine=1, num_engines=3, endpoint="ipc:///run/x/votes", keys=keys)
     engine = engine_settings(parse(), "/m", None, "/r", place)
     assert engine.group == place
     assert msgspec.json.decode(msgspec.json.encode(engine), type=EngineSettings) == engine

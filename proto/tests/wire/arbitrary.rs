@@ -1,9 +1,10 @@
 //! Any well-formed message.
 
 use plait_proto::{
-    AppendedPage, Bye, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello, Join, Message,
-    Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts, SamplingParams, StepResult,
-    StoreOperation, StoreReply, StoreRequest, TrimmedSlot, Vote, Welcome,
+    AppendedPage, Bye, CapturedSize, Decision, DecodeRow, Drain, ExitCode, Fail, Heartbeat, Hello,
+    Join, Message, Mode, NewSlot, OtherPage, PageKind, Plan, PrefillRow, PromptCounts,
+    SamplingParams, StepResult, StoreOperation, StoreReply, StoreRequest, TrimmedSlot, Vote,
+    Welcome,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -38,8 +39,9 @@ fn hello() -> impl Strategy<Value = Hello> {
         any::<u64>(),
         any::<u64>(),
     );
-    let kinds = vec(page_kind(), 0..3);
-    (fingerprints, place, device, kinds).prop_map(|(fingerprints, place, device, other_kinds)| {
+    let arrays = (vec(page_kind(), 0..3), vec(captured_size(), 0..3));
+    (fingerprints, place, device, arrays).prop_map(|(fingerprints, place, device, arrays)| {
+        let (other_kinds, graphs) = arrays;
         let (protocol, schema, config) = fingerprints;
         let (rank, world, pid) = place;
         let (device, dtype, num_pages, page_bytes, weight_bytes) = device;
@@ -56,8 +58,20 @@ fn hello() -> impl Strategy<Value = Hello> {
             page_bytes,
             weight_bytes,
             other_kinds,
+            graphs,
         }
     })
+}
+
+fn captured_size() -> impl Strategy<Value = CapturedSize> {
+    (any::<[u32; 3]>(), option::of(any::<u32>())).prop_map(
+        |([prompt_tokens, prompt_rows, decode_rows], context_tokens)| CapturedSize {
+            prompt_tokens,
+            prompt_rows,
+            decode_rows,
+            context_tokens,
+        },
+    )
 }
 
 fn welcome() -> impl Strategy<Value = Welcome> {

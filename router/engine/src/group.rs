@@ -12,6 +12,7 @@
 mod allowlist;
 mod coordinator;
 mod failure;
+mod graphs;
 mod member;
 mod round;
 mod seat;
@@ -22,6 +23,7 @@ mod vote_collection;
 mod wire;
 
 pub use failure::GroupFailure;
+pub use graphs::CapturedGraphs;
 pub use seat::Seat;
 pub(crate) use settings::who_else_comes;
 pub use settings::{

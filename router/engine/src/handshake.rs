@@ -271,6 +271,7 @@ mod tests {
             page_bytes: 1,
             weight_bytes: 1,
             other_kinds: Vec::new(),
+            graphs: Vec::new(),
         }
     }
 

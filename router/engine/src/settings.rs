@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plait_core::{GraphSize, HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
+use plait_core::{HashSeed, PageSettings, PoolSize, RuntimeSettings, SchedulerSettings};
 use plait_proto::PageKind;
 use plait_text::{ModelText, RESERVED_NAMES};
 use serde::Deserialize;
@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use crate::engine::StartError;
 use crate::group::{
-    ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS, Role, ServerKeys,
+    CapturedGraphs, ClientKeys, GroupProblem, GroupSettings, GroupTimeouts, Key, MAX_REPLICAS,
+    Role, ServerKeys,
 };
 use crate::kv_events::KvEventsSettings;
 use crate::request_seeds::hash_seed;
@@ -151,8 +152,6 @@ pub struct GroupMembership {
     pub endpoint: String,
     /// This engine's CURVE keys.
     pub keys: Option<GroupKeys>,
-    /// Sizes in tokens for which every replica captures a graph of decode rows.
-    pub graph_buckets: Vec<u32>,
     /// Fingerprint of model and number formats.
     pub computes: String,
 }
@@ -204,12 +203,7 @@ impl GroupMembership {
             role: self.role()?,
             num_replicas: vec![num_replicas; self.num_engines as usize],
             config,
-            graphs: self
-                .graph_buckets
-                .iter()
-                .copied()
-                .map(GraphSize::of_decode_rows)
-                .collect(),
+            graphs: CapturedGraphs::default(),
             max_tokens,
             timeouts,
         })
@@ -402,7 +396,6 @@ impl EngineSettings {
             "page_size": self.pages.page_size,
             "mixed": self.scheduler.mixed,
             "overlap": self.scheduler.overlap,
-            "graph_buckets": self.group.as_ref().map(|group| &group.graph_buckets),
             "computes": self.group.as_ref().map(|group| &group.computes),
         });
         plait_proto::config_fingerprint(alike.to_string().as_bytes())

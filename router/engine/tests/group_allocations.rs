@@ -87,7 +87,7 @@ fn a_round_costs_each_vote_the_same_however_many_replicas_vote() {
         },
         num_replicas: vec![1, NUM_REPLICAS - 1],
         config: [0; 16],
-        graphs: vec![GraphSize::of_decode_rows(1)],
+        graphs: vec![GraphSize::of_decode_rows(1)].into(),
         max_tokens: 1,
         timeouts: GroupTimeouts::default(),
     };

@@ -469,8 +469,6 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """Where engine 0 listens: an ``ipc://`` path in a directory of mode 0700, or with keys any ZeroMQ address."""
     keys: CoordinatorKeys | MemberKeys | None = None
-    graph_buckets: tuple[int, ...] = ()
-    """Decode rows of the graphs that every rank of the group captures. If empty, all steps are eager."""
     computes: str = ""
     """Fingerprint of what the ranks compute with. It must be equal in all engines; the launch fills it in."""
 

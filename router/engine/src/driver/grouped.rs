@@ -1,10 +1,10 @@
 //! A replica of a group: it votes on its plan, and sends the plan with the group's decision.
 
-use plait_core::{Decision, GraphSize, Micros};
-use plait_proto::{ExitCode, StoreReply, StoreRequest};
+use plait_core::{Decision, Micros};
+use plait_proto::{ExitCode, Hello, StoreReply, StoreRequest};
 
 use super::{EventLoop, Stage};
-use crate::group::{GroupFailure, GroupSettings, Seat};
+use crate::group::{CapturedGraphs, GroupFailure, GroupSettings, Seat};
 use crate::serving::{PlannedStep, Serving};
 use crate::status::Phase;
 
@@ -15,8 +15,9 @@ pub struct Grouped {
     pub replica: u32,
     /// Replicas of the group.
     pub num_replicas: u32,
-    /// Tokens of the largest captured graph; 0 without any.
-    largest_graph: u32,
+    /// Of all replicas.
+    graphs: CapturedGraphs,
+    max_tokens: u32,
     /// The step that was voted on, until the decision.
     planned: Option<PlannedStep>,
     /// The first decision has come: all engines have joined.
@@ -30,15 +31,16 @@ impl Grouped {
             replica: seat.replica(),
             seat,
             num_replicas: settings.num_replicas(),
-            largest_graph: settings
-                .graphs
-                .iter()
-                .map(GraphSize::num_tokens)
-                .max()
-                .unwrap_or(0),
+            graphs: settings.graphs.clone(),
+            max_tokens: settings.max_tokens,
             planned: None,
             has_begun: false,
         }
+    }
+
+    /// Takes the graphs that the replica's ranks capture; before its first vote.
+    pub fn add_graphs(&self, hellos: &[Hello]) {
+        self.graphs.add_replica(hellos, self.max_tokens);
     }
 
     /// What wakes the driver.
@@ -82,7 +84,7 @@ impl Grouped {
         } else {
             serving.plan_step(now)
         };
-        let vote = serving.vote(planned.as_ref(), self.replica, self.largest_graph);
+        let vote = serving.vote(planned.as_ref(), self.replica, self.graphs.largest());
         if !self.seat.must_cast(vote) {
             assert!(planned.is_none(), "a plan with rows needs a vote");
             return Ok(());

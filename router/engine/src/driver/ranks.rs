@@ -97,6 +97,9 @@ impl EventLoop {
         let routes = &self.shared().routes;
         routes.set_num_pages(self.own().number, num_pages);
         let other_kinds = other_kinds(&hellos);
+        if let Some(group) = &self.driver.group {
+            group.add_graphs(&hellos);
+        }
         match Serving::new(self.serving_config(num_pages, &other_kinds)) {
             Ok(serving) => self.welcome(Box::new(serving), other_kinds),
             Err(error) => self.fail(ExitCode::Settings, &error.to_string()),

@@ -333,7 +333,7 @@ impl Coordinator {
     }
 
     fn decide_if_complete(&mut self) -> Result<(), GroupFailure> {
-        let Some(decision) = self.votes.close(&self.settings.graphs) else {
+        let Some(decision) = self.votes.close(&self.settings.graphs.sizes()) else {
             return Ok(());
         };
         self.round.conclude(&decision);

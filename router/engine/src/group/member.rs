@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use plait_core::{Decision, GraphSize, Micros, Vote};
+use plait_core::{Decision, Micros, Vote};
 use plait_proto::{
     ExitCode, Fail, Join, Message, PROTOCOL, StoreReply, StoreRequest, schema_fingerprint,
 };
@@ -198,8 +198,8 @@ impl Member {
         if decision.mode != plait_proto::Mode::Idle && num_counted != 8 * num_replicas as usize {
             return Some("it does not count the tokens of each replica");
         }
-        let mut buckets = self.settings.graphs.iter().map(GraphSize::num_tokens);
-        let is_known = |bucket| buckets.any(|known| known == bucket);
+        let graphs = self.settings.graphs.sizes();
+        let is_known = |bucket| graphs.iter().any(|size| size.num_tokens() == bucket);
         if !decision.graph_bucket.is_none_or(is_known) {
             return Some("no graph has its size");
         }

@@ -11,6 +11,7 @@ use plait_proto::{ExitCode, StoreReply, StoreRequest};
 
 use super::Exchange;
 use super::failure::GroupFailure;
+use super::graphs::CapturedGraphs;
 use super::round::Round;
 use super::settings::{GroupProblem, GroupSettings, Role};
 use super::store_desk::StoreDesk;
@@ -36,7 +37,7 @@ struct Board {
     /// Of each seat's thread.
     wakeups: Vec<Arc<Wakeup>>,
     /// The captured graphs, if the seats make the decision; None if engine 0 makes it.
-    graphs: Option<Vec<GraphSize>>,
+    graphs: Option<CapturedGraphs>,
 }
 
 struct State {
@@ -164,7 +165,7 @@ impl Seat {
         if let Some(graphs) = &self.board.graphs {
             let votes = state.take_votes().unwrap_or_default();
             drop(state);
-            self.publish(decide_alone(&votes, graphs));
+            self.publish(decide_alone(&votes, &graphs.sizes()));
             return Ok(());
         }
         drop(state);
@@ -320,7 +321,7 @@ mod tests {
             role: Role::Alone,
             num_replicas: vec![u32::try_from(num).unwrap()],
             config: [0; 16],
-            graphs: vec![GraphSize::of_decode_rows(4)],
+            graphs: vec![GraphSize::of_decode_rows(4)].into(),
             max_tokens: 64,
             timeouts: GroupTimeouts::default(),
         };

@@ -6,9 +6,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use plait_core::GraphSize;
 use plait_proto::Fingerprint;
 
+use super::graphs::CapturedGraphs;
 use crate::timeouts::LONGEST_STEP;
 
 /// A CURVE key.
@@ -98,8 +98,8 @@ pub struct GroupSettings {
     pub num_replicas: Vec<u32>,
     /// Fingerprint of everything that all engines must share.
     pub config: Fingerprint,
-    /// Sizes of the graphs that every replica has captured; each fits `max_tokens`.
-    pub graphs: Vec<GraphSize>,
+    /// Sizes of the graphs that every replica has captured.
+    pub graphs: CapturedGraphs,
     /// Tokens of one replica's step at most. A larger vote or decision would have every rank allocate for it.
     pub max_tokens: u32,
     /// Limits on waiting.
@@ -135,17 +135,6 @@ pub enum GroupProblem {
         endpoint: String,
         /// Who else could join.
         why: String,
-    },
-    /// A graph that no step may be padded to.
-    #[error(
-        "graph_buckets has {bucket}, and a step has at most {max_tokens} tokens (--max-batch-tokens); leave it out \
-         or raise the limit"
-    )]
-    GraphBucket {
-        /// Its tokens.
-        bucket: u32,
-        /// The most tokens of a step.
-        max_tokens: u32,
     },
     /// Keys that are not one for each engine.
     #[error(
@@ -213,20 +202,9 @@ impl GroupSettings {
                 given: self.num_replicas.clone(),
             });
         }
-        self.check_graphs()?;
         self.check_role()?;
         self.check_allowed_keys()?;
         self.check_protection()
-    }
-
-    /// A decision pads to the graph's size, and no engine accepts one beyond the most tokens of a step.
-    fn check_graphs(&self) -> Result<(), GroupProblem> {
-        let max_tokens = self.max_tokens;
-        let mut buckets = self.graphs.iter().map(GraphSize::num_tokens);
-        let odd = buckets.find(|bucket| !(1..=max_tokens).contains(bucket));
-        odd.map_or(Ok(()), |bucket| {
-            Err(GroupProblem::GraphBucket { bucket, max_tokens })
-        })
     }
 
     fn check_allowed_keys(&self) -> Result<(), GroupProblem> {
@@ -329,7 +307,7 @@ mod tests {
             role,
             num_replicas: num_replicas.to_vec(),
             config: [0; 16],
-            graphs: Vec::new(),
+            graphs: CapturedGraphs::default(),
             max_tokens: 1,
             timeouts: GroupTimeouts::default(),
         }
@@ -366,25 +344,6 @@ mod tests {
             error.to_string(),
             "engine 2 is not in a group of 2: engines are numbered from 0"
         );
-    }
-
-    #[test]
-    fn a_graph_that_no_step_may_be_padded_to_is_refused() {
-        let with_buckets = |graph_buckets: &[u32]| GroupSettings {
-            graphs: graph_buckets
-                .iter()
-                .copied()
-                .map(GraphSize::of_decode_rows)
-                .collect(),
-            max_tokens: 200,
-            ..of(Role::Alone, &[1])
-        };
-        assert_eq!(with_buckets(&[1, 200]).check(), Ok(()));
-        for bucket in [0, 201] {
-            let max_tokens = 200;
-            let problem = GroupProblem::GraphBucket { bucket, max_tokens };
-            assert_eq!(with_buckets(&[1, bucket]).check(), Err(problem));
-        }
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use plait_proto::{
-    Bye, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, PageKind, Plan, StepResult, Welcome,
-    schema_fingerprint,
+    Bye, CapturedSize, Fingerprint, Heartbeat, Hello, Message, PROTOCOL, PageKind, Plan,
+    StepResult, Welcome, schema_fingerprint,
 };
 use rustc_hash::FxHashMap;
 
@@ -24,6 +24,8 @@ pub struct Behavior {
     pub num_pages: u32,
     /// Kinds of pages after the first.
     pub other_kinds: Vec<PageKind>,
+    /// Decode rows of the graphs that it captures.
+    pub graphs: Vec<u32>,
     /// It is the replica's first rank, which answers for it.
     pub answers: bool,
     /// From receiving a step to answering it.
@@ -60,6 +62,7 @@ impl Behavior {
             config,
             num_pages: 64,
             other_kinds: Vec::new(),
+            graphs: Vec::new(),
             answers: true,
             step: Duration::ZERO,
             said_micros: STEP_MICROS,
@@ -189,6 +192,7 @@ impl Rank {
             page_bytes: 1024,
             weight_bytes: 4096,
             other_kinds: self.behavior.other_kinds.clone(),
+            graphs: self.behavior.graphs.iter().map(captured).collect(),
         }
     }
 
@@ -342,4 +346,13 @@ fn record(token: u32, num_top: u32) -> Vec<u32> {
         .chain(0..num_top)
         .chain((0..num_top).map(minus))
         .collect()
+}
+
+fn captured(decode_rows: &u32) -> CapturedSize {
+    CapturedSize {
+        prompt_tokens: 0,
+        prompt_rows: 0,
+        decode_rows: *decode_rows,
+        context_tokens: None,
+    }
 }

@@ -25,15 +25,17 @@ pub fn socket_directory() -> (TempDir, String) {
 
 pub fn place(engine: u32, num_engines: u32, endpoint: &str) -> Value {
     json!({"group": {
-        "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "graph_buckets": [4, 8],
-        "computes": "",
+        "engine": engine, "num_engines": num_engines, "endpoint": endpoint, "keys": null, "computes": "",
     }})
 }
 
 /// An engine of a group with a rank that takes a millisecond a step.
 fn engine(change: &Value, timeouts: Timeouts) -> Harness {
     let mut harness = Harness::alone(change, timeouts);
-    harness.dial(|rank| rank.step = Duration::from_millis(1));
+    harness.dial(|rank| {
+        rank.step = Duration::from_millis(1);
+        rank.graphs = vec![4, 8];
+    });
     harness
 }
 
