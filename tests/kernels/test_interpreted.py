@@ -385,3 +385,23 @@ def test_prefill_rows_see_their_own_pages() -> None:
 def test_the_argmax_is_the_first_of_the_largest() -> None:
     logits = torch.randn(6, 9000).bfloat16().float()
     assert torch.equal(sampling_triton.sample_greedy(logits), sampling_reference.sample_greedy(logits))
+
+
+@pytest.mark.parametrize("width", [24, 2048])
+def test_experts_elsewhere_add_nothing_to_one_or_two_tokens(width: int) -> None:
+    """Their ids are -1, and their weights any value."""
+    gate_up, down = torch.randn(3, 2 * width, 16) / 4, torch.randn(3, 16, width) / 4
+    x, weights = torch.randn(2, 16), torch.tensor([[0.3, float("nan")], [0.5, 0.2]])
+    experts = torch.tensor([[2, -1], [0, 1]])
+    given = indexed_gemv_triton.expert_mlps(x, gate_up, down, weights, experts, is_partial=True)
+    alone = torch.tensor([[0.3, 0.0], [0.5, 0.2]]), torch.tensor([[2, 0], [0, 1]])
+    torch.testing.assert_close(given, moe_reference.expert_mlps(x, gate_up, down, *alone), atol=1e-4, rtol=1e-4)
+
+
+def test_outputs_of_pairs_are_the_reference_s_where_others_are_elsewhere() -> None:
+    gate_up, down = torch.randn(3, 48, 16) / 4, torch.randn(3, 16, 24) / 4
+    x, experts = torch.randn(9, 16), torch.randint(-1, 3, (9, 1))
+    is_here = experts.flatten() >= 0
+    expected = moe_reference.expert_parts(x, gate_up, down, experts)[is_here]
+    listed = grouped_gemm_triton.expert_parts(x, gate_up, down, experts, 3.0)
+    torch.testing.assert_close(listed[is_here], expected, atol=1e-4, rtol=1e-4)

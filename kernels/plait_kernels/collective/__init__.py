@@ -4,16 +4,28 @@
 never used.
 """
 
+from plait_kernels.collective.expert_exchange import (
+    ExchangeLimits,
+    ExpertExchange,
+    GatheredRows,
+    SentRows,
+    unsupported_exchange,
+)
 from plait_kernels.collective.peer_all_reduce import EMPTY, Limits, PeerAllReduce, unsupported_reason
 from plait_kernels.collective.peer_memory import PeerMemory
 from plait_kernels.collective.reference import add_partials_rms_norm, largest_logit
 
 __all__ = [
     "EMPTY",
+    "ExchangeLimits",
+    "ExpertExchange",
+    "GatheredRows",
     "Limits",
     "PeerAllReduce",
     "PeerMemory",
+    "SentRows",
     "add_partials_rms_norm",
     "largest_logit",
+    "unsupported_exchange",
     "unsupported_reason",
 ]

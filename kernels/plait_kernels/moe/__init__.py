@@ -10,12 +10,13 @@ from torch import Tensor
 
 from plait_kernels.backends import Backend, Op, above, of_dtype, on_device, up_to
 from plait_kernels.moe.cpu import ExpertPanels, can_pack_experts
+from plait_kernels.moe.parts import MAX_INDEXED, MAX_LISTED, ExpertStack, RowParts
 from plait_kernels.moe.reference import softmax_top_k
 from plait_kernels.moe.routing import GroupLimit, Routing, sigmoid_group_top_k, softmax_group_top_k
 
-_MAX_INDEXED = 2
+_MAX_INDEXED = MAX_INDEXED
 """Up to so many tokens each (token, expert) pair reads its matrices by itself: listing pairs would take longer."""
-_MAX_LISTED = 2048
+_MAX_LISTED = MAX_LISTED
 """Above so many tokens torch's grouped GEMM is faster; it takes bfloat16 alone."""
 _GPU = on_device("cuda"), of_dtype(torch.bfloat16, torch.float16)
 _expert_mlps = Op(
@@ -43,7 +44,7 @@ def pack_experts(experts: Iterable[tuple[Tensor, Tensor]]) -> Experts:
     if can_pack_experts(*first):
         return ExpertPanels(chain((first,), rest))
     gate_up_EJH, down_EHI = (torch.stack(each) for each in zip(first, *rest, strict=True))
-    return lambda x_TH, weights_TK, experts_TK: expert_mlps(x_TH, gate_up_EJH, down_EHI, weights_TK, experts_TK)
+    return ExpertStack(gate_up_EJH, down_EHI)
 
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
@@ -68,9 +69,11 @@ def route(logits_TE: Tensor, bias_E: Tensor | None, routing: Routing) -> tuple[T
 
 
 __all__ = [
+    "ExpertStack",
     "Experts",
     "GroupLimit",
     "Routing",
+    "RowParts",
     "expert_mlps",
     "pack_experts",
     "route",

@@ -52,13 +52,22 @@ def tiles_for(num_pairs_per_expert: float) -> Tiles:
 
 def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
     """See ``plait_kernels.moe.expert_mlps``; all contiguous, sums float32, an expert's result rounded once."""
+    parts_NH = expert_parts(x_TH, gate_up_EJH, down_EHI, experts_TK, experts_TK.numel() / len(down_EHI))
+    out_TH = torch.empty_like(x_TH)
+    combine(parts_NH, weights_TK, out_TH)
+    return out_TH
+
+
+def expert_parts(
+    x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, experts_TK: Tensor, num_pairs_per_expert: float
+) -> Tensor:
+    """Each pair's output, ``[N, H]``; that of a pair whose expert is -1 is left as it was."""
     num_tokens, top_k = experts_TK.shape
     num_experts, hidden_size, width = down_EHI.shape
-    tiles = tiles_for(num_tokens * top_k / num_experts)
+    tiles = tiles_for(num_pairs_per_expert)
     lists = (*_list_pairs(experts_TK, num_experts), num_tokens)
     gated_NI = x_TH.new_empty(num_tokens * top_k, width)
     parts_NH = x_TH.new_empty(num_tokens * top_k, hidden_size)
-    out_TH = x_TH.new_empty(num_tokens, hidden_size)
     sizes = {"HIDDEN": hidden_size, "WIDTH": width}
     _gate_up_grouped_kernel[_grid(tiles.gate_up, width, num_experts, num_tokens)](
         x_TH, gate_up_EJH, gated_NI, *lists, TOP_K=top_k, **sizes, **_launch(tiles.gate_up, x_TH)
@@ -66,8 +75,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     _down_grouped_kernel[_grid(tiles.down, hidden_size, num_experts, num_tokens)](
         gated_NI, down_EHI, parts_NH, *lists, **sizes, **_launch(tiles.down, x_TH)
     )
-    combine(parts_NH, weights_TK, out_TH)
-    return out_TH
+    return parts_NH
 
 
 def _grid(tile: Tile, num_outputs: int, num_experts: int, num_tokens: int) -> tuple[int, int]:

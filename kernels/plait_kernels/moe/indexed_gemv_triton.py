@@ -19,8 +19,15 @@ _DOWN = {"OUTPUTS": 4, "INPUTS": 2048, "num_warps": 8}
 """Tile sizes: the fastest of ten on an H200 for DeepSeek-V2-Lite's shapes."""
 
 
-def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
-    """See ``plait_kernels.moe.expert_mlps``; all contiguous."""
+def expert_mlps(
+    x_TH: Tensor,
+    gate_up_EJH: Tensor,
+    down_EHI: Tensor,
+    weights_TK: Tensor,
+    experts_TK: Tensor,
+    is_partial: bool = False,
+) -> Tensor:
+    """See ``plait_kernels.moe.expert_mlps``; all contiguous. If ``is_partial``, an expert of -1 adds nothing."""
     num_tokens, top_k = experts_TK.shape
     _, hidden_size, width = down_EHI.shape
     gated_NI = x_TH.new_empty(num_tokens * top_k, width)
@@ -47,6 +54,7 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
         HIDDEN=hidden_size,
         WIDTH=width,
         TOP_K=top_k,
+        IS_PARTIAL=is_partial,
         **_DOWN,
         **pdl_launch(x_TH),
     )
@@ -71,23 +79,24 @@ def _gate_up_kernel(  # type: ignore[no-untyped-def]
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, INPUTS)
     expert = tl.load(experts_ptr + pair)
-    gate_row = weight_ptr + (expert * 2 * WIDTH + output)[:, None] * HIDDEN
-    up_row = gate_row + WIDTH * HIDDEN
-    gate, up = tl.zeros([OUTPUTS, INPUTS], tl.float32), tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for begin in range(0, HIDDEN, INPUTS):
-        at = begin + column
-        if HIDDEN % INPUTS == 0 and WIDTH % OUTPUTS == 0:  # masks cost a tenth of the speed
-            x = tl.load(x_ptr + pair // TOP_K * HIDDEN + at).to(tl.float32)[None, :]
-            gate += tl.load(gate_row + at[None, :]).to(tl.float32) * x
-            up += tl.load(up_row + at[None, :]).to(tl.float32) * x
-        else:
-            is_there = (output < WIDTH)[:, None] & (at < HIDDEN)[None, :]
-            x = tl.load(x_ptr + pair // TOP_K * HIDDEN + at, mask=at < HIDDEN, other=0.0).to(tl.float32)
-            gate += tl.load(gate_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
-            up += tl.load(up_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
-    gate_sum = tl.sum(gate, axis=1)
-    gated = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
-    tl.store(out_ptr + pair * WIDTH + output, gated.to(out_ptr.dtype.element_ty), mask=output < WIDTH)
+    if expert >= 0:
+        gate_row = weight_ptr + (expert * 2 * WIDTH + output)[:, None] * HIDDEN
+        up_row = gate_row + WIDTH * HIDDEN
+        gate, up = tl.zeros([OUTPUTS, INPUTS], tl.float32), tl.zeros([OUTPUTS, INPUTS], tl.float32)
+        for begin in range(0, HIDDEN, INPUTS):
+            at = begin + column
+            if HIDDEN % INPUTS == 0 and WIDTH % OUTPUTS == 0:  # masks cost a tenth of the speed
+                x = tl.load(x_ptr + pair // TOP_K * HIDDEN + at).to(tl.float32)[None, :]
+                gate += tl.load(gate_row + at[None, :]).to(tl.float32) * x
+                up += tl.load(up_row + at[None, :]).to(tl.float32) * x
+            else:
+                is_there = (output < WIDTH)[:, None] & (at < HIDDEN)[None, :]
+                x = tl.load(x_ptr + pair // TOP_K * HIDDEN + at, mask=at < HIDDEN, other=0.0).to(tl.float32)
+                gate += tl.load(gate_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
+                up += tl.load(up_row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * x[None, :]
+        gate_sum = tl.sum(gate, axis=1)
+        gated = gate_sum * tl.sigmoid(gate_sum) * tl.sum(up, axis=1)
+        tl.store(out_ptr + pair * WIDTH + output, gated.to(out_ptr.dtype.element_ty), mask=output < WIDTH)
 
 
 @triton.jit
@@ -102,6 +111,7 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_PARTIAL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pdl_wait(PDL)
@@ -113,14 +123,18 @@ def _down_kernel(  # type: ignore[no-untyped-def]
     for step in range(TOP_K * NUM_STEPS):
         pair = token * TOP_K + step // NUM_STEPS
         at = step % NUM_STEPS * INPUTS + column
-        weight = tl.load(weights_ptr + pair)
-        row = weight_ptr + (tl.load(experts_ptr + pair) * HIDDEN + output)[:, None] * WIDTH
-        if HIDDEN % OUTPUTS == 0 and WIDTH % INPUTS == 0:
+        expert = tl.load(experts_ptr + pair)
+        weight = tl.load(weights_ptr + pair, mask=expert >= 0, other=0.0)
+        row = weight_ptr + (expert * HIDDEN + output)[:, None] * WIDTH
+        if HIDDEN % OUTPUTS == 0 and WIDTH % INPUTS == 0 and not IS_PARTIAL:
             gated = tl.load(gated_ptr + pair * WIDTH + at).to(tl.float32) * weight
             sums += tl.load(row + at[None, :]).to(tl.float32) * gated[None, :]
         else:
-            is_there = (output < HIDDEN)[:, None] & (at < WIDTH)[None, :]
-            gated = tl.load(gated_ptr + pair * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32) * weight
+            is_there = (output < HIDDEN)[:, None] & ((at < WIDTH) & (expert >= 0))[None, :]
+            gated = (
+                tl.load(gated_ptr + pair * WIDTH + at, mask=(at < WIDTH) & (expert >= 0), other=0.0).to(tl.float32)
+                * weight
+            )
             sums += tl.load(row + at[None, :], mask=is_there, other=0.0).to(tl.float32) * gated[None, :]
     out = tl.sum(sums, axis=1).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * HIDDEN + output, out, mask=output < HIDDEN)

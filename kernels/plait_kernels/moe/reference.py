@@ -31,12 +31,20 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     sum is float32 in the order of a token's own experts, so that it does not depend on the batch.
     """
     num_tokens, top_k = experts_TK.shape
-    order_N = experts_TK.flatten().argsort(stable=True)
-    counts = experts_TK.flatten().bincount(minlength=gate_up_EJH.shape[0]).tolist()
+    out_NH = expert_parts(x_TH, gate_up_EJH, down_EHI, experts_TK)
+    out_TKH = out_NH.view(num_tokens, top_k, -1).float()
+    return torch.einsum("tkh,tk->th", out_TKH, weights_TK).to(x_TH.dtype)
+
+
+def expert_parts(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, experts_TK: Tensor) -> Tensor:
+    """Each pair's output, ``[T K, H]``; that of a pair whose expert is -1 has any value."""
+    num_tokens, top_k = experts_TK.shape
+    experts_N = experts_TK.flatten() + 1  # 0 is nobody's
+    order_N = experts_N.argsort(stable=True)
+    _, *counts = experts_N.bincount(minlength=gate_up_EJH.shape[0] + 1).tolist()
     out_NH = x_TH.new_empty(num_tokens * top_k, x_TH.shape[1])
-    for expert, pairs in enumerate(torch.split(order_N, counts)):
+    for expert, pairs in enumerate(torch.split(order_N[len(order_N) - sum(counts) :], counts)):
         if len(pairs):
             gate_up = F.linear(x_TH[pairs // top_k], gate_up_EJH[expert])
             out_NH[pairs] = F.linear(silu_mul(gate_up), down_EHI[expert])
-    out_TKH = out_NH.view(num_tokens, top_k, -1).float()
-    return torch.einsum("tkh,tk->th", out_TKH, weights_TK).to(x_TH.dtype)
+    return out_NH
