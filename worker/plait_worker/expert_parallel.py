@@ -2,7 +2,8 @@
 
 A replica computes attention and dense parts for its own tokens. A layer's experts run over the tokens of all replicas:
 rows are gathered, each rank computes its experts' sums, and the sums go back to the ranks that sent the rows. Only rows
-of requests are sent. What each replica sends is in the group's decision, so that no rank waits for a count.
+of requests are sent. What each replica sends is in the group's decision, so that no rank waits for a count. Over peers'
+memory (``plait_kernels.collective.ExpertExchange``) the GPU reads the counts, which CUDA graphs need.
 
 Shapes: T rows of this replica, N of them sent by this rank, G rows of all ranks, D the hidden size, K experts a token,
 B bytes of a row, R ranks.
@@ -17,12 +18,15 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from plait_kernels.moe import Experts
+from plait_kernels.collective import SentRows
+from plait_kernels.moe import Experts, ExpertStack
 from torch import Tensor
 
 from plait_worker.errors import ensure
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel, all_gather_single, collective
+from plait_worker.peers import Peers
+from plait_worker.rank_sums import RankSums, Summand
 
 # Its name before torch 2.13.
 _reduce_scatter_single: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -119,6 +123,18 @@ class StepRows:
     """This rank's, of its replica's."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaRows:
+    """Where a replica's tokens are among the rows of a step, of which others are padding."""
+
+    num_first: int
+    """The first rows are tokens, so many,"""
+    second_begin: int = 0
+    """and so are, from here on,"""
+    num_second: int = 0
+    """so many."""
+
+
 class ExpertParallel:
     """One rank of a group of replicas that share their experts."""
 
@@ -127,19 +143,32 @@ class ExpertParallel:
         self.ranks = ranks
         self.replica = replica
         self.num_replicas = num_replicas
+        self.peers = Peers()
         self._exchange = exchange
         self._tokens: Sequence[int] | None = None
+        self._step: tuple[int, StepRows] | None = None
+        """For this number of rows of the replica."""
 
-    def begin_step(self, num_tokens: Sequence[int] | None) -> None:
+    def begin_step(self, num_tokens: Sequence[int] | None, own: ReplicaRows | None = None) -> None:
         """Tokens of each replica in the step that follows; None if each has as many rows as this one.
 
+        ``own`` are this replica's, which the exchange over peers' memory needs.
         Raises ``WorkerError`` if they are not one number for each replica.
         """
         ensure(
             num_tokens is None or len(num_tokens) == self.num_replicas,
             f"the decision counts the tokens of {len(num_tokens or ())} replicas; the group has {self.num_replicas}",
         )
-        self._tokens = num_tokens
+        self._tokens, self._step = num_tokens, None
+        if self.peers.exchange is None or own is None:
+            return
+        num_own = own.num_first + own.num_second
+        counts = [num_own] * self.num_replicas if num_tokens is None else num_tokens
+        ensure(
+            counts[self.replica] == num_own,
+            f"the decision counts {counts[self.replica]} tokens of this replica, and its plan has {num_own}",
+        )
+        self.peers.exchange.begin_step(SentRows(counts, own.num_first, own.second_begin))
 
     def own_experts(self, num_experts: int) -> range:
         """The experts that this rank holds; shares differ by one at most."""
@@ -147,6 +176,15 @@ class ExpertParallel:
 
     def rows(self, num_rows: int) -> StepRows:
         """Of the step, in which this replica computes ``num_rows`` with dummies. Its ranks divide the others evenly."""
+        if self._step is None or self._step[0] != num_rows:
+            self._step = num_rows, self._divide(num_rows)
+        return self._step[1]
+
+    def room(self, num_rows: int) -> int:
+        """The most rows that a rank sends, if this replica computes ``num_rows``."""
+        return num_rows if self._tokens is None else max(self._tokens)
+
+    def _divide(self, num_rows: int) -> StepRows:
         tokens = self._tokens if self._tokens is not None else [num_rows] * self.num_replicas
         world = self.ranks.world // self.num_replicas
         ensure(tokens[self.replica] <= num_rows, "the decision counts more tokens of this replica than its plan has")
@@ -168,11 +206,23 @@ class GroupExperts:
     A rank's output is its partial sum of the replica's: zeros but for the rows that it sent.
     """
 
-    def __init__(self, own: Experts, held: range, group: ExpertParallel) -> None:
-        """``own`` are the experts of the range ``held``, counted from 0."""
+    def __init__(self, own: Experts, held: range, group: ExpertParallel, place: int = 0) -> None:
+        """``own`` are the experts of the range ``held``, counted from 0; ``place`` is the layer's in ``Peers``."""
         self._own = own
         self._held = held
         self._group = group
+        self._place = place
+
+    def summand(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, dense_TD: Tensor | None) -> Summand:
+        """With ``dense_TD`` added: over peers' memory, or else complete."""
+        exchange = self._group.peers.exchange
+        if exchange is None or not isinstance(self._own, ExpertStack):
+            out_TD = self(x_TD, weights_TK, experts_TK)
+            return out_TD if dense_TD is None else out_TD + dense_TD
+        room = self._group.room(len(x_TD))
+        gathered = exchange.gather(x_TD, weights_TK, experts_TK, self._held, room, self._place)
+        made = self._own.parts(gathered.x_GD, gathered.weights_GK, gathered.experts_GK, exchange.world)
+        return RankSums(exchange, made, gathered, dense_TD)
 
     def __call__(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor) -> Tensor:
         """``[T, D]``."""

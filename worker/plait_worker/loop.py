@@ -25,6 +25,7 @@ from plait_worker.batch import build_rows, prompt_targets
 from plait_worker.cache import KVCache
 from plait_worker.device import num_driver_allocations
 from plait_worker.errors import WorkerError
+from plait_worker.expert_parallel import ReplicaRows
 from plait_worker.graphs import StepGraph, StepGraphs
 from plait_worker.link import Link
 from plait_worker.models.model import Model
@@ -168,18 +169,18 @@ class Rank:
                 self.slots.advance(inputs)
                 self.totals.count(inputs)
                 graph = self._graph(plan.decision, inputs)
-                self._begin_exchange(plan.decision)
+                self._begin_exchange(plan.decision, inputs, graph)
             if graph is not None:
                 return self._replay(graph, plan.step, begin, inputs)
             if plan.decision is not None and len(inputs.slots_R) == 0:
                 inputs = dummy_step(inputs, self.slots.dummy_slot)
             return self._run_eager(plan.step, begin, inputs)
 
-    def _begin_exchange(self, decision: Decision | None) -> None:
+    def _begin_exchange(self, decision: Decision | None, inputs: StepInputs, graph: StepGraph | None = None) -> None:
         """Say what the replicas that share experts compute; without a decision all compute alike."""
         if self.parallel.experts is not None:
             tokens = None if decision is None else np.frombuffer(decision.tokens, dtype="<u4")[1::2].tolist()
-            self.parallel.experts.begin_step(tokens)
+            self.parallel.experts.begin_step(tokens, _replica_rows(inputs, graph))
 
     def _graph(self, decision: Decision | None, inputs: StepInputs) -> StepGraph | None:
         """The graph that replays the step; in a group the decision says of how many tokens, for all replicas."""
@@ -203,7 +204,7 @@ class Rank:
     @torch.inference_mode()
     def try_step(self, inputs: StepInputs) -> None:
         """Compute a step of empty slots without a graph, alike on all replicas; its samples are dropped."""
-        self._begin_exchange(None)
+        self._begin_exchange(None, inputs)
         self._run_eager(0, DeviceEvent(self.slots.device), inputs).result()
 
     def _run_eager(self, step: int, begin: DeviceEvent, inputs: StepInputs) -> InFlight:
@@ -284,3 +285,11 @@ class Rank:
         with nvtx_range("download"):
             ids = Download(ids_S.to(torch.int32))
             return InFlight(step, begin, ids, of_outputs, of_prompts, DeviceEvent(self.slots.device))
+
+
+def _replica_rows(inputs: StepInputs, graph: StepGraph | None) -> ReplicaRows:
+    """Where the step's tokens are among the rows that are computed: a graph pads its prompts and its decode rows."""
+    if graph is None:
+        return ReplicaRows(inputs.num_tokens)
+    num_decode = len(inputs.slots_R) - inputs.num_prefill
+    return ReplicaRows(inputs.num_tokens - num_decode, graph.size.prompt_tokens, num_decode)

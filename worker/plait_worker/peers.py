@@ -1,11 +1,12 @@
-"""The peer all-reduce of a rank: sum over the ranks, residual and RMS norm in one launch.
+"""What a rank does over its peers' memory: the all-reduce of a replica, the exchange of a group that shares experts.
 
-It is opened when the model's width is known. Until then, and where GPUs cannot open each other's memory, NCCL reduces.
+Each includes the sum with the residual and the RMS norm after it. They are opened when the model's width is known.
+Until then, and where GPUs cannot open each other's memory, NCCL is used.
 """
 
 from __future__ import annotations
 
-from plait_kernels.collective import PeerAllReduce
+from plait_kernels.collective import ExpertExchange, PeerAllReduce
 from plait_proto import ExitCode
 from torch import Tensor
 
@@ -18,6 +19,7 @@ class Peers:
     def __init__(self) -> None:
         """Nothing is opened yet."""
         self.all_reduce: PeerAllReduce | None = None
+        self.exchange: ExpertExchange | None = None
         self._places: list[str] = []
 
     def add_place(self, name: str) -> int:
@@ -43,15 +45,21 @@ class Peers:
 
     def limit_waits(self, seconds: float) -> None:
         """From now on, give a peer up after so long."""
-        if self.all_reduce is not None:
-            self.all_reduce.limit_spins(seconds)
+        for opened in (self.all_reduce, self.exchange):
+            if opened is not None:
+                opened.limit_spins(seconds)
 
     def check(self) -> None:
         """Raise ``WorkerError`` of code RANK_LOST if a launch waited for a peer in vain."""
-        if self.all_reduce is None or (lost := self.all_reduce.lost) is None:
-            return
-        raise WorkerError(
+        if self.all_reduce is not None and (lost := self.all_reduce.lost) is not None:
+            raise self._rank_lost(lost.rank, lost.peer, f"collective {lost.launch}, before {self._places[lost.place]}")
+        if self.exchange is not None and (missing := self.exchange.lost) is not None:
+            raise self._rank_lost(missing.rank, missing.peer, f"the exchange at {self._places[missing.place]}")
+
+    @staticmethod
+    def _rank_lost(rank: int, peer: int, where: str) -> WorkerError:
+        return WorkerError(
             ExitCode.RANK_LOST,
-            f"rank {lost.rank} waited in vain for rank {lost.peer} in collective {lost.launch}, before "
-            f"{self._places[lost.place]}: rank {lost.peer} is gone or stopped, or computes another step",
+            f"rank {rank} waited in vain for rank {peer} in {where}: rank {peer} is gone or stopped, or computes "
+            "another step",
         )

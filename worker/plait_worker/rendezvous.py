@@ -14,7 +14,16 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from plait_kernels.collective import EMPTY, Limits, PeerAllReduce, PeerMemory, unsupported_reason
+from plait_kernels.collective import (
+    EMPTY,
+    ExchangeLimits,
+    ExpertExchange,
+    Limits,
+    PeerAllReduce,
+    PeerMemory,
+    unsupported_exchange,
+    unsupported_reason,
+)
 from plait_kernels.nvrtc import CudaError
 from plait_proto import ExitCode, ParallelConfig, WorkerConfig
 
@@ -23,6 +32,7 @@ from plait_worker.errors import WorkerError, first_line
 from plait_worker.expert_parallel import ExpertParallel, exchange_for
 from plait_worker.link import Link
 from plait_worker.meeting import open_store
+from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
 
 _log = logging.getLogger(__name__)
@@ -135,38 +145,81 @@ def connect_gpus(parallel: Parallel, device: torch.device) -> None:
         ) from error
 
 
-def open_peers(parallel: Parallel, device: torch.device, width: int, dtype: torch.dtype, max_rows: int) -> None:
-    """Open the GPUs' memory to each other for the peer all-reduce; the log says why if NCCL reduces instead."""
-    if parallel.world == 1 or device.type == "cpu":
+def open_peers(parallel: Parallel, device: torch.device, model: ModelConfig, dtype: torch.dtype, max_rows: int) -> None:
+    """Open the GPUs' memory to each other; the log says why if NCCL is used instead."""
+    if device.type == "cpu":
         return
-    reason = unsupported_reason(parallel.world, width, dtype)
-    if reason is None:
-        num_blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        reason = _open_peers(parallel, device, Limits(max_rows, width, dtype, num_blocks, _START_SECONDS))
+    num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    if parallel.world > 1:
+        reason = unsupported_reason(parallel.world, model.hidden_size, dtype)
+        if reason is None:
+            limits = Limits(max_rows, model.hidden_size, dtype, num_multiprocessors, _START_SECONDS)
+            reason = _open_all_reduce(parallel, device, limits)
+        _log_peers(parallel, "all-reduce", reason)
+    if parallel.experts is not None and model.moe is not None and parallel.everyone.world > 1:
+        top_k = model.moe.num_experts_per_token
+        reason = _exchange_refusal(parallel, model.hidden_size, top_k, dtype)
+        if reason is None:
+            sizes = (max_rows, model.hidden_size, top_k, dtype, num_multiprocessors, _START_SECONDS)
+            reason = _open_exchange(parallel, parallel.experts, device, ExchangeLimits(*sizes))
+        _log_peers(parallel.everyone, "exchange of rows for experts", reason)
+
+
+def _log_peers(parallel: Parallel, what: str, reason: str | None) -> None:
     if parallel.rank == 0:
-        _log.info("all-reduce: %s", "over peers' memory" if reason is None else f"NCCL; the peer kernel {reason}")
+        _log.info("%s: %s", what, "over peers' memory" if reason is None else f"NCCL; the peer kernel {reason}")
 
 
-def _open_peers(parallel: Parallel, device: torch.device, limits: Limits) -> str | None:
+def _exchange_refusal(parallel: Parallel, width: int, top_k: int, dtype: torch.dtype) -> str | None:
+    if parallel.world > 1:
+        return f"takes replicas of one rank, not of {parallel.world}"
+    return unsupported_exchange(parallel.everyone.world, width, top_k, dtype)
+
+
+def _open_all_reduce(parallel: Parallel, device: torch.device, limits: Limits) -> str | None:
     """None if every rank could; else why one could not, the same on all."""
-    opened: list[PeerAllReduce] = []
+
+    def connect(addresses: list[int]) -> PeerAllReduce:
+        return PeerAllReduce(parallel.rank, addresses, limits, device)
+
+    opened, reason = _open_memory(parallel, device, limits.memory_bytes(parallel.world), connect)
+    parallel.peers.all_reduce = opened
+    return reason
+
+
+def _open_exchange(
+    parallel: Parallel, experts: ExpertParallel, device: torch.device, limits: ExchangeLimits
+) -> str | None:
+    """As ``_open_all_reduce``, of the group."""
+    everyone = parallel.everyone
+
+    def connect(addresses: list[int]) -> ExpertExchange:
+        return ExpertExchange(everyone.rank, addresses, limits, device)
+
+    opened, reason = _open_memory(everyone, device, limits.memory_bytes(everyone.world), connect)
+    parallel.peers.exchange = experts.peers.exchange = opened
+    return reason
+
+
+def _open_memory(
+    parallel: Parallel, device: torch.device, num_bytes: int, connect: Callable[[list[int]], T]
+) -> tuple[T | None, str | None]:
+    """What ``connect`` makes of all ranks' memory; or the first rank's reason why it failed somewhere."""
 
     def allocate() -> PeerMemory:
-        memory = PeerMemory(limits.memory_bytes(parallel.world), device)
+        memory = PeerMemory(num_bytes, device)
         memory.fill(EMPTY)
         return memory
 
-    def connect(memory: PeerMemory, handles: list[bytes]) -> None:
-        opened.append(PeerAllReduce(parallel.rank, memory.open_all(parallel.rank, handles), limits, device))
-
     memory, reason = _on_all(parallel, "lacks memory", allocate)
     if memory is None:
-        return reason
+        return None, reason
     handles = parallel.exchange(memory.handle())
-    _, reason = _on_all(parallel, "cannot open the memory of another GPU", lambda: connect(memory, handles))
-    if reason is None:
-        (parallel.peers.all_reduce,) = opened
-    return reason
+    return _on_all(
+        parallel,
+        "cannot open the memory of another GPU",
+        lambda: connect(memory.open_all(parallel.rank, handles)),
+    )
 
 
 def _on_all(parallel: Parallel, what: str, attempt: Callable[[], T]) -> tuple[T | None, str | None]:

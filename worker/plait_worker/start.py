@@ -6,15 +6,26 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from plait_kernels.kv_cache import PageScales
-from plait_proto import PROTOCOL, SCHEMA_FINGERPRINT, ExitCode, Hello, Welcome, WorkerConfig, config_fingerprint, encode
+from plait_proto import (
+    PROTOCOL,
+    SCHEMA_FINGERPRINT,
+    CapturedSize,
+    ExitCode,
+    Hello,
+    Welcome,
+    WorkerConfig,
+    config_fingerprint,
+    encode,
+)
 
 from plait_worker.agreement import check_agreement, warn_of_uneven_pages
 from plait_worker.attention.backend import UnplannedPrefill, requirements_for
@@ -26,7 +37,7 @@ from plait_worker.cpu_activations import cpu_activation_bytes
 from plait_worker.device import device_facts, free_device_bytes, open_device
 from plait_worker.errors import ModelFilesError, WorkerError, first_line, is_out_of_memory
 from plait_worker.fingerprint import check_same_files
-from plait_worker.graph_sizes import DECODE_ROWS, capture_sizes
+from plait_worker.graph_sizes import DECODE_ROWS, GraphSize, capture_sizes
 from plait_worker.graphs import Captured, StepGraphs, capture
 from plait_worker.link import Link
 from plait_worker.loop import Rank
@@ -58,7 +69,7 @@ class Member:
     parallel: Parallel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
     """A rank's state before the engine's Welcome."""
 
@@ -66,6 +77,11 @@ class Loaded:
     member: Member
     model: Model[Any]
     attention: ModelAttention
+
+    @cached_property
+    def graph_sizes(self) -> Sequence[GraphSize]:
+        """Of the steps that it captures, smallest first."""
+        return _graph_sizes(self)
 
 
 def start(link: Link, config: WorkerConfig, config_bytes: bytes, rank: int) -> Rank | None:
@@ -108,7 +124,7 @@ def load(config: WorkerConfig, member: Member) -> Loaded:
     with _log_duration("weights"):
         model = _load_model(config, device, parallel)
     max_tokens = config.max_batch_tokens + config.max_seqs
-    open_peers(parallel, device, model.config.hidden_size, model.dtype, max_tokens)
+    open_peers(parallel, device, model.config, model.dtype, max_tokens)
     requirements = requirements_for(
         model.attention_specs, config.pages.page_size, config.attention.mla_context_chunk_size, max_tokens, device
     )
@@ -158,6 +174,7 @@ def allocate(loaded: Loaded, welcome: Welcome) -> Rank:
         with _log_duration("warm-up"):
             for inputs in warm_up_steps(StepLimits(config.max_batch_tokens, slots.num_slots, config.max_model_len)):
                 ready.try_step(inputs)
+        loaded.member.parallel.everyone.wait_for_all()
         _log.info("memory left: %.1f GB", free_device_bytes(loaded.member.device) / 1e9)
     loaded.member.parallel.peers.limit_waits(_PEER_SECONDS)
     # What is alive now stays alive: the garbage collector need not visit it again.
@@ -227,6 +244,10 @@ def _hello(loaded: Loaded, config_bytes: bytes) -> Hello:
         num_pages=_num_pages(loaded, page_bytes),
         page_bytes=page_bytes,
         weight_bytes=model.weight_bytes,
+        graphs=tuple(
+            CapturedSize(size.prompt_tokens, size.prompt_rows, size.decode_rows, size.context_tokens)
+            for size in loaded.graph_sizes
+        ),
     )
 
 
@@ -261,27 +282,37 @@ def _gathered_itemsize(loaded: Loaded) -> int | None:
     return max(spec.cached_dtype.itemsize for spec in specs) if loaded.attention.uses_torch else None
 
 
-def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
-    model, attention, settings = loaded.model, loaded.attention, loaded.config.device
-    if loaded.member.device.type == "cpu" or not settings.cuda_graphs:
-        return StepGraphs()
-    if loaded.member.parallel.experts is not None:
-        _log.warning("--dp-attention exchanges rows whose number the host knows: no CUDA graphs")
-        return StepGraphs()
+def _graph_sizes(loaded: Loaded) -> list[GraphSize]:
+    """Of the steps that are captured, smallest first."""
+    config, attention, parallel = loaded.config, loaded.attention, loaded.member.parallel
+    if loaded.member.device.type == "cpu" or not config.device.cuda_graphs:
+        return []
+    if parallel.experts is not None and parallel.peers.exchange is None:
+        _log.warning(
+            "the host counts the rows of --dp-attention without the exchange over peers' memory: no CUDA graphs"
+        )
+        return []
     if not attention.is_capturable:
         _log.warning("%s attention plans each step on the host: no CUDA graphs", attention.name)
+        return []
+    prompts = attention.captured_prefill
+    contexts = () if prompts is None else prompts.contexts
+    max_rows = min(config.device.cuda_graph_max_bs or DECODE_ROWS[-1], config.max_seqs)
+    return capture_sizes(max_rows, 0 if prompts is None else config.max_batch_tokens, contexts)
+
+
+def _capture(loaded: Loaded, cache: KVCache, slots: Slots) -> StepGraphs:
+    if not loaded.graph_sizes:
         return StepGraphs()
+    model, attention = loaded.model, loaded.attention
 
     def compute(rows: Rows, logits_RU: torch.Tensor) -> None:
         hidden_TD = model.forward(rows, cache, attention.prepare(rows))
         model.shard_logits(hidden_TD[rows.sample_index_S], logits_RU)
 
-    prompts = attention.captured_prefill
-    max_tokens = 0 if prompts is None else loaded.config.max_batch_tokens
-    prompts = prompts or UnplannedPrefill()
-    wanted = capture_sizes(
-        min(settings.cuda_graph_max_bs or DECODE_ROWS[-1], slots.num_slots), max_tokens, prompts.contexts
-    )
-    shape = (max(size.num_rows for size in wanted), -(-model.config.vocab_size // loaded.config.parallel.world))
-    logits_RU = torch.empty(shape, dtype=model.dtype, device=slots.device)
-    return capture(wanted, Captured(slots, compute, model.greedy_ids, logits_RU, model.config.vocab_size, prompts))
+    prompts = attention.captured_prefill or UnplannedPrefill()
+    most_rows = max(size.num_rows for size in loaded.graph_sizes)
+    shard = -(-model.config.vocab_size // loaded.config.parallel.world)
+    logits_RU = torch.empty(most_rows, shard, dtype=model.dtype, device=slots.device)
+    shared = Captured(slots, compute, model.greedy_ids, logits_RU, model.config.vocab_size, prompts)
+    return capture(loaded.graph_sizes, shared)

@@ -17,6 +17,7 @@ from plait_worker.layers.norm import BlockNorm
 from plait_worker.layers.router import Chosen, read_router
 from plait_worker.model_config import ModelConfig, MoeConfig
 from plait_worker.parallel import Parallel, Shard
+from plait_worker.rank_sums import Summand
 from plait_worker.weights.formats.read import ExpertShards, read_experts
 from plait_worker.weights.reader import MatrixShard, Weights
 
@@ -35,7 +36,7 @@ class GatedMlp:
         """``[T, D]``, this rank's partial sum."""
         return self.down(silu_mul(self.gate_up(x_TD)))
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Summand, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""
         x_TD, residual_TD = norm.add(x_TD, residual_TD)
         return self(x_TD), residual_TD
@@ -84,15 +85,19 @@ class SparseMlp:
             self.shared = GatedMlp(config, weights.with_prefix("shared_experts"), parallel, moe.shared_size)
         # Not listed before they are read: counting random weights stops at the first that cannot fit.
         experts = read_experts(weights, itertools.chain(routed, shared))
-        self.experts = experts if group is None else GroupExperts(experts, held, group)
+        place = parallel.peers.add_place(f"{weights.prefix}experts")
+        self.experts = experts if group is None else GroupExperts(experts, held, group, place)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """``[T, D]``, this rank's partial sum."""
         return self._mixed(x_TD, self.router(x_TD))
 
-    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Tensor, Tensor]:
+    def with_norm(self, x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm) -> tuple[Summand, Tensor]:
         """The same for ``norm(x + residual)``; also returns that sum."""
         chosen, x_TD, residual_TD = self.router.with_norm(x_TD, residual_TD, norm)
+        if isinstance(self.experts, GroupExperts):
+            dense_TD = None if self.shared is None else self.shared(x_TD)
+            return self.experts.summand(x_TD, *chosen, dense_TD), residual_TD
         return self._mixed(x_TD, chosen), residual_TD
 
     def _mixed(self, x_TD: Tensor, chosen: Chosen) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from plait_kernels.norm import rms_norm
@@ -11,6 +12,7 @@ from torch import Tensor
 from plait_worker.layers.linear import Projection
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
+from plait_worker.rank_sums import RankSums, Summand
 from plait_worker.weights.reader import Weights
 
 
@@ -39,13 +41,15 @@ class BlockNorm(RmsNorm):
         self.parallel = parallel
         self._place = parallel.peers.add_place(f"{weights.prefix}{name}")
 
-    def add(self, partial_ND: Tensor, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, partial_ND: Summand, residual_ND: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the ranks' sum and the residual; also returns that sum."""
+        if isinstance(partial_ND, RankSums):
+            return partial_ND.add_rms_norm(residual_ND, self.weight_D, self.eps, self._place)
         return self.parallel.add_rms_norm(partial_ND, residual_ND, self.weight_D, self.eps, self._place)
 
-    def fuses_row(self, partial_ND: Tensor) -> bool:
+    def fuses_row(self, partial_ND: Summand) -> TypeGuard[Tensor]:
         """Whether this may be part of a GEMV: for one row, whose sum is complete on this rank."""
-        return partial_ND.shape[0] == 1 and self.parallel.world == 1
+        return isinstance(partial_ND, Tensor) and partial_ND.shape[0] == 1 and self.parallel.world == 1
 
 
 class ProjectionNorm:

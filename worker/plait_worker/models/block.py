@@ -15,6 +15,7 @@ from plait_worker.attention.backend import StepAttention
 from plait_worker.layers.norm import BlockNorm
 from plait_worker.model_config import ModelConfig
 from plait_worker.parallel import Parallel
+from plait_worker.rank_sums import Summand
 from plait_worker.weights.reader import Weights
 
 PreparedT = TypeVar("PreparedT")
@@ -62,13 +63,13 @@ class Block(Generic[PreparedT]):
         self.mlp = mlp
 
     def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Summand, residual_TD: Tensor, step: Step[PreparedT], pages: Tensor
+    ) -> tuple[Summand, Tensor]:
         """The MLP's output and the residual stream; the next norm adds the two."""
-        x_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
-        x_TD = self.attention(x_TD, step, pages)
-        x_TD, residual_TD = self.mlp_norm.add(x_TD, residual_TD)
-        return self.mlp(x_TD), residual_TD
+        normed_TD, residual_TD = self.attention_norm.add(x_TD, residual_TD)
+        attended_TD = self.attention(normed_TD, step, pages)
+        normed_TD, residual_TD = self.mlp_norm.add(attended_TD, residual_TD)
+        return self.mlp(normed_TD), residual_TD
 
 
 BlockReader = Callable[[ModelConfig, int, Weights, Parallel], Block[PreparedT]]

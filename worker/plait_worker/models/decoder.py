@@ -24,6 +24,7 @@ from plait_worker.models.block import BlockReader, PreparedT, Step
 from plait_worker.models.cpu_stack import read_cpu_stack
 from plait_worker.models.fused import read_fused
 from plait_worker.parallel import Parallel
+from plait_worker.rank_sums import Summand
 from plait_worker.rows import Rows
 from plait_worker.weights.reader import Weights
 
@@ -70,8 +71,9 @@ class Decoder(Generic[PreparedT]):
         """Hidden states after the final norm, ``[T, D]``."""
         tables = self.rope.tables(rows.positions_T)
         of_spec = [Step(*tables, prepared) for prepared in attention]
-        x_TD = self.embedding(rows.token_ids_T)
-        residual_TD = torch.zeros_like(x_TD)
+        embedded_TD = self.embedding(rows.token_ids_T)
+        residual_TD = torch.zeros_like(embedded_TD)
+        x_TD: Summand = embedded_TD
         steps = map(of_spec.__getitem__, self._spec_index)
         for block, pages, step in zip(self.blocks, cache.layers, steps, strict=True):
             x_TD, residual_TD = block(x_TD, residual_TD, step, pages)

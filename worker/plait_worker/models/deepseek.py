@@ -34,6 +34,7 @@ from plait_worker.models.decoder import Decoder
 from plait_worker.models.family import FamilySpec
 from plait_worker.models.fused import rmsnorm_matmul
 from plait_worker.parallel import Parallel, Shard
+from plait_worker.rank_sums import Summand
 from plait_worker.weights.deepseek_config import read_v2_mla, read_v2_moe, read_v3_mla, read_v3_moe
 from plait_worker.weights.json_config import ConfigSpec
 from plait_worker.weights.reader import Weights
@@ -172,7 +173,9 @@ class MlaBlock(Block[MlaStep]):
         self.mla_attention = attention
         self.mlp_with_norm = mlp.with_norm
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor, step: Step[MlaStep], pages: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x_TD: Summand, residual_TD: Tensor, step: Step[MlaStep], pages: Tensor
+    ) -> tuple[Summand, Tensor]:
         """See ``Block``."""
         first = self.mla_attention.inputs.first.multiply
         projected_TO, residual_TD = rmsnorm_matmul(x_TD, residual_TD, self.attention_norm, first)

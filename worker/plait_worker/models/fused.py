@@ -23,6 +23,7 @@ from plait_worker.layers.gqa import GqaAttention
 from plait_worker.layers.mlp import GatedMlp
 from plait_worker.layers.norm import BlockNorm
 from plait_worker.models.block import Block
+from plait_worker.rank_sums import Summand
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _head_norm(attention: GqaAttention) -> HeadNorm | None:
     return HeadNorm(attention.q_norm.weight_D, attention.k_norm.weight_D, attention.q_norm.eps)
 
 
-def rmsnorm_matmul(x_TD: Tensor, residual_TD: Tensor, norm: BlockNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
+def rmsnorm_matmul(x_TD: Summand, residual_TD: Tensor, norm: BlockNorm, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """The GEMM of the sum's norm, ``[T, O]``, and the sum; one kernel for one row on a GPU."""
     if norm.fuses_row(x_TD) and isinstance(matrix, GpuMatrix) and matrix.bias_O is None:
         return rmsnorm_gemv(x_TD, RowNorm(residual_TD, norm.weight_D, norm.eps), matrix.weight_OI)
