@@ -39,6 +39,7 @@ from plait_kernels.mla import triton as mla_triton
 from plait_kernels.moe import (
     GroupLimit,
     Routing,
+    first_rows_triton,
     grouped_gemm_torch,
     grouped_gemm_triton,
     indexed_gemv_triton,
@@ -405,3 +406,12 @@ def test_outputs_of_pairs_are_the_reference_s_where_others_are_elsewhere() -> No
     expected = moe_reference.expert_parts(x, gate_up, down, experts)[is_here]
     listed = grouped_gemm_triton.expert_parts(x, gate_up, down, experts, 3.0)
     torch.testing.assert_close(listed[is_here], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_of_sorted_pairs_only_those_of_experts_here_are_computed() -> None:
+    x, gate_up = torch.randn(5, 40), torch.randn(10, 2 * 24)
+    order, num_here = torch.randperm(10), torch.tensor([7])
+    taken = first_rows_triton.take_first_rows(x, order, 2, num_here)
+    assert torch.equal(taken[:7], x[order[:7] // 2])
+    gated = first_rows_triton.silu_mul_first_rows(gate_up, num_here)
+    torch.testing.assert_close(gated[:7], activation_reference.silu_mul(gate_up[:7]), atol=1e-5, rtol=1e-5)

@@ -19,24 +19,35 @@ def expert_mlps(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, weights_TK:
     """See ``plait_kernels.moe.expert_mlps``; bfloat16 alone, with H and I multiples of 8."""
     from plait_kernels.moe.grouped_gemm_triton import combine  # Triton is there only with a GPU
 
-    sorted_NH, index_N = expert_parts(x_TH, gate_up_EJH, down_EHI, experts_TK)
+    order_N, index_N, ends_E = _sort_pairs(experts_TK, len(gate_up_EJH))
+    gate_up_NJ = F.grouped_mm(x_TH[order_N // experts_TK.shape[1]], gate_up_EJH.transpose(1, 2), offs=ends_E)
+    sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
     out_TH = torch.empty_like(x_TH)
     combine(sorted_NH, weights_TK, out_TH, index_N)
     return out_TH
 
 
 def expert_parts(x_TH: Tensor, gate_up_EJH: Tensor, down_EHI: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
-    """Each pair's output, sorted by expert, and at which of them a pair is. A pair whose expert is -1 comes last,
-    with an output of any value.
+    """Each pair's output, sorted by expert, and at which of them a pair is.
+
+    A pair whose expert is -1 comes last, with an output of any value.
     """
-    top_k, num_experts = experts_TK.shape[1], len(gate_up_EJH)
+    from plait_kernels.moe.first_rows_triton import silu_mul_first_rows, take_first_rows
+
+    num_experts = len(gate_up_EJH)
+    order_N, index_N, ends_E = _sort_pairs(torch.where(experts_TK < 0, num_experts, experts_TK), num_experts)
+    sorted_x_NH = take_first_rows(x_TH, order_N, experts_TK.shape[1], ends_E[-1:])
+    gate_up_NJ = F.grouped_mm(sorted_x_NH, gate_up_EJH.transpose(1, 2), offs=ends_E)
+    gated_NI = silu_mul_first_rows(gate_up_NJ, ends_E[-1:])
+    return F.grouped_mm(gated_NI, down_EHI.transpose(1, 2), offs=ends_E), index_N
+
+
+def _sort_pairs(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs by expert; at which of those a pair is; where each expert's end. An id of E is nobody's."""
     # A byte is sorted in one pass, an int64 in eight.
     kind = torch.uint8 if num_experts < 256 else torch.int16
-    experts_N = experts_TK.flatten()
-    sorted_N, order_N = torch.where(experts_N < 0, num_experts, experts_N).to(kind).sort(stable=True)
-    every_E = torch.arange(num_experts, dtype=kind, device=x_TH.device)
+    sorted_N, order_N = experts_TK.flatten().to(kind).sort(stable=True)
+    every_E = torch.arange(num_experts, dtype=kind, device=experts_TK.device)
     ends_E = torch.searchsorted(sorted_N, every_E, right=True, out_int32=True)
-    gate_up_NJ = F.grouped_mm(x_TH[order_N // top_k], gate_up_EJH.transpose(1, 2), offs=ends_E)
-    sorted_NH = F.grouped_mm(silu_mul(gate_up_NJ), down_EHI.transpose(1, 2), offs=ends_E)
-    index_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=x_TH.device))
-    return sorted_NH, index_N
+    index_N = torch.empty_like(order_N).index_copy_(0, order_N, torch.arange(len(order_N), device=experts_TK.device))
+    return order_N, index_N, ends_E
