@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Key = tuple[int, ...]
+
+POOLS_UNTIL_HALF = 64
+"""When others have cached so many times the pool, a tenant that cached nothing keeps half of its pages."""
 
 
 class Pages:
@@ -19,6 +22,9 @@ class Pages:
         """Cached pages above the floors; the first is evicted next."""
         self.own: dict[int, list[int]] = {}
         """Each tenant's cached pages up to its floor, least recently released first."""
+        self.in_use: set[int] = set()
+        """Tenants whose pages were cached since the floors last decayed."""
+        self.decay_interval = self.num_until_decay = POOLS_UNTIL_HALF * num
         self.by_key: dict[Key, int] = {}
         self.leases: Counter[int] = Counter()
         self.parkings: Counter[int] = Counter()
@@ -71,9 +77,9 @@ class Pages:
             self.leases[page] -= 1
             self._return(page, tenant)
 
-    def num_released(self, leases: Iterable[list[int]]) -> int:
-        """Pages that no request holds once these leases are gone."""
-        lost = Counter(page for pages in leases for page in pages)
+    def num_released(self, leases: Iterable[list[int]], kept: Sequence[int]) -> int:
+        """Pages that no request holds once these leases are gone, beside those that are kept."""
+        lost = Counter(page for pages in leases for page in pages if page not in kept)
         return sum(num == self.leases[page] for page, num in lost.items())
 
     def park(self, pages: list[int]) -> None:
@@ -91,13 +97,27 @@ class Pages:
         if self.is_held(page):
             return
         if page in self.by_key.values():
-            self._cache(page, self.own[tenant])
+            self._cache(page, tenant)
         else:
             self.free.append(page)
 
-    def _cache(self, page: int, own: list[int]) -> None:
+    def _cache(self, page: int, tenant: int) -> None:
         """A tenant keeps what it released last, up to its part of half the pool."""
-        own.append(page)
-        floor = max(self.num_kept // sum(len(pages) > 0 for pages in self.own.values()), 1)
-        while len(own) > floor:
+        self.own[tenant].append(page)
+        self.in_use.add(tenant)
+        self._demote(tenant, max(self.num_kept // sum(len(pages) > 0 for pages in self.own.values()), 1))
+        self.num_until_decay -= 1
+        if self.num_until_decay == 0:
+            self._decay()
+
+    def _decay(self) -> None:
+        """Who has cached nothing for so long keeps half."""
+        for tenant in [it for it in self.own if it not in self.in_use]:
+            self._demote(tenant, len(self.own[tenant]) // 2)
+        self.in_use.clear()
+        self.num_until_decay = self.decay_interval
+
+    def _demote(self, tenant: int, num_left: int) -> None:
+        own = self.own[tenant]
+        while len(own) > num_left:
             self.common.append(own.pop(0))

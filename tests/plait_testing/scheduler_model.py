@@ -493,7 +493,7 @@ class Scheduler:
         reserved += sum(self._num_pages(it.num_known) - it.num_found // size for it in passed)
         watermark = self.settings.watermark if self.running() else 0
         available = self.pool.num_available() - sum(not self.pool.is_held(page) for page in hits)
-        return num_new + reserved + watermark <= available + self.pool.num_released(it.pages for it in released)
+        return num_new + reserved + watermark <= available + self.pool.num_released((it.pages for it in released), hits)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.settings.pages.page_size)

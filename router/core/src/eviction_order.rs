@@ -2,7 +2,8 @@
 //!
 //! A tenant's pages that were released last stay in a list of its own, up to the floor: its part of half the
 //! pool. Older ones move to a common list, from which pages are evicted first, longest there first. So no
-//! tenant's traffic evicts all that another one has cached. With one tenant the order is that of release.
+//! tenant's traffic evicts all that another one has cached. With one tenant the order is that of release. A tenant
+//! that releases nothing loses its floor slowly: it may never come back.
 
 use rustc_hash::FxHashMap;
 
@@ -11,6 +12,8 @@ use crate::index_list::IndexLists;
 
 /// Tenants with a floor: those that released pages last.
 const MAX_TENANTS: u32 = 64;
+/// When others have released so many times the pool, a tenant that released nothing keeps half of its pages.
+const POOLS_UNTIL_HALF: u64 = 64;
 /// The list of pages above the floors.
 const COMMON: u32 = MAX_TENANTS;
 
@@ -20,6 +23,8 @@ struct Own {
     tenant: TenantId,
     num_pages: u32,
     last_release: u64,
+    /// Pages were added to it since the last decay.
+    is_in_use: bool,
 }
 
 /// All cached pages of a kind. Every operation is O(1), but for the 64 tenants.
@@ -33,6 +38,9 @@ pub(crate) struct EvictionOrder {
     len: u32,
     /// Pages that all floors together keep at most, at least one each.
     num_kept: u32,
+    /// Pages to be added until the next decay, and from one to the next.
+    num_until_decay: u64,
+    decay_interval: u64,
 }
 
 /// The list that a tenant's pages go to.
@@ -49,6 +57,8 @@ impl EvictionOrder {
             num_releases: 0,
             len: 0,
             num_kept: num_pages / 2,
+            num_until_decay: POOLS_UNTIL_HALF * u64::from(num_pages),
+            decay_interval: POOLS_UNTIL_HALF * u64::from(num_pages),
         }
     }
 
@@ -72,6 +82,7 @@ impl EvictionOrder {
             tenant,
             num_pages: 0,
             last_release: 0,
+            is_in_use: false,
         };
         let list = (0..).zip(&self.own).min_by_key(|(_, it)| it.last_release);
         let list = match list {
@@ -99,7 +110,23 @@ impl EvictionOrder {
         self.len += 1;
         self.num_tenants_with_pages += u32::from(self.own[list as usize].num_pages == 0);
         self.own[list as usize].num_pages += 1;
+        self.own[list as usize].is_in_use = true;
         self.demote(list, (self.num_kept / self.num_tenants_with_pages).max(1));
+        self.num_until_decay -= 1;
+        if self.num_until_decay == 0 {
+            self.num_until_decay = self.decay_interval;
+            self.decay();
+        }
+    }
+
+    fn decay(&mut self) {
+        for list in 0..=self.last_list() {
+            let own = &mut self.own[list as usize];
+            if !std::mem::take(&mut own.is_in_use) {
+                let num_left = own.num_pages / 2;
+                self.demote(list, num_left);
+            }
+        }
     }
 
     /// Moves the pages of a list that were released first to the common list, until `num_left` are left.
@@ -182,6 +209,23 @@ mod tests {
             );
             release(&mut order, 2, page, 1);
         }
+    }
+
+    #[test]
+    fn a_tenant_that_left_loses_its_floor_by_and_by() {
+        let mut order = EvictionOrder::new(NUM_PAGES);
+        release(&mut order, 1, 0, 20);
+        release(&mut order, 2, 20, 44);
+        let mut turn_over = |num_pools: u64| {
+            for _ in 0..num_pools * u64::from(NUM_PAGES) {
+                let page = evict(&mut order);
+                release(&mut order, 2, page, 1);
+            }
+            order.own[0].num_pages
+        };
+        assert_eq!(turn_over(POOLS_UNTIL_HALF), 20, "it was in use at first");
+        assert_eq!(turn_over(POOLS_UNTIL_HALF), 10);
+        assert_eq!(turn_over(5 * POOLS_UNTIL_HALF), 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! its own. Models have one kind today. A row needs pages of every kind. A prefix is cached as far as
 //! every kind has it.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use crate::ids::{PageId, TenantId};
@@ -63,6 +63,8 @@ pub(crate) struct PrefixHits {
 pub(crate) struct Released {
     /// Pages of each kind.
     pub(crate) num: PerKind<u32>,
+    /// Pages that stay leased.
+    kept: PerKind<FxHashSet<PageId>>,
     /// Leases that shared pages would lose.
     lost: PerKind<FxHashMap<PageId, u32>>,
 }
@@ -179,10 +181,14 @@ impl KvCache {
         smallvec![0; self.pools.len()]
     }
 
-    /// No lease.
-    pub(crate) fn nothing_released(&self) -> Released {
+    /// No lease, where a request is to keep the first `num_kept` tokens that it has found.
+    pub(crate) fn nothing_released(&self, job: &Job, num_kept: u32) -> Released {
+        let each = self.pools.iter().zip(&self.page_sizes).enumerate();
+        let kept =
+            each.map(|(kind, (pool, size))| pool.pages_of(job.known_hashes(kind, num_kept / size)));
         Released {
             num: self.no_pages(),
+            kept: kept.collect(),
             lost: smallvec![FxHashMap::default(); self.pools.len()],
         }
     }
@@ -190,7 +196,8 @@ impl KvCache {
     /// Counts one more lease.
     pub(crate) fn count_released(&self, released: &mut Released, lease: &Lease) {
         for (kind, (pool, list)) in self.pools.iter().zip(&lease.lists).enumerate() {
-            released.num[kind] += pool.num_released_by(list, &mut released.lost[kind]);
+            let (kept, lost) = (&released.kept[kind], &mut released.lost[kind]);
+            released.num[kind] += pool.num_released_by(list, kept, lost);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::fmt;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::eviction_order::{EvictionOrder, OwnList};
 use crate::ids::{PageId, TenantId};
@@ -284,11 +284,17 @@ impl PagePool {
         }
     }
 
-    /// Pages that no request holds once this lease too is gone. `lost` counts the leases that shared pages have
-    /// lost so far.
+    /// The published pages with these hashes.
+    pub(crate) fn pages_of(&self, hashes: &[PageHash]) -> FxHashSet<PageId> {
+        hashes.iter().map(|hash| self.by_hash[hash]).collect()
+    }
+
+    /// Pages that no request holds once this lease too is gone, beside those `kept`. `lost` counts the leases that
+    /// shared pages have lost so far.
     pub(crate) fn num_released_by(
         &self,
         lease: &PageList,
+        kept: &FxHashSet<PageId>,
         lost: &mut FxHashMap<PageId, u32>,
     ) -> u32 {
         let is_last = |page: &&PageId| match self.pages[page.0 as usize].num_leases {
@@ -299,7 +305,8 @@ impl PagePool {
                 *num_lost == num_leases
             }
         };
-        let num = lease.pages.iter().filter(is_last).count();
+        let others = lease.pages.iter().filter(|page| !kept.contains(page));
+        let num = others.filter(is_last).count();
         u32::try_from(num).expect("a pool is made from a u32 of pages")
     }
 

@@ -90,7 +90,7 @@ impl Scheduler {
         let key = self.queue.first()?;
         let hits = self.find_hits(key)?;
         let job = self.queue.job(key)?;
-        let mut released = self.cache.nothing_released();
+        let mut released = self.cache.nothing_released(job, hits.num_tokens);
         let mut victims = Vec::new();
         let has_way = |victims: &Vec<SlotId>, released: &Released| {
             let has_slot = self.running.free_slot().is_some() || !victims.is_empty();

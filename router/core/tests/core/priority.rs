@@ -118,3 +118,27 @@ fn a_shared_prefix_frees_its_pages_once() {
     }
     harness.run_to_the_end(1);
 }
+
+#[test]
+fn pages_that_the_urgent_request_itself_finds_make_no_way() {
+    let settings = with(preempting(), |it| {
+        it.runtime.num_pages = 16;
+        it.pages.prefix_cache = true;
+    });
+    let mut harness = Harness::new(settings);
+    let mut other = of(-10, 120, 100);
+    other.salt = 7;
+    harness.submit(other).unwrap();
+    harness.submit(of(10, 100, 20)).unwrap();
+    (0..6).for_each(|_| drop(step(&mut harness)));
+    // It finds six of its eleven pages with the victim, which holds eight; one page is free.
+    harness.submit(of(0, 170, 4)).unwrap();
+    for _ in 0..10 {
+        assert_eq!(
+            step(&mut harness).freed_slots,
+            [],
+            "it would still lack two pages"
+        );
+    }
+    harness.run_to_the_end(1);
+}
