@@ -46,6 +46,12 @@ macro_rules! sampling_params {
         }
 
         impl SamplingParams {
+            /// A bit for each field that is not at its default, in order.
+            pub fn fields_in_use(&self) -> u64 {
+                let default = Self::default();
+                [$(self.$name != default.$name,)*].into_iter().rev().fold(0, |bits, bit| bits << 1 | u64::from(bit))
+            }
+
             /// The first field that is not a finite number.
             pub(crate) fn not_finite(&self) -> Option<(&'static str, f64)> {
                 let floats = [$((stringify!($name), self.$name.float()),)*];

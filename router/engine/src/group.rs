@@ -18,6 +18,7 @@ mod round;
 mod seat;
 mod settings;
 mod socket;
+mod step_times;
 mod store_desk;
 mod vote_collection;
 mod wire;
@@ -31,6 +32,7 @@ pub use settings::{
     ServerKeys,
 };
 pub use socket::{DropCounts, HandshakeFailure};
+pub(crate) use step_times::GroupStepTimes;
 pub(crate) use wire::decision_to_wire;
 
 use plait_core::{Decision, Micros, Vote};

@@ -9,12 +9,15 @@ use plait_core::{
     Scheduler, Settings, SettingsError, StepId, UnexpectedResult, Vote,
 };
 use plait_openai::{ApiError, TokenLogprobs};
-use plait_proto::{NewSlot, SamplingParams, StepResult};
+use plait_proto::{NewSlot, StepResult};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::clock::{micros, since};
+use crate::first_uses::FirstUses;
+use crate::group::GroupStepTimes;
 use crate::kv_events::KvEventQueue;
+use crate::live_request::LiveRequest;
 use crate::logprobs::{self, WrongRecords};
 use crate::metrics::{Ending, Rejection};
 use crate::output::StreamEvent;
@@ -44,30 +47,6 @@ pub enum InvalidResult {
         /// Tokens of the vocabulary.
         vocab_size: u32,
     },
-}
-
-/// What the driver keeps of a request until it ends.
-#[derive(Debug)]
-struct LiveRequest {
-    stream: StreamId,
-    received: Micros,
-    last_token: Option<Micros>,
-    sampling: SamplingParams,
-}
-
-impl LiveRequest {
-    fn new(sampling: SamplingParams, stream: StreamId, received: Micros) -> Self {
-        Self {
-            stream,
-            received,
-            last_token: None,
-            sampling,
-        }
-    }
-
-    fn wants_logprobs(&self) -> bool {
-        self.sampling.logprobs.is_some() || self.sampling.prompt_logprobs.is_some()
-    }
 }
 
 /// What a replica is started with.
@@ -113,6 +92,8 @@ pub struct Serving {
     oldest_since: Micros,
     requests: FxHashMap<RequestId, LiveRequest>,
     streams: FxHashMap<StreamId, SmallVec<[RequestId; 1]>>,
+    first_uses: FirstUses,
+    group_steps: GroupStepTimes,
     /// Live requests that want log-probabilities. At 0 no row is searched for them.
     num_measured: usize,
     outputs: Vec<Output>,
@@ -137,6 +118,8 @@ impl Serving {
             oldest_since: Micros(0),
             requests: FxHashMap::default(),
             streams: FxHashMap::default(),
+            first_uses: FirstUses::default(),
+            group_steps: GroupStepTimes::default(),
             num_measured: 0,
             outputs: Vec::new(),
             events: Vec::new(),
@@ -168,7 +151,8 @@ impl Serving {
     /// When the oldest step in flight is overdue.
     pub fn oldest_deadline(&self) -> Option<Micros> {
         let step = self.in_flight.front()?;
-        Some(Micros(self.oldest_since.0 + micros(step.limit)))
+        let end = self.oldest_since.0.saturating_add(micros(step.limit));
+        Some(Micros(end))
     }
 
     /// Queues all choices of a stream, or none.
@@ -181,7 +165,8 @@ impl Serving {
         let choices = prepared.choices.into_iter();
         let (submitted, lives): (Vec<_>, Vec<_>) = choices
             .map(|choice| {
-                let live = LiveRequest::new(choice.sampling, stream, received);
+                let num_prompt = choice.request.prompt.len();
+                let live = LiveRequest::new(choice.sampling, num_prompt, stream, received);
                 (choice.request, live)
             })
             .unzip();
@@ -235,6 +220,7 @@ impl Serving {
             .pop_front()
             .expect("the scheduler knows the result's step, so it was sent");
         self.oldest_since = now;
+        self.group_steps.measure(Micros(result.elapsed_us));
         self.emit_prompt_logprobs(&step, result)?;
         let mut records = logprobs::of_samples(&step, result)?;
         self.emit_outputs(now, &mut records);
@@ -273,9 +259,8 @@ impl Serving {
         self.limits().itl_target?;
         let last = self.in_flight.back().filter(|_| self.has_credit())?;
         let expected = self.scheduler.expected(StepId(last.step))?;
-        Some(Micros(
-            (self.oldest_since.0 + expected.0).saturating_sub(LEAD.0),
-        ))
+        let end = self.oldest_since.0.saturating_add(expected.0);
+        Some(Micros(end.saturating_sub(LEAD.0)))
     }
 
     /// One more plan may be sent.
@@ -320,9 +305,9 @@ impl Serving {
             .unzip();
         let (step, new_slots) = known.unzip();
         let decided = self.scheduler.apply_decision(plan, decision)?;
-        let timeouts = &self.config.timeouts;
-        // The other replicas' work may take longer than this one's: nothing is known of it.
-        let limit = timeouts.of_step(decision.pad_tokens, None);
+        let expected = self.group_steps.launch(decision);
+        let expected = expected.filter(|_| !self.first_uses.is_any_due());
+        let limit = self.config.timeouts.of_step(decision.pad_tokens, expected);
         let mut step = step.unwrap_or_else(|| StepInFlight::new(&decided.plan, limit));
         step.limit = limit;
         if self.in_flight.is_empty() {
@@ -453,16 +438,26 @@ impl Serving {
     /// Keeps what the plan's result will be read with.
     fn remember(&mut self, plan: &Plan, now: Micros) -> StepInFlight {
         let queue = &self.config.own.metrics.latency.queue;
-        for new in plan.new_slots.iter().filter(|new| new.waited.is_some()) {
-            queue.observe(since(self.requests[&new.request].received, now));
-            if new.num_cached > 0 {
+        for new in &plan.new_slots {
+            let live = &self.requests[&new.request];
+            if new.waited.is_some() {
+                queue.observe(since(live.received, now));
+            }
+            self.first_uses.begin(new.request, &live.sampling);
+        }
+        for row in &plan.prefill {
+            let live = self.requests.get_mut(&row.request);
+            if let Some(num_tokens) = live.and_then(|live| live.prompt.advance(row)) {
+                let request = row.request;
                 self.events.push(StreamEvent::CachedTokens {
-                    request: new.request,
-                    num_tokens: new.num_cached,
+                    request,
+                    num_tokens,
                 });
             }
         }
+        let is_known = !self.first_uses.is_any_due();
         let expected = self.scheduler.expected_if_alike(plan.step);
+        let expected = expected.filter(|_| is_known);
         let limit = self.config.timeouts.of_step(plan.num_tokens(), expected);
         let mut step = StepInFlight::new(plan, limit);
         if self.num_measured > 0 {
@@ -556,6 +551,7 @@ impl Serving {
                 let waited = since(live.received, now);
                 metrics.latency.time_to_first_token.observe(waited);
                 self.config.shared.routes.begin_answer(live.stream);
+                self.first_uses.sampled(request);
             }
             Some(last) => metrics.latency.inter_token.observe(since(last, now)),
         }
@@ -566,6 +562,10 @@ impl Serving {
             .requests
             .remove(&request)
             .expect("each request ends exactly once");
+        match reason {
+            FinishReason::Abort => self.first_uses.end(request),
+            _ => self.first_uses.sampled(request),
+        }
         self.num_measured -= usize::from(live.wants_logprobs());
         let metrics = &self.config.own.metrics;
         metrics.requests.finish(reason.into());

@@ -25,7 +25,7 @@ pub struct Timeouts {
     pub step: Duration,
     /// Added for each token of the step, padding included, up to [`LONGEST_STEP`] in all.
     pub step_token: Duration,
-    /// Grace period from overdue to given up. A group gives up at once.
+    /// Grace period from overdue to given up. In a group the step of another replica may be the slow one.
     pub stuck_grace: Duration,
     /// A rank without a message for this long is late.
     pub heartbeat: Duration,

@@ -50,12 +50,9 @@ impl EventLoop {
 
     /// When a step that was due at `deadline` is given up.
     fn abandon_deadline(&self, deadline: Micros) -> Micros {
-        // One hung rank holds every replica of the group in the step, and no vote is due then.
-        if self.driver.group.is_some() {
-            return deadline;
-        }
         // A pause of this process was one of its ranks too, so their grace period starts again.
-        Micros(deadline.max(self.resumed_at).0 + micros(self.timeouts.stuck_grace))
+        let overdue = deadline.max(self.resumed_at).0;
+        Micros(overdue.saturating_add(micros(self.timeouts.stuck_grace)))
     }
 
     /// When all ranks must have loaded. A pause of this process was one of its ranks too.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use plait_engine::Timeouts;
 use plait_proto::{Bye, ExitCode, Fail, Message};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::fake_worker::{Fault, dial};
 use crate::harness::Harness;
@@ -349,9 +349,8 @@ fn an_overdue_step_is_stuck_until_its_result_comes() {
     harness.wait_until("it goes on", |harness| harness.status()["stuck"] == false);
 }
 
-/// The usual limits: a step unlike those measured has a minute and more, one that is known ten seconds.
-#[test]
-fn a_hang_is_seen_in_ten_seconds_once_steps_were_measured() {
+/// The usual limits, and a rank that hangs after five answers in a step of `request`.
+fn hanging_after_five_answers(request: &Value) -> Harness {
     let mut harness = Harness::on_clock(&json!({}), Timeouts::default(), &Arc::default());
     harness.dial(|rank| rank.heartbeats = false);
     harness.wait_for_phase("ready");
@@ -361,17 +360,34 @@ fn a_hang_is_seen_in_ten_seconds_once_steps_were_measured() {
     }
     harness.inject(Fault::Silence);
     let num_plans = harness.workers[0].log().plans.len();
-    harness.submit(5, "abc", &json!({"max_tokens": 5}));
+    harness.submit(5, "abc", request);
     harness.wait_until("the rank has the step", |harness| {
         harness.workers[0].log().plans.len() > num_plans
     });
+    harness
+}
+
+/// A step unlike those measured has a minute and more, one that is known ten seconds.
+#[test]
+fn a_hang_is_seen_in_ten_seconds_once_steps_were_measured() {
+    let mut harness = hanging_after_five_answers(&json!({"max_tokens": 5}));
     harness.advance(Duration::from_secs(9));
     assert_eq!(harness.status()["stuck"], false);
     harness.advance(Duration::from_secs(1));
     harness.wait_until("it is stuck", |harness| harness.status()["stuck"] == true);
     assert_eq!(harness.status()["phase"], "ready");
+}
+
+#[test]
+fn the_first_step_that_samples_in_a_new_way_may_compile_for_longer() {
+    let new = json!({"max_tokens": 5, "sampling": {"top_p": 0.5}});
+    let mut harness = hanging_after_five_answers(&new);
+    harness.advance(Duration::from_secs(30));
+    assert!(harness.holds_for(Duration::from_millis(100), |harness| {
+        harness.status()["stuck"] == false
+    }));
     harness.clear_fault();
-    assert_eq!(harness.answer(5).text(), "defgh");
+    harness.answer(5);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod failures;
 mod fake_worker;
 mod flow;
+mod group_hangs;
 mod groups;
 mod harness;
 mod kv_events;

@@ -1,0 +1,105 @@
+//! What the driver keeps of a request until it ends.
+
+use plait_core::{Micros, PrefillRow};
+use plait_proto::SamplingParams;
+
+use crate::output_queue::StreamId;
+
+/// A request that the scheduler has.
+#[derive(Debug)]
+pub struct LiveRequest {
+    /// Whose answer it is part of.
+    pub stream: StreamId,
+    /// When it came.
+    pub received: Micros,
+    /// When its last token came.
+    pub last_token: Option<Micros>,
+    /// How its tokens are sampled.
+    pub sampling: SamplingParams,
+    /// Where its prompt's tokens come from.
+    pub prompt: PromptProgress,
+}
+
+impl LiveRequest {
+    /// Before its first row.
+    pub fn new(
+        sampling: SamplingParams,
+        num_prompt: usize,
+        stream: StreamId,
+        received: Micros,
+    ) -> Self {
+        Self {
+            stream,
+            received,
+            last_token: None,
+            sampling,
+            prompt: PromptProgress::new(num_prompt),
+        }
+    }
+
+    /// Whether the worker sends records for it.
+    pub fn wants_logprobs(&self) -> bool {
+        self.sampling.logprobs.is_some() || self.sampling.prompt_logprobs.is_some()
+    }
+}
+
+/// Prompt tokens that no row of the request computed were cached, or computed by another request beside it.
+#[derive(Debug)]
+pub struct PromptProgress {
+    num_tokens: u32,
+    /// Where its rows, or cached tokens, have reached so far.
+    end: u32,
+    num_cached: u32,
+}
+
+impl PromptProgress {
+    fn new(num_tokens: usize) -> Self {
+        Self {
+            num_tokens: u32::try_from(num_tokens).expect("a prompt has at most a u32 of tokens"),
+            end: 0,
+            num_cached: 0,
+        }
+    }
+
+    /// A row computes the next tokens. Returns the cached tokens so far if they have become more.
+    pub fn advance(&mut self, row: &PrefillRow) -> Option<u32> {
+        let start = row.start.min(self.num_tokens);
+        let num_new = start.saturating_sub(self.end);
+        self.num_cached += num_new;
+        self.end = self.end.max((row.start + row.length).min(self.num_tokens));
+        (num_new > 0).then_some(self.num_cached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plait_core::{RequestId, SlotId};
+
+    fn row(start: u32, length: u32) -> PrefillRow {
+        PrefillRow {
+            slot: SlotId(0),
+            request: RequestId(0),
+            start,
+            length,
+            is_last_chunk: false,
+            lookahead: false,
+            prompt_logprobs: 0..0,
+        }
+    }
+
+    #[test]
+    fn tokens_before_each_row_that_none_of_its_own_computed_are_cached() {
+        let mut prompt = PromptProgress::new(100);
+        assert_eq!(prompt.advance(&row(32, 16)), Some(32));
+        assert_eq!(prompt.advance(&row(48, 16)), None);
+        assert_eq!(prompt.advance(&row(80, 20)), Some(48));
+    }
+
+    #[test]
+    fn what_a_preempted_request_computed_itself_is_not_cached() {
+        let mut prompt = PromptProgress::new(100);
+        assert_eq!(prompt.advance(&row(0, 100)), None);
+        assert_eq!(prompt.advance(&row(112, 8)), None);
+    }
+}
