@@ -18,13 +18,14 @@ PYTHON_ROOMS := router/python/plait worker/plait_worker kernels/plait_kernels pr
 VENV = set -e; python=$$(tools/preflight.sh); \
         $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 
-.PHONY: help install serve test test-fast acceptance bench-cpu bench-scheduler lint wheel clean
+.PHONY: help install serve test test-fast test-cluster acceptance bench-cpu bench-scheduler lint wheel clean
 
 help:
 	@echo "make serve      build, install into .venv and serve the demo model (ARGS=\"--port 9000\")"
 	@echo "make test       every claim, reduced: Rust and Python tests"
 	@echo "make test-fast  unit tests only: under 90 s once all is built"
 	@echo "make install    build and install only"
+	@echo "make test-cluster the chart on a real Kubernetes control plane (needs Go, etcd, kubectl)"
 	@echo "make acceptance the suites at their full size (SUITES=\"spine cpu\": these alone)"
 	@echo "make bench-cpu  this machine's CPU, beside llama.cpp, vLLM and transformers where they are installed"
 	@echo "make bench-scheduler  what planning costs, into tests/bench/results/scheduler.json and its table"
@@ -60,6 +61,14 @@ test-fast: .venv/.tested
 test: .venv/.tested
 	$(CARGO) test --locked --quiet
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Built once into build/cluster: some 10 minutes on two cores.
+CLUSTER_TOOLS ?= build/cluster
+
+test-cluster: .venv/.tested
+	sh tests/deploy/cluster/build_tools.sh $(CLUSTER_TOOLS)
+	PATH="$(abspath $(CLUSTER_TOOLS)):$$PATH" PLAIT_CLUSTER_TOOLS=$(abspath $(CLUSTER_TOOLS)) \
+	    $(BIN)/python -m pytest -m "slow or not slow" --timeout 900 tests/deploy/cluster tests/deploy/test_chart.py $(ARGS)
 
 # One suite may take longer than any test may: each server's load is bounded by its client instead.
 acceptance: .venv/.tested

@@ -1,0 +1,39 @@
+{{/* Values that contradict each other; a message says what was given and what to set. */}}
+{{- define "plait.checks" -}}
+{{- $v := .Values -}}
+{{- $sources := list -}}
+{{- range $name := list "hub" "claim" "image" -}}
+{{- if index $v.model $name -}}{{- $sources = append $sources (printf "model.%s" $name) -}}{{- end -}}
+{{- end -}}
+{{- if ne (len $sources) 1 -}}
+{{- fail (printf "model needs one of hub, claim, image; given: %s. Set one" (default "none" (join ", " $sources))) -}}
+{{- end -}}
+{{- if and $v.model.hub $v.model.path -}}
+{{- fail (printf "model.path is %q, and model.hub %q has no folders; leave one out" $v.model.path $v.model.hub) -}}
+{{- end -}}
+{{- if not $v.apiKeys.secret -}}
+{{- fail "apiKeys.secret is empty, and a server that others reach needs keys; run `kubectl create secret generic plait-keys --from-file=keys.txt` and set apiKeys.secret: plait-keys" -}}
+{{- end -}}
+{{- range $word := $v.args -}}
+{{- range $flag, $value := dict "--tp" "parallel.tp" "--tensor-parallel-size" "parallel.tp" "--tp-size" "parallel.tp" "--dp" "parallel.dp" "--data-parallel-size" "parallel.dp" "--dp-size" "parallel.dp" "--dp-attention" "parallel.dpAttention" "--enable-dp-attention" "parallel.dpAttention" "--nnodes" "parallel.nodes" "--port" "service.port" "--host" "nothing: the pods listen on all addresses" "--api-key-file" "apiKeys.secret" "--served-model-name" "model.servedName" "--load-timeout-seconds" "probes.loadSeconds" "--keys" "nodeKeys.secret" "--head" "nodeKeys.port" "--meet-timeout-seconds" "probes.loadSeconds" "--restart" "nothing: LeaderWorkerSet makes groups anew" "--device" "gpu.enabled" -}}
+{{- if eq (first (splitList "=" $word)) $flag -}}
+{{- fail (printf "args has %s, which the chart sets itself; set %s instead" $flag $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if mod $v.parallel.dp $v.parallel.nodes -}}
+{{- fail (printf "parallel.dp is %d on %d nodes, and each node takes equally many whole replicas; set parallel.dp to a multiple of parallel.nodes" (int $v.parallel.dp) (int $v.parallel.nodes)) -}}
+{{- end -}}
+{{- if and (include "plait.isGroup" .) (not $v.nodeKeys.secret) -}}
+{{- fail (printf "parallel.nodes is %d, and nodes need keys of each other; run `plait keys new DIR --nodes %d`, then `kubectl create secret generic plait-node-keys --from-file=DIR`, and set nodeKeys.secret: plait-node-keys" (int $v.parallel.nodes) (int $v.parallel.nodes)) -}}
+{{- end -}}
+{{- if and (ne $v.autoscaling.kind "none") (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas is %d, over autoscaling.maxReplicas, %d; swap them" (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and $v.inferencePool.enabled (not $v.inferencePool.endpointPicker) -}}
+{{- fail "inferencePool.enabled needs inferencePool.endpointPicker, the Service of its endpoint picker" -}}
+{{- end -}}
+{{- if and $v.monitoring.podMonitor (not $v.monitoring.keySecret) -}}
+{{- fail "monitoring.podMonitor needs monitoring.keySecret, a Secret with one API key: /metrics needs one" -}}
+{{- end -}}
+{{- end -}}

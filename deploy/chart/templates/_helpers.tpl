@@ -1,0 +1,40 @@
+{{- define "plait.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* LeaderWorkerSet adds to the name, and pods' names end at 63 characters. */}}
+{{- define "plait.fullname" -}}
+{{- $name := include "plait.name" . -}}
+{{- $both := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $both .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "plait.selector" -}}
+app.kubernetes.io/name: {{ include "plait.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "plait.labels" -}}
+{{ include "plait.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* GPUs, or ranks on CPUs, of one pod. */}}
+{{- define "plait.ranks" -}}
+{{- div (mul .Values.parallel.tp .Values.parallel.dp) .Values.parallel.nodes -}}
+{{- end -}}
+
+{{- define "plait.isGroup" -}}
+{{- if gt (int .Values.parallel.nodes) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* MODEL of the command line. */}}
+{{- define "plait.model" -}}
+{{- if .Values.model.hub -}}
+{{ .Values.model.hub }}
+{{- else -}}
+{{ printf "/models/%s" .Values.model.path | trimSuffix "/" }}
+{{- end -}}
+{{- end -}}

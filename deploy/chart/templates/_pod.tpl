@@ -1,0 +1,206 @@
+{{/* The pod: alone in a Deployment, or each of a LeaderWorkerSet's group. */}}
+{{- define "plait.pod" -}}
+metadata:
+  labels:
+    {{- include "plait.labels" . | nindent 4 }}
+    {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with .Values.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add .Values.drain.announceSeconds .Values.drain.seconds }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile: {type: RuntimeDefault}
+  {{- with .Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .Values.gpu.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.topologySpreadConstraints }}
+  topologySpreadConstraints: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if include "plait.isGroup" . }}
+  # A Secret's files are open to the pod's group, and a node's key may not be; each pod gets its own key alone.
+  initContainers:
+    - name: keys
+      image: {{ include "plait.image" . }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      command: [sh, -c, 'umask 077 && cp /secret/public.keys "/secret/node-$LWS_WORKER_INDEX.key" /keys/']
+      resources:
+        requests: {cpu: 10m, memory: 32Mi}
+        limits: {cpu: 100m, memory: 32Mi}
+      securityContext: {{- include "plait.securityContext" . | nindent 8 }}
+      volumeMounts:
+        - {name: node-keys-secret, mountPath: /secret, readOnly: true}
+        - {name: node-keys, mountPath: /keys}
+  {{- end }}
+  containers:
+    - {{ include "plait.container" . | nindent 6 | trim }}
+  volumes:
+    {{- include "plait.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "plait.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{- define "plait.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "plait.container" -}}
+name: plait
+image: {{ include "plait.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  {{- include "plait.args" . | nindent 2 }}
+{{- if or .Values.env .Values.model.hubTokenSecret }}
+env:
+  {{- with .Values.model.hubTokenSecret }}
+  - name: HF_TOKEN
+    valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+  {{- end }}
+  {{- with .Values.env }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+ports:
+  - {name: http, containerPort: {{ .Values.service.port }}}
+  {{- if include "plait.isGroup" . }}
+  - {name: launch, containerPort: {{ .Values.nodeKeys.port }}}
+  - {name: votes, containerPort: {{ add .Values.nodeKeys.port 1 }}}
+  {{- end }}
+resources: {{- include "plait.resources" . | nindent 2 }}
+# Ready once the model is loaded; liveness counts from then on.
+startupProbe:
+  httpGet: {path: /ready, port: http}
+  periodSeconds: 5
+  timeoutSeconds: 4
+  failureThreshold: {{ add (div (mul .Values.probes.loadSeconds (ternary 2 1 (eq (include "plait.isGroup" .) "true"))) 5) 24 }}
+readinessProbe:
+  httpGet: {path: /ready, port: http}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+# The server gives an overdue step up a minute after /health turns red; this is for one that cannot.
+livenessProbe:
+  httpGet: {path: /health, port: http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ .Values.drain.announceSeconds }}}
+securityContext:
+  {{- include "plait.securityContext" . | nindent 2 }}
+  {{- if .Values.rdma.resource }}
+    add: [IPC_LOCK]
+  {{- end }}
+volumeMounts:
+  - {name: api-keys, mountPath: /etc/plait, readOnly: true}
+  - {name: cache, mountPath: /cache}
+  - {name: shm, mountPath: /dev/shm}
+  - {name: tmp, mountPath: /tmp}
+  {{- if not .Values.model.hub }}
+  - {name: model, mountPath: /models, readOnly: true}
+  {{- end }}
+  {{- if include "plait.isGroup" . }}
+  - {name: node-keys, mountPath: /keys}
+  {{- end }}
+{{- end -}}
+
+{{- define "plait.args" -}}
+- {{ ternary "launch" "serve" (eq (include "plait.isGroup" .) "true") }}
+- {{ include "plait.model" . | quote }}
+- --host=0.0.0.0
+- --port={{ .Values.service.port }}
+- --api-key-file=/etc/plait/{{ .Values.apiKeys.key }}
+- --load-timeout-seconds={{ .Values.probes.loadSeconds }}
+- --tp={{ .Values.parallel.tp }}
+- --dp={{ .Values.parallel.dp }}
+{{- if not .Values.gpu.enabled }}
+- --device=cpu
+{{- end }}
+{{- if .Values.parallel.dpAttention }}
+- --dp-attention
+{{- end }}
+{{- with .Values.model.servedName }}
+- --served-model-name={{ . }}
+{{- end }}
+{{- if include "plait.isGroup" . }}
+- --launcher=lws
+- --head=$(LWS_LEADER_ADDRESS):{{ .Values.nodeKeys.port }}
+- --keys=/keys
+# Pods of a group may start minutes apart: images are pulled, nodes are added.
+- --meet-timeout-seconds={{ .Values.probes.loadSeconds }}
+{{- end }}
+{{- range .Values.args }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "plait.resources" -}}
+requests:
+  cpu: {{ .Values.resources.cpu | quote }}
+  memory: {{ .Values.resources.memory }}
+limits:
+  memory: {{ .Values.resources.memory }}
+  {{- if .Values.gpu.enabled }}
+  {{ .Values.gpu.resource }}: {{ include "plait.ranks" . }}
+  {{- end }}
+  {{- with .Values.rdma.resource }}
+  {{ . }}: {{ $.Values.rdma.count }}
+  {{- end }}
+{{- end -}}
+
+{{- define "plait.volumes" -}}
+- name: api-keys
+  secret: {secretName: {{ .Values.apiKeys.secret }}, defaultMode: 0440}
+- name: cache
+  {{- if .Values.cache.claim }}
+  persistentVolumeClaim: {claimName: {{ .Values.cache.claim }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .Values.cache.sizeLimit }}}
+  {{- end }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm }}}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+{{- if .Values.model.claim }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}
+{{- else if .Values.model.image }}
+- name: model
+  image: {reference: {{ .Values.model.image | quote }}, pullPolicy: {{ .Values.image.pullPolicy }}}
+{{- end }}
+{{- if include "plait.isGroup" . }}
+- name: node-keys-secret
+  secret: {secretName: {{ .Values.nodeKeys.secret }}, defaultMode: 0440}
+- name: node-keys
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
+{{- end -}}

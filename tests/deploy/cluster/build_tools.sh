@@ -1,0 +1,43 @@
+#!/bin/sh
+# Build what the cluster tests need into FOLDER: helm, kube (apiserver, controller-manager, scheduler), and
+# FOLDER/crds. Needs Go 1.26 or newer; some 10 minutes on two cores, 250 MB. What is there is not built again.
+set -eu
+folder=${1:?build_tools.sh FOLDER}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$folder/crds"
+folder=$(cd "$folder" && pwd)
+
+KUBERNETES=1.36.3
+
+# path of a module's files
+module() { go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
+
+[ -x "$folder/helm" ] || GOBIN=$folder go install -ldflags "-s -w" helm.sh/helm/v4/cmd/helm@v4.3.1
+
+if [ ! -x "$folder/kube" ]; then
+    source=$folder/kube-source
+    rm -rf "$source" && mkdir "$source" && cp "$here/kube/main.go" "$source" && cd "$source"
+    go mod init plait.test/kube
+    go mod edit -require "k8s.io/kubernetes@v$KUBERNETES"
+    # Kubernetes' own modules have no versions inside its repository.
+    manifest=$(go mod download -json "k8s.io/kubernetes@v$KUBERNETES" | sed -n 's/^\t"GoMod": "\(.*\)",$/\1/p')
+    for staged in $(grep -oE '^\s+k8s\.io/[a-z0-9-]+ v0\.0\.0$' "$manifest" | awk '{print $1}' | sort -u); do
+        go mod edit -replace "$staged=$staged@v0.${KUBERNETES#1.}"
+    done
+    go mod tidy
+    version=k8s.io/component-base/version
+    go build -ldflags "-s -w -X $version.gitVersion=v$KUBERNETES -X $version.gitMajor=1 -X $version.gitMinor=36" \
+        -o "$folder/kube" .
+fi
+
+cd "$folder"
+lws=$(module sigs.k8s.io/lws@v0.8.0)
+pool=$(module sigs.k8s.io/gateway-api-inference-extension@v1.6.0)
+keda=$(module github.com/kedacore/keda/v2@v2.21.0)
+prometheus=$(module github.com/prometheus-operator/prometheus-operator@v0.85.0)
+cp "$lws/config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml" \
+    "$pool/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml" \
+    "$keda/config/crd/bases/keda.sh_scaledobjects.yaml" \
+    "$prometheus/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml" crds/
+chmod u+w crds/*
+echo "tools are in $folder"

@@ -1,0 +1,171 @@
+"""A real API server takes every manifest of the chart, and the real controllers make what it asks for.
+
+`make test-cluster` runs this; it is outside CI.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from plait_testing import budgets
+from plait_testing.control_plane import ControlPlane, missing_tool, wait_for
+
+pytestmark = pytest.mark.slow
+TOOLS = Path(os.environ.get("PLAIT_CLUSTER_TOOLS", budgets.ROOT / "build" / "cluster"))
+GOLDEN = budgets.ROOT / "tests" / "deploy" / "golden"
+EXAMPLES = sorted(path.name for path in GOLDEN.glob("*.yaml"))
+ENFORCED = "pod-security.kubernetes.io/enforce"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    if (missing := missing_tool(TOOLS)) is not None:
+        pytest.skip(missing)
+    one = ControlPlane(TOOLS, tmp_path_factory.mktemp("plane"))
+    try:
+        one.start()
+        one.kubectl("apply", "--server-side", f"--filename={TOOLS / 'crds'}")
+        wait_for(lambda: all(map(is_established, one.get("crd"))), "the resource definitions")
+        for number in range(2):
+            add_node(one, f"node-{number}")
+        yield one
+    finally:
+        one.stop()
+
+
+def is_established(definition: dict[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+
+def add_node(plane: ControlPlane, name: str) -> None:
+    """A ready node with eight GPUs, of which no kubelet tells anything."""
+    plane.apply(yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}))
+    amounts = {"cpu": "256", "memory": "4Ti", "pods": "100", "nvidia.com/gpu": "8", "rdma/ib": "8"}
+    amounts["ephemeral-storage"] = "4Ti"
+    condition = {"type": "Ready", "status": "True", "reason": "Test"}
+    plane.patch_status("node", name, {"capacity": amounts, "allocatable": amounts, "conditions": [condition]})
+    wait_for(lambda: "taints" not in plane.get("node", name)["spec"], "the node controller's word")
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of its own for a test, whose pods may have no more rights than `restricted` ones, but for RDMA."""
+    name = f"test-{abs(hash(request.node.name)) % 10**8}"
+    plane.kubectl("create", "namespace", name)
+    plane.kubectl("label", "namespace", name, f"{ENFORCED}=restricted")
+    yield name
+    plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    documents = yaml.safe_load_all((GOLDEN / name).read_text())
+    return [document for document in documents if document is not None]
+
+
+def apply(plane: ControlPlane, name: str, namespace: str) -> list[dict[str, Any]]:
+    documents = golden(name)
+    plane.kubectl(
+        "apply",
+        "--server-side",
+        "--validate=strict",
+        f"--namespace={namespace}",
+        "--filename=-",
+        text=yaml.safe_dump_all(documents),
+    )
+    return documents
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_api_server_takes_every_manifest(plane: ControlPlane, name: str, namespace: str) -> None:
+    for document in apply(plane, name, namespace):
+        found = plane.get(document["kind"], document["metadata"]["name"], f"--namespace={namespace}")
+        assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "multi-node.yaml"])
+def test_pods_are_made_and_bound_to_nodes_with_enough_gpus(plane: ControlPlane, name: str, namespace: str) -> None:
+    documents = apply(plane, name, namespace)
+    for number in range(2):
+        plane.kubectl("label", "node", f"node-{number}", "nvidia.com/gpu.product=NVIDIA-H200", "--overwrite")
+    (deployment,) = (one for one in documents if one["kind"] == "Deployment")
+    claim_volumes(plane, deployment["spec"]["template"]["spec"]["volumes"], namespace)
+    asked = deployment["spec"].get("replicas", 1)
+    where = f"--namespace={namespace}"
+
+    def bound() -> bool:
+        pods = plane.get("pods", where)
+        return len(pods) >= asked and all("nodeName" in pod["spec"] for pod in pods)
+
+    wait_for(bound, "bound pods", lambda: plane.kubectl("get", "events", where))
+    (pod, *_) = plane.get("pods", where)
+    assert pod["spec"]["containers"][0]["args"] == deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def claim_volumes(plane: ControlPlane, volumes: list[dict[str, Any]], namespace: str) -> None:
+    """A bound volume for each claim of a pod."""
+    for volume in volumes:
+        if "persistentVolumeClaim" not in volume:
+            continue
+        claim = volume["persistentVolumeClaim"]["claimName"]
+        spec: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        disk = spec | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
+        disk["claimRef"] = {"namespace": namespace, "name": claim}
+        plane.apply(manifest("PersistentVolume", f"{namespace}-{claim}", disk))
+        request = spec | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": f"{namespace}-{claim}"}
+        plane.kubectl(
+            "create", f"--namespace={namespace}", "--filename=-", text=manifest("PersistentVolumeClaim", claim, request)
+        )
+
+
+def manifest(kind: str, name: str, spec: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+    return text
+
+
+def test_the_disruption_controller_counts_what_the_budget_selects(plane: ControlPlane, namespace: str) -> None:
+    apply(plane, "cpu.yaml", namespace)
+    where = f"--namespace={namespace}"
+    wait_for(
+        lambda: plane.get("pdb", "plait", where).get("status", {}).get("expectedPods") == 2,
+        "the budget's count",
+        lambda: plane.get("pdb", "plait", where),
+    )
+    assert plane.get("pdb", "plait", where)["status"]["desiredHealthy"] == 1
+
+
+def test_a_misspelt_field_is_refused_by_name(plane: ControlPlane, namespace: str) -> None:
+    text = (GOLDEN / "multi-node.yaml").read_text().replace("restartPolicy: Recreate", "restartPolicyy: Recreate")
+    done = plane.try_kubectl(
+        "apply", "--server-side", "--validate=strict", f"--namespace={namespace}", "--filename=-", text=text
+    )
+    assert done.returncode != 0
+    assert "restartPolicyy" in done.stderr
+
+
+def test_helm_installs_upgrades_and_rolls_back(plane: ControlPlane, namespace: str) -> None:
+    chart, where = budgets.ROOT / "deploy" / "chart", ["--namespace", namespace, "--kubeconfig", str(plane.kubeconfig)]
+
+    def helm(*words: str) -> str:
+        done = subprocess.run([TOOLS / "helm", *words, *where], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def args() -> list[str]:
+        deployment = plane.get("deployment", "plait", f"--namespace={namespace}")
+        found: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        return found
+
+    values = str(chart / "examples" / "cpu.yaml")
+    helm("install", "plait", str(chart), "-f", values)
+    before = args()
+    helm("upgrade", "plait", str(chart), "-f", values, "--set", "args={--max-seqs=8}")
+    assert args() == [*before, "--max-seqs=8"]
+    helm("rollback", "plait", "1")
+    assert args() == before

@@ -1,0 +1,247 @@
+"""The chart: its rendered manifests agree with the command line they run, and bad values are refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from plait.check_settings import check_settings
+from plait.cli import build_arg_parsers
+from plait.flags import read_settings, reject_unknown
+from plait.nodes.settings import LaunchSettings
+from plait.settings import ServeSettings
+from plait_testing import budgets
+
+CHART = budgets.ROOT / "deploy" / "chart"
+GOLDEN = budgets.ROOT / "tests" / "deploy" / "golden"
+EXAMPLES = sorted(path.name for path in (CHART / "examples").glob("*.yaml"))
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+needs_helm = pytest.mark.skipif(
+    shutil.which("helm") is None, reason="no helm; tests/deploy/cluster/README.md builds it"
+)
+GOOD = {"model": {"hub": "o/n"}, "apiKeys": {"secret": "plait-keys"}}
+
+
+def renderer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render_chart", budgets.ROOT / "tools/render_chart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["render_chart"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def manifests(name: str) -> dict[str, dict[str, Any]]:
+    """Of an example, by kind."""
+    documents = yaml.safe_load_all((GOLDEN / name).read_text())
+    return {document["kind"]: document for document in documents if document is not None}
+
+
+def template(name: str) -> dict[str, Any]:
+    """The pod template of an example."""
+    kinds = manifests(name)
+    if "Deployment" in kinds:
+        pod: dict[str, Any] = kinds["Deployment"]["spec"]["template"]
+        return pod
+    group: dict[str, Any] = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    return group
+
+
+def container(name: str) -> dict[str, Any]:
+    (one,) = template(name)["spec"]["containers"]
+    found: dict[str, Any] = one
+    return found
+
+
+def read_command(args: list[str]) -> tuple[str, ServeSettings | LaunchSettings]:
+    """MODEL and the settings, as the command line reads them."""
+    parser, commands = build_arg_parsers()
+    parsed, unknown = parser.parse_known_args(args)
+    reject_unknown(commands[parsed.command], unknown)
+    if parsed.command == "launch":
+        return parsed.model, read_settings(parsed, LaunchSettings)
+    settings = read_settings(parsed, ServeSettings)
+    check_settings(settings)
+    return parsed.model, settings
+
+
+def num_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+def pods_of(name: str) -> Iterator[dict[str, Any]]:
+    spec = template(name)["spec"]
+    yield from spec["containers"]
+    yield from spec.get("initContainers", [])
+
+
+def test_there_is_a_golden_file_for_each_example() -> None:
+    assert sorted(path.name for path in GOLDEN.iterdir()) == EXAMPLES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_golden_file_is_of_this_chart(name: str) -> None:
+    first = (GOLDEN / name).read_text().splitlines(keepends=True)[0]
+    assert first == renderer().head(CHART / "examples" / name), "run `python tools/render_chart.py` (needs helm)"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_pod_runs_a_command_line_that_plait_reads(name: str) -> None:
+    one = container(name)
+    args = [word.replace("$(LWS_LEADER_ADDRESS)", "plait-0.plait.default") for word in one["args"]]
+    model, settings = read_command(args)
+    assert model
+    mounts = [mount["mountPath"] for mount in one["volumeMounts"]]
+    assert settings.http.api_key_file is not None
+    assert str(Path(settings.http.api_key_file).parent) in mounts
+    assert {"name": "http", "containerPort": settings.http.port} in one["ports"]
+    assert settings.http.host == "0.0.0.0"
+    if model.startswith("/"):
+        assert "/models" in mounts
+    if isinstance(settings, LaunchSettings):
+        assert settings.nodes.keys in mounts
+        assert {"name": "launch", "containerPort": int(str(settings.nodes.head).split(":")[1])} in one["ports"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_pod_asks_for_as_many_gpus_as_it_has_ranks(name: str) -> None:
+    _, settings = read_command(container(name)["args"])
+    kinds = manifests(name)
+    group = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["size"] if "LeaderWorkerSet" in kinds else 1
+    ranks = settings.process.tp * settings.process.dp
+    limits = container(name)["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu", 0) * group == (0 if settings.device.device == "cpu" else ranks)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_probes_ask_as_the_operating_page_says(name: str) -> None:
+    one = container(name)
+    _, settings = read_command(one["args"])
+    paths = {kind: one[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    startup, liveness = one["startupProbe"], one["livenessProbe"]
+    longest = settings.process.load_timeout_seconds
+    if isinstance(settings, LaunchSettings):
+        longest += settings.nodes.meet_timeout_seconds + settings.nodes.preflight_timeout_seconds
+    assert startup["periodSeconds"] * startup["failureThreshold"] > longest
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > 60, "the server gives up by itself first"
+    page = (budgets.ROOT / "docs" / "operating.md").read_text()
+    assert all(f"| `{path}` | no |" in page for path in paths.values()), "a probe has no key"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_pod_still_answers_while_it_is_forgotten_and_then_drains(name: str) -> None:
+    spec = template(name)["spec"]
+    announce = container(name)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    readiness = container(name)["readinessProbe"]
+    assert announce > 0
+    assert spec["terminationGracePeriodSeconds"] > announce
+    assert readiness["periodSeconds"] * readiness["failureThreshold"] <= 5
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
+    spec = template(name)["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+    for one in pods_of(name):
+        context = one["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert context["capabilities"].get("add", []) in ([], ["IPC_LOCK"])
+        assert "memory" in one["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shared_memory_is_within_the_memory(name: str) -> None:
+    volumes = {volume["name"]: volume for volume in template(name)["spec"]["volumes"]}
+    shm = volumes["shm"]["emptyDir"]
+    assert shm["medium"] == "Memory"
+    assert num_bytes(shm["sizeLimit"]) < num_bytes(container(name)["resources"]["limits"]["memory"])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_whatever_selects_pods_selects_these(name: str) -> None:
+    labels = template(name)["metadata"]["labels"].items()
+    kinds = manifests(name)
+    selectors = [kinds["Service"]["spec"]["selector"], kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]]
+    for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor", "InferencePool"):
+        if kind in kinds:
+            selectors.append(kinds[kind]["spec"]["selector"]["matchLabels"])
+    assert all(selector and selector.items() <= labels for selector in selectors)
+
+
+def test_a_group_is_evicted_as_a_whole() -> None:
+    kinds = manifests("multi-node.yaml")
+    spec = kinds["LeaderWorkerSet"]["spec"]
+    size = spec["leaderWorkerTemplate"]["size"]
+    assert kinds["PodDisruptionBudget"]["spec"]["minAvailable"] == (spec["replicas"] - 1) * size
+    assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+@pytest.mark.parametrize("name", ["cpu.yaml", "replicas.yaml"])
+def test_what_scales_names_the_workload_and_metrics_that_exist(name: str) -> None:
+    kinds = manifests(name)
+    scaler = kinds.get("HorizontalPodAutoscaler") or kinds["ScaledObject"]
+    workload = kinds["Deployment"]
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == (workload["kind"], workload["metadata"]["name"])
+    assert "replicas" not in workload["spec"], "the scaler sets them"
+    known = (budgets.ROOT / "docs" / "metrics.md").read_text()
+    metrics = set(re.findall(r"plait_\w+", json.dumps(scaler["spec"])))
+    assert metrics
+    assert all(f"`{metric.removesuffix('_bucket')}`" in known for metric in metrics)
+
+
+@needs_helm
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_helm_renders_the_golden_file(name: str) -> None:
+    example = CHART / "examples" / name
+    assert renderer().golden_text(example) == (GOLDEN / name).read_text()
+    done = subprocess.run(["helm", "lint", "--strict", str(CHART), "-f", str(example)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"model": {"hub": ""}}, "model needs one of hub, claim, image; given: none"),
+        ({"model": {"hub": "o/n", "claim": "c"}}, "given: model.hub, model.claim"),
+        ({"model": {"hub": "o/n", "path": "x"}}, "model.path"),
+        ({"apiKeys": {"secret": ""}}, "kubectl create secret generic plait-keys"),
+        ({"args": ["--tp", "3"]}, "set parallel.tp instead"),
+        ({"args": ["--data-parallel-size=2"]}, "set parallel.dp instead"),
+        ({"args": ["--host=::"]}, "--host"),
+        ({"resources": {"nvidia.com/gpu": 2}}, "nvidia.com/gpu"),
+        ({"parallel": {"dp": 3, "nodes": 2}}, "multiple of parallel.nodes"),
+        ({"parallel": {"dp": 2, "nodes": 2}}, "plait keys new DIR --nodes 2"),
+        ({"args": ["--restart=group"]}, "LeaderWorkerSet"),
+        ({"parallel": {"tp": 0}}, "tp"),
+        ({"paralel": {"tp": 2}}, "paralel"),
+        ({"shm": "8GB"}, "shm"),
+        ({"autoscaling": {"kind": "hpa", "minReplicas": 5}}, "autoscaling.maxReplicas"),
+        ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker"),
+        ({"monitoring": {"podMonitor": True}}, "monitoring.keySecret"),
+    ],
+)
+def test_bad_values_are_refused_by_name(values: dict[str, Any], named: str, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(GOOD | values))
+    done = renderer().render("-f", str(path))
+    assert done.returncode != 0
+    assert named in done.stderr
